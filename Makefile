@@ -1,0 +1,52 @@
+# make demo   see a small language model learn a game
+# make test   prove the library
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALL := $(RUN) -m pip install --quiet --constraint constraints.txt --editable
+WHAT_TO_INSTALL := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.installed ## train the embedded policy at Twenty Questions (ARGS="--option value" is passed on)
+	$(RUN) examples/twenty_questions.py $(ARGS)
+
+test: lint types ## everything that must hold: lint, types, tests
+	$(RUN) -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev ## ruff: rules and layout
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+types: $(VENV)/.installed-dev ## pyright
+	$(RUN) -m pyright
+
+bench: $(VENV)/.installed-dev ## measure on this machine, one JSON object each
+	$(RUN) benchmarks/import_time.py --json
+	$(RUN) benchmarks/rollout_overhead.py --json
+
+clean: ## remove caches and build leftovers; keeps .venv and outputs
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find agentsgym tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+		'agentsgym needs Python 3.11 or newer, and $(PYTHON) is not: name one, as in  make demo PYTHON=python3.12' >&2; \
+		exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps make an installation happen once, and again when what it follows from has changed.
+$(VENV)/.installed: $(WHAT_TO_INSTALL) | $(RUN)
+	@echo "installing agentsgym and what it needs into $(VENV) (some minutes the first time)"
+	$(INSTALL) .
+	@touch $@
+
+$(VENV)/.installed-dev: $(WHAT_TO_INSTALL) | $(RUN)
+	@echo "installing agentsgym and its development tools into $(VENV) (some minutes the first time)"
+	$(INSTALL) '.[dev]'
+	@touch $(VENV)/.installed $@

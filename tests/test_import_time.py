@@ -1,0 +1,34 @@
+"""``import agentsgym`` loads nothing heavy; how long it takes is measured by ``benchmarks/import_time.py``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = {"accelerate", "datasets", "matplotlib", "numpy", "pandas", "pyarrow", "torch", "transformers", "trl", "vllm"}
+
+
+def modules_after(statement: str) -> set[str]:
+    """The top-level packages that a fresh interpreter has loaded after the statement."""
+    code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(ran.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import agentsgym",
+        "from agentsgym import Action, Agent, ConfigError, Message, StopReason, Trajectory, Turn, TurnRequest",
+        "from agentsgym import MultistepEnv, RandomAgent, ScriptedAgent, make, register",
+        "import agentsgym; dir(agentsgym)",
+    ],
+)
+def test_the_import_loads_nothing_heavy(statement: str) -> None:
+    loaded = modules_after(statement)
+    assert "agentsgym" in loaded
+    assert loaded & HEAVY == set()
