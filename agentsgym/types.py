@@ -1,0 +1,182 @@
+"""The values that flow through the library, each made once and never changed.
+
+::
+
+    TurnRequest ─▶ agent ─▶ Action ─▶ Turn (a span of tokens and what it was paid) ─▶ Trajectory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, TypedDict
+
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length"]
+
+
+class Message(TypedDict):
+    """One chat message, a plain dict as OpenAI, transformers and TRL use them."""
+
+    role: str
+    content: str
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    DONE = "done"  # the game ended it
+    MAX_TURNS = "max_turns"  # a budget ended it
+    MAX_TOKENS = "max_tokens"
+    INVALID = "invalid"  # the allowance for invalid actions is spent
+    FAILED = "failed"  # the environment or the agent raised
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a budget, not the game, ended the episode."""
+        return self in {StopReason.MAX_TURNS, StopReason.MAX_TOKENS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRequest:
+    """What an agent is asked in one turn of one session.
+
+    ``messages`` and ``token_ids`` are live views that grow with the episode: read them, do not keep or change them
+    after the action is given back.
+
+    Attributes:
+        session_id: The session that asks.
+        messages: The conversation so far, ending with the new observation.
+        token_ids: The exact prompt; empty without a tokenizer.
+        agent_state: What the agent returned with its last action; None at a conversation's first turn.
+        max_new_tokens: The budget of this turn in tokens; None for no limit.
+    """
+
+    session_id: str
+    messages: Sequence[Message]
+    token_ids: Sequence[int]
+    agent_state: Any = None
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What the agent said in one turn.
+
+    Attributes:
+        text: The answer as the game reads it.
+        token_ids: The sampled ids, end-of-turn token included, untouched; None if the agent only has text.
+        logprobs: Their log-probabilities under the sampling policy, one an id; None if unknown.
+        agent_state: Handed back to the agent in its next turn.
+        finish_reason: ``"stop"``: the agent ended its turn; ``"length"``: the budget cut it.
+    """
+
+    text: str
+    token_ids: Sequence[int] | None = None
+    logprobs: Sequence[float] | None = None
+    agent_state: Any = None
+    finish_reason: FinishReason = "stop"
+
+    def __post_init__(self) -> None:
+        if self.logprobs is not None and (self.token_ids is None or len(self.logprobs) != len(self.token_ids)):
+            given = "no token_ids" if self.token_ids is None else f"{len(self.token_ids)} token_ids"
+            raise ValueError(f"an Action needs one log-probability an id, got {len(self.logprobs)} and {given}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One action's place in the trajectory and what it was paid.
+
+    Attributes:
+        start: Index of the action's first token in the trajectory's ``token_ids``.
+        stop: Index behind its last token; equal to ``start`` for an action without tokens.
+        reward: What the environment paid for it; 0.0 in a practice episode.
+        invalid: Whether the game called it invalid.
+        exact: Whether its tokens are as the agent gave them (not text that was encoded afterwards).
+        episode: Index of the episode in its trial.
+        message_index: Index of the action in the trajectory's ``messages``.
+        state_key: Equal keys are the same decision problem; None if the game does not say.
+    """
+
+    start: int
+    stop: int
+    reward: float
+    invalid: bool = False
+    exact: bool = True
+    episode: int = 0
+    message_index: int = 0
+    state_key: Hashable = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """The token-level record of one rollout.
+
+    Attributes:
+        token_ids: Every token in order, prompts and observations included, (T,); empty without a tokenizer.
+        turns: The turns in order; their spans do not overlap.
+        messages: The conversation, the agent's answers included.
+        logprobs: (T,), what the sampler gave for each agent token and 0.0 elsewhere; None if unknown.
+        per_token_rewards: (T,), the turn rewards placed on agent tokens; 0.0 elsewhere.
+        final_reward: The sum over the trajectory's episodes that are not practice.
+        stop_reason: Why the last episode ended.
+        session_id: The session that was played.
+        task_index: Index of its task in the list given to ``rollout``.
+        rollout_index: Index among the rollouts of that task.
+        info: What the game said in its last step; ``info["success"]`` tells whether it was won.
+        error: The traceback of a failed rollout, else None.
+    """
+
+    token_ids: Sequence[int]
+    turns: Sequence[Turn]
+    messages: Sequence[Message]
+    final_reward: float
+    stop_reason: StopReason
+    logprobs: Sequence[float] | None = None
+    per_token_rewards: Sequence[float] = ()
+    session_id: str = ""
+    task_index: int = 0
+    rollout_index: int = 0
+    info: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        edge = 0
+        for k, turn in enumerate(self.turns):
+            if not edge <= turn.start <= turn.stop <= len(self.token_ids):
+                raise ValueError(f"turn {k}: [{turn.start}, {turn.stop}) overlaps or leaves [0, {len(self.token_ids)})")
+            edge = turn.stop
+        for name in ("logprobs", "per_token_rewards"):
+            values = getattr(self, name)
+            if values and len(values) != len(self.token_ids):
+                raise ValueError(f"{name} needs one value a token, got {len(values)} for {len(self.token_ids)}")
+
+    @property
+    def agent_token_mask(self) -> list[int]:
+        """1 on the agent's tokens, 0 elsewhere, (T,)."""
+        mask = [0] * len(self.token_ids)
+        for turn in self.turns:
+            mask[turn.start : turn.stop] = [1] * (turn.stop - turn.start)
+        return mask
+
+    @property
+    def turn_rewards(self) -> list[float]:
+        """What the environment paid for each turn, before ``turn_credit``, (K,)."""
+        return [turn.reward for turn in self.turns]
+
+    @property
+    def exact(self) -> bool:
+        """Whether all agent tokens are as the agent gave them."""
+        return all(turn.exact for turn in self.turns)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the environment or the agent broke: kept as a row, out of loss and baselines."""
+        return self.stop_reason is StopReason.FAILED
+
+    @property
+    def success(self) -> bool | None:
+        """Whether the game was won; None if the game does not say."""
+        value = self.info.get("success")
+        return None if value is None else bool(value)
