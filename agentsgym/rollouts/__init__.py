@@ -1,0 +1,1 @@
+"""Playing many episodes at once, and recording their tokens exactly."""
