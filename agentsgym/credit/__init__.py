@@ -1,0 +1,1 @@
+"""Who is paid for what: turn rewards onto tokens (``rewards``), and from them to advantages (``advantages``)."""

@@ -1,0 +1,177 @@
+"""From what the environment paid to one reward a token.
+
+Two questions, asked apart: which turn is paid (``turn_credit``), and where in the turn the amount lies
+(``token_credit``). A trajectory ``..AA.B`` (``.`` an environment token, a letter an action's token) whose turns were
+paid 2 and 1::
+
+    turn_credit     A    B        token_credit   . . A A . B      (turn_credit "step")
+    "step"          2    1        "spread"       0 0 1 1 0 1
+    "final"         0    3        "last"         0 0 0 2 0 1
+    "repeat_final"  3    3        "each"         0 0 2 2 0 1
+    "spread_final"  2    1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.types import Trajectory
+
+TurnCredit = Callable[[Sequence[float], float, Sequence[int]], list[float]]
+"""(turn rewards (K,), final reward, agent tokens of each turn (K,)) → what each turn is paid, (K,)."""
+
+TokenCredit = Callable[[float, int], list[float]]
+"""(what the turn is paid, its number of tokens n) → what each of its tokens is paid, (n,)."""
+
+
+def _step(turn_rewards: Sequence[float], _final_reward: float, _token_counts: Sequence[int]) -> list[float]:
+    return list(turn_rewards)
+
+
+def _final(turn_rewards: Sequence[float], final_reward: float, _token_counts: Sequence[int]) -> list[float]:
+    num_turns = len(turn_rewards)
+    return [final_reward if k == num_turns - 1 else 0.0 for k in range(num_turns)]
+
+
+def _repeat_final(turn_rewards: Sequence[float], final_reward: float, _token_counts: Sequence[int]) -> list[float]:
+    return [final_reward] * len(turn_rewards)
+
+
+def _spread_final(_turn_rewards: Sequence[float], final_reward: float, token_counts: Sequence[int]) -> list[float]:
+    num_tokens = sum(token_counts)
+    return [final_reward * count / num_tokens if count else 0.0 for count in token_counts]
+
+
+def _spread(amount: float, num_tokens: int) -> list[float]:
+    return [amount / num_tokens] * num_tokens if num_tokens else []
+
+
+def _last(amount: float, num_tokens: int) -> list[float]:
+    return [0.0] * (num_tokens - 1) + [amount] if num_tokens else []
+
+
+def _each(amount: float, num_tokens: int) -> list[float]:
+    return [amount] * num_tokens
+
+
+TURN_CREDITS: Final[Mapping[str, TurnCredit]] = {
+    "step": _step,  # what the environment paid for the turn
+    "final": _final,  # the final reward, on the last turn only
+    "repeat_final": _repeat_final,  # the final reward, on every turn
+    "spread_final": _spread_final,  # the final reward, evenly over all agent tokens of the trajectory
+}
+
+TOKEN_CREDITS: Final[Mapping[str, TokenCredit]] = {
+    "spread": _spread,  # evenly over the turn's tokens
+    "last": _last,  # on the turn's last token
+    "each": _each,  # the whole on each of the turn's tokens
+}
+
+
+def check_credit(turn_credit: str, token_credit: str) -> None:
+    """Refuse a pair of names that means nothing.
+
+    Args:
+        turn_credit: Which turn is paid, a key of :data:`TURN_CREDITS`.
+        token_credit: Where in the turn, a key of :data:`TOKEN_CREDITS`.
+
+    Raises:
+        ConfigError: A name is unknown, or ``"spread_final"``, which is already about tokens, comes with another
+            ``token_credit`` than ``"spread"``.
+    """
+    _check_name("turn_credit", turn_credit, TURN_CREDITS)
+    _check_name("token_credit", token_credit, TOKEN_CREDITS)
+    if turn_credit == "spread_final" and token_credit != "spread":
+        raise ConfigError(f"turn_credit 'spread_final' needs token_credit 'spread', got {token_credit!r}")
+
+
+def credited_turn_rewards(
+    turn_rewards: Sequence[float], final_reward: float, token_counts: Sequence[int], turn_credit: str
+) -> list[float]:
+    """What each turn is paid once ``turn_credit`` has decided who is.
+
+    Args:
+        turn_rewards: What the environment paid for each turn, (K,).
+        final_reward: The reward of the whole rollout.
+        token_counts: Agent tokens of each turn, (K,); only ``"spread_final"`` looks at them, and without any token
+            it pays nobody.
+        turn_credit: A key of :data:`TURN_CREDITS`.
+
+    Returns:
+        One amount a turn, (K,).
+
+    Raises:
+        ConfigError: ``turn_credit`` is unknown.
+        ValueError: The two sequences differ in length.
+
+    >>> credited_turn_rewards([2.0, 1.0], 3.0, [2, 1], "final")
+    [0.0, 3.0]
+    >>> credited_turn_rewards([2.0, 1.0], 3.0, [2, 4], "spread_final")
+    [1.0, 2.0]
+    """
+    _check_name("turn_credit", turn_credit, TURN_CREDITS)
+    if len(turn_rewards) != len(token_counts):
+        raise ValueError(f"each turn needs a reward and a token count, got {len(turn_rewards)} and {len(token_counts)}")
+    return TURN_CREDITS[turn_credit](turn_rewards, final_reward, token_counts)
+
+
+def place_on_tokens(trajectory: Trajectory, amounts: Sequence[float], token_credit: str) -> list[float]:
+    """Lay one amount a turn on that turn's tokens.
+
+    Args:
+        trajectory: Gives the spans of the turns and the number of tokens T.
+        amounts: One a turn, (K,); that of a turn without tokens lies on no token.
+        token_credit: A key of :data:`TOKEN_CREDITS`.
+
+    Returns:
+        (T,), 0.0 on every environment token.
+
+    Raises:
+        ConfigError: ``token_credit`` is unknown.
+        ValueError: There is not one amount for each turn.
+    """
+    _check_name("token_credit", token_credit, TOKEN_CREDITS)
+    if len(amounts) != len(trajectory.turns):
+        raise ValueError(f"one amount a turn is wanted: {len(trajectory.turns)} turns, got {len(amounts)}")
+    place = TOKEN_CREDITS[token_credit]
+    placed = [0.0] * len(trajectory.token_ids)  # (T,)
+    for turn, amount in zip(trajectory.turns, amounts, strict=True):
+        placed[turn.start : turn.stop] = place(amount, turn.stop - turn.start)
+    return placed
+
+
+def per_token_rewards(
+    trajectory: Trajectory, *, turn_credit: str = "step", token_credit: str = "spread"
+) -> list[float]:
+    """Place a trajectory's rewards on its tokens.
+
+    With ``"spread"`` and ``"last"`` the sum is that of what the turns that have tokens were paid.
+
+    Args:
+        trajectory: Gives the turns, what they were paid, and the final reward.
+        turn_credit: Which turn is paid, a key of :data:`TURN_CREDITS`.
+        token_credit: Where in the turn, a key of :data:`TOKEN_CREDITS`.
+
+    Returns:
+        (T,), 0.0 on every environment token.
+
+    Raises:
+        ConfigError: As :func:`check_credit`.
+    """
+    check_credit(turn_credit, token_credit)
+    amounts = credited_turn_rewards(
+        trajectory.turn_rewards, trajectory.final_reward, token_counts(trajectory), turn_credit
+    )
+    return place_on_tokens(trajectory, amounts, token_credit)
+
+
+def token_counts(trajectory: Trajectory) -> list[int]:
+    """Agent tokens of each turn, (K,)."""
+    return [turn.stop - turn.start for turn in trajectory.turns]
+
+
+def _check_name(option: str, name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        raise ConfigError(f"{option} is unknown: {name!r}{did_you_mean(str(name), known)}")

@@ -1,0 +1,368 @@
+"""Estimators against numbers worked out by hand, and against references that only loop."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentsgym.credit.advantages import (
+    ESTIMATORS,
+    Baseline,
+    Scale,
+    ScoredRollout,
+    discounted_returns,
+    get_estimator,
+    gigpo,
+    grpo,
+    return_to_go,
+    reward,
+    rloo,
+    zero_variance_share,
+)
+from agentsgym.errors import ConfigError
+
+Batch = list[ScoredRollout]
+Numbers = list[list[float]]
+
+SCALES: tuple[Scale, ...] = ("none", "group", "batch")
+WITH_BASELINE: dict[str, Any] = {name: estimator for name, estimator in ESTIMATORS.items() if name != "reward"} | {
+    "gigpo_others": partial(gigpo, baseline="others")
+}
+ALL: dict[str, Any] = dict(ESTIMATORS) | WITH_BASELINE
+
+
+def rollout(
+    rewards: Sequence[float],
+    *,
+    group: int = 0,
+    final: float | None = None,
+    keys: Iterable[Hashable] | None = None,
+    failed: bool = False,
+) -> ScoredRollout:
+    return ScoredRollout(
+        turn_rewards=rewards,
+        final_reward=sum(rewards) if final is None else final,
+        group=group,
+        state_keys=[None] * len(rewards) if keys is None else list(keys),
+        failed=failed,
+    )
+
+
+@st.composite
+def scored_rollouts(draw: st.DrawFn) -> ScoredRollout:
+    """Few groups, states and reward levels, so that everything that can coincide does."""
+    quarters = st.integers(-8, 8).map(lambda n: n / 4)
+    turns = draw(st.lists(st.tuples(quarters, st.sampled_from([None, "a", "b"])), max_size=4))
+    return ScoredRollout(
+        turn_rewards=[paid for paid, _ in turns],
+        final_reward=draw(quarters),
+        group=draw(st.integers(0, 2)),
+        state_keys=[key for _, key in turns],
+        failed=draw(st.sampled_from([False, False, False, True])),
+    )
+
+
+batches = st.lists(scored_rollouts(), max_size=9)
+scales = st.sampled_from(SCALES)
+discounts = st.sampled_from([0.0, 0.5, 1.0])
+
+
+# --- by hand ------------------------------------------------------------------------------------------------------
+
+
+def test_discounted_returns_by_hand() -> None:
+    assert discounted_returns([1.0, 2.0, 4.0], discount=0.5) == [3.0, 4.0, 4.0]
+    assert discounted_returns([1.0, 2.0, 4.0], discount=1.0) == [7.0, 6.0, 4.0]
+    assert discounted_returns([1.0, 2.0, 4.0], discount=0.0) == [1.0, 2.0, 4.0]
+    assert discounted_returns([], discount=1.0) == []
+
+
+@given(st.lists(st.floats(-10, 10), max_size=8), st.floats(0, 1))
+def test_discounted_returns_are_the_sums_of_their_definition(rewards: list[float], discount: float) -> None:
+    expected = [sum(discount ** (j - k) * rewards[j] for j in range(k, len(rewards))) for k in range(len(rewards))]
+    assert discounted_returns(rewards, discount=discount) == pytest.approx(expected, abs=1e-9)
+
+
+def test_grpo_by_hand() -> None:
+    rollouts = [rollout([0.0, 1.0]), rollout([0.0]), rollout([0.0, 0.0, 0.0]), rollout([3.0])]  # mean 1, std √2
+    std = math.sqrt(2) + 1e-4
+    assert grpo(rollouts) == [
+        [0.0, 0.0],
+        [pytest.approx(-1 / std)],
+        [pytest.approx(-1 / std)] * 3,
+        [pytest.approx(2 / std)],
+    ]
+    assert grpo(rollouts, scale="none") == [[0.0, 0.0], [-1.0], [-1.0, -1.0, -1.0], [2.0]]
+
+
+def test_rloo_by_hand() -> None:
+    rollouts = [rollout([0.0, 1.0]), rollout([0.0]), rollout([5.0])]
+    assert rloo(rollouts, scale="none") == [[-1.5, -1.5], [-3.0], [4.5]]
+
+
+def test_return_to_go_by_hand() -> None:
+    rollouts = [rollout([1.0, 0.0, 4.0]), rollout([0.0, 2.0]), rollout([3.0])]
+    # returns at a discount of .5: [2, 2, 4], [1, 2], [3]; the first is alone in turn 2
+    assert return_to_go(rollouts, discount=0.5, scale="none") == [[0.0, 0.0, 4.0], [-1.5, 0.0], [1.5]]
+    std = 1.0 + 1e-4
+    expected = [[0.0, 0.0, 0.0], [-1.5 / std, 0.0], [1.5 / std]]
+    assert return_to_go(rollouts, discount=0.5, scale="group") == expected
+
+
+def test_gigpo_by_hand() -> None:
+    rollouts = [rollout([0.0, 4.0], keys="sa"), rollout([1.0, 1.0], keys="ss"), rollout([0.0], keys=[None])]
+    # final rewards 4, 2, 0; returns [4, 4], [2, 1], [0]; state s is met with 4, 2, 1: mean 7/3; a once
+    steps = [[4 - 7 / 3, 0.0], [2 - 7 / 3, 1 - 7 / 3], [0.0]]
+    expected = [[2 + steps[0][0], 2.0], [steps[1][0], steps[1][1]], [-2.0]]
+    assert gigpo(rollouts, scale="none") == [pytest.approx(row) for row in expected]
+    std_whole, std_step = 2 + 1e-4, math.sqrt(7 / 3) + 1e-4
+    expected = [
+        [2 / std_whole + steps[0][0] / std_step, 2 / std_whole],
+        [steps[1][0] / std_step, steps[1][1] / std_step],
+        [-2 / std_whole],
+    ]
+    assert gigpo(rollouts) == [pytest.approx(row) for row in expected]
+
+
+def test_gigpo_that_leaves_the_rollout_out_by_hand() -> None:
+    rollouts = [rollout([0.0, 4.0], keys="sa"), rollout([1.0, 1.0], keys="ss"), rollout([0.0], keys="s")]
+    # whole: 4 - 1, 2 - 2, 0 - 3; state s: 4 against (2, 1, 0), (2, 1) against (4, 0), 0 against (4, 2, 1)
+    expected = [[3 + 3, 3 + 4], [0 + 0, 0 - 1], [-3 - 7 / 3]]
+    result = gigpo(rollouts, scale="none", baseline="others")
+    assert result == [pytest.approx(row) for row in expected]
+
+
+def test_batch_scale_divides_by_the_spread_over_all_groups() -> None:
+    rollouts = [rollout([r], group=g) for g, r in [(0, 1.0), (0, 3.0), (1, 10.0), (1, 16.0)]]  # differences 1 and 3
+    std = math.sqrt(20 / 3) + 1e-4
+    assert grpo(rollouts, scale="batch") == [[pytest.approx(d / std)] for d in (-1, 1, -3, 3)]
+
+
+def test_reward_is_what_each_turn_was_paid() -> None:
+    assert reward([rollout([1.0, -2.0]), rollout([3.0], failed=True)]) == [[1.0, -2.0], [0.0]]
+
+
+def test_the_final_reward_not_the_sum_of_turns_is_compared() -> None:
+    rollouts = [rollout([5.0], final=1.0), rollout([7.0], final=3.0)]
+    assert grpo(rollouts, scale="none") == [[-1.0], [1.0]]
+    assert rloo(rollouts, scale="none") == [[-2.0], [2.0]]
+
+
+# --- against loops ------------------------------------------------------------------------------------------------
+
+
+def compared_by_loops(entries: list[tuple[float, int, Hashable]], *, others: bool, scale: Scale) -> list[float]:
+    """entries: (value, owner, group); one number each."""
+    differences = []
+    for value, owner, group in entries:
+        peers = [v for v, _, g in entries if g == group]
+        others_values = [v for v, o, g in entries if g == group and o != owner]
+        spread = np.std(peers, ddof=1) + 1e-4 if len(peers) > 1 else 1.0
+        if not others:
+            difference = value - np.mean(peers)
+        elif others_values:
+            difference = value - np.mean(others_values)
+        else:
+            difference = 0.0 if scale == "group" else value
+        differences.append(difference / spread if scale == "group" else difference)
+    if scale == "batch" and differences:
+        spread = np.sqrt(np.sum(np.square(differences)) / max(len(differences) - 1, 1))
+        differences = [difference / (spread + 1e-4) for difference in differences]
+    return differences
+
+
+def final_rewards_by_loops(rollouts: Batch, *, others: bool, scale: Scale) -> Numbers:
+    live = [i for i in range(len(rollouts)) if not rollouts[i].failed]
+    entries = [(rollouts[i].final_reward, i, rollouts[i].group) for i in live]
+    result = [[0.0] * len(one.turn_rewards) for one in rollouts]
+    for i, number in zip(live, compared_by_loops(entries, others=others, scale=scale), strict=True):
+        result[i] = [number] * len(rollouts[i].turn_rewards)
+    return result
+
+
+def returns_by_loops(
+    rollouts: Batch, key_of: Callable[[ScoredRollout, int], Hashable], *, discount: float, others: bool, scale: Scale
+) -> Numbers:
+    entries, places = [], []
+    for i, one in enumerate(rollouts):
+        for k in range(len(one.turn_rewards)):
+            if not one.failed and key_of(one, k) is not None:
+                future = sum(paid * discount**j for j, paid in enumerate(one.turn_rewards[k:]))
+                entries.append((future, i, (one.group, key_of(one, k))))
+                places.append((i, k))
+    result = [[0.0] * len(one.turn_rewards) for one in rollouts]
+    for (i, k), number in zip(places, compared_by_loops(entries, others=others, scale=scale), strict=True):
+        result[i][k] = number
+    return result
+
+
+def assert_close(result: Numbers, expected: Numbers) -> None:
+    assert len(result) == len(expected)
+    for row, expected_row in zip(result, expected, strict=True):
+        assert row == pytest.approx(expected_row, rel=1e-9, abs=1e-9)
+
+
+@given(batches, scales)
+def test_grpo_and_rloo_equal_the_loops(rollouts: Batch, scale: Scale) -> None:
+    assert_close(grpo(rollouts, scale=scale), final_rewards_by_loops(rollouts, others=False, scale=scale))
+    assert_close(rloo(rollouts, scale=scale), final_rewards_by_loops(rollouts, others=True, scale=scale))
+
+
+@given(batches, scales, discounts)
+def test_return_to_go_equals_the_loops(rollouts: Batch, scale: Scale, discount: float) -> None:
+    expected = returns_by_loops(rollouts, lambda one, k: k, discount=discount, others=True, scale=scale)
+    assert_close(return_to_go(rollouts, discount=discount, scale=scale), expected)
+
+
+@given(batches, scales, discounts, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from(["self", "others"]))
+def test_gigpo_equals_the_loops(
+    rollouts: Batch, scale: Scale, discount: float, weight: float, baseline: Baseline
+) -> None:
+    others = baseline == "others"
+    whole = final_rewards_by_loops(rollouts, others=others, scale=scale)
+    steps = returns_by_loops(rollouts, lambda one, k: one.state_keys[k], discount=discount, others=others, scale=scale)
+    expected = [[a + weight * b for a, b in zip(*pair, strict=True)] for pair in zip(whole, steps, strict=True)]
+    result = gigpo(rollouts, discount=discount, scale=scale, step_weight=weight, baseline=baseline)
+    assert_close(result, expected)
+
+
+# --- what holds for all -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=40)
+@given(rollouts=batches, scale=scales, order=st.randoms(use_true_random=False))
+def test_order_of_rollouts_and_names_of_groups_do_not_matter(
+    name: str, rollouts: Batch, scale: Scale, order: random.Random
+) -> None:
+    places = list(range(len(rollouts)))
+    order.shuffle(places)
+    shuffled = [replace(rollouts[i], group=7 - 3 * rollouts[i].group) for i in places]
+    result = ALL[name](rollouts, discount=0.5, scale=scale)
+    assert ALL[name](shuffled, discount=0.5, scale=scale) == [result[i] for i in places]
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=40)
+@given(rollouts=batches, scale=scales)
+def test_failed_rollouts_get_zero_and_change_nothing(name: str, rollouts: Batch, scale: Scale) -> None:
+    result = ALL[name](rollouts, discount=1.0, scale=scale)
+    assert [len(row) for row in result] == [len(one.turn_rewards) for one in rollouts]
+    assert all(number == 0.0 for row, one in zip(result, rollouts, strict=True) if one.failed for number in row)
+    live = [i for i, one in enumerate(rollouts) if not one.failed]
+    assert ALL[name]([rollouts[i] for i in live], discount=1.0, scale=scale) == [result[i] for i in live]
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_BASELINE if "gigpo" not in name])
+@pytest.mark.parametrize("scale", ["none", "group"])
+@settings(max_examples=40)
+@given(rollouts=batches)
+def test_a_group_does_not_see_the_others(name: str, scale: Scale, rollouts: Batch) -> None:
+    result = ALL[name](rollouts, discount=1.0, scale=scale)
+    own = [i for i, one in enumerate(rollouts) if one.group == 0]
+    assert ALL[name]([rollouts[i] for i in own], discount=1.0, scale=scale) == [result[i] for i in own]
+
+
+def test_equal_states_of_different_tasks_are_different_problems() -> None:
+    rollouts = [rollout([paid], group=paid, keys="s") for paid in (0, 1)]
+    assert gigpo(rollouts, scale="none") == [[0.0], [0.0]]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", WITH_BASELINE)
+@pytest.mark.parametrize(
+    "finals",
+    [(1.0, 1.0, 1.0), (0.1 + 0.2, 0.3, 0.3), (1.0, 1.00000006, 0.99999994), (3e8, 3e8 + 32.0), (1e-16, 0.0, -1e-16)],
+)
+def test_equal_rewards_give_exactly_zero(name: str, scale: Scale, finals: tuple[float, ...]) -> None:
+    rollouts = [rollout([final], keys="s") for final in finals]
+    assert WITH_BASELINE[name](rollouts, discount=1.0, scale=scale) == [[0.0]] * len(finals)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "expected"),
+    [
+        ("grpo", "none", 0.0),
+        ("grpo", "group", 0.0),
+        ("grpo", "batch", 0.0),
+        ("rloo", "none", 3.0),  # the baseline is 0
+        ("rloo", "group", 0.0),  # there is no spread
+        ("rloo", "batch", 3.0 / 3.0001),
+        ("return_to_go", "none", 3.0),
+        ("return_to_go", "group", 0.0),
+        ("return_to_go", "batch", 3.0 / 3.0001),
+        ("gigpo", "none", 0.0),
+        ("gigpo", "group", 0.0),
+        ("gigpo", "batch", 0.0),
+        ("gigpo_others", "none", 6.0),
+        ("gigpo_others", "group", 0.0),
+        ("gigpo_others", "batch", 6.0 / 3.0001),
+    ],
+)
+def test_a_group_of_one_is_finite(name: str, scale: Scale, expected: float) -> None:
+    assert ALL[name]([rollout([3.0], keys="s")], discount=1.0, scale=scale) == [[pytest.approx(expected)]]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("scale", SCALES)
+def test_nothing_to_compare_is_no_error(name: str, scale: Scale) -> None:
+    assert ALL[name]([], discount=1.0, scale=scale) == []
+    assert ALL[name]([rollout([])], discount=1.0, scale=scale) == [[]]
+    assert ALL[name]([rollout([1.0], failed=True)], discount=1.0, scale=scale) == [[0.0]]
+
+
+@given(batches, scales)
+def test_gigpo_without_states_or_weight_is_grpo(rollouts: Batch, scale: Scale) -> None:
+    no_keys = [replace(one, state_keys=[None] * len(one.turn_rewards)) for one in rollouts]
+    assert gigpo(no_keys, scale=scale) == grpo(rollouts, scale=scale)
+    assert gigpo(rollouts, scale=scale, step_weight=0.0) == grpo(rollouts, scale=scale)
+
+
+@given(batches)
+def test_rloo_is_grpo_times_the_bessel_factor(rollouts: Batch) -> None:
+    sizes = [sum(other.group == one.group and not other.failed for other in rollouts) for one in rollouts]
+    centred = grpo(rollouts, scale="none")
+    for one, size, row, expected in zip(rollouts, sizes, rloo(rollouts, scale="none"), centred, strict=True):
+        if size > 1 and not one.failed:
+            assert row == pytest.approx([number * size / (size - 1) for number in expected])
+
+
+# --- the rest -----------------------------------------------------------------------------------------------------
+
+
+def test_zero_variance_share_by_hand() -> None:
+    rollouts = [rollout([final], group=group) for group, final in [(0, 1.0), (0, 0.0), (1, 1.0), (1, 1.0), (2, 0.5)]]
+    assert zero_variance_share(rollouts) == pytest.approx(2 / 3)
+    broken = [rollout([0.0], group=1, failed=True), rollout([0.0], group=3, failed=True)]
+    assert zero_variance_share(rollouts + broken) == pytest.approx(2 / 3)
+    assert zero_variance_share([]) == 0.0
+    assert zero_variance_share(broken) == 0.0
+
+
+@given(batches)
+def test_zero_variance_groups_are_those_that_grpo_learns_nothing_from(rollouts: Batch) -> None:
+    with_turn = [replace(one, turn_rewards=[0.0], state_keys=[None]) for one in rollouts]
+    live = {one.group for one in rollouts if not one.failed}
+    heard = {one.group for one, row in zip(with_turn, grpo(with_turn), strict=True) if any(row)}
+    expected = len(live - heard) / len(live) if live else 0.0
+    assert zero_variance_share(rollouts) == pytest.approx(expected)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'grppo'; did you mean 'grpo'\?"):
+        get_estimator("grppo")
+    with pytest.raises(ConfigError, match=r"neither known nor callable: 3; known are 'gigpo'"):
+        get_estimator(3)
+    with pytest.raises(ConfigError, match=r"scale_rewards is unknown: 'groups'; did you mean 'group'\?"):
+        grpo([rollout([1.0])], scale="groups")
+    with pytest.raises(ConfigError, match=r"baseline is unknown: 'other'; did you mean 'others'\?"):
+        gigpo([rollout([1.0])], baseline="other")
