@@ -1,0 +1,160 @@
+"""Agents whose answer is the output of one call: a function of the conversation, or a transformers model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from agentsgym.agents.base import Agent
+from agentsgym.agents.stopping import as_ids, stop_token_ids
+from agentsgym.errors import AgentFault, ConfigError, TemplateError
+from agentsgym.types import Action, Message, TurnRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# With any of these the rows of `generate` are no longer one answer a prompt that ends at its end-of-turn token.
+_REFUSED_OPTIONS = frozenset({"num_return_sequences", "return_dict_in_generate", "stop_strings", "max_length"})
+
+
+class DirectOutputAgent(Agent):
+    """Answers with what a function, or a transformers model with its tokenizer, gives for the conversation.
+
+    A function is called once a turn with the messages. A model generates for all sessions of an :meth:`act` in one
+    left-padded batch, without gradients and in evaluation mode. Where the environment recorded the exact prompt
+    (``request.token_ids``; its tokenizer must be this one) the model continues those ids and the action carries the
+    sampled ids untouched; otherwise the tokenizer's chat template renders the messages.
+
+    >>> agent = DirectOutputAgent(lambda messages: messages[-1]["content"].upper())
+    >>> agent.get_action([{"role": "user", "content": "ready?"}], None)
+    ('READY?', None)
+    """
+
+    def __init__(
+        self,
+        source: Callable[[list[Message]], str] | PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        max_new_tokens: int = 256,
+        **generation_options: Any,
+    ) -> None:
+        """Choose between function and model.
+
+        Args:
+            source: ``messages -> text``, or a model with ``generate``, which needs ``tokenizer``.
+            tokenizer: The model's; None for a function.
+            max_new_tokens: The most tokens a model says in a turn; the request's own budget counts if it is smaller.
+            **generation_options: Handed to ``model.generate`` (``do_sample``, ``temperature``, …); what is not given
+                follows the model's generation config. Sampling draws from torch's global generator.
+
+        Raises:
+            ConfigError: A model without tokenizer, a tokenizer without model, a source that cannot be called, or an
+                option under which an answer's own tokens could not be told.
+        """
+        self._source: Any = source
+        self._tokenizer: Any = tokenizer
+        self._generates = callable(getattr(source, "generate", None))
+        self._max_new_tokens = max_new_tokens
+        self._options = generation_options
+        self._check(source)
+
+    def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
+        """Answer one turn as text."""
+        if self._generates:
+            request = TurnRequest(session_id="", messages=messages, token_ids=(), agent_state=agent_state)
+            return self._generate([request])[0].text, agent_state
+        text = self._source(list(messages))
+        if not isinstance(text, str):
+            raise TypeError(f"the source of a DirectOutputAgent must return a str, got {text!r}")
+        return text, agent_state
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentFault]:
+        """Answer many sessions: a function one by one, a model in one batch."""
+        return self._generate(requests) if self._generates and requests else super().act(requests)
+
+    def _check(self, source: object) -> None:
+        name = type(source).__name__
+        if self._generates and self._tokenizer is None:
+            raise ConfigError(f"a model needs its tokenizer: DirectOutputAgent(model, tokenizer), got {name} alone")
+        if not self._generates and self._tokenizer is not None:
+            raise ConfigError(f"a tokenizer is for a model with generate, got one beside {name}")
+        if not callable(source):
+            raise ConfigError(f"a source must be a function of the messages or a transformers model, got {source!r}")
+        if self._options and not self._generates:
+            raise ConfigError(f"generation options are for a model, got {sorted(self._options)} beside {name}")
+        if refused := sorted(_REFUSED_OPTIONS & self._options.keys()):
+            raise ConfigError(f"DirectOutputAgent needs one answer a prompt, ended by its own token, got {refused}")
+        if self._max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens must be at least 1, got {self._max_new_tokens}")
+
+    def _generate(self, requests: Sequence[TurnRequest]) -> list[Action]:
+        import torch  # noqa: PLC0415  # agents that are functions need no torch
+
+        end_ids = self._end_ids()
+        pad_id = self._pad_id(end_ids)
+        prompts = [list(request.token_ids) or self._render(request.messages) for request in requests]
+        width = max(map(len, prompts))
+        padded = [[pad_id] * (width - len(prompt)) + prompt for prompt in prompts]
+        real = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        budgets = [self._budget(request) for request in requests]
+        options = {"eos_token_id": sorted(end_ids) or None, "pad_token_id": pad_id, **self._options}
+        device = self._source.device
+        with torch.no_grad(), _evaluating(self._source):
+            rows = self._source.generate(
+                input_ids=torch.tensor(padded, device=device),  # (B, T)
+                attention_mask=torch.tensor(real, device=device),  # (B, T)
+                max_new_tokens=max(budgets),
+                **options,
+            )
+        answers: list[list[int]] = rows[:, width:].tolist()
+        return [
+            self._action(request, answer[:budget], end_ids)
+            for request, answer, budget in zip(requests, answers, budgets, strict=True)
+        ]
+
+    def _action(self, request: TurnRequest, answer: list[int], end_ids: frozenset[int]) -> Action:
+        end = next((place for place, token in enumerate(answer) if token in end_ids), None)
+        ids = answer if end is None else answer[: end + 1]  # what follows the end is padding
+        text: str = self._tokenizer.decode(answer[:end], skip_special_tokens=True)
+        return Action(
+            text=text,
+            token_ids=ids if request.token_ids else None,
+            agent_state=request.agent_state,
+            finish_reason="length" if end is None else "stop",
+        )
+
+    def _budget(self, request: TurnRequest) -> int:
+        given = request.max_new_tokens
+        return self._max_new_tokens if given is None else min(given, self._max_new_tokens)
+
+    def _render(self, messages: Sequence[Message]) -> list[int]:
+        if self._tokenizer.chat_template is None:
+            text = "".join(message["content"] for message in messages)
+            return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+
+    def _end_ids(self) -> frozenset[int]:
+        """Every id that ends an answer: the options' own, else those of template, tokenizer and model."""
+        if "eos_token_id" in self._options:
+            return as_ids(self._options["eos_token_id"])
+        try:
+            return stop_token_ids(self._source, self._tokenizer)
+        except TemplateError:  # no exact prompt can come from such a template, but it can be rendered
+            return as_ids(self._source.generation_config.eos_token_id) | as_ids(self._tokenizer.eos_token_id)
+
+    def _pad_id(self, end_ids: frozenset[int]) -> int:
+        pad_id: int | None = self._options.get("pad_token_id", self._tokenizer.pad_token_id)
+        return min(end_ids, default=0) if pad_id is None else pad_id
+
+
+@contextmanager
+def _evaluating(model: Any) -> Generator[None]:
+    """Switch a model to evaluation and back, module by module: a part that was frozen stays so."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

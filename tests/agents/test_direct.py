@@ -1,0 +1,267 @@
+"""A function as an agent, and a transformers model whose batches must equal its single answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from agentsgym.agents.direct import DirectOutputAgent
+from agentsgym.agents.policy import PolicyAgent
+from agentsgym.agents.stopping import stop_token_ids
+from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.types import Action, Message, TurnRequest
+
+WORDS = [f"w{number}" for number in range(24)]
+SPECIAL = ["<pad>", "<end>", "<user>", "<assistant>"]
+END = 1
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} <end> {% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *WORDS])}
+    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        eos_token="<end>",
+        additional_special_tokens=["<user>", "<assistant>"],
+    )
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def make_model() -> LlamaForCausalLM:
+    torch.manual_seed(8)  # of its four answers some stop, one runs on, and two sample the pad token
+    config = LlamaConfig(
+        vocab_size=len(SPECIAL) + len(WORDS),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=END,
+        initializer_range=0.4,  # spreads the logits: greedy answers then differ between prompts
+    )
+    return LlamaForCausalLM(config).double()  # double: padding changes the order of sums, and must change no argmax
+
+
+def request(token_ids: list[int], text: str = "w1", **fields: Any) -> TurnRequest:
+    messages: list[Message] = [{"role": "user", "content": text}]
+    return TurnRequest(session_id="a", messages=messages, token_ids=token_ids, **fields)
+
+
+def actions_of(agent: DirectOutputAgent, *requests: TurnRequest) -> list[Action]:
+    actions = agent.act(requests)
+    assert all(isinstance(action, Action) for action in actions)
+    return list(actions)  # type: ignore[arg-type]
+
+
+def greedy(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
+    """The textbook loop: one full forward pass a token, no cache, no padding."""
+    ids = list(prompt)
+    model.eval()
+    with torch.no_grad():
+        while len(ids) < len(prompt) + num_tokens and (len(ids) == len(prompt) or ids[-1] != END):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+PROMPTS = [[2, 5, 1, 3], [2, 9, 10, 11, 12, 1, 3], [2, 20, 1, 3, 6, 1, 2, 7, 1, 3], [2, 27, 14, 1, 3]]
+
+
+def test_a_function_answers_every_session() -> None:
+    agent = DirectOutputAgent(lambda messages: f"{len(messages)} {messages[-1]['content']}")
+    first, second = actions_of(agent, request([], "hello"), request([], "there", agent_state="kept"))
+    assert (first.text, second.text) == ("1 hello", "1 there")
+    assert (first.token_ids, second.agent_state) == (None, "kept")
+
+
+def test_a_function_may_keep_or_change_the_messages_it_was_given() -> None:
+    kept: list[list[Message]] = []
+    asked = request([])
+
+    def source(messages: list[Message]) -> str:
+        kept.append(messages)
+        messages.clear()
+        return "w1"
+
+    actions_of(DirectOutputAgent(source), asked)
+    assert len(asked.messages) == 1
+
+
+@pytest.mark.parametrize("answer", [None, 3, b"bytes", ("text", None)])
+def test_an_answer_that_is_no_text_is_a_fault_of_that_session(answer: Any) -> None:
+    agent = DirectOutputAgent(lambda messages: answer if messages[-1]["content"] == "bad" else "fine")
+    good, bad = agent.act([request([], "good"), request([], "bad")])
+    assert isinstance(good, Action)
+    assert isinstance(bad, AgentFault)
+    assert f"must return a str, got {answer!r}" in str(bad)
+
+
+def test_a_function_that_raises_is_a_fault_with_its_traceback() -> None:
+    def source(messages: list[Message]) -> str:
+        raise RuntimeError("the service is down")
+
+    (fault,) = DirectOutputAgent(source).act([request([])])
+    assert isinstance(fault, AgentFault)
+    assert "RuntimeError: the service is down" in str(fault)
+
+
+def test_a_greedy_batch_equals_the_textbook_loop_row_by_row() -> None:
+    model = make_model()
+    agent = DirectOutputAgent(model, make_tokenizer(), max_new_tokens=12, do_sample=False)
+    together = actions_of(agent, *map(request, PROMPTS))
+    assert [action.token_ids for action in together] == [greedy(model, prompt, 12) for prompt in PROMPTS]
+    assert [actions_of(agent, request(prompt))[0] for prompt in PROMPTS] == together
+    assert len({tuple(action.token_ids or ()) for action in together}) > 1
+    assert {action.finish_reason for action in together} == {"stop", "length"}
+
+
+def test_an_answer_ends_with_its_end_token_and_shows_none_of_it() -> None:
+    tokenizer = make_tokenizer()
+    agent = DirectOutputAgent(make_model(), tokenizer, max_new_tokens=12, do_sample=False)
+    for action in actions_of(agent, *map(request, PROMPTS)):
+        ids = list(action.token_ids or ())
+        assert (ids[-1] == END) == (action.finish_reason == "stop")
+        assert END not in ids[:-1]
+        assert action.text == " ".join(WORDS[token - len(SPECIAL)] for token in ids if token >= len(SPECIAL))
+
+
+def test_each_request_keeps_to_its_own_budget() -> None:
+    model = make_model()
+    agent = DirectOutputAgent(model, make_tokenizer(), max_new_tokens=9, do_sample=False)
+    budgets = [1, 3, 50, None]
+    actions = actions_of(
+        agent, *[request(prompt, max_new_tokens=budget) for prompt, budget in zip(PROMPTS, budgets, strict=True)]
+    )
+    expected = [greedy(model, prompt, min(budget or 9, 9)) for prompt, budget in zip(PROMPTS, budgets, strict=True)]
+    assert [action.token_ids for action in actions] == expected
+
+
+def test_messages_are_rendered_where_no_exact_prompt_is_known() -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    agent = DirectOutputAgent(model, tokenizer, max_new_tokens=6, do_sample=False)
+    rendered = [2, len(SPECIAL) + 7, END, 3]
+    assert tokenizer.apply_chat_template(
+        [{"role": "user", "content": "w7"}], add_generation_prompt=True, return_dict=False
+    ) == rendered  # fmt: skip
+    exact, from_text = actions_of(agent, request(rendered), request([], "w7"))
+    assert exact.token_ids == greedy(model, rendered, 6)
+    assert from_text.text == exact.text
+    assert from_text.token_ids is None
+    assert agent.get_action([{"role": "user", "content": "w7"}], "kept") == (exact.text, "kept")
+
+
+def test_without_a_chat_template_the_contents_are_joined() -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    tokenizer.chat_template = None
+    agent = DirectOutputAgent(model, tokenizer, max_new_tokens=6, do_sample=False)
+    exact, from_text = actions_of(agent, request([4 + 3, 4 + 5]), request([], "w3 w5"))
+    assert from_text.text == exact.text
+
+
+def test_the_exact_prompt_wins_over_the_messages() -> None:
+    model = make_model()
+    agent = DirectOutputAgent(model, make_tokenizer(), max_new_tokens=6, do_sample=False)
+    (action,) = actions_of(agent, request(PROMPTS[1], "w22 w23"))
+    assert action.token_ids == greedy(model, PROMPTS[1], 6)
+
+
+def test_a_model_without_pad_token_pads_with_its_end_token() -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    tokenizer.pad_token = None
+    agent = DirectOutputAgent(model, tokenizer, max_new_tokens=12, do_sample=False)
+    expected = [greedy(model, prompt, 12) for prompt in PROMPTS]
+    assert [action.token_ids for action in actions_of(agent, *map(request, PROMPTS))] == expected
+
+
+def test_the_tokenizers_end_token_counts_beside_the_models() -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    free_run = greedy(model, PROMPTS[0], 12)
+    turn_end = free_run[2]
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(turn_end)
+    (action,) = actions_of(DirectOutputAgent(model, tokenizer, max_new_tokens=12, do_sample=False), request(PROMPTS[0]))
+    assert action.token_ids == free_run[: free_run.index(turn_end) + 1]
+    assert action.finish_reason == "stop"
+
+
+def test_the_templates_end_of_turn_counts_where_model_and_tokenizer_declare_others() -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    prompt, answer = next((p, a) for p in PROMPTS if (a := greedy(model, p, 12))[-1] == END)
+    declared, words_end = [token for token in range(len(SPECIAL), len(tokenizer)) if token not in answer][:2]
+    model.generation_config.eos_token_id = declared
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(words_end)
+    agent = DirectOutputAgent(model, tokenizer, max_new_tokens=12, do_sample=False)
+    (action,) = actions_of(agent, request(prompt))
+    assert action.token_ids == answer
+    assert action.finish_reason == "stop"
+    assert stop_token_ids(model, tokenizer) == {declared, words_end, END}
+    assert PolicyAgent(model, tokenizer).stop_token_ids == stop_token_ids(model, tokenizer)
+
+
+def test_a_template_without_exact_tokens_is_rendered_all_the_same() -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    tokenizer.chat_template = "<user> {{ messages[-1].content | lower }} <end> <assistant>"
+    agent = DirectOutputAgent(model, tokenizer, max_new_tokens=12, do_sample=False)
+    (action,) = actions_of(agent, request([], "W7"))
+    ids = greedy(model, [2, len(SPECIAL) + 7, END, 3], 12)
+    assert action.text == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_functions_as_agents_need_no_torch() -> None:
+    code = "import sys, agentsgym.agents.direct; assert not {'torch', 'transformers'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_modes_come_back_module_by_module_and_no_gradient_is_kept() -> None:
+    model = make_model()
+    model.train()
+    model.model.layers[0].eval()
+    before = [module.training for module in model.modules()]
+    modes_inside: set[bool] = set()
+    model.lm_head.register_forward_hook(lambda module, *_: modes_inside.add(module.training or torch.is_grad_enabled()))
+    actions_of(DirectOutputAgent(model, make_tokenizer(), max_new_tokens=3), request(PROMPTS[0]))
+    assert [module.training for module in model.modules()] == before
+    assert modes_inside == {False}
+
+
+def test_modes_come_back_when_generation_breaks() -> None:
+    model = make_model()
+    model.train()
+    agent = DirectOutputAgent(model, make_tokenizer(), max_new_tokens=3)
+    with pytest.raises(IndexError):
+        agent.act([request([10_000])])
+    assert all(module.training for module in model.modules())
+
+
+def test_nothing_asked_is_nothing_generated() -> None:
+    assert list(DirectOutputAgent(make_model(), make_tokenizer()).act([])) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((make_model(),), {}, "a model needs its tokenizer"),
+        ((lambda messages: "", make_tokenizer()), {}, "a tokenizer is for a model with generate"),
+        (("gpt",), {}, "a source must be a function of the messages or a transformers model, got 'gpt'"),
+        ((lambda messages: "",), {"do_sample": True}, "generation options are for a model"),
+        ((make_model(), make_tokenizer()), {"num_return_sequences": 2}, r"got \['num_return_sequences'\]"),
+        ((make_model(), make_tokenizer()), {"stop_strings": ["."]}, r"got \['stop_strings'\]"),
+        ((make_model(), make_tokenizer()), {"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(arguments: Any, options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DirectOutputAgent(*arguments, **options)

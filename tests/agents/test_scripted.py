@@ -1,0 +1,126 @@
+"""The players without a model, under any interleaving."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentsgym.agents.base import Agent
+from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
+from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.types import Action, TurnRequest
+
+
+def request(session_id: str, agent_state: Any = None) -> TurnRequest:
+    return TurnRequest(session_id=session_id, messages=[], token_ids=[], agent_state=agent_state)
+
+
+def play(agent: Agent, num_sessions: int, num_turns: int, seed: int | None) -> dict[str, list[str]]:
+    """Play sessions that start in order and then advance in random batches (``seed``), or one after the other."""
+    sessions = [f"session {index}" for index in range(num_sessions)]
+    said: dict[str, list[str]] = {session: [] for session in sessions}
+    states: dict[str, Any] = {}
+
+    def advance(batch: list[str]) -> None:
+        actions = agent.act([request(session, states.get(session)) for session in batch])
+        for session, action in zip(batch, actions, strict=True):
+            assert isinstance(action, Action)
+            said[session].append(action.text)
+            states[session] = action.agent_state
+
+    if seed is None:
+        for session in sessions:
+            for _ in range(num_turns):
+                advance([session])
+        return said
+    shuffle = random.Random(seed)
+    advance(sessions)
+    while waiting := [session for session in sessions if len(said[session]) < num_turns]:
+        advance(shuffle.sample(waiting, shuffle.randint(1, len(waiting))))
+    return said
+
+
+@given(st.lists(st.text(), min_size=1, max_size=6), st.integers(1, 5), st.none() | st.integers())
+def test_every_session_hears_the_script_whatever_the_interleaving(
+    script: list[str], num_sessions: int, seed: int | None
+) -> None:
+    said = play(ScriptedAgent(script), num_sessions, len(script), seed)
+    assert list(said.values()) == [script] * num_sessions
+
+
+def test_an_action_keeps_its_ids_and_log_probabilities() -> None:
+    given_action = Action(text="left", token_ids=[3, 1], logprobs=[-0.5, -1.0], agent_state=7, finish_reason="length")
+    (played,) = ScriptedAgent(["up", given_action]).act([request("a", 1)])
+    assert played == Action(text="left", token_ids=[3, 1], logprobs=[-0.5, -1.0], agent_state=2, finish_reason="length")
+
+
+def test_a_script_that_runs_out_fails_only_the_session_it_runs_out_for() -> None:
+    agent = ScriptedAgent(["up", "down"])
+    over, going_on = agent.act([request("a", 2), request("b", 1)])
+    assert isinstance(over, AgentFault)
+    assert "the script has 2 actions and the game asked for one more" in str(over)
+    assert isinstance(going_on, Action)
+    assert going_on.text == "down"
+
+
+def test_the_last_action_can_be_repeated_for_ever() -> None:
+    (said,) = play(ScriptedAgent(["up", "down"], repeat_last=True), 1, 5, None).values()
+    assert said == ["up", "down", "down", "down", "down"]
+
+
+@pytest.mark.parametrize("script", ["look", [], None])
+def test_a_script_must_be_a_list(script: Any) -> None:
+    with pytest.raises(ConfigError, match="a script must be a list of at least one action, got"):
+        ScriptedAgent(script)
+
+
+def test_a_script_holds_texts_and_actions_only() -> None:
+    with pytest.raises(ConfigError, match="action 1 of a script must be a text or an Action, got 5"):
+        ScriptedAgent(["up", 5])  # type: ignore[list-item]
+
+
+@given(st.integers(), st.integers(1, 5), st.integers(0, 2**32))
+def test_equal_seeds_play_equal_games_whatever_the_interleaving(seed: int, num_sessions: int, order: int) -> None:
+    one_by_one = play(RandomAgent(["a", "b", "c"], seed=seed), num_sessions, 6, None)
+    assert play(RandomAgent(["a", "b", "c"], seed=seed), num_sessions, 6, order) == one_by_one
+
+
+def test_sessions_and_seeds_have_unrelated_draws() -> None:
+    games = {
+        tuple(said) for seed in range(3) for said in play(RandomAgent(["a", "b", "c"], seed=seed), 3, 40, None).values()
+    }
+    assert len(games) == 9
+
+
+def test_every_choice_is_equally_likely() -> None:
+    said = play(RandomAgent(["a", "b", "c", "d"], seed=1), 400, 10, None)
+    counts = Counter(text for texts in said.values() for text in texts)
+    assert set(counts) == set("abcd")
+    # Four standard deviations of a binomial count with n = 4000 and p = 1/4.
+    assert all(abs(count - 1000) < 4 * 750**0.5 for count in counts.values())
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    state = random.getstate()
+    play(RandomAgent(["a", "b"]), 2, 3, None)
+    assert random.getstate() == state
+
+
+def test_finish_forgets_sessions_and_the_next_rollout_draws_afresh() -> None:
+    agent = RandomAgent([str(number) for number in range(1000)], seed=3)
+    first = play(agent, 2, 10, None)
+    agent.finish()
+    second = play(agent, 2, 10, None)
+    both = play(RandomAgent([str(number) for number in range(1000)], seed=3), 4, 10, None)
+    assert [*first.values(), *second.values()] == list(both.values())
+
+
+@pytest.mark.parametrize("choices", ["yes", [], ["yes", 1], None])
+def test_choices_must_be_texts(choices: Any) -> None:
+    with pytest.raises(ConfigError, match="choices must be a list of at least one text, got"):
+        RandomAgent(choices)
