@@ -1,0 +1,1 @@
+"""From trajectories to the rows that are trained: padding and layouts."""

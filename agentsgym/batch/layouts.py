@@ -1,0 +1,63 @@
+"""Trajectories seen turn by turn: the transitions of ``generate`` and their flat form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentsgym.credit.rewards import credited_turn_rewards
+from agentsgym.types import Trajectory
+
+TRANSITION_KEYS = ("ids", "prompt_ids", "messages", "mask", "rewards", "session_ids")
+
+
+def transitions(
+    trajectories: Sequence[Trajectory], *, turn_credit: str = "step", return_all_steps: bool = True
+) -> dict[str, list[list[Any]]]:
+    """Nest what was sampled, from which prompt, by rollout p and turn k.
+
+    Args:
+        trajectories: The rollouts.
+        turn_credit: Which turn is paid; ``rewards`` are those amounts.
+        return_all_steps: False keeps only each rollout's last turn, in single-element lists.
+
+    Returns:
+        ``ids[p][k]`` (the response's), ``prompt_ids[p][k]`` (all that stood before it), ``messages[p][k]`` (the
+        conversation up to and with the response), ``mask[p][k]`` (ones over ``ids``; zeros for a failed rollout),
+        ``rewards[p][k]`` and ``session_ids[p][k]``.
+    """
+    nested: dict[str, list[list[Any]]] = {key: [] for key in TRANSITION_KEYS}
+    for trajectory in trajectories:
+        turns = _turns(trajectory, turn_credit)
+        for key in TRANSITION_KEYS:
+            rows = [turn[key] for turn in turns]
+            nested[key].append(rows if return_all_steps else rows[-1:])
+    return nested
+
+
+def _turns(trajectory: Trajectory, turn_credit: str) -> list[dict[str, Any]]:
+    counts = [turn.stop - turn.start for turn in trajectory.turns]
+    rewards = credited_turn_rewards(trajectory.turn_rewards, trajectory.final_reward, counts, turn_credit)
+    return [
+        {
+            "ids": list(trajectory.token_ids[turn.start : turn.stop]),
+            "prompt_ids": list(trajectory.token_ids[: turn.start]),
+            "messages": list(trajectory.messages[: turn.message_index + 1]),
+            "mask": [0 if trajectory.failed else 1] * (turn.stop - turn.start),
+            "rewards": 0.0 if trajectory.failed else reward,
+            "session_ids": trajectory.session_id,
+        }
+        for turn, reward in zip(trajectory.turns, rewards, strict=True)
+    ]
+
+
+def flatten(nested: Mapping[str, Sequence[Sequence[Any]]]) -> dict[str, list[Any]]:
+    """One flat list a key, rollout after rollout, and ``episode_idx_map``: the rollout that each entry is of.
+
+    >>> flatten({"rewards": [[0.0, 1.0], [], [0.5]]})
+    {'rewards': [0.0, 1.0, 0.5], 'episode_idx_map': [0, 0, 2]}
+    """
+    flat = {key: [item for rollout in rollouts for item in rollout] for key, rollouts in nested.items()}
+    rollouts = next(iter(nested.values()), ())
+    flat["episode_idx_map"] = [index for index, rollout in enumerate(rollouts) for _ in rollout]
+    return flat

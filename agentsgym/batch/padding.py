@@ -1,0 +1,50 @@
+"""Rows of equal length: trajectories padded per task group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from agentsgym.types import Trajectory
+
+T = TypeVar("T")
+
+
+def pad_right(row: Sequence[T], length: int, value: T) -> list[T]:
+    """Fill a row up to ``length``.
+
+    >>> pad_right([1, 2], 4, 0)
+    [1, 2, 0, 0]
+    """
+    return [*row, *[value] * (length - len(row))]
+
+
+def loss_mask(trajectory: Trajectory) -> list[int]:
+    """1 on the tokens that may be trained, (T,): the agent's, and none of a failed rollout."""
+    if trajectory.failed:
+        return [0] * len(trajectory.token_ids)
+    return trajectory.agent_token_mask
+
+
+def pad_task_groups(trajectories: Sequence[Trajectory], *, pad_token_id: int) -> dict[str, list[Any]]:
+    """Pad each task's rows to that task's longest and to no other; the keys are those of ``run_trial``.
+
+    Args:
+        trajectories: In task-major order.
+        pad_token_id: Fills the ids; masks and rewards are filled with 0.
+    """
+    longest: dict[int, int] = {}
+    for trajectory in trajectories:
+        longest[trajectory.task_index] = max(longest.get(trajectory.task_index, 0), len(trajectory.token_ids))
+    widths = [longest[trajectory.task_index] for trajectory in trajectories]
+    rows = list(zip(trajectories, widths, strict=True))
+    return {
+        "padded_full_token_ids": [pad_right(row.token_ids, width, pad_token_id) for row, width in rows],
+        "padded_full_attention_mask": [pad_right([1] * len(row.token_ids), width, 0) for row, width in rows],
+        "padded_agent_token_mask": [pad_right(loss_mask(row), width, 0) for row, width in rows],
+        "padded_per_token_rewards": [pad_right(row.per_token_rewards, width, 0.0) for row, width in rows],
+        "final_rewards": [row.final_reward for row in trajectories],
+        "session_ids": [row.session_id for row in trajectories],
+        "final_completion_messages": [list(row.messages) for row in trajectories],
+        "stop_reasons": [row.stop_reason for row in trajectories],
+    }

@@ -1,0 +1,1 @@
+"""Environments: the base class, its configuration, the registry, and one folder a game."""

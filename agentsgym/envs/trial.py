@@ -1,0 +1,375 @@
+"""One trial in play: the generator that the driver advances, and the conversation that it records."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import reprlib
+import traceback
+from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
+
+from agentsgym.envs.config import is_int, or_none
+from agentsgym.errors import AgentFault, ConfigError, EnvironmentFault, EpisodeFault, TemplateError
+from agentsgym.rollouts.transcript import ChatFormat, Transcript
+from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
+
+if TYPE_CHECKING:
+    from agentsgym.envs.base import MultistepEnv
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How many tokens a rollout may take; None is no limit.
+
+    Attributes:
+        trajectory: The whole of it, prompts included.
+        completion: Everything after the first prompt, observations included.
+        turn: One action.
+    """
+
+    trajectory: int | None = None
+    completion: int | None = None
+    turn: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("trajectory", "completion", "turn"):
+            limit = getattr(self, name)
+            if not or_none(is_int(1))(limit):
+                raise ConfigError(f"the token budget of a {name} must be a positive int or None, got {limit!r}")
+
+    def room(self, *, length: int, prompt_length: int) -> int | None:
+        """How many tokens the next action may have, after ``length`` tokens of which the first prompt took some.
+
+        >>> Budget(trajectory=100, turn=30).room(length=80, prompt_length=10)
+        20
+        >>> Budget().room(length=80, prompt_length=10) is None
+        True
+        """
+        whole = None if self.trajectory is None else self.trajectory - length
+        completion = None if self.completion is None else self.completion - (length - prompt_length)
+        return min((limit for limit in (self.turn, whole, completion) if limit is not None), default=None)
+
+
+class Conversation:
+    """What one conversation leaves behind: its tokens, its turns and what they were paid."""
+
+    def __init__(self, chat_format: ChatFormat | None) -> None:
+        self.transcript = Transcript(chat_format)
+        self.turns: list[Turn] = []
+        self.logprobs: list[Sequence[float] | None] = []
+        self.agent_state: Any = None
+        self.prompt_length = 0
+        self.final_reward = 0.0
+        self.info: dict[str, Any] = {}
+
+    def token_logprobs(self) -> list[float] | None:
+        """One log-probability a token, 0.0 on environment tokens; None if an action came without."""
+        values = [0.0] * len(self.transcript.token_ids)
+        for turn, logprobs in zip(self.turns, self.logprobs, strict=True):
+            if turn.start == turn.stop:
+                continue  # nothing said, or no tokenizer to keep what was said
+            if logprobs is None:
+                return None
+            values[turn.start : turn.stop] = logprobs
+        return values
+
+
+class Step(NamedTuple):
+    """What the game answered to an action."""
+
+    reward: float = 0.0
+    done: bool = False
+    invalid: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """One session playing the episodes of one task in a row.
+
+    Attributes:
+        env: The environment whose hooks are called.
+        session_id: Key of the session's state in ``env.active_states``.
+        task_data: The task.
+        seed: The task group's seed, from which every episode's generator is derived.
+        budget: The token limits.
+        task_index: Index of the task in the list given to ``rollout``.
+        rollout_index: Index among the rollouts of that task.
+    """
+
+    env: MultistepEnv
+    session_id: str
+    task_data: dict[str, Any] = field(default_factory=dict[str, Any])
+    seed: int = 0
+    budget: Budget = field(default_factory=Budget)
+    task_index: int = 0
+    rollout_index: int = 0
+    conversation: Conversation = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.conversation = Conversation(self.env.chat_format)
+
+    def play(self) -> Generator[TurnRequest, Action, Trajectory]:
+        """Play every episode; a fault ends the trial with stop reason ``failed`` and keeps what was played."""
+        config = self.env.env_config
+        stop_reason = StopReason.DONE
+        try:
+            for episode in range(config["episodes_per_trial"]):
+                if not config["keep_history"]:
+                    self.conversation = Conversation(self.env.chat_format)
+                self.env.start_session(self.session_id, self.task_data, self.seed, episode)
+                stop_reason = yield from self._episode(episode, is_practice=episode < config["free_shots"])
+                if config["keep_history"] and stop_reason is StopReason.MAX_TOKENS:
+                    break  # the next episode would go on in the conversation that is full
+            return self._trajectory(stop_reason)
+        except EpisodeFault as fault:
+            return self._failed(fault)
+        finally:
+            self.env.drop_session(self.session_id)
+
+    def play_one(self) -> Generator[TurnRequest, Action, Trajectory]:
+        """Play one episode of a session whose state is in ``env.active_states``; faults are raised."""
+        stop_reason = yield from self._episode(0, is_practice=False)
+        return self._trajectory(stop_reason)
+
+    def _episode(self, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, StopReason]:
+        config, conversation = self.env.env_config, self.conversation
+        conversation.info = {}  # that practice was won says nothing about this episode
+        stop_reason, num_invalid = StopReason.MAX_TURNS, 0
+        rewards: list[float] = []
+        for step in range(config["max_steps_per_episode"]):
+            outcome = yield from self._turn(step, episode, is_practice=is_practice)
+            if outcome is None:
+                stop_reason = StopReason.MAX_TOKENS
+                break
+            rewards.append(outcome.reward)
+            num_invalid += outcome.invalid
+            if outcome.done or num_invalid > config["error_allowance"]:
+                stop_reason = StopReason.DONE if outcome.done else StopReason.INVALID
+                break
+        if not is_practice:
+            state = self.env.active_states[self.session_id]
+            conversation.final_reward += _number("_final_reward", call_game(self.env._final_reward, state, rewards))  # pyright: ignore[reportPrivateUsage]
+        return stop_reason
+
+    def _turn(self, step: int, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, Step | None]:
+        """Observe, ask, record, step; None where the budget leaves no room for an action."""
+        conversation, state = self.conversation, self.env.active_states[self.session_id]
+        transcript = conversation.transcript
+        self._observe(state, step)
+        room = self._room()
+        if room is not None and room <= 0:
+            self._leave()
+            return None
+        key = self._state_key(state)
+        action = yield TurnRequest(
+            session_id=self.session_id,
+            messages=transcript.messages,
+            token_ids=transcript.token_ids,
+            agent_state=conversation.agent_state,
+            max_new_tokens=room,
+        )
+        start, stop = self._record(action, room)
+        outcome = Step()
+        try:
+            outcome = self._step(state, transcript.messages[-1]["content"])
+        finally:  # a game that breaks does not lose the action
+            turn = Turn(
+                start=start,
+                stop=stop,
+                reward=0.0 if is_practice else outcome.reward,
+                invalid=outcome.invalid,
+                exact=action.token_ids is not None,
+                episode=episode,
+                message_index=len(transcript.messages) - 1,
+                state_key=None if key is None else (episode, key),
+            )
+            conversation.turns.append(turn)
+        return outcome
+
+    def _observe(self, state: dict[str, Any], step: int) -> None:
+        conversation = self.conversation
+        is_first = not conversation.transcript.messages
+        messages = self.env.prompt_messages(state, step, with_system=is_first)
+        try:
+            conversation.transcript.observe(messages)
+        except (TemplateError, TypeError) as error:  # TypeError: half a surrogate pair is no text to a tokenizer
+            if is_first and isinstance(error, TemplateError):
+                raise  # game and template do not go together at all: no episode's fault
+            raise EnvironmentFault(f"the observation before turn {step} cannot be recorded: {error}") from error
+        if is_first:
+            conversation.prompt_length = len(conversation.transcript.token_ids)
+
+    def _room(self) -> int | None:
+        conversation = self.conversation
+        return self.budget.room(length=len(conversation.transcript.token_ids), prompt_length=conversation.prompt_length)
+
+    def _state_key(self, state: dict[str, Any]) -> Hashable:
+        key = call_game(self.env._state_key, state)  # pyright: ignore[reportPrivateUsage]
+        try:
+            hash(key)
+        except TypeError as error:
+            raise EnvironmentFault(f"_state_key must return something hashable, got {key!r}") from error
+        return key
+
+    def _leave(self) -> None:
+        """Make the record end where the last turn did."""
+        if self.conversation.turns:  # a row ends on an agent token; a first prompt that is too long stays to be seen
+            self.conversation.transcript.retract()
+        else:
+            logger.warning("session %s: the first prompt leaves no room for a turn in %s", self.session_id, self.budget)
+
+    def _record(self, action: Action, room: int | None) -> tuple[int, int]:
+        """Put the action on record, before the game sees it; returns its span."""
+        conversation = self.conversation
+        chat_format = self.env.chat_format
+        if complaint := _complaint(action, room, math.inf if chat_format is None else chat_format.vocabulary_size):
+            raise AgentFault(f"session {self.session_id}: {complaint}")
+        span = conversation.transcript.act(action, room)
+        conversation.agent_state = action.agent_state
+        conversation.logprobs.append(action.logprobs)
+        return span
+
+    def _step(self, state: dict[str, Any], text: str) -> Step:
+        answer = call_game(self.env._step_episode, self.session_id, state, text)  # pyright: ignore[reportPrivateUsage]
+        if not _is_step(answer):
+            raise EnvironmentFault(f"_step_episode must return (state, reward, done, info), got {answer!r}")
+        next_state, reward, done, info = answer
+        step = Step(
+            _number("_step_episode's reward", reward),
+            _flag("_step_episode's done", done),
+            _flag("_step_episode's info['invalid']", info.get("invalid")),
+        )
+        next_state["done"] = step.done
+        self.env.active_states[self.session_id] = next_state
+        self.conversation.info = info
+        return step
+
+    def _trajectory(self, stop_reason: StopReason, error: str | None = None) -> Trajectory:
+        conversation = self.conversation
+        trajectory = Trajectory(
+            token_ids=conversation.transcript.token_ids,
+            turns=conversation.turns,
+            messages=conversation.transcript.messages,
+            final_reward=0.0 if error else conversation.final_reward,
+            stop_reason=stop_reason,
+            logprobs=conversation.token_logprobs(),
+            per_token_rewards=[0.0] * len(conversation.transcript.token_ids),
+            session_id=self.session_id,
+            task_index=self.task_index,
+            rollout_index=self.rollout_index,
+            info=conversation.info,
+            error=error,
+        )
+        if error:
+            return trajectory
+        rewards = call_game(self.env._calculate_rewards, trajectory)  # pyright: ignore[reportPrivateUsage]
+        if not isinstance(rewards, list) or len(cast("list[Any]", rewards)) != len(trajectory.token_ids):
+            wanted = f"a list of {len(trajectory.token_ids)} rewards, one a token"
+            given = len(cast("list[Any]", rewards)) if isinstance(rewards, list) else repr(rewards)
+            raise EnvironmentFault(f"_calculate_rewards must return {wanted}, got {given}")
+        _number("the sum of _calculate_rewards", call_game(sum, rewards))
+        return dataclasses.replace(trajectory, per_token_rewards=rewards)
+
+    def _failed(self, fault: EpisodeFault) -> Trajectory:
+        turn = len(self.conversation.turns)
+        logger.warning("session %s failed at turn %d: %s", self.session_id, turn, fault)
+        return self._trajectory(StopReason.FAILED, "".join(traceback.format_exception(fault)))
+
+
+def call_game(hook: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a hook of the game; whatever it raises becomes an :class:`EnvironmentFault`, the cause attached."""
+    try:
+        return hook(*arguments)
+    except Exception as error:
+        name = getattr(hook, "__qualname__", repr(hook))
+        raise EnvironmentFault(f"{name} raised {type(error).__name__}: {error}") from error
+
+
+def is_conversation(messages: Any) -> TypeGuard[list[Message]]:
+    """Whether it is a list of at least one chat message."""
+    if not isinstance(messages, list):
+        return False
+    items = cast("list[Any]", messages)
+    return bool(items) and all(map(_is_message, items))
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict):
+        return False
+    fields = cast("dict[str, Any]", message)
+    return isinstance(fields.get("role"), str) and isinstance(fields.get("content"), str)
+
+
+def _complaint(action: Any, room: int | None, vocabulary_size: float) -> str:
+    """What keeps an agent's answer from being recorded; empty if nothing does."""
+    if not isinstance(action, Action) or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return f"an agent must answer with an Action, got {action!r}"
+    if action.token_ids is None:
+        return "" if _is_unicode(action.text) else f"an Action's text must be valid Unicode, got {action.text!r}"
+    complaint = _ids_complaint(action.token_ids, vocabulary_size)
+    if not complaint and room is not None and len(action.token_ids) > room:
+        complaint = f"an action of {len(action.token_ids)} tokens, at most {room} were asked for"
+    if not complaint and action.logprobs is not None and not _are_finite(action.logprobs):
+        given = _described(action.logprobs)
+        complaint = f"an Action's logprobs must be a list of finite floats, as tolist() gives, got {given}"
+    return complaint
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a tokenizer can read it: half of a surrogate pair, as JSON may hold, is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _ids_complaint(ids: Any, vocabulary_size: float) -> str:
+    if not isinstance(ids, Sequence):
+        return f"an Action's token_ids must be a list of ints, as tolist() gives, got {_described(ids)}"
+    values = cast("Sequence[Any]", ids)
+    # Every turn of every episode comes through here: no loop in Python as long as all is well.
+    if set(map(type, values)) <= {int} and min(values, default=0) >= 0 and max(values, default=0) < vocabulary_size:
+        return ""
+    index, wrong = next((n, i) for n, i in enumerate(values) if type(i) is not int or not 0 <= i < vocabulary_size)
+    wanted = f"an int in [0, {vocabulary_size}), the tokenizer's vocabulary"
+    return f"an Action's token_ids[{index}] must be {wanted}, got {_described(wrong)}"
+
+
+def _are_finite(numbers: Any) -> bool:
+    try:
+        return isinstance(numbers, Sequence) and math.isfinite(math.fsum(cast("Sequence[Any]", numbers)))
+    except (TypeError, ValueError, OverflowError):  # not numbers; -inf beside inf; more than a float holds
+        return False
+
+
+def _described(value: object) -> str:
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
+
+
+def _is_step(answer: Any) -> TypeGuard[tuple[dict[str, Any], Any, Any, dict[str, Any]]]:
+    if not (isinstance(answer, tuple) and len(cast("tuple[Any, ...]", answer)) == 4):
+        return False
+    return isinstance(answer[0], dict) and isinstance(answer[3], dict)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except Exception:  # noqa: BLE001  # the conversion is the foreign object's own
+        number = math.nan
+    if not math.isfinite(number):
+        raise EnvironmentFault(f"{name} must be a finite number, got {value!r}")
+    return number
+
+
+def _flag(name: str, value: Any) -> bool:
+    try:
+        return bool(value)
+    except Exception as error:
+        raise EnvironmentFault(f"{name} must be True or False, got {value!r}") from error

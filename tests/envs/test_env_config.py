@@ -1,0 +1,179 @@
+import re
+import threading
+from typing import Any, ClassVar
+
+import pytest
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.config import COMMON_FIELDS, Field, choice_field, is_bool, is_int, is_number, or_none
+from agentsgym.errors import ConfigError
+from agentsgym.testing import chat_tokenizer
+
+
+class Quiet(MultistepEnv):
+    """A game that ends with the first action."""
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+        return {"done": False}
+
+    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+        return "Say something."
+
+    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+        return state, 0.0, True, {}
+
+
+class Configured(Quiet):
+    """A game with keys and defaults of its own."""
+
+    config_fields: ClassVar = {
+        "judge": Field(default=None, wanted="a callable or None", valid=or_none(callable)),
+        "words": Field(default=["yes"], wanted="a list", valid=lambda value: isinstance(value, list)),
+        "penalty": Field(default=0.5, wanted="a number from 0 on", valid=is_number(0)),
+        "mode": choice_field("easy", "hard"),
+    }
+    default_config: ClassVar = {"max_steps_per_episode": 7, "mode": "hard"}
+
+
+def test_the_documented_defaults() -> None:
+    assert Quiet().env_config == {
+        "max_steps_per_episode": 20,
+        "episodes_per_trial": 1,
+        "free_shots": 0,
+        "error_allowance": 1,
+        "system_prompt": None,
+        "max_trajectory_tokens": None,
+        "turn_credit": "step",
+        "token_credit": "spread",
+        "keep_history": False,
+        "history": "append",
+    }
+
+
+BAD_VALUES = [
+    *[("max_steps_per_episode", value, "a positive int") for value in (0, -1, 2.0, True, "3", None)],
+    *[("episodes_per_trial", value, "a positive int") for value in (0, 1.5, False)],
+    *[("free_shots", value, "a non-negative int") for value in (-1, True, None)],
+    *[("error_allowance", value, "a non-negative int") for value in (-1, 0.0, "1")],
+    *[("system_prompt", value, "a str ('' for none) or None") for value in (3, False, ["a"])],
+    *[("max_trajectory_tokens", value, "a positive int or None") for value in (0, "100", 1e3)],
+    *[("turn_credit", value, "one of 'step', 'final', 'repeat_final', 'spread_final'") for value in ("Step", None, [])],
+    *[("token_credit", value, "one of 'spread', 'last', 'each'") for value in ("first", 1)],
+    *[("keep_history", value, "True or False") for value in (0, "yes", None)],
+    *[("history", value, "'append' ('rerender' is not supported yet)") for value in ("rerender", None)],
+]
+
+
+@pytest.mark.parametrize(("key", "value", "wanted"), BAD_VALUES)
+def test_a_bad_value_names_its_key_what_is_wanted_and_what_was_given(key: str, value: Any, wanted: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Quiet(env_config={key: value})
+    assert str(caught.value) == f"env_config[{key!r}] must be {wanted}, got {value!r}"
+
+
+def test_every_common_key_is_tested_with_bad_values() -> None:
+    assert {key for key, _, _ in BAD_VALUES} == {*COMMON_FIELDS}
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("max_step_per_episode", "did you mean 'max_steps_per_episode'?"), ("seed", "known are"), (5, "known are")],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_one(key: Any, hint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"env_config[{key!r}] is unknown; {hint}")):
+        Quiet(env_config={key: 1})
+
+
+@pytest.mark.parametrize("given", [[], "a", 3])
+def test_a_configuration_that_is_no_dict_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match="env_config must be a dict or None, got"):
+        Quiet(env_config=given)
+
+
+@pytest.mark.parametrize(("free_shots", "episodes"), [(1, 1), (3, 2)])
+def test_a_trial_that_is_all_practice_is_refused(free_shots: int, episodes: int) -> None:
+    with pytest.raises(ConfigError, match=rf"'free_shots'.* smaller than .*got {free_shots} of {episodes}"):
+        Quiet(env_config={"free_shots": free_shots, "episodes_per_trial": episodes})
+
+
+@pytest.mark.parametrize("token_credit", ["last", "each"])
+def test_spread_final_goes_with_spread_alone(token_credit: str) -> None:
+    with pytest.raises(ConfigError, match=f"'spread_final' needs token_credit 'spread', got '{token_credit}'"):
+        Quiet(env_config={"turn_credit": "spread_final", "token_credit": token_credit})
+
+
+def test_a_tokenizer_without_pad_token_is_refused() -> None:
+    tokenizer = chat_tokenizer("chatml")
+    tokenizer.pad_token = None
+    with pytest.raises(ConfigError, match="no pad token"):
+        Quiet(tokenizer)
+
+
+def test_a_games_own_keys_and_defaults() -> None:
+    config = Configured(env_config={"penalty": 1}).env_config
+    assert (config["max_steps_per_episode"], config["mode"], config["penalty"], config["judge"]) == (7, "hard", 1, None)
+    assert Configured(env_config={"mode": "easy", "max_steps_per_episode": 2}).env_config["mode"] == "easy"
+    with pytest.raises(ConfigError, match=r"env_config\['penalty'\] must be a number from 0 on, got -1"):
+        Configured(env_config={"penalty": -1})
+    with pytest.raises(ConfigError, match=r"env_config\['penalti'\] is unknown; did you mean 'penalty'\?"):
+        Configured(env_config={"penalti": 1})
+    assert "mode" not in Quiet().env_config
+
+
+def test_plain_values_are_copied_and_callables_are_shared() -> None:
+    class Judge:
+        """A callable that cannot be copied."""
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __call__(self) -> str:
+            return "fine"
+
+    words, judge = ["a"], Judge()
+    given = {"words": words, "judge": judge}
+    env = Configured(env_config=given)
+    assert env.env_config["judge"] is judge
+    env.env_config["words"].append("b")
+    assert words == ["a"]
+    assert given.keys() == {"words", "judge"}
+    Configured().env_config["words"].append("c")
+    assert Configured().env_config["words"] == ["yes"]
+
+
+@pytest.mark.parametrize(("defaults", "message"), [({"modes": "hard"}, "is unknown"), ({"mode": "soft"}, "must be")])
+def test_a_games_own_defaults_are_checked_too(defaults: dict[str, Any], message: str) -> None:
+    class Mistaken(Configured):
+        """A game whose author mistyped a default."""
+
+        default_config = defaults
+
+    with pytest.raises(ConfigError, match=rf"default_config\['modes?'\] {message}"):
+        Mistaken()
+
+
+def test_values_that_do_not_go_together_can_be_refused_by_the_game() -> None:
+    class Picky(Configured):
+        """A game that looks at its whole configuration."""
+
+        def _check_config(self, config: dict[str, Any]) -> None:
+            if config["mode"] == "hard" and config["penalty"] == 0:
+                raise ConfigError("a hard game needs a penalty")
+
+    assert Picky(env_config={"mode": "easy", "penalty": 0})
+    with pytest.raises(ConfigError, match="a hard game needs a penalty"):
+        Picky(env_config={"penalty": 0})
+
+
+@pytest.mark.parametrize(
+    ("check", "good", "bad"),
+    [
+        (is_int(2), [2, 30], [1, 2.0, True, "2"]),
+        (is_number(), [0, -1.5], [float("nan"), float("inf"), True, "1"]),
+        (is_number(0), [0, 0.5], [-0.1]),
+        (is_bool, [True, False], [0, 1, None]),
+        (or_none(is_bool), [None, True], [0]),
+    ],
+)
+def test_checks(check: Any, good: list[Any], bad: list[Any]) -> None:
+    assert [check(value) for value in [*good, *bad]] == [True] * len(good) + [False] * len(bad)
