@@ -1,0 +1,46 @@
+"""Which objects still fit all answers, as the bits of an int: bit i stands for object i."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentsgym.envs.TwentyQuestions.knowledge import VALUES, KnowledgeBase
+
+
+class Candidates:
+    """The objects and properties of one game as bit masks.
+
+    Args:
+        knowledge: The facts.
+        objects: Names in the order of their bits.
+        properties: Keys of the properties that are asked about.
+    """
+
+    def __init__(self, knowledge: KnowledgeBase, objects: Sequence[str], properties: Sequence[str]) -> None:
+        self.objects = tuple(objects)
+        self.properties = tuple(properties)
+        self.all = (1 << len(self.objects)) - 1
+        self.bit = {name: 1 << i for i, name in enumerate(self.objects)}
+        self.with_value = {
+            key: {
+                value: sum(self.bit[name] for name in self.objects if knowledge.value(name, key) == value)
+                for value in VALUES
+            }
+            for key in self.properties
+        }
+
+    def names(self, mask: int) -> list[str]:
+        """The objects of a mask, in order."""
+        return [name for name in self.objects if mask & self.bit[name]]
+
+    def twins(self) -> tuple[str, str] | None:
+        """Two objects that no property tells apart; None if there are none."""
+        seen: dict[tuple[bool, ...], str] = {}
+        for name in self.objects:
+            row = tuple(
+                bool(self.with_value[key][value] & self.bit[name]) for key in self.properties for value in VALUES
+            )
+            if row in seen:
+                return seen[row], name
+            seen[row] = name
+        return None

@@ -1,0 +1,254 @@
+"""Twenty Questions: the agent finds out what object the gamemaster thinks of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.config import Field, choice_field, is_bool, is_number, or_none
+from agentsgym.envs.TwentyQuestions.candidates import Candidates
+from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
+from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, load_knowledge
+from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question
+from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCHEMES, Outcome, information_share
+from agentsgym.envs.TwentyQuestions.tasks import DatasetOptions, task_dataset
+from agentsgym.errors import ConfigError, EnvironmentFault, TaskError, did_you_mean
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+FIRST_PROMPT = "I am thinking of an object. Ask your first question."
+LAST_TURN = "This is your last turn: name the object."
+
+_SYSTEM_PROMPT = (
+    "Let's play Twenty Questions. I am thinking of an object, and you find out which one it is. You have {turns}. "
+    'In each turn ask me one question about the object; I answer "Yes.", "No.", "Sometimes." or "I don\'t know.". '
+    'To guess the object, ask for it by name, as in "Is it a clock?", or write it in brackets, as in [clock]. '
+    "{wrong_guess} Answer with your question or your guess alone."
+)
+_WRONG_GUESS = {
+    True: "You have a single guess: a wrong one ends the game.",
+    False: 'A wrong guess is answered "No." like any other question.',
+}
+
+
+def _is_choice(value: Any) -> bool:
+    is_names = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)  # pyright: ignore[reportUnknownVariableType]
+    return value == "all" or (is_names and len(value) > 0)  # pyright: ignore[reportUnknownArgumentType]
+
+
+_PENALTY = Field(default=None, wanted="a number >= 0, or None for the scheme's own", valid=or_none(is_number(0)))
+_SWITCH = Field(default=False, wanted="True or False", valid=is_bool)
+
+
+class TwentyQuestionsEnv(MultistepEnv):
+    """Twenty Questions over a knowledge base of everyday objects.
+
+    A task is ``{"solution": str, "seed": int}``; any solution can be played. For one that the knowledge base does not
+    know the guess is recognised and every property is "I don't know.".
+
+    Keys of ``env_config`` beside the common ones:
+
+    - ``objects``: ``"all"`` or a list of names: what the secret may be. It is what information is measured against.
+    - ``properties``: ``"all"`` or a list of keys: what the gamemaster answers about.
+    - ``hardcore``: keep only those of ``objects`` that are marked as harder.
+    - ``final_guess``: whether a wrong guess ends the game, lost; otherwise it is a question answered "No.".
+    - ``reward_scheme``: ``"win_plus_information"`` (default), ``"win"`` or ``"lmrl"``; see
+      :mod:`agentsgym.envs.TwentyQuestions.rewards`.
+    - ``invalid_penalty``, ``repeat_penalty``: what an invalid action and a repeated question cost, in any scheme; by
+      default 0.1 and 0.05 under ``win_plus_information`` and nothing under the others, which stay as they are defined.
+    - ``unknown_penalty``: what a question answered "I don't know." costs; by default nothing.
+    - ``gamemaster``: any callable ``(solution, question) -> str`` in the place of the built-in one. It is given the
+      solution as the task writes it and what the agent said; guesses are judged by the game. An answer that the
+      knowledge base does not confirm rules no object out.
+    """
+
+    config_fields: ClassVar[Mapping[str, Field]] = {
+        "objects": Field(default="all", wanted="'all' or a list of object names", valid=_is_choice),
+        "properties": Field(default="all", wanted="'all' or a list of property keys", valid=_is_choice),
+        "hardcore": _SWITCH,
+        "final_guess": _SWITCH,
+        "reward_scheme": choice_field(*REWARD_SCHEMES),
+        "invalid_penalty": _PENALTY,
+        "repeat_penalty": _PENALTY,
+        "unknown_penalty": Field(default=0.0, wanted="a number >= 0", valid=is_number(0)),
+        "gamemaster": Field(
+            default=None, wanted="a callable (solution, question) -> str, or None", valid=or_none(callable)
+        ),
+    }
+
+    def _check_config(self, config: dict[str, Any]) -> None:
+        self.knowledge = load_knowledge()
+        self.candidates = Candidates(self.knowledge, self._chosen_objects(config), self._chosen_properties(config))
+        twins = self.candidates.twins()
+        if twins:
+            raise ConfigError(f"env_config['properties'] must tell all objects apart, got none that tells {twins}")
+        self._reader = load_reader()
+        self._language = load_language()
+        self._gamemaster = Gamemaster(self.knowledge, self._language, self.candidates.properties)
+        self._reward: Callable[[Outcome], float] = REWARD_SCHEMES[config["reward_scheme"]]
+        invalid, repeat = DEFAULT_PENALTIES[config["reward_scheme"]]
+        self._invalid_penalty: float = invalid if config["invalid_penalty"] is None else config["invalid_penalty"]
+        self._repeat_penalty: float = repeat if config["repeat_penalty"] is None else config["repeat_penalty"]
+
+    def _check_task(self, task_data: Mapping[str, Any]) -> None:
+        if "solution" not in task_data:
+            raise TaskError(f"task_data needs a 'solution' (str), got the keys {sorted(map(str, task_data))}")
+        solution = task_data["solution"]
+        if not (isinstance(solution, str) and self._reader.canonical(solution)):
+            raise TaskError(f"task_data['solution'] must be a word or words, got {solution!r}")
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+        self._check_task(task_data)
+        solution = self._reader.canonical(task_data["solution"])
+        is_candidate = solution in self.candidates.bit
+        # a secret that is none of the objects gets a bit of its own, so that a candidate is always left
+        secret_bit = self.candidates.bit[solution] if is_candidate else self.candidates.all + 1
+        return {
+            "solution": solution,
+            "solution_as_given": task_data["solution"],
+            "secret_bit": secret_bit,
+            "candidates": self.candidates.all | secret_bit,
+            "num_at_start": (self.candidates.all | secret_bit).bit_count(),
+            "asked": frozenset[str](),
+            "observation": FIRST_PROMPT,
+            "done": False,
+        }
+
+    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+        is_last = step >= self.env_config["max_steps_per_episode"] - 1
+        return f"{state['observation']} {LAST_TURN}" if is_last else state["observation"]
+
+    def _step_episode(
+        self, session_id: str, state: dict[str, Any], action: str
+    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        move = self._reader.read(action, state["solution"])
+        if isinstance(move, Fault):
+            reward = self._reward(Outcome(penalty=self._invalid_penalty))
+            info = {"success": False, "invalid": True, "reason": move.name.lower()}
+            return {**state, "observation": move.value}, reward, False, info
+        if isinstance(move, Guess):
+            return self._guess(state, move)
+        return self._answer(state, move, action)
+
+    def _state_key(self, state: dict[str, Any]) -> Hashable:
+        """The objects that fit all answers: where they are the same, so is what is left to find out."""
+        return state["candidates"]
+
+    def _system_prompt(self) -> str:
+        turns = self.env_config["max_steps_per_episode"]
+        return _SYSTEM_PROMPT.format(
+            turns="1 turn" if turns == 1 else f"{turns} turns",
+            wrong_guess=_WRONG_GUESS[self.env_config["final_guess"]],
+        )
+
+    def _guess(self, state: dict[str, Any], guess: Guess) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        if guess.name == state["solution"]:
+            next_state = {**state, "candidates": state["secret_bit"], "observation": YES}
+            return next_state, self._reward(Outcome(right=True)), True, {"success": True, "guess": guess.name}
+        ruled_out = self.candidates.bit.get(guess.name, 0)
+        is_final: bool = self.env_config["final_guess"]
+        next_state, outcome = self._learn(
+            state, f"guess {guess.name}", kept=~ruled_out, penalty=0.0, is_paid=not is_final
+        )
+        info = {"success": False, "guess": guess.name}
+        return {**next_state, "observation": NO}, self._reward(outcome), is_final, info
+
+    def _answer(
+        self, state: dict[str, Any], question: Question, action: str
+    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        meaning = self._language.understand(question.text)
+        expected = self._gamemaster(state["solution"], question.text)
+        reply = self._reply(state, action) if self.env_config["gamemaster"] else expected
+        kept = -1
+        if meaning and reply == expected != UNKNOWN:
+            value = self.knowledge.value(state["solution"], meaning.key) or ""
+            kept = self.candidates.with_value[meaning.key][value] | state["secret_bit"]
+        topic = f"property {meaning.key}" if meaning else f"question {question.text}"
+        penalty: float = self.env_config["unknown_penalty"] if reply == UNKNOWN else 0.0
+        next_state, outcome = self._learn(state, topic, kept=kept, penalty=penalty)
+        info = {"success": False, "property": meaning.key if meaning else None, "reply": reply}
+        return {**next_state, "observation": reply}, self._reward(outcome), False, info
+
+    def _reply(self, state: dict[str, Any], action: str) -> str:
+        said = action.rpartition("</think>")[2].strip()
+        reply = self.env_config["gamemaster"](state["solution_as_given"], said)
+        if not isinstance(reply, str):
+            raise EnvironmentFault(f"the gamemaster must answer with a str, got {reply!r}")
+        return reply
+
+    def _learn(
+        self, state: dict[str, Any], topic: str, *, kept: int, penalty: float, is_paid: bool = True
+    ) -> tuple[dict[str, Any], Outcome]:
+        """Rule out what is not ``kept`` and note the topic as asked."""
+        before: int = state["candidates"]
+        after = before & kept
+        share = information_share(before.bit_count(), after.bit_count(), state["num_at_start"])
+        repeat = self._repeat_penalty if topic in state["asked"] else 0.0
+        next_state = {**state, "candidates": after, "asked": state["asked"] | {topic}}
+        return next_state, Outcome(information=share if is_paid else 0.0, penalty=repeat + penalty)
+
+    def vocabulary_texts(self) -> list[str]:
+        """Every text that the game says, and every question and guess in its own words.
+
+        A word-level tokenizer built from these reads and writes whole games.
+        """
+        says = [*REPLIES, *(fault.value for fault in Fault)]
+        own = self.env_config["system_prompt"]
+        system = self._system_prompt() if own is None else own
+        prompts = [system, FIRST_PROMPT, *says, *(f"{text} {LAST_TURN}" for text in (FIRST_PROMPT, *says))]
+        questions = [self.knowledge.properties[key].question for key in self.candidates.properties]
+        guesses = [self.knowledge.objects[name].guess for name in self.candidates.objects]
+        return [text for text in (*prompts, *questions, *guesses) if text]
+
+    @classmethod
+    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
+        """Rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
+
+        Raises:
+            ConfigError: The configuration or an option is not valid, or ``gamemaster`` is given (a row is plain JSON).
+        """
+        return task_dataset(cls._secrets(env_config), env_config, "train", options)
+
+    @classmethod
+    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
+        """Rows to evaluate on, which share no secret with :meth:`get_train_dataset` unless ``split="all"``.
+
+        Raises:
+            ConfigError: As for :meth:`get_train_dataset`.
+        """
+        return task_dataset(cls._secrets(env_config), env_config, "eval", options)
+
+    @classmethod
+    def _secrets(cls, env_config: dict[str, Any] | None) -> tuple[str, ...]:
+        env = cls(env_config=env_config)
+        if env.env_config["gamemaster"] is not None:
+            raise ConfigError("env_config['gamemaster'] cannot be in a dataset row: give it to the environment itself")
+        return env.candidates.objects
+
+    def _chosen_objects(self, config: dict[str, Any]) -> list[str]:
+        known: KnowledgeBase = self.knowledge
+        chosen = list(known.objects) if config["objects"] == "all" else list(config["objects"])
+        for i, name in enumerate(chosen):
+            if name not in known.objects:
+                raise ConfigError(f"env_config['objects'] has {name!r}{did_you_mean(name, known.objects)}")
+            if name in chosen[:i]:
+                raise ConfigError(f"env_config['objects'] must name each object once, got {name!r} again")
+        if config["hardcore"]:
+            chosen = [name for name in chosen if known.objects[name].hard]
+        if not chosen:
+            raise ConfigError(
+                "env_config['hardcore'] must leave an object, got no hard one among env_config['objects']"
+            )
+        return chosen
+
+    def _chosen_properties(self, config: dict[str, Any]) -> list[str]:
+        known = self.knowledge.properties
+        chosen = list(known) if config["properties"] == "all" else list(config["properties"])
+        for i, key in enumerate(chosen):
+            if key not in known:
+                raise ConfigError(f"env_config['properties'] has {key!r}{did_you_mean(key, known)}")
+            if key in chosen[:i]:
+                raise ConfigError(f"env_config['properties'] must name each property once, got {key!r} again")
+        return chosen

@@ -1,0 +1,198 @@
+"""The built-in gamemaster: which property a question is about, and the answer.
+
+A question is understood when, normalised, it is one of the frames below around one of a property's phrases, from its
+first word to its last. Everything else is "I don't know.": better no answer than a wrong one.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, Property, load_knowledge
+from agentsgym.envs.TwentyQuestions.parsing import Reader, core, normalise
+
+YES, NO, SOMETIMES, UNKNOWN = "Yes.", "No.", "Sometimes.", "I don't know."
+REPLIES = (YES, NO, SOMETIMES, UNKNOWN)
+_REPLY_OF_VALUE = {"yes": YES, "no": NO, "sometimes": SOMETIMES}
+_OPPOSITE = {YES: NO, NO: YES}
+
+# the empty choice stands last: what comes first is tried first
+_BLOCKS: dict[str, tuple[str, ...]] = {
+    "adverb": ("usually ", "normally ", "typically ", "generally ", "commonly ", ""),
+    "thing": ("something ", "a thing ", "an object ", "an item "),
+    "that": ("that ", "which "),
+    "maybe_that": ("that ", "which ", ""),
+    "you": ("you ", "people ", "someone ", "somebody ", "one ", "we ", "humans ", "a person "),
+    "ask": tuple(
+        opening + link
+        for opening in (
+            "would you say ", "do you think ", "tell me ", "can you tell me ", "could you tell me ",
+            "i want to know ", "i would like to know ", "i wonder ", "is it true ", "is it fair to say ",
+        )
+        for link in ("if ", "whether ", "that ", "")
+    ),
+}  # fmt: skip
+# (the form of the phrase, what stands around it)
+_FRAMES: tuple[tuple[str, str], ...] = (
+    ("is", "is it {adverb}{phrase}"),
+    ("is", "is it {thing}{adverb}{phrase}"),
+    ("is", "is it {thing}{that}is {adverb}{phrase}"),
+    ("is", "{ask}it is {adverb}{phrase}"),
+    ("is", "would you call it {phrase}"),
+    ("is", "would you consider it {phrase}"),
+    ("is", "would you consider it to be {phrase}"),
+    ("is", "would you describe it as {phrase}"),
+    ("is", "does it count as {phrase}"),
+    ("does", "does it {adverb}{phrase}"),
+    ("third", "is it {thing}{that}{adverb}{phrase}"),
+    ("third", "{ask}it {adverb}{phrase}"),
+    ("can", "can it {phrase}"),
+    ("can", "could it {phrase}"),
+    ("can", "is it able to {phrase}"),
+    ("can", "does it have the ability to {phrase}"),
+    ("can", "is it {thing}{that}can {phrase}"),
+    ("can", "{ask}it can {phrase}"),
+    ("people_do", "do {you}{adverb}{phrase}"),
+    ("people_do", "would {you}{phrase}"),
+    ("people_do", "{ask}{you}{adverb}{phrase}"),
+    ("do_gap", "is it {thing}{maybe_that}{you}{adverb}{phrase}"),
+    ("do_gap", "is it {thing}{maybe_that}{you}would {phrase}"),
+    ("people_can", "can {you}{phrase}"),
+    ("people_can", "could {you}{phrase}"),
+    ("people_can", "is it possible to {phrase}"),
+    ("people_can", "{ask}{you}can {phrase}"),
+    ("can_gap", "is it {thing}{maybe_that}{you}can {phrase}"),
+    ("can_gap", "is it {thing}{maybe_that}{you}could {phrase}"),
+)
+_KIND_OF = re.compile(r"(?:a|some) (?:kind|type|sort|form) of (?:an? )?(?P<what>.+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """Which property a question is about, and whether it asks for the opposite."""
+
+    key: str
+    opposite: bool = False
+
+
+class Language:
+    """Understands questions about the properties of a knowledge base."""
+
+    def __init__(self, knowledge: KnowledgeBase) -> None:
+        self._frames = [(form, _frame_pattern(template)) for form, template in _FRAMES]
+        self._meanings: dict[tuple[str, str], set[Meaning]] = {}
+        for entry in knowledge.properties.values():
+            for form, phrase, opposite in phrases(entry):
+                meaning = Meaning(key=entry.key, opposite=opposite)
+                self._meanings.setdefault((form, phrase), set()).add(meaning)
+        self.understand = functools.lru_cache(maxsize=8192)(self._understand)
+
+    def meanings(self, question: str) -> set[Meaning]:
+        """Every property that the question may be about; more than one is a fault of the files."""
+        text = core(normalise(question))
+        found: set[Meaning] = set()
+        for form, pattern in self._frames:
+            match = pattern.fullmatch(text)
+            if match:
+                found |= self._of_phrase(form, match["phrase"])
+        return found
+
+    def _understand(self, question: str) -> Meaning | None:
+        found = self.meanings(question)
+        return found.pop() if len(found) == 1 else None
+
+    def _of_phrase(self, form: str, phrase: str) -> set[Meaning]:
+        found = self._meanings.get((form, phrase), set[Meaning]())
+        kind = _KIND_OF.fullmatch(phrase) if form == "is" else None
+        if found or kind is None:
+            return found
+        return self._meanings.get(("is", f"a {kind['what']}")) or self._meanings.get(
+            ("is", f"an {kind['what']}"), set[Meaning]()
+        )
+
+
+@functools.cache
+def load_language() -> Language:
+    """The language of the knowledge base that comes with the game."""
+    return Language(load_knowledge())
+
+
+@functools.cache
+def load_reader() -> Reader:
+    """The reader of actions for the knowledge base that comes with the game."""
+    language = load_language()
+    return Reader(load_knowledge(), lambda question: language.understand(question) is not None)
+
+
+class Gamemaster:
+    """Answers from the knowledge base, never wrongly.
+
+    Args:
+        knowledge: The facts.
+        properties: The keys that it answers about; the others are "I don't know.".
+    """
+
+    def __init__(self, knowledge: KnowledgeBase, language: Language, properties: Collection[str]) -> None:
+        self._knowledge = knowledge
+        self._language = language
+        self._properties = frozenset(properties)
+
+    def __call__(self, solution: str, question: str) -> str:
+        """One of :data:`REPLIES`; ``solution`` is an object's name in the knowledge base, or one it does not know."""
+        meaning = self._language.understand(question)
+        if meaning is None or meaning.key not in self._properties:
+            return UNKNOWN
+        value = self._knowledge.value(solution, meaning.key)
+        reply = UNKNOWN if value is None else _REPLY_OF_VALUE[value]
+        return _OPPOSITE.get(reply, reply) if meaning.opposite else reply
+
+
+def phrases(entry: Property) -> Iterator[tuple[str, str, bool]]:
+    """Every phrase of a property in every form that a frame takes, and whether it means the opposite."""
+    for kind, texts in entry.phrases.items():
+        for marked in texts:
+            phrase, opposite = normalise(marked.removeprefix("!").replace("_", "%")), marked.startswith("!")
+            for form, text in _forms(kind, phrase):
+                yield form, text, opposite
+
+
+def paraphrases(entry: Property) -> Iterator[tuple[str, bool]]:
+    """Every question that is understood as this property, frame by frame, and whether it asks for the opposite."""
+    by_form: dict[str, list[tuple[str, bool]]] = {}
+    for form, phrase, opposite in phrases(entry):
+        by_form.setdefault(form, []).append((phrase, opposite))
+    for form, template in _FRAMES:
+        names = re.findall(r"{(\w+)}", template)[:-1]
+        for blocks in itertools.product(*(_BLOCKS[name] for name in names)):
+            frame = template.format(**dict(zip(names, blocks, strict=True)), phrase="%")
+            for phrase, opposite in by_form.get(form, []):
+                yield frame.replace("%", phrase) + "?", opposite
+
+
+def _forms(kind: str, phrase: str) -> Iterator[tuple[str, str]]:
+    yield kind, phrase.replace("%", "it")
+    if kind == "does":
+        yield "third", _third_person(phrase)
+    gap = {"people_do": "do_gap", "people_can": "can_gap"}.get(kind)
+    if gap:
+        yield gap, " ".join(phrase.replace("%", "").split())
+
+
+def _third_person(phrase: str) -> str:
+    verb, space, rest = phrase.partition(" ")
+    if verb == "have":
+        return "has" + space + rest
+    if verb.endswith(("s", "sh", "ch", "x", "o")):
+        return verb + "es" + space + rest
+    if verb.endswith("y") and verb[-2] not in "aeiou":
+        return verb[:-1] + "ies" + space + rest
+    return verb + "s" + space + rest
+
+
+def _frame_pattern(template: str) -> re.Pattern[str]:
+    blocks = {name: "(?:" + "|".join(choices) + ")" for name, choices in _BLOCKS.items()}
+    return re.compile(template.format(**blocks, phrase="(?P<phrase>.+)"))

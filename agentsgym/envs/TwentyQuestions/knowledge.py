@@ -1,0 +1,163 @@
+"""What the game knows: ``knowledge.csv`` (objects and their facts) and ``properties.csv`` (how properties are asked).
+
+Both files are for reading and mending by hand; ``python -m agentsgym.envs.TwentyQuestions.check_knowledge`` checks
+them. A value says what is typical of the object: ``sometimes`` where it varies from one to the next or where readers
+would not agree.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+OBJECTS_FILE = FOLDER / "knowledge.csv"
+PROPERTIES_FILE = FOLDER / "properties.csv"
+CATEGORIES_FILE = FOLDER / "categories.txt"
+
+OBJECT_COLUMNS = ("object", "article", "plural", "aliases", "hard")
+PHRASE_KINDS = ("is", "does", "can", "people_do", "people_can")
+VALUES = ("yes", "no", "sometimes")
+
+#: A game that a very small model can hold: short questions whose last word tells them apart, every row distinct.
+DEMO_OBJECTS = (
+    "airplane", "apple", "backpack", "ball", "banana", "bed", "bee", "candle", "car", "carrot", "cat",
+    "chicken", "clock", "computer", "cow", "dog", "fish", "hat", "knife", "lamp", "mirror", "newspaper",
+    "octopus", "oven", "pencil", "piano", "rose", "skateboard", "snake", "telescope", "television", "tree",
+)  # fmt: skip
+DEMO_PROPERTIES = (
+    "alive", "animal", "plant", "man_made", "electric", "fur", "wings", "fly", "swim", "eggs",
+    "jump", "noise", "round", "soft", "sharp", "tool", "wheels", "fruit", "wood", "vehicle",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownObject:
+    """One row of ``knowledge.csv``.
+
+    Attributes:
+        name: The object, in the singular where it has one.
+        article: ``"a"``, ``"an"`` or ``""`` (bread, scissors).
+        plural: The plural.
+        aliases: Other names that mean the same object.
+        hard: Whether it is one of the harder ones.
+        values: ``"yes"``, ``"no"`` or ``"sometimes"`` by property.
+    """
+
+    name: str
+    article: str
+    plural: str
+    aliases: tuple[str, ...]
+    hard: bool
+    values: Mapping[str, str]
+
+    @property
+    def guess(self) -> str:
+        """The guess in the game's own words, as in ``"Is it a clock?"``."""
+        return f"Is it {self.article} {self.name}?" if self.article else f"Is it {self.name}?"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name it goes by, plurals included."""
+        return (self.name, self.plural, *self.aliases)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Property:
+    """One row of ``properties.csv``.
+
+    Attributes:
+        key: Its name in configurations and in ``knowledge.csv``.
+        question: The question in the game's own words.
+        phrases: The phrases that mean it, by kind: what follows "is it", "does it", "can it", "do you" and "can you",
+            the last two with ``_`` in the place of the object; a leading ``!`` marks the opposite.
+    """
+
+    key: str
+    question: str
+    phrases: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnowledgeBase:
+    """Objects by name, properties by key, and every name of every object."""
+
+    objects: Mapping[str, KnownObject]
+    properties: Mapping[str, Property]
+    names: Mapping[str, str]
+    categories: frozenset[str]
+
+    def value(self, name: str, key: str) -> str | None:
+        """What is known of an object; None if the knowledge base does not know the object or the property."""
+        known = self.objects.get(name)
+        return None if known is None else known.values.get(key)
+
+
+def expand(phrase: str) -> list[str]:
+    """Write out the alternatives of a phrase.
+
+    >>> expand("made (of/from) wood")
+    ['made of wood', 'made from wood']
+    """
+    parts = re.split(r"\(([^()]*)\)", phrase)
+    choices = [part.split("/") if i % 2 else [part] for i, part in enumerate(parts)]
+    return [" ".join("".join(choice).split()) for choice in itertools.product(*choices)]
+
+
+def split_list(cell: str) -> tuple[str, ...]:
+    """The entries of a cell that holds several, separated by semicolons."""
+    return tuple(entry.strip() for entry in cell.split(";") if entry.strip())
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; row ``i`` stands in line ``i + 2``."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def object_of(row: Mapping[str, str]) -> KnownObject:
+    """Read one row of ``knowledge.csv``."""
+    return KnownObject(
+        name=row["object"],
+        article=row["article"],
+        plural=row["plural"],
+        aliases=split_list(row["aliases"]),
+        hard=row["hard"] == "yes",
+        values={key: value for key, value in row.items() if key not in OBJECT_COLUMNS},
+    )
+
+
+def property_of(row: Mapping[str, str]) -> Property:
+    """Read one row of ``properties.csv``, its alternatives written out."""
+    phrases = {
+        kind: tuple(text for entry in split_list(row[kind]) for text in _expand_entry(entry)) for kind in PHRASE_KINDS
+    }
+    return Property(key=row["property"], question=row["question"], phrases=phrases)
+
+
+def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPERTIES_FILE) -> KnowledgeBase:
+    """Read the files as they are; ``check_knowledge`` says whether they are in order."""
+    objects = [object_of(row) for row in read_rows(objects_path)]
+    properties = [property_of(row) for row in read_rows(properties_path)]
+    return KnowledgeBase(
+        objects={known.name: known for known in objects},
+        properties={entry.key: entry for entry in properties},
+        names={name: known.name for known in objects for name in known.names},
+        categories=frozenset(CATEGORIES_FILE.read_text(encoding="utf-8").split()),
+    )
+
+
+@functools.cache
+def load_knowledge() -> KnowledgeBase:
+    """The knowledge base that comes with the game, read once."""
+    return read_knowledge()
+
+
+def _expand_entry(entry: str) -> list[str]:
+    mark = "!" if entry.startswith("!") else ""
+    return [mark + text for text in expand(entry.removeprefix("!"))]

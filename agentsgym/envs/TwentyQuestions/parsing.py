@@ -1,0 +1,222 @@
+"""From what an agent said to a move: a question, a guess, or an invalid action.
+
+Everything here works on whole words and whole sentences; nothing is found by substring.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase
+
+
+class Fault(StrEnum):
+    """Why an action is invalid, in the words that the agent reads."""
+
+    EMPTY = "You said nothing: ask one yes-or-no question."
+    SEVERAL = "One question at a time: ask one yes-or-no question."
+    NO_QUESTION = "That was no question: ask one yes-or-no question, or guess the object."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question about the object: its sentence, normalised and without fillers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """An object named: the knowledge base's name for it, or the agent's word for one that it does not know."""
+
+    name: str
+
+
+Move = Question | Guess | Fault
+
+_CONTRACTIONS = {
+    "it's": "it is",
+    "that's": "that is",
+    "you're": "you are",
+    "you'd": "you would",
+    "i'd": "i would",
+    "i'll": "i will",
+    "i'm": "i am",
+    "let's": "let us",
+}
+_CONTRACTION = re.compile(r"\b(?:" + "|".join(_CONTRACTIONS) + r")\b")
+_SUBJECT = re.compile(
+    r"\b(?:(?:the|this|your) (?:secret |mystery |hidden )?(?:object|thing|item|answer|word)"
+    r"(?: (?:that )?(?:you are thinking of|you have in mind|you are thinking about|in question))?|this)(?= |$|\?)"
+)
+_SENTENCE = re.compile(r"([^.!?\n]+)([.!?\n]*)")
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_FILLER = re.compile(
+    r"^(?:(?:ok|okay|so|well|hmm|now|then|alright|great|good|thanks|thank you|and|yes|no|please|sure|first|next)\b"
+    r"[ ,:]*"
+    r"|(?:my |the )?(?:first |next |last |final )?question(?: number)?(?: \d+)?(?: is)? ?[:,]+ *"
+    r"|(?:my |the )(?:first |next |last |final )?question (?:number )?(?:\d+ )?is[:,]? *"
+    r"|q?\d+ *[):]+ *|[ ,:;>#]+)"
+)
+_QUESTION_OPENING = re.compile(
+    r"(?:is|are|was|were|does|do|did|can|could|would|will|has|have|had|might|may|should"
+    r"|what|who|whose|which|where|when|why|how|tell me|i want to know|i would like to know|i wonder)\b"
+)
+_DANGLING = re.compile(r"(?:is|could|might) it(?: be)?(?: an?| the)?")
+_ARTICLE = re.compile(r"(?:a|an|the|some)\s+")
+
+_HEDGE = r"(?:(?:perhaps|possibly|maybe|by any chance|simply|just|actually|really) )?"
+_SURE_GUESS = re.compile(
+    r"(?:(?:my|the) )?(?:(?:(?:final|last|best|first|next) )?(?:guess|answer)(?: is| would be| ?[:,])"
+    r"|(?:final|last) (?:guess|answer) )(?: that)?[ ,:]*(?:it is |is it )?(?P<name>.+)"
+)
+_MILD_GUESS = re.compile(
+    r"(?:i (?:think|believe|say|am sure|would say|guess|will guess)(?: that)? )?it (?:is|must be|has to be) "
+    r"(?P<name>.+)"
+    r"|i (?:(?:will|would) )?(?:now )?guess[ ,:]+(?P<guessed>.+)"
+    r"|you are thinking of (?P<thought>.+)"
+)
+_ASKED_GUESS = re.compile(
+    rf"(?:is it|are they) {_HEDGE}(?P<name>.+)"
+    rf"|(?:could|might|can|would) it {_HEDGE}be {_HEDGE}(?P<could>.+)"
+    r"|are you thinking of (?P<thought>.+)"
+)
+
+
+def normalise(text: str) -> str:
+    """Lower case, one space between words, plain quotes, no markup, contractions and "the object" written as "it".
+
+    >>> normalise("Is the object you're thinking of  *man-made*?")
+    'is it man made?'
+    """
+    text = unicodedata.normalize("NFKC", text).lower().replace("\u2019", "'").replace("\u2018", "'")
+    text = re.sub(r"[\"\u201c\u201d`*_]", "", text)
+    text = re.sub(r"[-\u2010-\u2014]", " ", text)
+    text = re.sub(r"[^\S\n]+", " ", text)
+    text = _CONTRACTION.sub(lambda match: _CONTRACTIONS[match.group()], text)
+    return re.sub(r" *\n *", "\n", _SUBJECT.sub("it", text)).strip()
+
+
+def core(sentence: str) -> str:
+    """A normalised sentence without what comes before its question ("Okay, next question: …") and after its end.
+
+    >>> core("okay, my next question is: is it alive?")
+    'is it alive'
+    """
+    previous = None
+    text = sentence.strip()
+    while text != previous:
+        previous = text
+        text = _FILLER.sub("", text, count=1)
+    return text.strip(" ?!.,:;'\n")
+
+
+class Reader:
+    """Reads actions with the knowledge base's names in mind.
+
+    Args:
+        knowledge: The names, and the words for categories that are no guess ("a mammal").
+        is_property: Whether a normalised question asks about a property; such a question is never a guess.
+    """
+
+    def __init__(self, knowledge: KnowledgeBase, is_property: Callable[[str], bool]) -> None:
+        self._categories = knowledge.categories
+        self._is_property = is_property
+        self._names = {normalise(name): target for name, target in knowledge.names.items()}
+        for name, target in list(self._names.items()):
+            for plural in _plurals(name):
+                self._names.setdefault(plural, target)
+
+    def canonical(self, name: str) -> str:
+        """The one name under which an object is compared: the knowledge base's, else the words as normalised."""
+        words = _without_article(core(normalise(name)))
+        return self._names.get(words, words)
+
+    def read(self, action: str, solution: str = "") -> Move:
+        """Find the one move in an action.
+
+        Args:
+            action: What the agent said; thinking up to ``</think>`` is not read.
+            solution: The canonical name of the secret, which the knowledge base may not know.
+        """
+        text = normalise(action.rpartition("</think>")[2])
+        if not core(text):
+            return Fault.EMPTY
+        bare = self._known(core(text), solution)
+        if bare is not None:
+            return Guess(name=bare)
+        moves = self._moves(text, solution)
+        if len(moves) == 1:
+            return moves[0]
+        return Fault.SEVERAL if moves else Fault.NO_QUESTION
+
+    def _moves(self, text: str, solution: str) -> list[Question | Guess]:
+        bracketed = [core(inner) for inner in _BRACKETS.findall(text) if core(inner)]
+        found: list[Question | Guess] = []
+        for inner in bracketed:
+            is_question = _QUESTION_OPENING.match(inner) is not None
+            found.append(self._question(inner, solution) if is_question else self._named(inner, solution))
+        for match in _SENTENCE.finditer(_BRACKETS.sub(" ", text)):
+            sentence, is_asked = core(match[1]), "?" in match[2]
+            if sentence and not (bracketed and _DANGLING.fullmatch(sentence)):
+                found += self._sentence(sentence, solution, is_asked=is_asked)
+        guesses = [move for move in found if isinstance(move, Guess)]
+        is_one_guess = len(guesses) == len(found) and len(set(guesses)) == 1  # "Is it a clock? [clock]"
+        return found[:1] if is_one_guess else found
+
+    def _sentence(self, sentence: str, solution: str, *, is_asked: bool) -> list[Question | Guess]:
+        sure = _SURE_GUESS.fullmatch(sentence)
+        if sure and _group(sure):
+            return [self._named(_group(sure), solution)]
+        if is_asked or _QUESTION_OPENING.match(sentence):
+            return [self._question(sentence, solution)]
+        mild = _MILD_GUESS.fullmatch(sentence)
+        is_guess = mild is not None and not self._is_property(f"is it {_group(mild)}")
+        name = self._object(_group(mild), solution) if mild and is_guess else None
+        return [] if name is None else [Guess(name=name)]
+
+    def _question(self, sentence: str, solution: str) -> Question | Guess:
+        if self._is_property(sentence):
+            return Question(text=sentence)
+        asked = _ASKED_GUESS.fullmatch(sentence)
+        name = self._object(_group(asked), solution) if asked else self._known(sentence, solution)
+        return Question(text=sentence) if name is None else Guess(name=name)
+
+    def _object(self, words: str, solution: str) -> str | None:
+        """The object meant by "a clock"; None for what may be a description ("a clock radio", "a mammal", "big")."""
+        known = self._known(words, solution)
+        if known is not None:
+            return known
+        bare = _without_article(words)
+        is_one_thing = bare != words and " " not in bare and bare.isalpha()
+        return bare if is_one_thing and not self._is_category(bare) else None
+
+    def _named(self, words: str, solution: str) -> Guess:
+        """A guess that says it is one: whatever it names is the guess."""
+        return Guess(name=self._known(words, solution) or _without_article(words))
+
+    def _known(self, words: str, solution: str) -> str | None:
+        bare = _without_article(words)
+        if bare in self._names:
+            return self._names[bare]
+        return solution if solution and (bare == solution or bare in _plurals(solution)) else None
+
+    def _is_category(self, word: str) -> bool:
+        return word in self._categories or word.removesuffix("s") in self._categories
+
+
+def _group(match: re.Match[str]) -> str:
+    return core(next(group for group in match.groups() if group is not None))
+
+
+def _without_article(words: str) -> str:
+    return _ARTICLE.sub("", words, count=1) if _ARTICLE.match(words) else words
+
+
+def _plurals(name: str) -> tuple[str, ...]:
+    plurals = (name + "s", name + "es")
+    return (*plurals, name[:-1] + "ies") if name.endswith("y") else plurals

@@ -1,0 +1,199 @@
+"""Players to measure against and to learn from, and what no player can beat.
+
+A player reads what the gamemaster said in the conversation and nothing else of the game. It numbers conversations in
+the order in which they start and plays each from a random stream of its own: a fresh player with the same seed plays
+the same games, however they are interleaved.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentsgym.agents.base import Agent
+from agentsgym.envs.TwentyQuestions.candidates import Candidates
+from agentsgym.envs.TwentyQuestions.env import FIRST_PROMPT, TwentyQuestionsEnv
+from agentsgym.envs.TwentyQuestions.gamemaster import NO, SOMETIMES, YES
+from agentsgym.errors import ConfigError
+from agentsgym.seeding import derive_seed
+from agentsgym.types import Message
+
+_VALUE_OF_REPLY = {YES: "yes", NO: "no", SOMETIMES: "sometimes"}
+
+
+@dataclass(slots=True, kw_only=True)
+class Notes:
+    """What a player keeps of one episode.
+
+    Attributes:
+        generator: The conversation's random stream.
+        candidates: The objects that fit all answers.
+        unasked: Properties not asked yet.
+        left: What each possible answer to the last turn leaves of the candidates, as a mask.
+        turn: Index of the turn.
+        num_questions: How many questions to ask before naming an object; -1 if that is not fixed.
+        tried: The objects named so far.
+    """
+
+    generator: random.Random
+    candidates: int
+    unasked: list[str]
+    left: Mapping[str, int] = field(default_factory=dict[str, int])
+    turn: int = 0
+    num_questions: int = -1
+    tried: set[str] = field(default_factory=set[str])
+
+
+class Player(Agent):
+    """A player that knows the facts; subclasses choose what to say.
+
+    Args:
+        env: The game, whose objects, properties and number of turns it plays with.
+        seed: Makes the random stream of every conversation.
+    """
+
+    def __init__(self, env: TwentyQuestionsEnv, seed: int = 0) -> None:
+        self._knowledge = env.knowledge
+        self._table: Candidates = env.candidates
+        self._num_turns: int = env.env_config["max_steps_per_episode"]
+        self._final_guess: bool = env.env_config["final_guess"]
+        self._seed = seed
+        self._conversations = itertools.count()
+
+    def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
+        """Take in the last answer and choose the next question or guess; ``agent_state`` is a :class:`Notes`."""
+        observation = messages[-1]["content"]
+        notes: Notes = agent_state if agent_state is not None else self._new_notes(self._new_stream())
+        if observation.startswith(FIRST_PROMPT) and agent_state is not None:  # the next episode, history kept
+            notes = self._new_notes(notes.generator)
+        self._take_in(notes, observation)
+        said = self._choose(notes)
+        notes.turn += 1
+        return said, notes
+
+    def _choose(self, notes: Notes) -> str:
+        raise NotImplementedError
+
+    def _new_stream(self) -> random.Random:
+        return random.Random(derive_seed(type(self).__name__, self._seed, next(self._conversations)))
+
+    def _new_notes(self, generator: random.Random) -> Notes:
+        return Notes(generator=generator, candidates=self._table.all, unasked=list(self._table.properties))
+
+    def _take_in(self, notes: Notes, observation: str) -> None:
+        for reply, mask in notes.left.items():
+            if observation.startswith(reply):
+                notes.candidates &= mask
+
+    def _must_guess(self, notes: Notes) -> bool:
+        return notes.turn >= self._num_turns - 1 or not notes.unasked or notes.candidates.bit_count() == 1
+
+    def _ask(self, notes: Notes, key: str) -> str:
+        notes.unasked.remove(key)
+        notes.left = {reply: self._table.with_value[key][value] for reply, value in _VALUE_OF_REPLY.items()}
+        return self._knowledge.properties[key].question
+
+    def _guess(self, notes: Notes, name: str) -> str:
+        notes.tried.add(name)
+        notes.left = {NO: ~self._table.bit[name]}
+        return self._knowledge.objects[name].guess
+
+    def _guess_any(self, notes: Notes) -> str:
+        """Name a random object that fits all answers; any untried one if none does (a secret outside the game)."""
+        fitting = self._table.names(notes.candidates)
+        untried = [name for name in self._table.objects if name not in notes.tried]
+        return self._guess(notes, notes.generator.choice(fitting or untried or list(self._table.objects)))
+
+
+class RandomPlayer(Player):
+    """Asks random unasked questions; on its last turn, or with one object left, names a random one that fits."""
+
+    def _choose(self, notes: Notes) -> str:
+        if self._must_guess(notes):
+            return self._guess_any(notes)
+        return self._ask(notes, notes.generator.choice(notes.unasked))
+
+
+class GreedyPlayer(Player):
+    """Takes the question with the most expected information, a guess being one too; a strong upper reference.
+
+    Ties go to a guess, then to the first property. Where a wrong guess ends the game it asks until one object is left.
+    """
+
+    def _choose(self, notes: Notes) -> str:
+        if self._must_guess(notes):
+            return self._guess_first(notes)
+        best = max(notes.unasked, key=lambda key: self._information(notes.candidates, key))
+        gain = self._information(notes.candidates, best)
+        num = notes.candidates.bit_count()
+        guess_gain = 0.0 if self._final_guess or not num else _entropy([1, num - 1])
+        return self._guess_first(notes) if gain <= guess_gain + 1e-12 else self._ask(notes, best)
+
+    def _information(self, candidates: int, key: str) -> float:
+        """Expected information of a question in bits, the entropy of its answer over the candidates."""
+        return _entropy([(candidates & mask).bit_count() for mask in self._table.with_value[key].values()])
+
+    def _guess_first(self, notes: Notes) -> str:
+        fitting = self._table.names(notes.candidates)
+        return self._guess(notes, fitting[0]) if fitting else self._guess_any(notes)
+
+
+class ImitationPlayer(Player):
+    """Asks random questions that some object still in play would answer otherwise, and after a while names one.
+
+    The demonstrator of a warm start: it shows every question in every order and guesses at every stage, so that a
+    policy learns which object fits which answers; that its questions depend on the answers is what reinforcement
+    learning then sharpens. How many it asks is drawn for each game, from half the turns to all but the last.
+    """
+
+    def _new_notes(self, generator: random.Random) -> Notes:
+        notes = Player._new_notes(self, generator)
+        notes.num_questions = generator.randint(self._num_turns // 2, self._num_turns - 1)
+        return notes
+
+    def _choose(self, notes: Notes) -> str:
+        if notes.turn >= notes.num_questions or not notes.unasked:
+            return self._guess_any(notes)
+        telling = [key for key in notes.unasked if self._tells_apart(notes.candidates, key)]
+        return self._ask(notes, notes.generator.choice(telling or notes.unasked))
+
+    def _tells_apart(self, candidates: int, key: str) -> bool:
+        return sum(1 for mask in self._table.with_value[key].values() if candidates & mask) > 1
+
+
+def lower_bound_questions(num_objects: int, *, answers: int = 2) -> float:
+    """Turns that the best player needs on average if every question could be asked, the right guess included.
+
+    With f(n) the sum over n equally likely objects: f(0) = 0, f(1) = 1 and
+    ``f(n) = n + min(f(n-1), min f(i) + f(j))`` over i + j = n, both smaller than n; a guess leaves n - 1. With three
+    answers ("Sometimes." is one) the inner minimum is over three parts. The bound is f(n) / n; a knowledge base, which
+    only has its own questions, cannot do better.
+
+    Args:
+        num_objects: How many objects the secret may be, at least 1.
+        answers: 2 (yes, no) or 3 (and sometimes).
+
+    Raises:
+        ConfigError: A number is out of range.
+
+    >>> lower_bound_questions(20), lower_bound_questions(64)
+    (4.8, 6.5)
+    """
+    if num_objects < 1 or answers not in (2, 3):
+        raise ConfigError(f"wanted num_objects >= 1 and answers 2 or 3, got {num_objects!r} and {answers!r}")
+    total = [0, 1]
+    for n in range(2, num_objects + 1):
+        # of two parts, each smaller than n
+        split = [min(total[i] + total[m - i] for i in range(max(0, m - n + 1), m // 2 + 1)) for m in range(n + 1)]
+        best = split[n] if answers == 2 else min(total[i] + split[n - i] for i in range(n))
+        total.append(n + min(total[n - 1], best))
+    return total[num_objects] / num_objects
+
+
+def _entropy(counts: list[int]) -> float:
+    total = sum(counts)
+    return -sum(count / total * math.log2(count / total) for count in counts if count) if total else 0.0

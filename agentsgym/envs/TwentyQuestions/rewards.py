@@ -1,0 +1,62 @@
+"""What a turn is paid, by ``reward_scheme``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a turn.
+
+    Attributes:
+        right: It was the right guess.
+        information: Share of the game's information that it brought, in [0, 1].
+        penalty: What is taken off, at least 0.
+    """
+
+    right: bool = False
+    information: float = 0.0
+    penalty: float = 0.0
+
+
+def information_share(before: int, after: int, at_start: int) -> float:
+    """What ruling out objects was worth, ``log2(n_k / n_{k+1}) / log2(n_0)``.
+
+    ``n_k`` counts the objects that fit all answers before turn k; the sum over a game that leaves one object is 1.
+
+    >>> information_share(16, 4, 16)
+    0.5
+    """
+    return math.log2(before / after) / math.log2(at_start) if at_start > 1 else 0.0
+
+
+def win(outcome: Outcome) -> float:
+    """1 for the right guess."""
+    return float(outcome.right) - outcome.penalty
+
+
+def lmrl(outcome: Outcome) -> float:
+    """−1 for every turn that is not the right guess (LMRL-Gym, arXiv:2311.18232)."""
+    return (0.0 if outcome.right else -1.0) - outcome.penalty
+
+
+def win_plus_information(outcome: Outcome) -> float:
+    """1 for the right guess, else the share of information that the turn brought."""
+    return (1.0 if outcome.right else outcome.information) - outcome.penalty
+
+
+#: The default comes first.
+REWARD_SCHEMES: dict[str, Callable[[Outcome], float]] = {
+    "win_plus_information": win_plus_information,
+    "win": win,
+    "lmrl": lmrl,
+}
+#: What an invalid action and a repeated question cost where the configuration says nothing.
+DEFAULT_PENALTIES: dict[str, tuple[float, float]] = {
+    "win_plus_information": (0.1, 0.05),
+    "win": (0.0, 0.0),
+    "lmrl": (0.0, 0.0),
+}

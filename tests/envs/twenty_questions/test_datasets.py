@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from agentsgym.envs.registry import make
+from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
+from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
+from agentsgym.errors import ConfigError
+
+TWENTY = {"objects": list(load_knowledge().objects)[:20], "max_steps_per_episode": 7}
+
+
+def secrets(dataset: Any) -> list[str]:
+    return [row["task_data"]["solution"] for row in dataset]
+
+
+def seeds(dataset: Any) -> list[int]:
+    return [row["task_data"]["seed"] for row in dataset]
+
+
+def test_rows_name_the_class_the_configuration_and_the_task() -> None:
+    dataset = TwentyQuestionsEnv.get_train_dataset(TWENTY, size=5)
+    assert dataset.column_names == ["env_class_path", "env_config", "task_data"]
+    assert len(dataset) == 5
+    for row in dataset:
+        assert row["env_class_path"] == "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"
+        assert row["env_config"] == TWENTY
+        assert set(row["task_data"]) == {"solution", "seed"}
+        assert make(row).env_config["max_steps_per_episode"] == 7
+
+
+def test_training_and_evaluation_share_no_secret_whatever_the_seeds() -> None:
+    train = {name for seed in range(3) for name in secrets(TwentyQuestionsEnv.get_train_dataset(seed=seed, size=200))}
+    held_out = {name for seed in range(3) for name in secrets(TwentyQuestionsEnv.get_eval_dataset(seed=seed, size=200))}
+    assert not train & held_out
+    assert train | held_out == set(load_knowledge().objects)
+
+
+def test_all_gives_both_every_secret_and_seeds_that_never_meet() -> None:
+    options = {"split": "all", "size": 200}
+    train = [TwentyQuestionsEnv.get_train_dataset(TWENTY, seed=seed, **options) for seed in range(3)]
+    held_out = [TwentyQuestionsEnv.get_eval_dataset(TWENTY, seed=seed, **options) for seed in range(3)]
+    assert set(secrets(train[0])) == set(secrets(held_out[0])) == set(TWENTY["objects"])
+    train_seeds, eval_seeds = ({seed for part in parts for seed in seeds(part)} for parts in (train, held_out))
+    assert len(train_seeds) == len(eval_seeds) == 600
+    assert not train_seeds & eval_seeds
+
+
+def test_secrets_come_equally_often() -> None:
+    counts = Counter(secrets(TwentyQuestionsEnv.get_train_dataset(TWENTY, size=50, split="all")))
+    assert set(counts.values()) == {2, 3}
+
+
+def test_the_same_seed_gives_the_same_rows_and_another_one_another_order() -> None:
+    first, again, other = (TwentyQuestionsEnv.get_train_dataset(TWENTY, seed=seed) for seed in (1, 1, 2))
+    assert first.to_list() == again.to_list()
+    assert secrets(first) != secrets(other)
+    assert sorted(secrets(first)) == sorted(secrets(other))
+    assert len(first) == 16
+
+
+def test_hardcore_rows_are_hard() -> None:
+    dataset = TwentyQuestionsEnv.get_eval_dataset({"hardcore": True}, split="all")
+    assert all(load_knowledge().objects[name].hard for name in secrets(dataset))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 0},
+        {"size": "ten"},
+        {"size": True},
+        {"seed": None},
+        {"split": "half"},
+        {"eval_fraction": 0.0},
+        {"eval_fraction": 1},
+        {"sise": 3},
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        TwentyQuestionsEnv.get_train_dataset(TWENTY, **options)
+
+
+def test_bad_configurations_are_refused() -> None:
+    with pytest.raises(ConfigError, match="hardcor"):
+        TwentyQuestionsEnv.get_train_dataset({"hardcor": True})
+    with pytest.raises(ConfigError, match="gamemaster"):
+        TwentyQuestionsEnv.get_eval_dataset({"gamemaster": lambda solution, question: "Yes."})
+    with pytest.raises(ConfigError, match="at least 2"):
+        TwentyQuestionsEnv.get_eval_dataset({"objects": ["dog"]})
+
+
+def test_every_row_can_be_played() -> None:
+    env = TwentyQuestionsEnv(None, TWENTY)
+    for row in TwentyQuestionsEnv.get_eval_dataset(TWENTY):
+        state = env._initialize_episode("s", row["task_data"])
+        _, reward, done, info = env._step_episode("s", state, f"[{row['task_data']['solution']}]")
+        assert (reward, done, info["success"]) == (1.0, True, True)
+    assert pickle.loads(pickle.dumps(dict(row))) == row

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentsgym.envs.TwentyQuestions.check_knowledge import balance, check_files, main
+from agentsgym.envs.TwentyQuestions.knowledge import (
+    DEMO_OBJECTS,
+    DEMO_PROPERTIES,
+    OBJECTS_FILE,
+    PROPERTIES_FILE,
+    expand,
+    load_knowledge,
+)
+
+
+def test_the_shipped_files_have_no_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_files() == []
+    assert main([]) == 0
+    assert "no fault" in capsys.readouterr().out
+
+
+def test_the_knowledge_base_is_large_enough() -> None:
+    knowledge = load_knowledge()
+    assert len(knowledge.objects) >= 48
+    assert len(knowledge.properties) >= 32
+    assert sum(known.hard for known in knowledge.objects.values()) >= 10
+    assert all(counts["yes"] and counts["no"] for counts in balance(knowledge).values())
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("dog", "alive", "yes"),
+        ("whale", "eggs", "no"),
+        ("owl", "fly", "yes"),
+        ("knife", "sharp", "yes"),
+        ("snake", "legs", "no"),
+        ("car", "wheels", "yes"),
+        ("table", "wood", "sometimes"),
+        ("bread", "man_made", "yes"),
+    ],
+)
+def test_facts_that_anybody_would_agree_with(name: str, key: str, value: str) -> None:
+    assert load_knowledge().value(name, key) == value
+
+
+def test_the_rows_of_the_demo_differ() -> None:
+    knowledge = load_knowledge()
+    rows = [tuple(knowledge.value(name, key) for key in DEMO_PROPERTIES) for name in DEMO_OBJECTS]
+    assert len(DEMO_OBJECTS) >= 20
+    assert len(DEMO_PROPERTIES) >= 16
+    assert len(set(rows)) == len(rows)
+
+
+def test_expand_writes_out_every_alternative() -> None:
+    assert expand("(a/an/) b (c/d)") == ["a b c", "a b d", "an b c", "an b d", "b c", "b d"]
+
+
+def mended(tmp_path: Path, source: Path, change: Any) -> Path:
+    with source.open(newline="") as file:
+        rows = list(csv.reader(file))
+    change(rows)
+    path = tmp_path / source.name
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    return path
+
+
+def set_cell(line: int, column: str, text: str) -> Any:
+    def change(rows: list[list[str]]) -> None:
+        rows[line - 1][rows[0].index(column)] = text
+
+    return change
+
+
+def copy_facts(rows: list[list[str]]) -> None:
+    rows[4][5:] = rows[3][5:]
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "word"),
+    [
+        (set_cell(3, "alive", "maybe"), 3, "alive must be one of yes, no, sometimes, got 'maybe'"),
+        (set_cell(4, "aliases", "puppy"), 4, "'puppy'"),
+        (set_cell(5, "hard", ""), 5, "hard must be"),
+        (set_cell(6, "article", "the"), 6, "article must be"),
+        (copy_facts, 5, "nothing tells 'cow' from 'horse' (line 4)"),
+        (lambda rows: rows[7].pop(), 8, "cells"),
+        (lambda rows: rows[0].__setitem__(7, "plants"), 1, "columns"),
+    ],
+)
+def test_faults_of_the_objects_are_named_with_their_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any, line: int, word: str
+) -> None:
+    path = mended(tmp_path, OBJECTS_FILE, change)
+    assert main([str(path), str(PROPERTIES_FILE)]) == 1
+    error = capsys.readouterr().err
+    assert f"knowledge.csv:{line}: " in error
+    assert word in error
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "word"),
+    [
+        (set_cell(3, "question", "Is it alive?"), 3, "is the question of alive too"),
+        (set_cell(4, "question", "Does it grow?"), 4, "understood as nothing"),
+        (set_cell(4, "is", "a plant; an animal"), 4, "the phrase 'an animal' belongs to animal too"),
+        (set_cell(4, "is", "a dog"), 2, "is read as a question"),
+    ],
+)
+def test_faults_of_the_questions_are_named_with_their_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any, line: int, word: str
+) -> None:
+    path = mended(tmp_path, PROPERTIES_FILE, change)
+    assert main([str(OBJECTS_FILE), str(path)]) == 1
+    error = capsys.readouterr().err
+    assert f":{line}: " in error
+    assert word in error
