@@ -1,0 +1,7 @@
+"""How well an agent plays: many games, a few numbers, and how far these can be trusted."""
+
+from agentsgym.evaluation.metrics import Estimate, Evaluation, summarize
+from agentsgym.evaluation.run import evaluate
+from agentsgym.evaluation.transcripts import render_transcript
+
+__all__ = ["Estimate", "Evaluation", "evaluate", "render_transcript", "summarize"]

@@ -1,0 +1,223 @@
+"""Win rate, reward and turns with intervals, pass@k, and the fraction of optimal play."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentsgym.seeding import derive_seed
+from agentsgym.types import StopReason, Trajectory
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+_ENTRIES_PER_BLOCK = 1_000_000  # of drawn indices held at once: a few tens of MB however many tasks there are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over games and the interval in which the mean over such tasks lies.
+
+    Attributes:
+        mean: The mean over the games played.
+        low: Lower end of the interval.
+        high: Upper end.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a set of games says about an agent. An estimate is None where no game says anything about it.
+
+    Attributes:
+        win_rate: Share of games won, in [0, 1]; None if no game tells whether it was won. As soon as one does, a game
+            that does not tell counts as not won.
+        reward: Final reward of a game; None if all rollouts failed.
+        turns: Turns of a game; None if all rollouts failed.
+        num_games: The games that the estimates rest on; failed rollouts are not among them.
+        num_failed: Rollouts in which the environment or the agent broke.
+        stop_reasons: How many rollouts ended for which reason, failed ones included.
+        trajectories: All rollouts, as given.
+        confidence: The probability with which the method's intervals hold the truth, in (0, 1).
+    """
+
+    win_rate: Estimate | None
+    reward: Estimate | None
+    turns: Estimate | None
+    num_games: int
+    num_failed: int
+    stop_reasons: Mapping[StopReason, int]
+    trajectories: Sequence[Trajectory]
+    confidence: float = 0.95
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the numbers as plain JSON values; what was not computed is None."""
+        numbers: dict[str, Any] = {}
+        for name, estimate in (("win_rate", self.win_rate), ("mean_turns", self.turns), ("mean_reward", self.reward)):
+            numbers[name] = None if estimate is None else estimate.mean
+            numbers[f"{name}_interval"] = None if estimate is None else [estimate.low, estimate.high]
+        return numbers | {
+            "confidence": self.confidence,
+            "num_games": self.num_games,
+            "num_failed": self.num_failed,
+            "stop_reasons": {reason.value: count for reason, count in self.stop_reasons.items()},
+        }
+
+
+def summarize(
+    trajectories: Sequence[Trajectory],
+    *,
+    clusters: Sequence[Hashable] | None = None,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> Evaluation:
+    """Sum up rollouts in an :class:`Evaluation`.
+
+    Intervals come from a bootstrap over tasks (:func:`bootstrap_intervals`), since repeats of one task are not
+    independent news about the next task. If all games are of one task they come from a bootstrap over its games, and
+    speak of that task only. If every game was won or every game lost, resampling sees no spread at all, and the win
+    rate's interval is the exact binomial one over the n tasks instead, ``(α/2)^(1/n)`` away from the far end
+    (Clopper & Pearson 1934).
+
+    Args:
+        trajectories: The rollouts, failed ones included; they are counted and left out of every estimate.
+        clusters: What belongs together, one key a trajectory; default is each one's ``task_index``. Rows of a task
+            list count as tasks of their own, so give, say, the secrets if the list repeats them with other seeds and
+            the question is how the agent would do on other secrets.
+        seed: Of the bootstrap; equal input and seed give equal intervals.
+        confidence: Of the intervals, in (0, 1).
+
+    Raises:
+        ValueError: There are no trajectories, or ``clusters`` has another length.
+    """
+    if not trajectories:
+        raise ValueError("an evaluation needs at least one trajectory, got none")
+    keys = [trajectory.task_index for trajectory in trajectories] if clusters is None else clusters
+    if len(keys) != len(trajectories):
+        raise ValueError(f"clusters needs one key a trajectory, got {len(keys)} for {len(trajectories)}")
+    games = [trajectory for trajectory in trajectories if not trajectory.failed]
+    game_keys = [key for key, trajectory in zip(keys, trajectories, strict=True) if not trajectory.failed]
+    win_rate, reward, turns = _estimates(games, game_keys, seed, confidence) if games else (None, None, None)
+    return Evaluation(
+        win_rate=win_rate,
+        reward=reward,
+        turns=turns,
+        num_games=len(games),
+        num_failed=len(trajectories) - len(games),
+        stop_reasons=dict(sorted(Counter(trajectory.stop_reason for trajectory in trajectories).items())),
+        trajectories=trajectories,
+        confidence=confidence,
+    )
+
+
+def bootstrap_intervals(
+    values: ArrayLike,
+    clusters: Sequence[Hashable],
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 10_000,
+    seed: int = 0,
+) -> NDArray[np.float64]:
+    """Bound the mean of each column by a percentile bootstrap over clusters.
+
+    C clusters are drawn with replacement out of the C there are, and all rows of a drawn cluster come along:
+    ``mean* = Σ_c sum_c / Σ_c count_c`` over the drawn c; the bounds are the ``(1 ± confidence) / 2`` quantiles of
+    ``mean*`` (Efron & Tibshirani 1993, chapters 8 and 13). Columns share the draws.
+
+    Args:
+        values: (N, M), one row a game, one column a quantity.
+        clusters: (N,), equal keys belong together.
+        confidence: In (0, 1).
+        num_resamples: How often to draw.
+        seed: Of the draws.
+
+    Returns:
+        (2, M), the lower bounds and the upper ones.
+
+    Raises:
+        ValueError: ``confidence`` is not in (0, 1).
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+    sums, counts = _cluster_totals(np.asarray(values, dtype=np.float64), clusters)  # (C, M), (C, 1)
+    num_clusters = len(sums)
+    generator = np.random.default_rng(derive_seed("bootstrap", seed))
+    block = max(1, _ENTRIES_PER_BLOCK // num_clusters)
+    means: list[NDArray[np.float64]] = []
+    for start in range(0, num_resamples, block):
+        size = (min(block, num_resamples - start), num_clusters)
+        drawn = generator.integers(num_clusters, size=size)  # (R, C)
+        means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))  # (R, M)
+    return np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+
+
+def pass_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
+    """Estimate the chance that at least one of k rollouts of a task is won, averaged over tasks.
+
+    ``1 − C(n − c, k) / C(n, k)`` for a task with n rollouts, c of them won: unbiased (2107.03374, eq. 1). Failed
+    rollouts are left out.
+
+    Raises:
+        ValueError: k is below 1, or some task has fewer than k rollouts that did not fail.
+    """
+    played: Counter[int] = Counter()
+    won: Counter[int] = Counter()
+    for trajectory in trajectories:
+        played[trajectory.task_index] += not trajectory.failed
+        won[trajectory.task_index] += bool(trajectory.success) and not trajectory.failed
+    fewest = min(played.values(), default=0)
+    if not 1 <= k <= fewest:
+        raise ValueError(f"pass@k needs 1 <= k <= the fewest rollouts of a task, got k = {k} and {fewest} rollouts")
+    return sum(1 - math.comb(n - won[task], k) / math.comb(n, k) for task, n in played.items()) / len(played)
+
+
+def fraction_of_optimal(value: float, *, random: float, optimal: float) -> float:
+    """Place a value between random play (0) and optimal play (1): ``(value − random) / (optimal − random)``.
+
+    >>> fraction_of_optimal(0.75, random=0.5, optimal=1.0)
+    0.5
+    """
+    return (value - random) / (optimal - random)
+
+
+def _estimates(
+    games: Sequence[Trajectory], keys: Sequence[Hashable], seed: int, confidence: float
+) -> tuple[Estimate | None, Estimate, Estimate]:
+    clusters = keys if len(set(keys)) > 1 else range(len(games))
+    values = np.array([[bool(game.success), game.final_reward, len(game.turns)] for game in games], dtype=np.float64)
+    low, high = bootstrap_intervals(values, clusters, confidence=confidence, seed=seed)
+    # The mean itself bounds the interval: the quantiles of equal values can be off by a rounding error.
+    win_rate, reward, turns = (
+        Estimate(mean=float(m), low=float(min(a, m)), high=float(max(b, m)))
+        for m, a, b in zip(values.mean(axis=0), low, high, strict=True)
+    )
+    if all(game.success is None for game in games):
+        return None, reward, turns
+    if win_rate.mean in {0.0, 1.0}:
+        win_rate = _without_spread(win_rate.mean, len(set(clusters)), confidence)
+    return win_rate, reward, turns
+
+
+def _without_spread(mean: float, num_tasks: int, confidence: float) -> Estimate:
+    reach = ((1 - confidence) / 2) ** (1 / num_tasks)
+    return Estimate(mean=mean, low=reach if mean else 0.0, high=1.0 if mean else 1 - reach)
+
+
+def _cluster_totals(
+    values: NDArray[np.float64], clusters: Sequence[Hashable]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Add up the rows of each cluster: sums (C, M) and how many rows they are (C, 1)."""
+    codes: dict[Hashable, int] = {}
+    rows = np.array([codes.setdefault(key, len(codes)) for key in clusters])  # (N,)
+    sums = np.zeros((len(codes), values.shape[1]))
+    np.add.at(sums, rows, values)
+    return sums, np.bincount(rows).astype(np.float64)[:, None]

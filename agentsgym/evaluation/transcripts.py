@@ -1,0 +1,40 @@
+"""A rollout as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentsgym.types import Trajectory, Turn
+
+
+def render_transcript(trajectory: Trajectory) -> str:
+    """Write a rollout as text: a line that says how it went, then every message with its speaker.
+
+    Answers carry what they were paid and whether the game called them invalid. A failed rollout ends with its error.
+    """
+    parts = [_headline(trajectory)]
+    parts += [f"[{speaker}] {content}" for speaker, content in _speeches(trajectory)]
+    if trajectory.error is not None:
+        parts.append(f"[error] {trajectory.error.strip()}")
+    return "\n".join(parts) + "\n"
+
+
+def _headline(trajectory: Trajectory) -> str:
+    outcome = {True: "won", False: "lost", None: "played"}[trajectory.success]
+    turns = len(trajectory.turns)
+    return (
+        f"=== task {trajectory.task_index}, rollout {trajectory.rollout_index}: "
+        f"{'failed' if trajectory.failed else outcome} after {turns} turn{'' if turns == 1 else 's'} "
+        f"({trajectory.stop_reason}), reward {trajectory.final_reward:g} ==="
+    )
+
+
+def _speeches(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
+    turns = {turn.message_index: turn for turn in trajectory.turns}
+    for index, message in enumerate(trajectory.messages):
+        note = _note(turns[index]) if index in turns else ""
+        yield message["role"] + note, message["content"]
+
+
+def _note(turn: Turn) -> str:
+    return f" {turn.reward:+g}{', invalid' if turn.invalid else ''}"

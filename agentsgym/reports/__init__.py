@@ -1,0 +1,1 @@
+"""Results for people: ``tables`` as plain text, ``plots`` as pictures."""

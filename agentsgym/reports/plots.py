@@ -1,0 +1,168 @@
+"""Pictures of a run, drawn without a display and without pyplot's global state."""
+
+# pyright: reportUnknownMemberType=false
+# matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import PercentFormatter
+
+from agentsgym.evaluation.metrics import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SIZE_INCHES = (8.0, 4.5)
+_DOTS_PER_INCH = 200
+_INK, _FAINT_INK = "#22262b", "#6b7280"
+_TRAINING, _EVALUATION = "#2f6fb0", "#c2410c"
+_REFERENCES = ("#6b7280", "#2f855a", "#7c3aed", "#b7791f")
+
+
+def learning_curve(
+    points: Sequence[tuple[float, float]],
+    path: str | Path,
+    *,
+    evaluations: Sequence[tuple[float, Estimate]] = (),
+    references: Mapping[str, Estimate] | None = None,
+    x_label: str = "episodes played in training",
+    title: str = "Win rate",
+) -> None:
+    """Draw a win rate over training into a PNG of 1600 × 900 pixels.
+
+    Training batches are faint dots under their moving average; evaluations are marked with their value and interval;
+    other players are horizontal lines with bands. The file is replaced in one move, so that it can be drawn again and
+    again while someone looks at it.
+
+    Args:
+        points: (x, win rate in [0, 1]) of each training batch, x ascending; may be empty.
+        path: The PNG; its folder is made if needed.
+        evaluations: (x, estimate), say before and after training.
+        references: Other players' win rates by name, say random and greedy play.
+        x_label: What x counts.
+        title: The headline.
+    """
+    figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
+    axes = figure.add_subplot()
+    _draw_frame(axes, x_label, title)
+    _draw_references(axes, references or {})
+    _draw_training(axes, points)
+    _draw_evaluations(axes, evaluations)
+    xs = [x for x, _ in points] + [x for x, _ in evaluations]
+    span = max(xs, default=1.0) or 1.0
+    axes.set_xlim(-0.03 * span, 1.03 * span)
+    if points or evaluations:
+        axes.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", labelcolor=_INK, fontsize=9)
+    _save(figure, Path(path))
+
+
+def moving_average(values: Sequence[float], window: int) -> list[float]:
+    """Average each value with the ``window - 1`` before it, or as many as there are, so that no later value changes it.
+
+    >>> moving_average([0.0, 1.0, 1.0, 0.0], window=2)
+    [0.0, 0.5, 1.0, 0.5]
+    """
+    means: list[float] = []
+    for end in range(1, len(values) + 1):
+        recent = values[max(0, end - window) : end]
+        means.append(sum(recent) / len(recent))
+    return means
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Move heights up, in their order from below, until neighbours are at least ``gap`` apart.
+
+    >>> spread([0.5, 0.1, 0.5], gap=0.25)
+    [0.5, 0.1, 0.75]
+    """
+    placed = list(heights)
+    order = sorted(range(len(placed)), key=placed.__getitem__)
+    for below, above in pairwise(order):
+        placed[above] = max(placed[above], placed[below] + gap)
+    return placed
+
+
+def _draw_frame(axes: Axes, x_label: str, title: str) -> None:
+    axes.set_title(title, loc="left", color=_INK, fontsize=13, fontweight="bold", pad=10)
+    axes.set_xlabel(x_label, color=_FAINT_INK)
+    axes.set_ylim(0.0, 1.04)
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
+    axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color("#9ca3af")
+    axes.tick_params(colors=_FAINT_INK, length=0)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def _draw_references(axes: Axes, references: Mapping[str, Estimate]) -> None:
+    heights = spread([estimate.mean for estimate in references.values()], gap=0.05)
+    for index, (name, estimate) in enumerate(references.items()):
+        color = _REFERENCES[index % len(_REFERENCES)]
+        axes.axhspan(estimate.low, estimate.high, color=color, alpha=0.12, linewidth=0)
+        axes.axhline(estimate.mean, color=color, linewidth=1.2, linestyle=(0, (5, 3)))
+        axes.annotate(
+            f"{name} {estimate.mean:.0%}",
+            xy=(1.0, heights[index]),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(6, 0),
+            textcoords="offset points",
+            color=color,
+            fontsize=9,
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def _draw_training(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
+    if not points:
+        return
+    xs, win_rates = zip(*points, strict=True)
+    window = max(1, len(points) // 20)
+    label = "training batches" if window == 1 else f"training, mean of {window} batches"
+    axes.plot(xs, win_rates, ".", color=_TRAINING, alpha=0.3, markersize=4, markeredgewidth=0)
+    axes.plot(xs, moving_average(win_rates, window), color=_TRAINING, linewidth=2, label=label)
+
+
+def _draw_evaluations(axes: Axes, evaluations: Sequence[tuple[float, Estimate]]) -> None:
+    if not evaluations:
+        return
+    xs = [x for x, _ in evaluations]
+    means = [estimate.mean for _, estimate in evaluations]
+    reach = [[e.mean - e.low for _, e in evaluations], [e.high - e.mean for _, e in evaluations]]
+    axes.errorbar(
+        xs, means, yerr=reach, fmt="o", color=_EVALUATION, markersize=6, capsize=4, linewidth=1.6, zorder=5,
+        label="evaluation, with its interval",
+    )  # fmt: skip
+    for x, estimate in evaluations:
+        is_below = estimate.low > 0.1  # else it would run into the axis
+        axes.annotate(
+            f"{estimate.mean:.0%}",
+            xy=(x, estimate.low if is_below else estimate.high),
+            xytext=(0, -6 if is_below else 6),
+            textcoords="offset points",
+            ha="center",
+            va="top" if is_below else "bottom",
+            color=_EVALUATION,
+            fontsize=10,
+            fontweight="bold",
+            path_effects=[withStroke(linewidth=3, foreground="white")],
+            zorder=6,
+        )
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        figure.savefig(partial, format="png")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

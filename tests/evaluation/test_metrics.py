@@ -1,0 +1,238 @@
+"""Estimates against closed forms, and intervals that hold what they promise."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentsgym.evaluation.metrics import (
+    Estimate,
+    Evaluation,
+    bootstrap_intervals,
+    fraction_of_optimal,
+    pass_at_k,
+    summarize,
+)
+from agentsgym.types import StopReason, Trajectory, Turn
+
+
+def game(
+    task: int,
+    *,
+    won: bool | None = None,
+    reward: float = 0.0,
+    num_turns: int = 1,
+    stop: StopReason = StopReason.DONE,
+) -> Trajectory:
+    return Trajectory(
+        token_ids=[],
+        turns=[Turn(start=0, stop=0, reward=reward / num_turns)] * num_turns,
+        messages=[],
+        final_reward=reward,
+        stop_reason=stop,
+        task_index=task,
+        info={} if won is None else {"success": won},
+    )
+
+
+def games(wins: Sequence[bool]) -> list[Trajectory]:
+    return [game(task, won=won) for task, won in enumerate(wins)]
+
+
+def win_rate(evaluation: Evaluation) -> Estimate:
+    assert evaluation.win_rate is not None
+    return evaluation.win_rate
+
+
+def width(estimate: Estimate) -> float:
+    return estimate.high - estimate.low
+
+
+def binomial_quantile(n: int, p: float, level: float) -> int:
+    total = 0.0
+    for wins in range(n + 1):
+        total += math.comb(n, wins) * p**wins * (1 - p) ** (n - wins)
+        if total >= level:
+            return wins
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("num_won", "num_tasks"), [(30, 50), (12, 80), (199, 400)])
+def test_one_game_a_task_gives_the_binomial_quantiles(num_won: int, num_tasks: int) -> None:
+    # Resampling 0/1 values draws Binomial(n, p) wins exactly; one win to spare for the simulation.
+    estimate = win_rate(summarize(games([task < num_won for task in range(num_tasks)])))
+    p = num_won / num_tasks
+    assert estimate.mean == p
+    assert abs(estimate.low * num_tasks - binomial_quantile(num_tasks, p, 0.025)) <= 1.001
+    assert abs(estimate.high * num_tasks - binomial_quantile(num_tasks, p, 0.975)) <= 1.001
+
+
+def test_two_tasks_give_the_three_means_there_are() -> None:
+    # Means 0, 5, 10 with probabilities 1/4, 1/2, 1/4.
+    values = [[0.0], [10.0]]
+    assert bootstrap_intervals(values, [0, 1], confidence=0.95).tolist() == [[0.0], [10.0]]
+    assert bootstrap_intervals(values, [0, 1], confidence=0.40).tolist() == [[5.0], [5.0]]
+
+
+def test_a_drawn_task_brings_all_its_games() -> None:
+    # Task 0 has one game worth 0, task 1 three worth 4: the means are 0, 3 (not 2) and 4.
+    values, clusters = [[0.0], [4.0], [4.0], [4.0]], ["a", "b", "b", "b"]
+    assert bootstrap_intervals(values, clusters, confidence=0.40).tolist() == [[3.0], [3.0]]
+    assert bootstrap_intervals(values, clusters, confidence=0.95).tolist() == [[0.0], [4.0]]
+
+
+def test_repeats_that_agree_are_no_news() -> None:
+    wins = [task % 3 == 0 for task in range(60)]
+    once = summarize(games(wins))
+    repeated = [one for one in games(wins) for _ in range(8)]
+    by_task = summarize(repeated)
+    by_game = summarize(repeated, clusters=range(len(repeated)))
+    assert win_rate(by_task) == win_rate(once)
+    assert by_task.num_games == 480
+    assert width(win_rate(by_game)) == pytest.approx(width(win_rate(by_task)) / 8**0.5, rel=0.1)
+
+
+def test_clusters_can_be_given() -> None:
+    rows = games([task % 2 == 0 for task in range(40)])
+    secrets = ["even" if task % 2 == 0 else "odd" for task in range(40)]
+    estimate = win_rate(summarize(rows, clusters=secrets))
+    assert (estimate.low, estimate.high) == (0.0, 1.0)
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    # Tasks differ in difficulty, so the four games of a task go together; the truth is the mean difficulty, 0.5.
+    generator = np.random.default_rng(11)
+    num_runs, num_tasks = 300, 40
+    covered_by_task = covered_by_game = 0
+    for run in range(num_runs):
+        difficulty = generator.beta(0.5, 0.5, size=num_tasks)
+        wins = (generator.random((num_tasks, 4)) < difficulty[:, None]).reshape(-1, 1)
+        for_tasks = bootstrap_intervals(wins, np.repeat(range(num_tasks), 4).tolist(), num_resamples=400, seed=run)
+        for_games = bootstrap_intervals(wins, range(4 * num_tasks), num_resamples=400, seed=run)
+        covered_by_task += bool(for_tasks[0, 0] <= 0.5 <= for_tasks[1, 0])
+        covered_by_game += bool(for_games[0, 0] <= 0.5 <= for_games[1, 0])
+    assert 0.90 <= covered_by_task / num_runs <= 0.98
+    assert covered_by_game / num_runs < 0.85
+
+
+@pytest.mark.parametrize("num_tasks", [1, 10, 512])
+def test_a_clean_sweep_still_has_an_interval(num_tasks: int) -> None:
+    reach = 0.025 ** (1 / num_tasks)  # won n of n: the p at which that happens with probability 2.5 %
+    won, lost = (win_rate(summarize(games([outcome] * num_tasks))) for outcome in (True, False))
+    assert (won.mean, won.low, won.high) == (1.0, pytest.approx(reach), 1.0)
+    assert (lost.mean, lost.low, lost.high) == (0.0, 0.0, pytest.approx(1 - reach))
+
+
+def test_a_single_task_is_judged_by_its_games() -> None:
+    wins = [index % 2 == 0 for index in range(50)]
+    one_task = summarize([game(0, won=won) for won in wins])
+    assert win_rate(one_task) == win_rate(summarize(games(wins)))
+
+
+def test_failed_rollouts_are_counted_and_left_out() -> None:
+    played = [game(0, won=True, reward=2.0, num_turns=4), game(1, won=False, reward=1.0, num_turns=8)]
+    broken = [game(0, reward=-50.0, num_turns=1, stop=StopReason.FAILED), game(2, stop=StopReason.FAILED)]
+    evaluation = summarize([broken[0], *played, broken[1]])
+    assert (evaluation.num_games, evaluation.num_failed) == (2, 2)
+    assert evaluation.stop_reasons == {StopReason.DONE: 2, StopReason.FAILED: 2}
+    clean = summarize(played)
+    assert (evaluation.win_rate, evaluation.reward, evaluation.turns) == (clean.win_rate, clean.reward, clean.turns)
+    assert len(evaluation.trajectories) == 4
+
+
+def test_nothing_is_estimated_from_failures_alone() -> None:
+    evaluation = summarize([game(0, stop=StopReason.FAILED)])
+    assert (evaluation.win_rate, evaluation.reward, evaluation.turns, evaluation.num_games) == (None, None, None, 0)
+    assert evaluation.as_dict()["win_rate_interval"] is None
+
+
+def test_without_a_notion_of_winning_there_is_no_win_rate() -> None:
+    evaluation = summarize([game(0, reward=1.0), game(1, reward=2.0)])
+    assert evaluation.win_rate is None
+    assert evaluation.reward is not None
+    assert evaluation.reward.mean == 1.5
+
+
+def test_a_silent_game_beside_games_that_tell_is_not_won() -> None:
+    evaluation = summarize([game(0, won=True), game(1, stop=StopReason.MAX_TURNS), game(2, won=False), game(3)])
+    assert win_rate(evaluation).mean == 0.25
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.floats(-100, 100)), min_size=1, max_size=30),
+    st.floats(0.01, 0.99),
+)
+def test_every_interval_holds_its_mean_and_stays_within_the_values(
+    rows: list[tuple[int, bool, float]], confidence: float
+) -> None:
+    evaluation = summarize([game(task, won=won, reward=reward) for task, won, reward in rows], confidence=confidence)
+    rewards = [reward for _, _, reward in rows]
+    assert evaluation.reward is not None
+    slack = 1e-9
+    assert evaluation.reward.low <= evaluation.reward.mean <= evaluation.reward.high
+    assert min(rewards) - slack <= evaluation.reward.low <= evaluation.reward.high <= max(rewards) + slack
+    assert 0 <= win_rate(evaluation).low <= win_rate(evaluation).mean <= win_rate(evaluation).high <= 1
+
+
+def test_equal_seeds_give_equal_numbers_and_confidence_widens() -> None:
+    rows = [game(task, won=task % 3 == 0, reward=task**1.5) for task in range(40)]
+    assert summarize(rows, seed=5) == summarize(rows, seed=5)
+    assert summarize(rows, seed=5).reward != summarize(rows, seed=6).reward
+    assert width(win_rate(summarize(rows, confidence=0.99))) > width(win_rate(summarize(rows, confidence=0.5)))
+
+
+def test_blocks_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, clusters = [[float(index % 7)] for index in range(30)], [index // 3 for index in range(30)]
+    whole = bootstrap_intervals(values, clusters, num_resamples=1000)
+    monkeypatch.setattr("agentsgym.evaluation.metrics._ENTRIES_PER_BLOCK", 64)
+    assert bootstrap_intervals(values, clusters, num_resamples=1000).tolist() == whole.tolist()
+
+
+def test_the_dictionary_is_plain_json() -> None:
+    evaluation = summarize([game(task, won=task < 3, reward=float(task), num_turns=task + 1) for task in range(4)])
+    numbers = json.loads(json.dumps(evaluation.as_dict(), allow_nan=False))
+    assert numbers["win_rate"] == 0.75
+    assert numbers["mean_reward"] == 1.5
+    assert numbers["mean_turns"] == 2.5
+    assert numbers["num_games"] == 4
+    assert numbers["stop_reasons"] == {"done": 4}
+    assert numbers["win_rate_interval"] == [win_rate(evaluation).low, win_rate(evaluation).high]
+
+
+@pytest.mark.parametrize(("num_rollouts", "num_won", "k"), [(5, 2, 1), (5, 2, 3), (6, 0, 2), (4, 4, 4), (7, 1, 5)])
+def test_pass_at_k_is_the_share_of_subsets_with_a_win(num_rollouts: int, num_won: int, k: int) -> None:
+    outcomes = [index < num_won for index in range(num_rollouts)]
+    subsets = list(combinations(outcomes, k))
+    expected = sum(any(subset) for subset in subsets) / len(subsets)
+    assert pass_at_k([game(0, won=won) for won in outcomes], k) == pytest.approx(expected)
+
+
+def test_pass_at_k_averages_over_tasks_and_ignores_failures() -> None:
+    rows = [game(0, won=True), game(0, won=False), game(1, won=False), game(1, won=False)]
+    assert pass_at_k([*rows, game(1, won=True, stop=StopReason.FAILED)], 1) == 0.25
+    with pytest.raises(ValueError, match="got k = 3 and 2 rollouts"):
+        pass_at_k(rows, 3)
+    with pytest.raises(ValueError, match="got k = 1 and 0 rollouts"):
+        pass_at_k([game(0, stop=StopReason.FAILED)], 1)
+
+
+@given(st.floats(-10, 10), st.floats(0.1, 10))
+def test_random_play_is_zero_and_optimal_play_is_one(low: float, reach: float) -> None:
+    assert fraction_of_optimal(low, random=low, optimal=low + reach) == 0
+    assert fraction_of_optimal(low + reach, random=low, optimal=low + reach) == 1
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(ValueError, match="at least one trajectory, got none"):
+        summarize([])
+    with pytest.raises(ValueError, match="one key a trajectory, got 1 for 2"):
+        summarize(games([True, False]), clusters=[0])
+    with pytest.raises(ValueError, match="confidence must lie between 0 and 1, got 95"):
+        summarize(games([True, False]), confidence=95)
