@@ -1,0 +1,105 @@
+"""What a person watches while a run goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
+
+from agentsgym.reports.plots import learning_curve
+
+if TYPE_CHECKING:
+    from agentsgym.evaluation.metrics import Estimate
+
+
+class LearningCurve(TrainerCallback):
+    """Draws the win rate of the training rollouts as a picture that grows, and as a figure beside a progress bar.
+
+    Attributes:
+        points: (episodes played so far, win rate of the rollouts since the last log).
+        episodes: Episodes played so far.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        before: Estimate | None = None,
+        references: Mapping[str, Estimate] | None = None,
+        redraw_every_s: float = 30.0,
+    ) -> None:
+        """Set up the picture.
+
+        Args:
+            path: The PNG that is drawn again and again.
+            before: The win rate before training, drawn at 0 episodes.
+            references: Other players' win rates by name, drawn as lines.
+            redraw_every_s: Seconds between drawings.
+        """
+        self.points: list[tuple[float, float]] = []
+        self.episodes = 0
+        self._path = Path(path)
+        self._before = before
+        self._references = references or {}
+        self._redraw_every_s = redraw_every_s
+        self._drawn_at = time.monotonic()
+        self._bar: tqdm[Any] | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Show the bar."""
+        self.episodes = _episodes(args, state)
+        self._bar = tqdm(
+            total=state.max_steps,
+            initial=state.global_step,
+            desc="reinforcement learning",
+            unit="step",
+            disable=args.disable_tqdm,
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Move the bar."""
+        self.episodes = _episodes(args, state)
+        if self._bar is not None:
+            self._bar.update(state.global_step - self._bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Take the win rate of the training rollouts."""
+        win_rate = (logs or {}).get("win_rate")
+        if win_rate is None:
+            return
+        self.points.append((self.episodes, win_rate))
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"win rate {win_rate:.0%}")
+        if time.monotonic() - self._drawn_at > self._redraw_every_s:
+            self.draw()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the bar and draw what is there."""
+        self.close()
+        self.draw()
+
+    def close(self) -> None:
+        """Leave the bar as it is, also when training was interrupted."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def draw(self, after: Estimate | None = None) -> None:
+        """Write the picture, with the win rate after training once it is known."""
+        evaluations = [(x, e) for x, e in ((0.0, self._before), (self.episodes, after)) if e is not None]
+        learning_curve(
+            self.points,
+            self._path,
+            evaluations=evaluations,
+            references=self._references,
+            title="Win rate while learning",
+        )
+        self._drawn_at = time.monotonic()
+
+
+def _episodes(args: Any, state: Any) -> int:
+    return args.generations_at(state.global_step) * args.generation_batch_size

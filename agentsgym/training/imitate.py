@@ -1,0 +1,256 @@
+"""Behaviour cloning: a model learns to say what the agent of recorded trajectories said.
+
+::
+
+    Trajectory ─▶ imitation_rows (ids and labels as recorded) ─▶ bucketed_order ─▶ trl.SFTTrainer
+
+The demonstrations may be a scripted expert's or a policy's own best rollouts; nothing is tokenized again.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerState,
+)
+from trl import SFTConfig, SFTTrainer
+
+from agentsgym.errors import ConfigError
+from agentsgym.seeding import derive_seed
+from agentsgym.types import Trajectory
+
+_IGNORED = -100  # the label that the loss passes over
+_BATCHES_PER_BUCKET = 50
+
+
+def imitate(
+    model: PreTrainedModel,
+    trajectories: Sequence[Trajectory],
+    tokenizer: PreTrainedTokenizerBase,
+    args: SFTConfig | None = None,
+    *,
+    observation_loss: bool = False,
+    callbacks: list[TrainerCallback] | None = None,
+) -> TrainerState:
+    """Train a model in place on the agent tokens of trajectories, with the mean negative log-likelihood as loss.
+
+    Failed trajectories are left out. Rows go through in the order of :func:`bucketed_order`, whatever sampling
+    strategy ``args`` names; to the trainer all passes together are one epoch. Like any ``Trainer``, this seeds the
+    global random generators with ``args.seed``.
+
+    Args:
+        model: A causal language model; beside its weights nothing of it is changed.
+        trajectories: The demonstrations, recorded with this tokenizer.
+        tokenizer: Gives the padding id, and is saved with checkpoints.
+        args: TRL's own settings; None for :func:`imitation_config`.
+        observation_loss: Whether the model also learns to foretell observations, everything after the first prompt.
+        callbacks: As ``Trainer`` takes them.
+
+    Returns:
+        The trainer's state; ``log_history`` holds the losses.
+
+    Raises:
+        ConfigError: There is nothing to learn from, a trajectory is longer than ``args.max_length``, or ``args`` asks
+            for packing, which would undo the order.
+    """
+    args = imitation_config() if args is None else args
+    if args.packing:
+        raise ConfigError("imitation lays out its own rows and wants packing=False, got packing=True")
+    rows = imitation_rows(trajectories, observation_loss=observation_loss)
+    lengths = [len(row["input_ids"]) for row in rows]
+    if args.max_length is not None and max(lengths) > args.max_length:
+        raise ConfigError(
+            f"a trajectory has {max(lengths)} tokens and args.max_length is {args.max_length}: raise it, or leave long "
+            "trajectories out (cutting one would cut its end off)"
+        )
+    with _left_as_found(model):
+        trainer = SFTTrainer(
+            model=model,
+            args=_sequential(args),
+            train_dataset=Dataset.from_list(rows).select(_layout(lengths, args)),
+            processing_class=tokenizer,
+            callbacks=callbacks,
+        )
+        trainer.remove_callback(PrinterCallback)  # a library does not print; the losses are in the state
+        trainer.train()
+    return trainer.state
+
+
+def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool = False) -> list[dict[str, list[int]]]:
+    """Turn trajectories into rows for ``SFTTrainer``, ids as recorded; failed ones are left out.
+
+    Args:
+        trajectories: The demonstrations.
+        observation_loss: Whether all tokens from the first agent token on are labels, not agent tokens alone.
+
+    Returns:
+        One row a trajectory: ``input_ids`` (T,) and ``labels`` (T,), -100 where there is no loss.
+
+    Raises:
+        ConfigError: There are no trajectories, all failed, or one has no agent tokens.
+    """
+    rows = [
+        {"input_ids": list(trajectory.token_ids), "labels": _labels(trajectory, observation_loss)}
+        for trajectory in trajectories
+        if not trajectory.failed
+    ]
+    if not rows:
+        raise ConfigError(
+            f"imitation needs at least one trajectory that did not fail, got {len(trajectories)} of which none is left"
+        )
+    return rows
+
+
+def bucketed_order(lengths: Sequence[int], *, batch_size: int, num_passes: int, seed: int) -> list[int]:
+    """Order rows so that a batch holds rows of similar length, while batches come in any order.
+
+    Each pass over the data is shuffled afresh, cut into buckets of 50 batches, sorted by length inside a bucket, cut
+    into batches, and the batches are shuffled. (Batches that go from long to short, as sorting alone leaves them, make
+    a policy learn badly.) A batch that two passes share holds rows drawn at random, so that all others stay whole.
+
+    Args:
+        lengths: Tokens of each row, (N,).
+        batch_size: Rows a batch.
+        num_passes: Passes over the data.
+        seed: Equal seeds give equal orders.
+
+    Returns:
+        Row indices, (num_passes * N,): every pass is a permutation of all rows.
+
+    >>> bucketed_order([3, 9, 3, 9], batch_size=2, num_passes=2, seed=0)
+    [2, 0, 1, 3, 1, 3, 2, 0]
+    """
+    generator = Random(derive_seed("imitation order", seed))
+    bucket = _BATCHES_PER_BUCKET * batch_size
+    order: list[int] = []
+    for _ in range(num_passes):
+        rows = list(range(len(lengths)))
+        generator.shuffle(rows)
+        head = -len(order) % batch_size
+        order += rows[:head]
+        whole = rows[head : len(rows) - (len(rows) - head) % batch_size]
+        ranked = sorted(range(len(whole)), key=lambda place: (place // bucket, lengths[whole[place]]))
+        batches = [ranked[start : start + batch_size] for start in range(0, len(ranked), batch_size)]
+        generator.shuffle(batches)
+        order += [whole[place] for batch in batches for place in batch]
+        order += rows[head + len(whole) :]
+    return order
+
+
+def imitation_config(**settings: Any) -> SFTConfig:
+    """Make TRL's settings with no length limit, checkpoints or reporting, and without what only costs on a CPU.
+
+    Without an accelerator ``bf16`` and ``gradient_checkpointing``, both on by TRL's default, are off.
+
+    Args:
+        **settings: Any field of ``SFTConfig``; each goes before the defaults made here.
+    """
+    defaults: dict[str, Any] = {
+        "output_dir": str(Path(tempfile.gettempdir()) / "agentsgym_imitation"),  # stays empty without checkpoints
+        "max_length": None,
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+    if settings.get("use_cpu") or not torch.accelerator.is_available():
+        defaults |= {"bf16": False, "gradient_checkpointing": None, "dataloader_pin_memory": False}
+    return SFTConfig(**(defaults | settings))
+
+
+def tiny_imitation_config(num_steps: int, **settings: Any) -> SFTConfig:
+    """Make the settings that suit a tiny policy: batches of 16, rate 3e-3 with a short warm-up, then linearly to 10 %.
+
+    Args:
+        num_steps: Optimizer steps; the first 2 % of them warm up.
+        **settings: Any field of ``SFTConfig``; each goes before the defaults made here.
+
+    Raises:
+        ConfigError: ``num_steps`` is below 1.
+    """
+    if num_steps < 1:
+        raise ConfigError(f"imitation needs at least one step, got {num_steps=}")
+    num_warmup = max(1, num_steps // 50)
+    defaults = {
+        "max_steps": num_steps,
+        "per_device_train_batch_size": 16,
+        "learning_rate": 3e-3,
+        "warmup_steps": num_warmup,
+        "lr_scheduler_type": "warmup_stable_decay",
+        "lr_scheduler_kwargs": {
+            "num_decay_steps": num_steps - num_warmup,
+            "decay_type": "linear",
+            "min_lr_ratio": 0.1,
+        },
+        "logging_steps": 100,
+    }
+    return imitation_config(**(defaults | settings))
+
+
+def _labels(trajectory: Trajectory, observation_loss: bool) -> list[int]:
+    mask = trajectory.agent_token_mask
+    if 1 not in mask:
+        raise ConfigError(
+            "imitation needs agent tokens, and one trajectory has none "
+            f"(session {trajectory.session_id!r}, {len(mask)} tokens): record it from an environment with a tokenizer"
+        )
+    if observation_loss:
+        first = mask.index(1)
+        return [_IGNORED] * first + list(trajectory.token_ids[first:])
+    return [token if agent else _IGNORED for token, agent in zip(trajectory.token_ids, mask, strict=True)]
+
+
+def _layout(lengths: Sequence[int], args: SFTConfig) -> list[int]:
+    """Lay out as many rows as the run reads: ``max_steps`` where given, else ``num_train_epochs``."""
+    if args.max_steps > 0:
+        num_processes = args.world_size
+        num_rows = args.max_steps * args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
+    else:
+        num_rows = math.ceil(len(lengths) * args.num_train_epochs)
+    return bucketed_order(
+        lengths,
+        batch_size=args.per_device_train_batch_size,
+        num_passes=math.ceil(num_rows / len(lengths)),
+        seed=args.data_seed if args.data_seed is not None else args.seed,
+    )[:num_rows]
+
+
+def _sequential(args: SFTConfig) -> SFTConfig:
+    """Copy the settings for rows that are laid out and tokenized."""
+    args = copy.copy(args)
+    args.train_sampling_strategy = "sequential"
+    args.num_train_epochs = 1
+    args.dataset_kwargs = {"skip_prepare_dataset": True}
+    return args
+
+
+@contextmanager
+def _left_as_found(model: PreTrainedModel) -> Generator[None]:
+    """Take back what a trainer changes beside the weights.
+
+    What it puts around ``forward`` is bound to this very model: a deep copy would go on calling the original.
+    """
+    training, use_cache = model.training, model.config.use_cache
+    forwards = {module: vars(module).get("forward") for module in model.modules()}
+    try:
+        yield
+    finally:
+        model.train(training)
+        model.config.use_cache = use_cache
+        for module, forward in forwards.items():
+            if forward is None:
+                vars(module).pop("forward", None)
+            else:
+                module.forward = forward

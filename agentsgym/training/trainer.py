@@ -1,0 +1,351 @@
+"""GRPO over many turns: TRL's trainer, fed by environments, with an advantage of its own for every turn."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import Generator, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from datasets import IterableDataset
+from trl import GRPOTrainer
+
+from agentsgym.agents.base import Agent, as_agent
+from agentsgym.agents.policy import PolicyAgent, Sampling
+from agentsgym.credit.advantages import ScoredRollout, get_estimator, gigpo, token_advantages, zero_variance_share
+from agentsgym.errors import AgentsGymError, ConfigError
+from agentsgym.evaluation.metrics import Evaluation, summarize
+from agentsgym.rollouts.driver import drive
+from agentsgym.training import _trl
+from agentsgym.training.batches import recorded_logprobs, round_up, row_tensors
+from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.metrics import evaluation_metrics, rollout_metrics
+from agentsgym.training.rows import Environments, group_seeds
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+    from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+
+    from agentsgym.credit.advantages import Scale
+    from agentsgym.envs.base import MultistepEnv
+    from agentsgym.types import Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+class GRPOEnvTrainer(GRPOTrainer):
+    """TRL's ``GRPOTrainer`` for environments: plays the rows, and gives each turn's tokens their own advantage.
+
+    Everything else is TRL's: losses, KL, gradient accumulation, ``num_iterations``, evaluation, checkpoints, logging.
+
+    Attributes:
+        environments: What the rows are played in.
+        agent: Who plays them; by default the policy in training.
+        last_evaluation: The newest evaluation during training, trajectories included; None before the first.
+    """
+
+    args: GRPOEnvConfig
+
+    def __init__(  # noqa: PLR0913  # mirrors TRL's constructor
+        self,
+        model: str | PreTrainedModel,
+        env: MultistepEnv | None = None,
+        args: GRPOEnvConfig | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
+        eval_dataset: Dataset | IterableDataset | dict[str, Dataset | IterableDataset] | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        *,
+        agent: Agent | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+    ) -> None:
+        """Set up training; the arguments that TRL's trainer has too mean what they mean there.
+
+        Args:
+            model: A causal language model, or its name or path. With ``args.beta`` above 0 TRL loads the reference
+                from that path, so weights that have changed since they were loaded (by ``imitate``, say) are to be
+                saved with ``save_pretrained`` and loaded from there first.
+            env: The environment of every row; None builds each row's own from its ``env_class_path`` and
+                ``env_config``, so that one run can mix games.
+            args: The settings.
+            train_dataset: Rows with ``task_data`` and, without ``env``, ``env_class_path`` and ``env_config``.
+            eval_dataset: Likewise.
+            processing_class: The policy's tokenizer; by default that of ``env``, else the model's own.
+            agent: Who plays. None is the policy in training; another agent should sample it too, or else the gradient
+                is not that of the policy. Text without token ids is encoded and counted in the metric ``exact``.
+            callbacks: As in TRL.
+            optimizers: As in TRL.
+
+        Raises:
+            ConfigError: A row or a setting cannot be trained, or a dataset is empty.
+            TaskError: A row's task cannot be played. (Rows of a stream are checked when they are played.)
+        """
+        args = args or GRPOEnvConfig()
+        if train_dataset is None:
+            raise ConfigError("train_dataset is missing: pass rows with 'task_data', e.g. Env.get_train_dataset()")
+        if processing_class is None and env is not None:
+            processing_class = env.tokenizer
+        _check_model(model, args)
+        args.align_saving()
+        super().__init__(
+            model=model,
+            reward_funcs=_trl.environment,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        _trl.free_copies(self._policy)
+        self._policy_tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
+        self.environments = Environments(env, self._policy_tokenizer)
+        for name, dataset in _finite_datasets(train_dataset=train_dataset, eval_dataset=eval_dataset):
+            self.environments.check(dataset, name)
+        _check_size(train_dataset, args)
+        self.agent = self._policy_agent() if agent is None else as_agent(agent)
+        self.last_evaluation: Evaluation | None = None
+        self._estimator = get_estimator(args.advantage_estimator)
+        self._width_multiple = int(args.pad_to_multiple_of or 1)
+        self._generation: int | None = None
+        self._evaluated: list[Trajectory] = []
+        self._warnings: set[str] = set()
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """As in transformers; a run that starts or resumes takes nothing over from an earlier one of this trainer."""
+        self._generation = None
+        _trl.start_afresh(self)
+        return super().train(*args, **kwargs)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Play the rows and return right-padded tensors for the loss.
+
+        Returns:
+            ``prompt_completion_ids``, ``attention_mask``, ``agent_token_mask`` and ``advantages``, all (B, L);
+            ``old_per_token_logps`` and ``ref_per_token_logps``, (B, L) or None; ``num_items_in_batch``, 0-dim, the
+            number of agent tokens.
+        """
+        trajectories = self._play(inputs)
+        rollouts = self._scored(inputs, trajectories)
+        scale = cast("Scale", self.args.scale_rewards)  # the configuration has checked it
+        turn_advantages = self._estimator(rollouts, discount=self.args.discount, scale=scale)
+        advantages = [
+            token_advantages(trajectory, numbers, estimator=self._estimator)
+            for trajectory, numbers in zip(trajectories, turn_advantages, strict=True)
+        ]
+        batch = self._batch(trajectories, advantages)
+        self._record(trajectories, rollouts, batch)
+        return batch
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> torch.Tensor:
+        """TRL's own loss on the columns that matter: from the first agent token to the longest row's end."""
+        mask = inputs["agent_token_mask"]
+        last = round_up(max(2, int(inputs["attention_mask"].sum(1).max())), self._width_multiple)
+        columns = mask.any(0).nonzero()
+        first = max(1, int(columns[0])) if len(columns) else last - 1
+        narrowed = _trl.loss_inputs(inputs, first, last)
+        return super().compute_loss(
+            _trl.only_labelled(model, mask[:, :last]), narrowed, return_outputs, num_items_in_batch
+        )
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        """TRL's loop, with win rate, reward and turns over all games and their intervals among the metrics.
+
+        It draws from generators of its own, so that evaluating changes no number of the training that goes on.
+
+        Raises:
+            ConfigError: A batch would cut the rollouts of a task apart.
+        """
+        num_rollouts = cast("int", self.num_generations_eval)  # TRL has filled it in
+        if self.args.eval_batch_size % num_rollouts:
+            raise ConfigError(
+                f"per_device_eval_batch_size must be a multiple of num_generations_eval ({num_rollouts}), "
+                f"so that the rollouts of a task stay together, got {self.args.eval_batch_size}"
+            )
+        self._evaluated = []
+        with _untouched_global_generators():
+            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if self._evaluated and output.metrics is not None:
+            clusters = [index // num_rollouts for index in range(len(self._evaluated))]
+            self.last_evaluation = summarize(self._evaluated, clusters=clusters)
+            numbers = evaluation_metrics(self.last_evaluation)
+            _trl.drop_metrics(self, numbers)
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in numbers.items()})
+        return output
+
+    def _play(self, rows: Sequence[dict[str, Any]]) -> list[Trajectory]:
+        phase = self._next_phase()
+        trials = self.environments.trials(
+            rows,
+            group_seeds(len(rows), _trl.num_generations(self), self.args.seed, *phase),
+            max_turn_tokens=self.args.max_turn_tokens,
+            max_completion_length=self.args.max_completion_length,
+        )
+        if isinstance(self.agent, PolicyAgent):
+            self.agent.reseed(self.args.seed, *phase)
+        trajectories = drive([trial.play() for trial in trials], self.agent)
+        self._check_rollouts(trajectories)
+        if not _trl.is_training(self):
+            self._evaluated.extend(trajectories)
+        return trajectories
+
+    def _next_phase(self) -> tuple[str, int]:
+        """Name this generation batch, so that its seeds are its own, also after a resume."""
+        if not _trl.is_training(self):
+            return "eval", len(self._evaluated)
+        if self._generation is None:
+            self._generation = self._generations_before()
+        self._generation += 1
+        return "train", self._generation
+
+    def _generations_before(self) -> int:
+        step, cycle = self.state.global_step, self.args.steps_per_cycle
+        if step % cycle:
+            raise ConfigError(
+                f"a run resumes at a multiple of {cycle} steps, the boundaries of its generation cycle, since the rows "
+                f"of a half-used cycle are not saved; got step {step}: resume from an earlier checkpoint, or start a "
+                "new run with this one as its model"
+            )
+        return self.args.generations_at(step)
+
+    def _check_rollouts(self, trajectories: Sequence[Trajectory]) -> None:
+        failed = [trajectory for trajectory in trajectories if trajectory.failed]
+        if len(failed) > self.args.max_failed_fraction * len(trajectories):
+            raise AgentsGymError(
+                f"{len(failed)} of {len(trajectories)} rollouts failed, more than max_failed_fraction = "
+                f"{self.args.max_failed_fraction}; the first failed so:\n{failed[0].error}"
+            )
+        num_inexact = sum(not trajectory.exact for trajectory in trajectories)
+        if num_inexact:
+            self._warn_once(
+                "%d of %d rollouts hold text that came without token ids: it was encoded here, and its tokens may not "
+                "be those that were sampled",
+                num_inexact,
+                len(trajectories),
+            )
+
+    def _scored(self, rows: Sequence[dict[str, Any]], trajectories: Sequence[Trajectory]) -> list[ScoredRollout]:
+        num_rollouts = _trl.num_generations(self)
+        scored = [
+            ScoredRollout.from_trajectory(
+                trajectory,
+                group=index // num_rollouts,
+                turn_credit=self.environments.of(row).env_config["turn_credit"],
+            )
+            for index, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True))
+        ]
+        keys = [key for rollout in scored for key in rollout.state_keys]
+        if _is_gigpo(self._estimator) and keys and all(key is None for key in keys):
+            self._warn_once("the game gives no state keys, so that gigpo is grpo: write its _state_key")
+        return scored
+
+    def _batch(self, trajectories: Sequence[Trajectory], advantages: Sequence[Sequence[float]]) -> dict[str, Any]:
+        rows = row_tensors(
+            trajectories,
+            advantages,
+            pad_token_id=cast("int", self._policy_tokenizer.pad_token_id),
+            multiple_of=self._width_multiple,
+            device=self.accelerator.device,
+        )
+        scored = (rows["prompt_completion_ids"], rows["attention_mask"], rows["agent_token_mask"])
+        old = ref = None
+        if _trl.needs_old_logprobs(self.args):
+            old = recorded_logprobs(trajectories, rows["advantages"])
+            old = _trl.per_token_logps(self, self.model, *scored) if old is None else old
+        if self.beta != 0.0:
+            ref = _trl.per_token_logps(self, self.ref_model, *scored)
+        return {
+            **rows,
+            "old_per_token_logps": old,
+            "ref_per_token_logps": ref,
+            "num_items_in_batch": rows["agent_token_mask"].sum(),
+        }
+
+    def _record(
+        self, trajectories: Sequence[Trajectory], rollouts: Sequence[ScoredRollout], batch: dict[str, Any]
+    ) -> None:
+        counts = batch["agent_token_mask"].sum(1).clamp(min=1)
+        _trl.record_tokens(self, int(batch["attention_mask"].sum()))
+        _trl.record_metrics(
+            self, {**rollout_metrics(trajectories), "frac_reward_zero_std": zero_variance_share(rollouts)}
+        )
+        _trl.record_conversations(self, trajectories, (batch["advantages"].sum(1) / counts).tolist())
+
+    def _warn_once(self, message: str, *values: object) -> None:
+        if message not in self._warnings:
+            self._warnings.add(message)
+            logger.warning(message, *values)
+
+    @property
+    def _policy(self) -> PreTrainedModel:
+        return cast("PreTrainedModel", self.accelerator.unwrap_model(self.model))
+
+    def _policy_agent(self) -> PolicyAgent:
+        args = self.args
+        return PolicyAgent(
+            self._policy,
+            self._policy_tokenizer,
+            sampling=Sampling(
+                temperature=args.temperature,
+                top_k=args.top_k,
+                top_p=args.top_p,
+                min_p=args.min_p,
+                repetition_penalty=args.repetition_penalty,
+            ),
+            max_turn_tokens=args.max_turn_tokens,
+            context=self.accelerator.autocast,  # pyright: ignore[reportArgumentType]  # its default is None, untold
+        )
+
+
+def _check_model(model: Any, args: GRPOEnvConfig) -> None:
+    if hasattr(model, "peft_config"):
+        raise ConfigError("a PEFT model is not supported yet: pass the base model")
+    if args.beta != 0.0 and not isinstance(model, str) and not model.config.name_or_path:
+        raise ConfigError(
+            "beta needs a reference model, which TRL loads from the model's path, and this model has none: "
+            "save it with save_pretrained and load it with from_pretrained first"
+        )
+
+
+def _check_size(train_dataset: Any, args: GRPOEnvConfig) -> None:
+    num_groups = cast("int", args.generation_batch_size) // cast("int", args.num_generations)  # TRL has filled both in
+    if not isinstance(train_dataset, IterableDataset) and len(train_dataset) < num_groups:
+        raise ConfigError(
+            f"train_dataset must hold at least {num_groups} rows, one for each task group of a generation batch "
+            f"({args.generation_batch_size} rollouts, {args.num_generations} a group), got {len(train_dataset)}: "
+            "with fewer nothing would be trained"
+        )
+
+
+def _is_gigpo(estimator: Any) -> bool:
+    return (estimator.func if isinstance(estimator, partial) else estimator) is gigpo
+
+
+def _finite_datasets(**datasets: Any) -> Iterator[tuple[str, Any]]:
+    for name, dataset in datasets.items():
+        if isinstance(dataset, dict):
+            yield from _finite_datasets(**{f"{name}[{key!r}]": part for key, part in dataset.items()})
+        elif dataset is not None and not isinstance(dataset, IterableDataset):
+            yield name, dataset
+
+
+@contextlib.contextmanager
+def _untouched_global_generators() -> Generator[None]:
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

@@ -1,0 +1,139 @@
+"""Small games and small policies that the tests of the trainer play with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from agentsgym.agents.base import Agent
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.tiny import tiny_policy
+from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.trainer import GRPOEnvTrainer
+
+NUMBERS = ["one", "two", "three", "four", "five", "six"]
+WORDS = [
+    f"Guess a number from one to six. Higher. Lower. A number, please. {' '.join(NUMBERS)}",
+    "Say a color. red blue",
+]
+
+
+class GuessNumber(MultistepEnv):
+    """Every turn costs a tenth; the secret word pays 1 and ends the game, so episodes differ in length.
+
+    A task with ``cannot_start`` raises at once, one with ``breaks`` at its second turn.
+    """
+
+    default_config: ClassVar = {"max_steps_per_episode": 4, "error_allowance": 99}
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+        if task_data.get("cannot_start"):
+            raise RuntimeError("there is no such number")
+        secret = task_data.get("secret", self.rng(session_id).randrange(len(NUMBERS)))
+        return {"done": False, "secret": secret, "said": "", "breaks": task_data.get("breaks", False)}
+
+    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+        return "Guess a number from one to six." if step == 0 else state["said"]
+
+    def _state_key(self, state: dict[str, Any]) -> str:
+        return state["said"]
+
+    def _step_episode(
+        self, session_id: str, state: dict[str, Any], action: str
+    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        if state["breaks"] and state["said"]:
+            raise RuntimeError("the game is broken")
+        guesses = [NUMBERS.index(word) for word in action.split() if word in NUMBERS]
+        won = state["secret"] in guesses
+        said = "A number, please." if not guesses else "Higher." if guesses[0] < state["secret"] else "Lower."
+        reward = 1.0 if won else -0.1
+        return {**state, "said": said}, reward, won, {"success": won, "invalid": not guesses}
+
+
+class SayBlue(MultistepEnv):
+    """Two turns; each pays 1 where the answer holds the word blue."""
+
+    default_config: ClassVar = {"max_steps_per_episode": 2}
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+        return {"done": False, "blues": 0, "turn": 0}
+
+    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+        return "Say a color."
+
+    def _step_episode(
+        self, session_id: str, state: dict[str, Any], action: str
+    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        is_blue = "blue" in action.split()
+        blues, turn = state["blues"] + is_blue, state["turn"] + 1
+        return {"blues": blues, "turn": turn}, float(is_blue), turn == 2, {"success": blues == 2}
+
+
+class TextAgent(Agent):
+    """Says the numbers one after the other, as text alone."""
+
+    def get_action(self, messages: Sequence[Any], agent_state: Any) -> tuple[str, Any]:
+        turn = agent_state or 0
+        return NUMBERS[turn % len(NUMBERS)], turn + 1
+
+
+def policy(seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A two-layer Llama of width 32 and its tokenizer."""
+    return tiny_policy(WORDS, hidden_size=32, num_heads=2, seed=seed)
+
+
+def tasks(num_tasks: int = 8, **task_data: Any) -> Dataset:
+    """Rows of any game: tasks that differ in their seed alone."""
+    return Dataset.from_list([{"task_data": {"seed": seed, **task_data}} for seed in range(num_tasks)])
+
+
+def settings(folder: Path, **changes: Any) -> GRPOEnvConfig:
+    """Small, quiet, and without files unless asked for."""
+    values = {
+        "output_dir": str(folder),
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "max_steps": 2,
+        "per_device_train_batch_size": 8,
+        "per_device_eval_batch_size": 8,
+        "num_generations": 4,
+        "max_turn_tokens": 4,
+        "max_completion_length": 100,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+    }
+    return GRPOEnvConfig(**{**values, **changes})
+
+
+def trainer_of(
+    folder: Path, *, env_config: dict[str, Any] | None = None, weights: int = 0, dataset: Any = None, **changes: Any
+) -> GRPOEnvTrainer:
+    """A trainer of the guessing game; ``eval_dataset``, ``agent`` and settings among the changes."""
+    model, tokenizer = policy(weights)
+    own = {name: changes.pop(name) for name in ("eval_dataset", "agent", "callbacks") if name in changes}
+    return GRPOEnvTrainer(
+        model,
+        GuessNumber(tokenizer, env_config),
+        settings(folder, **changes),
+        train_dataset=tasks() if dataset is None else dataset,
+        **own,
+    )
+
+
+def logged(trainer: GRPOEnvTrainer, name: str) -> list[float]:
+    """What was logged under a name, oldest first."""
+    return [log[name] for log in trainer.state.log_history if name in log]
+
+
+def has_moved(trainer: GRPOEnvTrainer, weights: int = 0) -> bool:
+    """Whether training changed the policy that ``trainer_of`` began with."""
+    before = policy(weights)[0].state_dict()
+    return any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())

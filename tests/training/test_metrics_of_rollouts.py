@@ -1,0 +1,109 @@
+"""What a generation batch is summarised to: exact numbers on rollouts drawn by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from agentsgym.evaluation.metrics import summarize
+from agentsgym.training.metrics import evaluation_metrics, rollout_metrics
+from agentsgym.types import StopReason, Trajectory, Turn
+
+
+def drawn(picture: str, rewards: list[float], stop_reason: StopReason = StopReason.DONE, **fields: Any) -> Trajectory:
+    """'.' is an environment token, any letter an agent token, one letter a turn; a capital letter an invalid one."""
+    letters = sorted(set(picture) - {"."}, key=picture.index)
+    turns = [
+        Turn(
+            start=picture.index(letter),
+            stop=picture.rindex(letter) + 1,
+            reward=reward,
+            invalid=letter.isupper(),
+            exact=fields.get("exact", True),
+        )
+        for letter, reward in zip(letters, rewards, strict=True)
+    ]
+    success = fields.get("success")
+    return Trajectory(
+        token_ids=list(range(len(picture))),
+        turns=turns,
+        messages=[],
+        final_reward=sum(rewards),
+        stop_reason=stop_reason,
+        info={} if success is None else {"success": success},
+    )
+
+
+def test_every_number_of_a_batch() -> None:
+    batch = [
+        drawn("..aaa.bb.c", [0.0, 0.5, 1.0], success=True),
+        drawn("..a.BBBB", [1.0, -1.0], StopReason.MAX_TURNS, success=False),
+        drawn("..a", [0.5], StopReason.INVALID, success=False, exact=False),
+        drawn("..aaaaaaa", [9.0], StopReason.FAILED, success=True),
+    ]
+    assert rollout_metrics(batch) == pytest.approx(
+        {
+            "stop/done": 1 / 4,
+            "stop/max_turns": 1 / 4,
+            "stop/max_tokens": 0.0,
+            "stop/invalid": 1 / 4,
+            "failed": 1 / 4,
+            "reward": (1.5 + 0.0 + 0.5) / 3,
+            "reward_std": math.sqrt(7 / 12),
+            "completions/mean_length": (8 + 6 + 1) / 3,
+            "completions/min_length": 1.0,
+            "completions/max_length": 8.0,
+            "completions/clipped_ratio": 1 / 3,
+            "exact": 2 / 3,
+            "win_rate": 1 / 3,
+            "turns/mean": 2.0,
+            "turns/min": 1.0,
+            "turns/max": 3.0,
+            "invalid_turns": 1 / 6,
+            "reward/turn_00": 0.5,
+            "alive/turn_00": 1.0,
+            "reward/turn_01": -0.25,
+            "alive/turn_01": 2 / 3,
+            "reward/turn_02": 1.0,
+            "alive/turn_02": 1 / 3,
+            "tokens/agent_per_turn": (6 + 5 + 1) / 6,
+            "tokens/environment_per_turn": (4 + 3 + 2) / 6,
+        }
+    )
+
+
+def test_a_game_that_names_no_winner_has_no_win_rate() -> None:
+    metrics = rollout_metrics([drawn("..a", [1.0]), drawn("..a", [0.0])])
+    assert "win_rate" not in metrics
+    assert metrics["reward"] == 0.5
+
+
+def test_where_everything_failed_only_the_stop_reasons_are_told() -> None:
+    metrics = rollout_metrics([drawn("..a", [1.0], StopReason.FAILED)])
+    assert metrics["failed"] == 1.0
+    assert all(value == 0.0 for name, value in metrics.items() if name != "failed")
+    assert not any(name.startswith(("turns/", "reward", "win_rate")) for name in metrics)
+
+
+def test_one_rollout_has_no_spread() -> None:
+    failed = drawn("..a", [1.0], StopReason.FAILED)
+    assert "reward_std" not in rollout_metrics([drawn("..a", [1.0]), failed])
+
+
+def test_a_rollout_without_turns_has_no_completion() -> None:
+    metrics = rollout_metrics([drawn("....", [], StopReason.MAX_TOKENS), drawn("..a.b", [0.0, 1.0])])
+    lengths = [metrics[f"completions/{name}_length"] for name in ("mean", "min", "max")]
+    assert lengths == [1.5, 0.0, 3.0]
+    assert metrics["completions/clipped_ratio"] == 0.5
+
+
+def test_an_evaluation_in_plain_numbers() -> None:
+    games = [drawn("..a", [1.0]), drawn("..a.b", [0.0, 0.0]), drawn("..a", [9.0], StopReason.FAILED)]
+    evaluation = summarize(games)
+    metrics = evaluation_metrics(evaluation)
+    assert (metrics["num_games"], metrics["num_failed"]) == (evaluation.num_games, 1)
+    assert metrics["reward"] == evaluation.reward.mean
+    assert (metrics["turns_low"], metrics["turns_high"]) == (evaluation.turns.low, evaluation.turns.high)
+    assert "win_rate" not in metrics

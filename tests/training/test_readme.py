@@ -1,0 +1,51 @@
+"""The trainer of the README trains."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentsgym.tiny import tiny_policy
+
+README = Path(__file__).parents[2] / "README.md"
+# What a game says, and numbers that a policy may say.
+TEXTS = [
+    "Guess: a number from 1 to 20.",
+    "Name one number.",
+    "Right.",
+    "Higher.",
+    "Lower.",
+    *(f"Is it {number}?" for number in range(1, 21)),
+]
+SHORTER = {
+    '"Qwen/Qwen3-0.6B"': '"model"',
+    "max_turn_tokens=64": 'max_turn_tokens=4, max_steps=1, logging_steps=1, use_cpu=True, report_to="none"',
+}
+
+
+def test_the_trainer_of_the_readme_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    game, training = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    for given, shorter in SHORTER.items():
+        assert training.count(given) == 1
+        training = training.replace(given, shorter)
+    monkeypatch.chdir(tmp_path)
+    model, tokenizer = tiny_policy(TEXTS, hidden_size=32, num_heads=2)
+    model.save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(game, names)
+    exec(training, names)
+    trainer = names["trainer"]
+    [log] = [log for log in trainer.state.log_history if "loss" in log]
+    assert trainer.state.global_step == 1
+    assert math.isfinite(log["loss"])
+    assert 0.0 <= log["win_rate"] <= 1.0
+    assert 1 <= log["turns/mean"] <= 8
+    before = {name: tensor.to(dtype=torch.float32) for name, tensor in model.state_dict().items()}
+    after = trainer.model.state_dict()
+    assert any(not torch.equal(before[name], after[name].to(dtype=torch.float32)) for name in before)

@@ -1,0 +1,381 @@
+"""The seam with TRL: what its loss does with our rows, and that it still has what we read from it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from games import TextAgent, tasks, trainer_of
+from trl import GRPOTrainer
+
+from agentsgym.training import _trl
+from agentsgym.training.trainer import GRPOEnvTrainer
+
+LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo"]
+CLIPPED = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo"]
+EPSILON = 0.2
+ROWS = [{"task_data": {"seed": seed}} for seed in (0, 0, 0, 0, 1, 1, 1, 1)]
+ROWS_WITH_FAILURES = [*ROWS[:6], *({"task_data": {"seed": 1, "breaks": True}} for _ in range(2))]
+Batch = dict[str, Any]
+
+
+def prepared(folder: Path, **changes: Any) -> GRPOEnvTrainer:
+    """A trainer as it stands in the middle of training."""
+    trainer = trainer_of(folder, max_failed_fraction=1.0, **changes)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    return trainer
+
+
+def played(trainer: GRPOEnvTrainer, rows: list[dict[str, Any]] = ROWS_WITH_FAILURES) -> Batch:
+    """A generation batch, with an advantage of its own for each agent token."""
+    batch = trainer._generate_and_score_completions(rows)
+    generator = torch.Generator().manual_seed(0)
+    batch["advantages"] = torch.randn(batch["advantages"].shape, generator=generator) * batch["agent_token_mask"]
+    return batch
+
+
+def only(batch: Batch, rows: slice) -> Batch:
+    """The micro-batch of some rows."""
+    return {key: value if value is None or value.dim() == 0 else value[rows] for key, value in batch.items()}
+
+
+def logp_gradient(trainer: GRPOEnvTrainer, batch: Batch) -> torch.Tensor:
+    """d loss / d log-probability of every token, (B, L), 0.0 where the loss does not look."""
+    leaves: list[torch.Tensor] = []
+    original = trainer._get_per_token_logps_and_entropies
+
+    def recorded(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        logps, *others = original(*args, **kwargs)
+        leaves.append(logps.detach().requires_grad_())
+        return leaves[-1], *others
+
+    trainer._get_per_token_logps_and_entropies = recorded  # type: ignore[method-assign]
+    try:
+        trainer.compute_loss(trainer.model, batch).backward()
+    finally:
+        trainer._get_per_token_logps_and_entropies = original  # type: ignore[method-assign]
+    [leaf] = leaves
+    last = max(2, int(batch["attention_mask"].sum(1).max()))
+    gradient = torch.zeros(batch["advantages"].shape)
+    gradient[:, last - leaf.shape[1] : last] = leaf.grad
+    return gradient
+
+
+def token_weight(loss_type: str, trainer: GRPOEnvTrainer, batch: Batch) -> torch.Tensor:
+    """What each loss type divides an agent token by, from its paper, before accumulation; (B, 1)."""
+    mask = batch["agent_token_mask"]
+    num_rows, per_row = len(mask), mask.sum(1, keepdim=True).clamp(min=1).float()
+    window = batch["num_items_in_batch"] / trainer.args.steps_per_generation
+    weights = {
+        "grpo": 1 / (num_rows * per_row),
+        "sapo": 1 / (num_rows * per_row),
+        "bnpo": 1 / mask.sum(),
+        "dr_grpo": torch.tensor(1 / (num_rows * trainer.args.max_completion_length)),
+        "dapo": 1 / window,
+        "cispo": 1 / window,
+        "luspo": torch.tensor(1 / num_rows),
+    }
+    return weights[loss_type].expand(num_rows, 1) / trainer.args.gradient_accumulation_steps
+
+
+def parameter_gradients(trainer: GRPOEnvTrainer, loss: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, list(trainer.model.parameters())))
+
+
+@pytest.mark.parametrize("steps", [{}, {"gradient_accumulation_steps": 4, "steps_per_generation": 2}])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_each_agent_token_pulls_by_its_own_advantage_and_no_other_token_at_all(
+    loss_type: str, steps: dict[str, int], tmp_path: Path
+) -> None:
+    trainer = prepared(tmp_path, loss_type=loss_type, per_device_train_batch_size=4 if steps else 8, **steps)
+    batch = only(played(trainer), slice(2, 8))
+    assert [row.any().item() for row in batch["agent_token_mask"]] == [True] * 4 + [False] * 2
+    ratio = EPSILON if loss_type == "cispo" else 1.0  # CISPO's weight is the ratio, at most epsilon_high
+    expected = -ratio * batch["advantages"] * token_weight(loss_type, trainer, batch)
+    gradient = logp_gradient(trainer, batch)
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-8)
+    assert (gradient[batch["agent_token_mask"] == 0] == 0).all()
+    assert (gradient[batch["agent_token_mask"] == 1] != 0).all()
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_off_policy_tokens_are_weighted_and_clipped_one_by_one(loss_type: str, tmp_path: Path) -> None:
+    trainer = prepared(tmp_path, loss_type=loss_type)
+    batch = played(trainer)
+    mask, advantages = batch["agent_token_mask"], batch["advantages"]
+    scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
+    # Inside and outside the clip on both sides, by column, so that every row has all of them.
+    ratio = torch.tensor([0.5, 0.9, 1.0, 1.1, 1.5]).repeat(mask.shape[1])[: mask.shape[1]].expand(mask.shape)
+    batch["old_per_token_logps"] = _trl.per_token_logps(trainer, trainer.model, *scored) - ratio.log()
+    is_clipped = torch.where(advantages > 0, ratio > 1 + EPSILON, ratio < 1 - EPSILON)
+    factor = ratio * ~is_clipped
+    if loss_type == "cispo":
+        factor = ratio.clamp(max=EPSILON)
+    if loss_type == "sapo":  # d/dlogp of sigmoid(t (r - 1)) 4/t
+        args = trainer.args
+        temperature = torch.where(advantages > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
+        gate = torch.sigmoid(temperature * (ratio - 1))
+        factor = 4 * gate * (1 - gate) * ratio
+    expected = -factor * advantages * token_weight(loss_type, trainer, batch)
+    torch.testing.assert_close(logp_gradient(trainer, batch), expected, rtol=1e-4, atol=1e-8)
+    if loss_type in CLIPPED:
+        assert (is_clipped & (mask == 1)).any()
+        assert trainer._metrics["train"]["clip_ratio/region_mean"][-1] == pytest.approx(
+            (is_clipped & (mask == 1)).sum().item() / mask.sum().item()
+        )
+
+
+def scalar_loss(trainer: GRPOEnvTrainer, batch: Batch, advantages: torch.Tensor) -> torch.Tensor:
+    """TRL's own loss on rows that nothing is cut from and with labels that nothing is masked in."""
+    ids, attention_mask = batch["prompt_completion_ids"], batch["attention_mask"]
+    inputs = {
+        "prompt_ids": ids[:, :1],
+        "prompt_mask": attention_mask[:, :1],
+        "completion_ids": ids[:, 1:],
+        "completion_mask": attention_mask[:, 1:],
+        "tool_mask": batch["agent_token_mask"][:, 1:],
+        "advantages": advantages,
+        "num_items_in_batch": batch["num_items_in_batch"],
+    }
+    return GRPOTrainer.compute_loss(trainer, trainer.model, inputs)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_constant_rows_are_trls_own_scalar_advantages(loss_type: str, tmp_path: Path) -> None:
+    trainer = prepared(tmp_path, loss_type=loss_type)
+    batch = only(played(trainer), slice(1, 7))
+    scalars = torch.linspace(-2, 1.5, 6)
+    batch["advantages"] = scalars[:, None] * batch["agent_token_mask"]
+    ours, theirs = trainer.compute_loss(trainer.model, batch), scalar_loss(trainer, batch, scalars)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    for one, other in zip(parameter_gradients(trainer, ours), parameter_gradients(trainer, theirs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_narrowing_and_masked_labels_change_nothing(loss_type: str, tmp_path: Path) -> None:
+    trainer = prepared(tmp_path, loss_type=loss_type)
+    whole = played(trainer)
+    lengths = whole["attention_mask"].sum(1)
+    shorter = [row for row in range(8) if lengths[row] < lengths.max()]
+    batch = {key: value if value is None or value.dim() == 0 else value[shorter] for key, value in whole.items()}
+    ours = trainer.compute_loss(trainer.model, batch)
+    theirs = scalar_loss(trainer, batch, batch["advantages"][:, 1:])
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    for one, other in zip(parameter_gradients(trainer, ours), parameter_gradients(trainer, theirs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+    entropies = trainer._metrics["train"]["entropy"]
+    assert entropies[0] == pytest.approx(entropies[1], rel=1e-6)
+
+
+def test_only_the_columns_that_matter_reach_the_model(tmp_path: Path) -> None:
+    trainer = prepared(tmp_path)
+    batch = only(played(trainer), slice(0, 3))
+    seen: list[tuple[Any, ...]] = []
+    original = trainer._get_per_token_logps_and_entropies
+
+    def recorded(model: Any, ids: torch.Tensor, mask: torch.Tensor, num_kept: int, **kwargs: Any) -> Any:
+        seen.append((ids.shape[1], num_kept))
+        return original(model, ids, mask, num_kept, **kwargs)
+
+    trainer._get_per_token_logps_and_entropies = recorded  # type: ignore[method-assign]
+    trainer.compute_loss(trainer.model, batch)
+    first = int(batch["agent_token_mask"].any(0).nonzero()[0])
+    last = int(batch["attention_mask"].sum(1).max())
+    assert first > 1
+    assert seen == [(last, last - first)]
+
+
+def test_narrowing_keeps_to_the_multiple(tmp_path: Path) -> None:
+    trainer = prepared(tmp_path, pad_to_multiple_of=16)
+    batch = only(played(trainer), slice(0, 3))
+    widths: list[int] = []
+    original = trainer._get_per_token_logps_and_entropies
+
+    def recorded(model: Any, ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        widths.append(ids.shape[1])
+        return original(model, ids, *args, **kwargs)
+
+    trainer._get_per_token_logps_and_entropies = recorded  # type: ignore[method-assign]
+    ours = trainer.compute_loss(trainer.model, batch)
+    longest = int(batch["attention_mask"].sum(1).max())
+    assert longest % 16
+    assert widths == [longest + -longest % 16]
+    torch.testing.assert_close(ours, scalar_loss(trainer, batch, batch["advantages"][:, 1:]), rtol=1e-6, atol=1e-7)
+
+
+def test_masked_labels_leave_agent_tokens_as_they_were(tmp_path: Path) -> None:
+    trainer = prepared(tmp_path)
+    batch = played(trainer)
+    ids, attention_mask, mask = batch["prompt_completion_ids"], batch["attention_mask"], batch["agent_token_mask"]
+    masked = _trl.per_token_logps(trainer, trainer.model, ids, attention_mask, mask)
+    unmasked = _trl.per_token_logps(trainer, trainer.model, ids, attention_mask, attention_mask)
+    with torch.no_grad():
+        logits = trainer.model(input_ids=ids, attention_mask=attention_mask).logits[:, :-1]
+    by_hand = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
+    for scored in (masked, unmasked):
+        torch.testing.assert_close(scored[:, 1:] * mask[:, 1:], by_hand * mask[:, 1:], rtol=0, atol=1e-5)
+    assert (masked[:, 0] == 0).all()
+
+
+def test_environment_tokens_have_no_gradient_whatever_they_are_given(tmp_path: Path) -> None:
+    trainer = prepared(tmp_path)
+    batch = played(trainer)
+    is_environment = batch["agent_token_mask"] == 0
+    noise = torch.randn(is_environment.shape, generator=torch.Generator().manual_seed(1)) * is_environment
+    scrambled = {**batch, "advantages": batch["advantages"] + 9 * noise}
+    first, second = (trainer.compute_loss(trainer.model, one) for one in (batch, scrambled))
+    assert first.item() == second.item()
+    for one, other in zip(parameter_gradients(trainer, first), parameter_gradients(trainer, second), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_observations_of_other_words_get_no_gradient_either(tmp_path: Path) -> None:
+    trainer = prepared(tmp_path)
+    batch = played(trainer)
+    ids, mask = batch["prompt_completion_ids"], batch["agent_token_mask"]
+    is_text = (mask == 0) & (batch["attention_mask"] == 1) & (ids > 5)  # behind the control tokens
+    other = {**batch, "prompt_completion_ids": torch.where(is_text, ids.flip(0).clamp(min=6), ids)}
+    assert not torch.equal(other["prompt_completion_ids"], ids)
+    torch.testing.assert_close(logp_gradient(trainer, other), logp_gradient(trainer, batch))
+
+
+def test_what_a_generation_batch_holds(tmp_path: Path) -> None:
+    trainer = prepared(tmp_path, beta=0.0)
+    batch = trainer._generate_and_score_completions(ROWS_WITH_FAILURES)
+    assert list(batch) == [
+        "prompt_completion_ids",  # TRL reads the number of rows from the first value
+        "attention_mask",
+        "agent_token_mask",
+        "advantages",
+        "old_per_token_logps",
+        "ref_per_token_logps",
+        "num_items_in_batch",
+    ]
+    ids, attention_mask, mask = (batch[key] for key in list(batch)[:3])
+    assert ids.shape == attention_mask.shape == mask.shape == batch["advantages"].shape
+    assert len(ids) == len(ROWS_WITH_FAILURES)
+    assert {tensor.dtype for tensor in (ids, attention_mask, mask)} == {torch.long}
+    assert batch["advantages"].dtype == torch.float32
+    assert (attention_mask.diff(dim=1) <= 0).all()  # padded on the right
+    assert attention_mask.sum(1).max() == ids.shape[1]
+    assert (ids[attention_mask == 0] == trainer.processing_class.pad_token_id).all()
+    assert (mask <= attention_mask).all()
+    assert (batch["advantages"][mask == 0] == 0).all()
+    assert batch["num_items_in_batch"].dim() == 0
+    assert batch["num_items_in_batch"] == mask.sum()
+    assert batch["old_per_token_logps"] is None
+    assert batch["ref_per_token_logps"] is None
+    assert mask.any(1).tolist() == [True] * 6 + [False] * 2
+    assert attention_mask.any(1).all()  # a failed row stays, with its tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "are_needed"),
+    [
+        ({}, False),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 2}, False),
+        ({"steps_per_generation": 2}, True),
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 4}, True),
+        ({"num_iterations": 2}, True),
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 1, "num_iterations": 2}, False),
+    ],
+)
+def test_the_samplers_logprobs_are_the_old_ones_where_updates_lag_behind(
+    changes: dict[str, int], are_needed: bool, tmp_path: Path
+) -> None:
+    trainer = prepared(tmp_path, per_device_train_batch_size=4, **changes)
+    batch = trainer._generate_and_score_completions(ROWS_WITH_FAILURES)
+    old, mask = batch["old_per_token_logps"], batch["agent_token_mask"]
+    assert (old is not None) == are_needed
+    if old is not None:
+        scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
+        recomputed = _trl.per_token_logps(trainer, trainer.model, *scored)
+        torch.testing.assert_close(old * mask, recomputed * mask, rtol=0, atol=1e-5)
+        assert not torch.equal(old * mask, recomputed * mask)  # recorded, not recomputed
+        assert (old * mask)[mask == 1].max() < 0
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.5, "temperature": 1.3}])
+def test_recorded_logprobs_are_those_that_trl_computes(sampling: dict[str, float], tmp_path: Path) -> None:
+    trainer = prepared(tmp_path, num_iterations=2, **sampling)
+    batch = trainer._generate_and_score_completions(ROWS)
+    old, mask = batch["old_per_token_logps"], batch["agent_token_mask"]
+    scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
+    recomputed = _trl.per_token_logps(trainer, trainer.model, *scored)
+    torch.testing.assert_close(old * mask, recomputed * mask, rtol=0, atol=1e-5)
+
+
+def test_an_agent_without_logprobs_has_them_recomputed(tmp_path: Path) -> None:
+    trainer = prepared(tmp_path, num_iterations=2, agent=TextAgent())
+    batch = trainer._generate_and_score_completions(ROWS)
+    scored = (batch[key] for key in ("prompt_completion_ids", "attention_mask", "agent_token_mask"))
+    assert torch.equal(batch["old_per_token_logps"], _trl.per_token_logps(trainer, trainer.model, *scored))
+
+
+def test_a_microbatch_of_failed_rollouts_alone_has_no_gradient(tmp_path: Path) -> None:
+    trainer = prepared(tmp_path)
+    batch = trainer._generate_and_score_completions(ROWS_WITH_FAILURES)
+    loss = trainer.compute_loss(trainer.model, only(batch, slice(6, 8)))
+    assert loss.item() == 0.0
+    assert all((gradient == 0).all() for gradient in parameter_gradients(trainer, loss))
+
+
+@pytest.mark.parametrize("task_data", [{"breaks": True}, {"cannot_start": True}])
+def test_a_batch_of_failed_rollouts_alone_does_not_break_the_run(task_data: dict[str, Any], tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, dataset=tasks(4, **task_data), max_failed_fraction=1.0, max_steps=1)
+    weights = [parameter.clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    if "cannot_start" in task_data:
+        assert trainer.state.log_history[0]["failed"] == 1.0
+        assert all(map(torch.equal, weights, trainer.model.parameters()))
+
+
+@pytest.mark.parametrize("name", ["_metrics", "_logs", "_step", "_buffered_inputs"])
+def test_trl_still_has_the_attribute(name: str, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    assert hasattr(trainer, name), f"TRL no longer has GRPOTrainer.{name}: mend agentsgym/training/_trl.py"
+
+
+def first_arguments(method: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(inspect.unwrap(method)).parameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("_generate_and_score_completions", ["self", "inputs"]),
+        ("compute_loss", ["self", "model", "inputs", "return_outputs", "num_items_in_batch"]),
+        ("_prepare_inputs", ["self", "generation_batch"]),
+        (
+            "_get_per_token_logps_and_entropies",
+            ["self", "model", "input_ids", "attention_mask", "logits_to_keep"],
+        ),
+    ],
+)
+def test_trl_still_has_the_method(name: str, arguments: list[str]) -> None:
+    method = getattr(GRPOTrainer, name, None)
+    assert method is not None, f"TRL no longer has GRPOTrainer.{name}: mend agentsgym/training"
+    given = first_arguments(method)[: len(arguments)]
+    assert given == arguments, f"TRL's GRPOTrainer.{name} now takes {given}: mend agentsgym/training"
+
+
+def test_what_trl_keeps_has_the_form_that_we_fill(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, num_generations_eval=2)
+    assert set(trainer._metrics) >= {"train", "eval"}
+    assert set(trainer._logs) >= {"prompt", "completion", "rewards", "advantages", "extra"}
+    assert (trainer.num_generations, trainer.num_generations_eval) == (4, 2)
+    trainer._logs["rewards"][_trl.environment.__name__].append(1.0)
+    trainer._logs["extra"]["anything"].append(1.0)
+    trainer._metrics["train"]["anything"].append(1.0)
+
+
+def test_trl_calls_no_reward_function(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="must never be called"):
+        _trl.environment(prompts=[], completions=[])
+    trainer_of(tmp_path, max_steps=1).train()
