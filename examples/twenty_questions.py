@@ -1,0 +1,310 @@
+"""Watch a small language model learn Twenty Questions, through the real parts that a large one would go through.
+
+    python examples/twenty_questions.py                        # an embedded policy, a few minutes on a laptop CPU
+    python examples/twenty_questions.py --model NAME_OR_PATH --objects all --max_steps_per_episode 20
+    python examples/twenty_questions.py --config run.yaml      # every field of GRPOEnvConfig and of TRL's ModelConfig
+
+What it leaves in ``outputs/twenty_questions``: ``summary.json``, ``learning_curve.png``, the transcripts of the same
+tasks before and after learning, and ``model/``. Ctrl-C ends learning early and keeps what was learnt.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.utils import logging as transformers_logging
+from trl import ModelConfig, TrlParser
+
+from agentsgym import Agent, ConfigError, GRPOEnvConfig, GRPOEnvTrainer, PolicyAgent, Trajectory, evaluate
+from agentsgym.envs.TwentyQuestions import (
+    DEMO_OBJECTS,
+    DEMO_PROPERTIES,
+    GreedyPlayer,
+    ImitationPlayer,
+    RandomPlayer,
+    TwentyQuestionsEnv,
+)
+from agentsgym.evaluation.metrics import Evaluation
+from agentsgym.evaluation.transcripts import render_transcript
+from agentsgym.reports.tables import comparison_table
+from agentsgym.seeding import derive_seed
+from agentsgym.tiny import tiny_policy
+from agentsgym.training.callbacks import LearningCurve
+from agentsgym.training.imitate import imitate, tiny_imitation_config
+
+# What suits the embedded policy where the command line says nothing; docs/results.md shows what it leads to.
+TINY_DEFAULTS: dict[str, Any] = {
+    "advantage_estimator": "gigpo",
+    "learning_rate": 3e-4,
+    "lr_scheduler_type": "constant",
+    "max_steps": 2000,
+    "per_device_train_batch_size": 16,
+    "steps_per_generation": 4,
+    "num_generations": 8,
+    "max_turn_tokens": 12,
+}
+DEFAULTS: dict[str, Any] = {
+    "output_dir": "outputs/twenty_questions",
+    "logging_steps": 20,
+    "save_strategy": "no",
+    "report_to": "none",
+    "dataloader_pin_memory": torch.accelerator.is_available(),
+}
+# What ModelConfig offers and the trainer does not do yet.
+REFUSED = ("use_peft", "load_in_8bit", "load_in_4bit")
+
+
+@dataclass
+class GameArguments:
+    """The game, the policy, and how long to look."""
+
+    model: str | None = field(default=None, metadata={"help": "Name or path; by default the embedded tiny policy."})
+    objects: list[str] = field(default_factory=lambda: ["demo"], metadata={"help": "'demo', 'all', or names."})
+    properties: list[str] | None = field(
+        default=None, metadata={"help": "'demo', 'all', or keys; by default 'demo' for the demo's objects, else 'all'."}
+    )
+    max_steps_per_episode: int = field(default=7, metadata={"help": "Turns of a game."})
+    num_games: int = field(default=1056, metadata={"help": "Games of each evaluation, all objects alike."})
+    num_demonstrations: int = field(default=16_000, metadata={"help": "Games the tiny policy imitates first."})
+    warm_start_steps: int = field(default=3500, metadata={"help": "Optimizer steps of that imitation."})
+
+
+def main() -> None:
+    """Play, imitate, learn, and show what came of it."""
+    game, args, model_config = parse_arguments()
+    logging.basicConfig(level=logging.WARNING)
+    transformers_logging.set_verbosity_error()
+    run = Run(game, args, model_config)
+    evaluations = {
+        "random": run.evaluate("random play", RandomPlayer(run.env, seed=args.seed)),
+        "greedy": run.evaluate("greedy play", GreedyPlayer(run.env)),
+    }
+    if game.model is None:
+        run.warm_start()
+    evaluations["before"] = run.evaluate("before learning", run.policy())
+    curve = run.learning_curve(evaluations)
+    if not run.interrupted:
+        run.learn(curve)
+    run.save_policy()
+    evaluations["after"] = run.evaluate("after learning", run.policy())
+    curve.draw(after=evaluations["after"].win_rate)
+    run.save_summary(evaluations)
+    print(f"\n{comparison_table(evaluations)}\n\n{run.closing_words()}")
+
+
+def parse_arguments() -> tuple[GameArguments, GRPOEnvConfig, ModelConfig]:
+    """Read the command line and ``--config``; defaults depend on whether the tiny policy plays."""
+    dataclasses: Any = (GameArguments, GRPOEnvConfig, ModelConfig)
+    parser: Any = TrlParser(dataclasses)
+    parser.set_defaults(**DEFAULTS)
+    game, _, model_config = parser.parse_args_and_config()
+    if game.model is None and model_config.model_name_or_path is None:
+        torch.set_num_threads(1)  # a second thread gains nothing on so small a model
+        parser.set_defaults(**TINY_DEFAULTS)
+    game, args, model_config = parser.parse_args_and_config()
+    for name in REFUSED:
+        if getattr(model_config, name):
+            raise ConfigError(f"--{name} is not supported yet: the trainer takes a full model in its own precision")
+    if game.model and model_config.model_name_or_path:
+        raise ConfigError("--model and --model_name_or_path are the same: give one of them")
+    game.model = game.model or model_config.model_name_or_path
+    return game, args, model_config
+
+
+class Run:
+    """One run of the example: the environment, the policy, and the clock."""
+
+    def __init__(self, game: GameArguments, args: GRPOEnvConfig, model_config: ModelConfig) -> None:
+        self.game, self.args = game, args
+        self.output = Path(args.output_dir or DEFAULTS["output_dir"])
+        self.seconds: dict[str, float] = {}
+        self.interrupted = False
+        self.env_config = {
+            "objects": _choice(game.objects, DEMO_OBJECTS),
+            "properties": _choice(
+                game.properties or (["demo"] if game.objects == ["demo"] else ["all"]), DEMO_PROPERTIES
+            ),
+            "max_steps_per_episode": game.max_steps_per_episode,
+            "final_guess": True,
+        }
+        if game.model is None:
+            self.env_config["system_prompt"] = ""  # the tiny policy learns the rules by playing
+            text_env = TwentyQuestionsEnv(env_config=self.env_config)
+            self.model, self.tokenizer = tiny_policy(text_env, seed=args.seed)
+        else:
+            self.model, self.tokenizer = _load(game.model, model_config, trust_remote_code=args.trust_remote_code)
+        self.env = TwentyQuestionsEnv(self.tokenizer, self.env_config)
+        self.secrets = list(self.env.candidates.objects)
+        self.tasks = self._tasks("evaluation", game.num_games)
+
+    def policy(self) -> PolicyAgent:
+        """The policy as it is now, sampled at temperature 1 without cuts."""
+        seed = derive_seed("evaluation", self.args.seed)
+        return PolicyAgent(self.model, self.tokenizer, seed=seed, max_turn_tokens=self.args.max_turn_tokens)
+
+    def evaluate(self, label: str, agent: Agent) -> Evaluation:
+        """Play the evaluation's tasks, the same for every player."""
+        with self._phase(label), games_bar(label, len(self.tasks)) as on_finish:
+            return evaluate(self.env, agent, self.tasks, cluster_by="solution", max_concurrent=256, on_finish=on_finish)
+
+    def warm_start(self) -> None:
+        """Imitate a player that asks at random and names an object that fits."""
+        count = self.game.num_demonstrations
+        with self._phase("demonstrations"), games_bar("demonstrations", count) as on_finish:
+            demonstrations = self.env.rollout(
+                self._tasks("demonstrations", count),
+                ImitationPlayer(self.env, seed=self.args.seed),
+                on_finish=on_finish,
+            )
+        config = tiny_imitation_config(self.game.warm_start_steps, seed=self.args.seed, disable_tqdm=True)
+        with self._phase("warm start"), self._interruptible(), LossBar("warm start", config.max_steps) as bar:
+            imitate(self.model, demonstrations, self.tokenizer, config, observation_loss=True, callbacks=[bar])
+
+    def learning_curve(self, evaluations: dict[str, Evaluation]) -> LearningCurve:
+        """The picture that grows while the policy learns."""
+        win_rates = {name: evaluation.win_rate for name, evaluation in evaluations.items() if evaluation.win_rate}
+        before = win_rates.pop("before", None)
+        return LearningCurve(self.output / "learning_curve.png", before=before, references=win_rates)
+
+    def learn(self, curve: LearningCurve) -> None:
+        """Train with GRPO, drawing the learning curve on the way."""
+        if self.args.beta:  # the reference is loaded from a path, and is to be the policy as it is now
+            self.save_policy("reference")
+            self.model = AutoModelForCausalLM.from_pretrained(self.output / "reference")
+        trainer = GRPOEnvTrainer(
+            self.model,
+            self.env,
+            self.args,
+            train_dataset=TwentyQuestionsEnv.get_train_dataset(
+                self.env_config, size=64 * len(self.secrets), seed=self.args.seed, split="all"
+            ),
+            callbacks=[curve],
+        )
+        trainer.remove_callback(ProgressCallback)
+        trainer.remove_callback(PrinterCallback)
+        with self._phase("reinforcement learning"), self._interruptible():
+            trainer.train(resume_from_checkpoint=self.args.resume_from_checkpoint)
+        curve.close()
+
+    def save_policy(self, folder: str = "model") -> None:
+        """Write the policy as it is now."""
+        self.model.save_pretrained(self.output / folder)
+        self.tokenizer.save_pretrained(self.output / folder)
+
+    def save_summary(self, evaluations: dict[str, Evaluation]) -> None:
+        """Write the summary and the transcripts."""
+        for name in ("before", "after"):
+            _write_transcripts(self.output / f"transcripts_{name}.txt", evaluations[name].trajectories)
+        summary = {name: evaluation.as_dict() for name, evaluation in evaluations.items()} | {
+            "seconds": {phase: round(seconds, 1) for phase, seconds in self.seconds.items()},
+            "env_config": self.env_config,
+            "secrets": self.secrets,
+            "seed": self.args.seed,
+            "interrupted": self.interrupted,
+            "settings": {**vars(self.game), **_changed_settings(self.args)},
+        }
+        text = json.dumps(summary, indent=2, default=str)
+        (self.output / "summary.json").write_text(text + "\n", encoding="utf-8")
+
+    def closing_words(self) -> str:
+        """Say what was played and where it lies."""
+        return (
+            f"{len(self.secrets)} objects, {self.env_config['max_steps_per_episode']} turns; before and after play the "
+            f"objects that were trained. {sum(self.seconds.values()):.0f} s in all. "
+            f"Everything is in {self.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
+        )
+
+    def _tasks(self, purpose: str, count: int) -> list[dict[str, Any]]:
+        return [
+            {"solution": self.secrets[i % len(self.secrets)], "seed": derive_seed(purpose, self.args.seed, i)}
+            for i in range(count)
+        ]
+
+    @contextmanager
+    def _phase(self, name: str) -> Generator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = time.monotonic() - start
+
+    @contextmanager
+    def _interruptible(self) -> Generator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupted = True
+            print("\nstopped here; keeping what was learnt (Ctrl-C again to leave)")
+
+
+class LossBar(TrainerCallback):
+    """A progress bar with the loss beside it."""
+
+    def __init__(self, label: str, num_steps: int) -> None:
+        self._bar = tqdm(total=num_steps, desc=label, unit="step")
+
+    def __enter__(self) -> LossBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Move on."""
+        self._bar.update(state.global_step - self._bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Show the loss."""
+        if "loss" in (logs or {}):
+            self._bar.set_postfix_str(f"loss {float(logs['loss']):.2f}")
+
+
+@contextmanager
+def games_bar(label: str, num_games: int) -> Generator[Callable[[Trajectory], None]]:
+    """A progress bar over games, moved on by each that is finished."""
+    with tqdm(total=num_games, desc=label, unit="game") as bar:
+
+        def on_finish(_: Trajectory) -> None:
+            bar.update()
+
+        yield on_finish
+
+
+def _choice(given: Sequence[str], demo: Sequence[str]) -> str | list[str]:
+    if list(given) in (["demo"], ["all"]):
+        return list(demo) if given[0] == "demo" else "all"
+    return list(given)
+
+
+def _load(model: str, config: ModelConfig, *, trust_remote_code: bool) -> tuple[Any, Any]:
+    options = {"revision": config.model_revision, "trust_remote_code": trust_remote_code}
+    tokenizer = AutoTokenizer.from_pretrained(model, **options)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return AutoModelForCausalLM.from_pretrained(
+        model, dtype=config.dtype, attn_implementation=config.attn_implementation, **options
+    ), tokenizer
+
+
+def _write_transcripts(path: Path, trajectories: Sequence[Trajectory]) -> None:
+    path.write_text("\n".join(map(render_transcript, trajectories)), encoding="utf-8")
+
+
+def _changed_settings(args: GRPOEnvConfig) -> dict[str, Any]:
+    """What differs from the defaults of GRPOEnvConfig."""
+    default = GRPOEnvConfig(output_dir=args.output_dir).to_dict()
+    return {key: value for key, value in args.to_dict().items() if value != default.get(key)}
+
+
+if __name__ == "__main__":
+    main()
