@@ -1,0 +1,56 @@
+"""The benchmark of the loop runs, compares two loops that keep the same record, and prints what it says it prints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def output_of(*options: str) -> str:
+    script = ROOT / "benchmarks" / "rollout_overhead.py"
+    command = [sys.executable, str(script), "--quick", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, Any]:
+    return json.loads(output_of("--json"))  # one JSON object and nothing else, or this fails
+
+
+def test_both_loops_keep_the_same_record(result: dict[str, Any]) -> None:
+    assert result["same_record"] is True
+
+
+def test_the_tokenizer_has_a_vocabulary_of_a_real_size(result: dict[str, Any]) -> None:
+    assert 32_000 <= result["vocabulary_size"] <= 32_010
+
+
+def test_both_lengths_play_the_same_number_of_turns(result: dict[str, Any]) -> None:
+    short, long = result["loop"], result["long"]
+    assert short["num_episodes"] * short["num_turns"] == long["num_episodes"] * long["num_turns"]
+    for row in (short, long):
+        assert min(row["bare_us_a_turn"], row["rollout_us_a_turn"], row["ratio"]) > 0
+
+
+def test_the_agent_is_asked_for_all_episodes_at_once_and_all_finish(result: dict[str, Any]) -> None:
+    row = result["concurrent"]
+    assert row["num_live"] == row["num_finished"] == row["num_episodes"]
+
+
+def test_four_times_the_turns_are_four_times_the_tokens_and_no_more_memory_a_token(result: dict[str, Any]) -> None:
+    short, long = result["memory"]
+    assert long["num_turns"] == 4 * short["num_turns"]
+    # The template's tokens around an observation; the very first lacks the line break in front.
+    assert long["num_tokens"] + long["num_episodes"] == 4 * (short["num_tokens"] + short["num_episodes"])
+    assert long["bytes_a_token"] < 1.2 * short["bytes_a_token"]
+
+
+def test_without_json_it_prints_a_table() -> None:
+    assert output_of().startswith("episodes x turns   bare us/turn   rollout us/turn   ratio\n")
