@@ -1,0 +1,100 @@
+"""What the pages say holds: links lead somewhere, and code blocks run or at least name what exists."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trl import GRPOConfig
+
+from agentsgym.envs.config import COMMON_FIELDS
+from agentsgym.envs.registry import find
+from agentsgym.training.config import GRPOEnvConfig
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+BLOCKS = [
+    pytest.param(block, id=f"{page.relative_to(ROOT)}-{index}")
+    for page in PAGES
+    for index, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a page's headings make."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [target for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()) if "://" not in target]
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+@pytest.mark.filterwarnings("default")  # the trainer imports TRL
+@pytest.mark.parametrize("block", BLOCKS)
+def test_code_imports_what_exists(block: str) -> None:
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("agentsgym"):
+            module = importlib.import_module(str(node.module))
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+def test_the_first_environment_of_the_readme_plays() -> None:
+    block = next(param.values[0] for param in BLOCKS if param.id == "README.md-0")
+    ran = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ran.stdout.startswith("Estimate(mean=1.0, low=0.963783")  # every game won: 0.025 ** (1 / 100 tasks)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_refuses_a_python_that_is_too_old(tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    command = ["make", "PYTHON=false", f"VENV={environment}", f"{environment}/bin/python"]  # `false` fails every test
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ran.returncode != 0
+    assert "agentsgym needs Python 3.11 or newer, and false is not" in ran.stderr
+    assert not environment.exists()
+
+
+def documented(page: str) -> dict[str, Any]:
+    """The defaults that the page's tables give, by name; the first row of a name counts."""
+    rows = re.findall(r"^\| `(\w+)` \| `?(.+?)`? \| ", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    values: dict[str, Any] = {}
+    for name, default in rows:
+        with contextlib.suppress(ValueError, SyntaxError):  # a row of another kind of table
+            values.setdefault(name, ast.literal_eval(default))
+    return values
+
+
+def test_every_common_key_of_env_config_is_documented_with_its_default() -> None:
+    defaults = {key: field.default for key, field in COMMON_FIELDS.items()}
+    page = documented("environments.md")
+    assert {key: page.get(key, "missing") for key in defaults} == defaults
+
+
+def test_every_option_of_twenty_questions_is_documented_with_its_default() -> None:
+    game = find("agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv")
+    defaults = {key: field.default for key, field in game.config_fields.items()}
+    page = documented("twenty_questions.md")
+    assert {key: page.get(key, "missing") for key in defaults} == defaults
+
+
+def test_every_setting_of_ours_is_documented_with_its_default() -> None:
+    own, theirs = ({field.name: field.default for field in fields(config)} for config in (GRPOEnvConfig, GRPOConfig))
+    changed = {name: value for name, value in own.items() if name not in theirs or theirs[name] != value}
+    page = documented("training.md")
+    assert {name: page.get(name, "missing") for name in changed} == changed
