@@ -91,6 +91,7 @@ def main() -> None:
     }
     if game.model is None:
         run.warm_start()
+        run.save_policy()
     evaluations["before"] = run.evaluate("before learning", run.policy())
     curve = run.learning_curve(evaluations)
     if not run.interrupted:
@@ -164,6 +165,7 @@ class Run:
             demonstrations = self.env.rollout(
                 self._tasks("demonstrations", count),
                 ImitationPlayer(self.env, seed=self.args.seed),
+                max_concurrent=256,
                 on_finish=on_finish,
             )
         config = tiny_imitation_config(self.game.warm_start_steps, seed=self.args.seed, disable_tqdm=True)

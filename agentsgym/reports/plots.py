@@ -37,12 +37,12 @@ def learning_curve(
 ) -> None:
     """Draw a win rate over training into a PNG of 1600 × 900 pixels.
 
-    Training batches are faint dots under their moving average; evaluations are marked with their value and interval;
+    The training points are faint dots under their moving average; evaluations are marked with their value and interval;
     other players are horizontal lines with bands. The file is replaced in one move, so that it can be drawn again and
     again while someone looks at it.
 
     Args:
-        points: (x, win rate in [0, 1]) of each training batch, x ascending; may be empty.
+        points: (x, win rate in [0, 1]) of training, x ascending; may be empty.
         path: The PNG; its folder is made if needed.
         evaluations: (x, estimate), say before and after training.
         references: Other players' win rates by name, say random and greedy play.
@@ -126,7 +126,7 @@ def _draw_training(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
         return
     xs, win_rates = zip(*points, strict=True)
     window = max(1, len(points) // 20)
-    label = "training batches" if window == 1 else f"training, mean of {window} batches"
+    label = "training" if window == 1 else f"training, mean of {window} points"
     axes.plot(xs, win_rates, ".", color=_TRAINING, alpha=0.3, markersize=4, markeredgewidth=0)
     axes.plot(xs, moving_average(win_rates, window), color=_TRAINING, linewidth=2, label=label)
 
