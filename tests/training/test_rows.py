@@ -164,7 +164,8 @@ def test_another_tokenizer_than_the_policys_is_refused(env: GuessNumber) -> None
 
 
 def test_an_equal_tokenizer_will_do() -> None:
-    Environments(GuessNumber(policy()[1]), TOKENIZER)
+    env = GuessNumber(policy()[1])
+    assert Environments(env, TOKENIZER).of({"task_data": {}}) is env
 
 
 def test_a_task_keeps_its_own_seed_and_gets_one_if_it_has_none() -> None:
