@@ -241,7 +241,9 @@ class MultistepEnv(ABC):
         budget = Budget(
             trajectory=self.env_config["max_trajectory_tokens"], completion=max_completion_length, turn=max_turn_tokens
         )
-        seeds = [self._task_seed(index, task) for index, task in enumerate(tasks)]
+        for index, task in enumerate(tasks):
+            self.check_task(task, f"task_data_list[{index}]")
+        seeds = [fresh_seed() if task.get("seed") is None else task["seed"] for task in tasks]
         return [
             Trial(
                 env=self,
@@ -255,6 +257,15 @@ class MultistepEnv(ABC):
             for task_index, (task, seed) in enumerate(zip(tasks, seeds, strict=True))
             for rollout_index in range(num_rollouts)
         ]
+
+    def check_task(self, task_data: TaskData, name: str = "task_data") -> None:
+        """Raise :class:`TaskError` for a task that cannot be played, whose errors call it ``name``."""
+        if not isinstance(task_data, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TaskError(f"{name} must be a dict, got {task_data!r}")
+        seed = task_data.get("seed")
+        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+            raise TaskError(f"{name}['seed'] must be an int or None, got {seed!r}")
+        self._check_task(task_data)
 
     def start_session(self, session_id: str, task_data: TaskData, seed: int, episode: int = 0) -> State:
         """Seed the session's generator for one episode and put its start state in ``active_states``."""
@@ -284,17 +295,6 @@ class MultistepEnv(ABC):
             if not isinstance(system, str | None):
                 raise EnvironmentFault(f"_system_prompt must return a str or None, got {system!r}")
         return [{"role": "system", "content": system}, *messages] if with_system and system else messages
-
-    def _task_seed(self, index: int, task: TaskData) -> int:
-        if not isinstance(task, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TaskError(f"task_data_list[{index}] must be a dict, got {task!r}")
-        seed = task.get("seed")
-        if seed is None:
-            seed = fresh_seed()
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise TaskError(f"task_data_list[{index}]['seed'] must be an int or None, got {seed!r}")
-        self._check_task(task)
-        return seed
 
 
 def _as_list(task_data_list: Any) -> list[TaskData]:

@@ -195,10 +195,12 @@ class Trial:
         conversation = self.conversation
         is_first = not conversation.transcript.messages
         messages = self.env.prompt_messages(state, step, with_system=is_first)
+        if not all(_is_unicode(message["content"]) for message in messages):
+            raise EnvironmentFault(f"the observation before turn {step} must be valid Unicode, got {messages!r}")
         try:
             conversation.transcript.observe(messages)
-        except (TemplateError, TypeError) as error:  # TypeError: half a surrogate pair is no text to a tokenizer
-            if is_first and isinstance(error, TemplateError):
+        except TemplateError as error:
+            if is_first:
                 raise  # game and template do not go together at all: no episode's fault
             raise EnvironmentFault(f"the observation before turn {step} cannot be recorded: {error}") from error
         if is_first:

@@ -51,7 +51,7 @@ class Environments:
         index = -1
         for index, row in enumerate(rows):
             try:
-                _check_task(self.of(row), row["task_data"])
+                self.of(row).check_task(row["task_data"])
             except ConfigError as error:
                 raise ConfigError(f"row {index} of {name}: {error}") from error
             except TaskError as error:
@@ -105,13 +105,6 @@ class Environments:
 def group_seeds(num_rows: int, num_rollouts: int, *parts: object) -> list[int]:
     """One seed a row, equal for the ``num_rollouts`` consecutive rows of a task group, hashed from ``parts``."""
     return [derive_seed("group", *parts, index // num_rollouts) for index in range(num_rows)]
-
-
-def _check_task(env: MultistepEnv, task: Mapping[str, Any]) -> None:
-    seed = task.get("seed")
-    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-        raise TaskError(f"task_data['seed'] must be an int or None, got {seed!r}")
-    env._check_task(task)  # pyright: ignore[reportPrivateUsage]
 
 
 def _is_configured(env: MultistepEnv, config: Mapping[str, Any]) -> bool:

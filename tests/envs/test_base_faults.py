@@ -349,7 +349,7 @@ def test_an_observation_that_is_no_text_fails_its_episode_alone() -> None:
     env = Bytes(chat_tokenizer("chatml"))
     won, failed = env.rollout(tasks(1, 3), Counting())
     assert won.stop_reason is StopReason.DONE
-    assert_failed(env, failed, "EnvironmentFault: the observation before turn 1 cannot be recorded: ")
+    assert_failed(env, failed, "EnvironmentFault: the observation before turn 1 must be valid Unicode")
 
 
 def test_an_agent_that_cannot_play_here_at_all_says_so() -> None:
