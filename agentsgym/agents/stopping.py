@@ -17,7 +17,7 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
         TemplateError: The chat template does not allow exact tokens.
     """
     config: Any = model.generation_config
-    return as_ids(config.eos_token_id if config else None) | ChatFormat.of(tokenizer).stop_token_ids
+    return as_ids(config.eos_token_id if config else None) | ChatFormat.of(tokenizer, append=False).stop_token_ids
 
 
 def as_ids(ids: Any) -> frozenset[int]:

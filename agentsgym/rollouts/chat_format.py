@@ -1,194 +1,24 @@
-r"""How a tokenizer writes a conversation, found once: afterwards no template runs and only new text is encoded.
-
-A chat template is a program; it is run on a small conversation whose contents are sentinels, and its output is cut::
-
-    <|im_end|>  \n     <|im_start|>  user\nSENTINEL  <|im_end|>  \n     <|im_start|>  assistant\n
-    control     piece  control       piece           control     piece  control       piece
-
-A tokenizer encodes what stands between two control tokens as one plain piece, so that is the unit here: a piece
-without a message in it is encoded ahead, one with a message when the message comes, in one call.
-"""
+"""How a tokenizer writes a conversation, found once: afterwards no template runs and only new text is encoded."""
 
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from agentsgym.rollouts.chat_template import ANSWER, SLOT, STRIPS, Roles, Strip, Template
-from agentsgym.types import FinishReason
+from agentsgym.errors import TemplateError
+from agentsgym.rollouts.chat_template import ASKED, QUESTION, SLOT, Change, Roles, Template, slot
+from agentsgym.rollouts.vocabulary import Piece, Scaffold, Vocabulary
+from agentsgym.types import FinishReason, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ENDED_BY_TEXT = -1  # stands for the id that ended a turn, where the template ends turns by plain text
 
-Encode = Callable[[str], list[int]]
 T = TypeVar("T")
-
-
-class Control(NamedTuple):
-    """A control token: its id, and whether it swallows the whitespace on its left and right."""
-
-    token_id: int
-    left: bool
-    right: bool
-
-
-class Piece(NamedTuple):
-    """One plain piece with messages in it, and the constant ids that follow it.
-
-    Attributes:
-        before: Its text up to the first message.
-        fills: Which message comes next and the text behind it.
-        strip: What neighbouring control tokens swallow of it.
-        encode: Encodes it where it stands.
-        after: The ids up to the next piece.
-    """
-
-    before: str
-    fills: tuple[tuple[int, str], ...]
-    strip: Strip | None
-    encode: Encode
-    after: list[int]
-
-
-class Scaffold(NamedTuple):
-    """What the template prints around the messages of one observation.
-
-    Attributes:
-        head: Constant ids in front.
-        pieces: The pieces that hold messages.
-        trims: What the template does to each message's content; None if it takes all of them as they are.
-    """
-
-    head: list[int]
-    pieces: tuple[Piece, ...]
-    trims: tuple[Strip | None, ...] | None
-
-    def write(self, contents: list[str], token_ids: list[int]) -> None:
-        """Append the ids of an observation with these contents."""
-        if self.trims is not None:
-            contents = [
-                content if trim is None else trim(content) for trim, content in zip(self.trims, contents, strict=True)
-            ]
-        token_ids += self.head
-        for before, fills, strip, encode, after in self.pieces:
-            text = before
-            for index, behind in fills:
-                text += contents[index] + behind
-            token_ids += encode(text if strip is None else strip(text))
-            token_ids += after
-
-
-class Vocabulary:
-    """A tokenizer's control tokens, and plain text to ids and back.
-
-    Control tokens are those that ``added_tokens_decoder`` marks special (``all_special_tokens`` misses some).
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.controls = {
-            token.content: Control(token_id, token.lstrip, token.rstrip)
-            for token_id, token in tokenizer.added_tokens_decoder.items()
-            if token.special
-        }
-        spellings = [
-            (r"\s*" if control.left else "") + re.escape(name) + (r"\s*" if control.right else "")
-            for name, control in sorted(self.controls.items(), key=lambda item: len(item[0]), reverse=True)
-        ]
-        self.control_ids = frozenset(control.token_id for control in self.controls.values())
-        # Not its length: a vocabulary may have holes, and some tokenizers do not count their added tokens.
-        self.size: int = 1 + max({*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder})
-        self.pattern = re.compile("|".join(spellings) or "(?!)")
-        if getattr(tokenizer, "is_fast", False):
-            self._use_raw(tokenizer.backend_tokenizer)
-        else:
-            self._use_slow(tokenizer)
-
-    def _use_raw(self, original: Any) -> None:
-        """Encode with copies of the raw tokenizer that see control-looking text as text."""
-        import tokenizers  # noqa: PLC0415  # at first use: importing agentsgym must stay light
-
-        def plain_copy(description: str) -> tuple[Any, Encode]:
-            raw: Any = tokenizers.Tokenizer.from_str(description)
-            raw.encode_special_tokens = True
-            raw.no_truncation()
-            raw.no_padding()
-            return raw, lambda text: raw.encode(text, add_special_tokens=False).ids
-
-        description: str = original.to_str()
-        raw, self.encode_first = plain_copy(description)
-        self.decode: Callable[[Sequence[int], bool], str] = lambda ids, skip: raw.decode(ids, skip_special_tokens=skip)
-        # Some tokenizers put a word mark before the very first piece only; every other piece must do without.
-        inner = description.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
-        self.encode = self.encode_first if inner == description else plain_copy(inner)[1]
-
-    def _use_slow(self, tokenizer: Any) -> None:
-        def encode(text: str) -> list[int]:
-            return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-
-        self.encode_first = self.encode = encode
-        self.decode = lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip)
-
-    def lead(self, text: str) -> tuple[str, list[Control]]:
-        """The plain text that a text begins with, and the control tokens that stand in a row behind it."""
-        plains, controls = self._cut(text)
-        literals, slots = plains[0]
-        empty: tuple[list[str], list[int]] = ([""], [])
-        in_front = [plains[0] if slots else empty, *plains[1:]]  # of each control token; the text returned aside
-        row = takewhile(lambda pair: pair[0] == empty, zip(in_front, controls, strict=False))
-        return literals[0], [control for _, control in row]
-
-    def control_in(self, match: re.Match[str]) -> Control:
-        """The control token that :attr:`pattern` found."""
-        found = match[0]
-        return self.controls[found] if found in self.controls else self.controls[found.strip()]
-
-    def scaffold(self, text: str, trims: tuple[Strip | None, ...], *, first: bool) -> Scaffold:
-        """Cut a rendered text at its control tokens and sentinels, and encode ahead what is constant.
-
-        Args:
-            text: What the template printed, with the sentinels of ``trims`` in it.
-            trims: For each message what the template does to its content.
-            first: Whether the text begins the record.
-        """
-        plains, controls = self._cut(text)
-        head: list[int] = []
-        pieces: list[Piece] = []
-        constant = head
-        for n, (literals, slots) in enumerate(plains):
-            encode = self.encode_first if first and n == 0 else self.encode
-            if slots:
-                strip = STRIPS[n > 0 and controls[n - 1].right, n < len(controls) and controls[n].left]
-                constant = []
-                pieces.append(Piece(literals[0], tuple(zip(slots, literals[1:], strict=True)), strip, encode, constant))
-            else:
-                constant += encode(literals[0])
-            if n < len(controls):
-                constant.append(controls[n].token_id)
-        return Scaffold(head, tuple(pieces), trims if any(trims) else None)
-
-    def _cut(self, text: str) -> tuple[list[tuple[list[str], list[int]]], list[Control]]:
-        """Split a text into plain pieces (literals and the sentinels between them) and the controls between those."""
-        plains: list[tuple[list[str], list[int]]] = [([""], [])]
-        controls: list[Control] = []
-        edge = 0
-        for match in re.finditer(f"{SLOT.pattern}|{self.pattern.pattern}", text):
-            literals, slots = plains[-1]
-            literals[-1] += text[edge : match.start()]
-            edge = match.end()
-            if match["slot"] is None:
-                controls.append(self.control_in(match))
-                plains.append(([""], []))
-            else:
-                slots.append(int(match["slot"]))
-                literals.append("")
-        plains[-1][0][-1] += text[edge:]
-        return plains, controls
 
 
 class ChatFormat:
@@ -213,6 +43,7 @@ class ChatFormat:
         "_first",
         "_fits",
         "_later",
+        "_refusal",
         "_template",
         "_vocabulary",
         "answer_trim",
@@ -231,25 +62,30 @@ class ChatFormat:
         self._vocabulary = Vocabulary(mine)
         self.vocabulary_size = self._vocabulary.size
         self._template = Template(mine) if mine.chat_template else None
-        self._first: dict[Roles, Scaffold] = {}
+        self._first: dict[Roles, tuple[str, Scaffold]] = {}
         self._later: dict[tuple[Roles, int | None], Scaffold] = {}
         self.end_of_turn_id: int | None = None
         self.end_of_turn_ids: tuple[int, ...] = ()
         self.text_before_end = ""
         self._closing = True  # False: the token that opens the next message ends the turn
         self.text_end = ""
+        self._refusal: str | None = None
         self.rewrites_history = False
-        self.answer_trim: Strip | None = None
+        self.answer_trim: Change | None = None
+        stops = {mine.eos_token_id}
         if self._template is not None:
-            self.answer_trim = self._template.answer_trim()
-            self.rewrites_history = self._template.rewrites_history()
-            self._find_end_of_turn(self._template)
-        stops = (self.end_of_turn_id, mine.eos_token_id)
+            self._learn(self._template)
+            stops |= {self.end_of_turn_id, self._opens_tool_message(self._template)}
         self.stop_token_ids = frozenset(token_id for token_id in stops if token_id is not None)
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
+    def of(cls, tokenizer: PreTrainedTokenizerBase, *, append: bool = True) -> ChatFormat:
         """The format of a tokenizer, found at the first call and again when its template or vocabulary was changed.
+
+        Args:
+            tokenizer: Its chat template, if it has one, decides.
+            append: Whether new messages are to be appended to what is recorded; False if each prompt is rendered
+                afresh, which takes templates that print something else in a later turn than in the first.
 
         Raises:
             TemplateError: The chat template does not print the messages of a plain conversation once and unchanged.
@@ -257,6 +93,8 @@ class ChatFormat:
         known = _FORMATS.get(tokenizer)
         if known is None or known._fits != _fingerprint(tokenizer):
             known = _FORMATS[tokenizer] = cls(tokenizer)
+        if append and known._refusal is not None:
+            raise TemplateError(known._refusal)
         return known
 
     def encode(self, text: str) -> list[int]:
@@ -287,44 +125,85 @@ class ChatFormat:
                 return ENDED_BY_TEXT
         return None
 
-    def first(self, roles: Roles) -> Scaffold:
-        """The scaffold of a conversation's first prompt.
+    def render(self, messages: Sequence[Message], *, ask: bool = True) -> list[int]:
+        """The exact ids of a whole conversation, rendered afresh by the template with its real contents.
+
+        Rules that look at contents apply: a template that drops old thinking drops it here. What looks like a control
+        token inside a content is plain text, as everywhere; for all other text these are the ids of
+        ``tokenizer.apply_chat_template``. Without a template the contents are encoded one by one.
+
+        Args:
+            messages: The conversation, answers of the agent included.
+            ask: Whether to add the generation prompt.
 
         Raises:
-            TemplateError: The template does not take these roles, or changes their contents.
+            TemplateError: The template cannot render the conversation.
         """
-        scaffold = self._first.get(roles)
-        if scaffold is None:
-            scaffold = self._bare(roles) if self._template is None else self._opening(self._template, roles)
-            self._first[roles] = scaffold
-        return scaffold
+        contents = [message["content"] for message in messages]
+        if self._template is None:
+            return [token_id for content in contents for token_id in self.encode(content)]
+        contents, hidden = self._vocabulary.hide(contents)
+        conversation = [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
+        return self._vocabulary.encode_printed(self._template.render(conversation, ask=ask), hidden)
+
+    def first(self, roles: Roles) -> Scaffold:
+        """The scaffold of a conversation's first prompt; found again when the template prints another date.
+
+        Raises:
+            TemplateError: The template does not take these roles, changes their contents, or does not leave them as
+                and where they are in later turns.
+        """
+        template = self._template
+        today = "" if template is None else template.today(roles)
+        known = self._first.get(roles)
+        if known is None or known[0] != today:
+            scaffold = self._bare(roles) if template is None else self._scaffold(template, roles, None, first=True)
+            known = self._first[roles] = today, scaffold
+        return known[1]
 
     def later(self, roles: Roles, ended_by: int | None) -> Scaffold:
         """The scaffold of an observation behind a turn of the agent that ended so.
 
         Raises:
-            TemplateError: As :meth:`first`.
+            TemplateError: The template does not take these roles here, changes their contents, or prints something
+                else in a later turn.
         """
         scaffold = self._later.get((roles, ended_by))
         if scaffold is None:
-            if self._template is None:
-                scaffold = self._bare(roles)
-            else:
-                text, trims = self._template.suffix(roles)
-                if ended_by is not None:
-                    text = self._without_end(text, ended_by)
-                scaffold = self._vocabulary.scaffold(text, trims, first=False)
+            template = self._template
+            scaffold = self._bare(roles) if template is None else self._scaffold(template, roles, ended_by, first=False)
             self._later[roles, ended_by] = scaffold
         return scaffold
 
     def _bare(self, roles: Roles) -> Scaffold:
         """Without a template: one piece a message, nothing around it."""
         encode = self._vocabulary.encode_first
-        return Scaffold([], tuple(Piece("", ((n, ""),), None, encode, []) for n in range(len(roles))), None)
+        return Scaffold([], tuple(Piece("", ((n, ""),), None, encode, []) for n in range(len(roles))), None, None, None)
 
-    def _opening(self, template: Template, roles: Roles) -> Scaffold:
-        text, trims = template.opening(roles)
-        return self._vocabulary.scaffold(text, trims, first=True)
+    def _scaffold(self, template: Template, roles: Roles, ended_by: int | None, *, first: bool) -> Scaffold:
+        def unended(text: str) -> str:
+            return text if ended_by is None else self._without_end(text, ended_by)
+
+        def write_afresh(contents: list[str]) -> list[int]:
+            contents, hidden = self._vocabulary.hide(contents)
+            text = template.afresh(roles, contents, first=first)
+            return self._vocabulary.encode_printed(unended(text), hidden, first=first)
+
+        text, changes = template.opening(roles) if first else template.suffix(roles)
+        head, pieces = self._vocabulary.pieces(unended(text), first=first)
+        return Scaffold(head, pieces, changes if any(changes) else None, template.acts_on, write_afresh)
+
+    def _learn(self, template: Template) -> None:
+        """Find what the template does to history, how it ends turns, and whether new messages cannot be appended."""
+        try:
+            self.rewrites_history = template.rewrites_history()
+        except TemplateError as error:
+            self.rewrites_history, self._refusal = True, str(error)
+        try:
+            self.answer_trim = template.answer_trim()
+            self._find_end_of_turn(template)
+        except TemplateError as error:
+            raise TemplateError(self._refusal or str(error)) from error
 
     def _find_end_of_turn(self, template: Template) -> None:
         """Compare what follows an answer at the end of a conversation with what follows it when a user speaks next.
@@ -333,9 +212,8 @@ class ChatFormat:
         the end, as in gpt-oss); where nothing follows the last answer, the token that opens the next message ends
         the turn; else plain text does, as far as the two agree.
         """
-        turn = [{"role": "user", "content": "question"}, {"role": "assistant", "content": ANSWER}]
-        last = template.after_answer(turn, ask=False)
-        middle = SLOT.split(template.suffix(("user",))[0])[0]
+        last = template.after_answer([QUESTION, ASKED], ask=False)
+        middle = self._in_front_of("user", template)
         (last_text, at_last), (middle_text, at_middle) = self._vocabulary.lead(last), self._vocabulary.lead(middle)
         if at_last and at_middle and last_text == middle_text:
             self.text_before_end = last_text
@@ -349,6 +227,20 @@ class ChatFormat:
             self.end_of_turn_ids = (at_middle[0].token_id,)
         if self.end_of_turn_ids and not self.text_end:
             self.end_of_turn_id = self.end_of_turn_ids[-1]
+
+    def _in_front_of(self, role: str, template: Template) -> str:
+        """What is printed between an answer and the content of a message that comes next."""
+        return SLOT.split(template.after_answer([QUESTION, ASKED, {"role": role, "content": slot(0)}]))[0]
+
+    def _opens_tool_message(self, template: Template) -> int | None:
+        """The token that the agent samples where a tool is to answer, in a template where openers end turns."""
+        if self._closing:
+            return None
+        try:
+            _, controls = self._vocabulary.lead(self._in_front_of("tool", template))
+        except TemplateError:
+            return None
+        return controls[0].token_id if controls else None
 
     def _without_end(self, suffix: str, ended_by: int) -> str:
         """Drop the end of turn from the front of a suffix, for the agent said it already."""

@@ -2,144 +2,371 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import combinations, groupby
 from typing import Any
 
 from agentsgym.errors import TemplateError
 
 Roles = tuple[str, ...]
-Strip = Callable[[str], str]
-STRIPS: dict[tuple[bool, bool], Strip | None] = {
+Change = Callable[[str], str]
+Conversation = list[dict[str, str]]
+Printed = tuple[str, tuple[Change | None, ...]]
+STRIPS: dict[tuple[bool, bool], Change | None] = {
     (False, False): None,
     (True, False): str.lstrip,
     (False, True): str.rstrip,
     (True, True): str.strip,
 }
 
-
-ANSWER = "answer\"'&<\\>sentinel"
+# Quotes, brackets, another script and a line break make a template that escapes or re-flows content show itself.
+ANSWER = "answer\"'&<\\>é\nsentinel"
 SLOT = re.compile(re.escape(ANSWER.replace("answer", "content")) + "(?P<slot>[0-9]+)_")
 PAD_LEFT, PAD_RIGHT = "\n\n \t\v", "\v\t \n\n"
-_WHAT_WOULD_DO = "set tokenizer.chat_template to one that prints every message once and unchanged, or trimmed"
+QUESTION: dict[str, str] = {"role": "user", "content": "question"}
+REPLY: dict[str, str] = {"role": "assistant", "content": "reply"}
+ASKED: dict[str, str] = {"role": "assistant", "content": ANSWER}
+THOUGHT: dict[str, str] = {"role": "assistant", "content": f"<think>\nthought\n</think>\n\n{ANSWER}"}
+_JSON: tuple[Change, ...] = (partial(json.dumps, ensure_ascii=False), json.dumps)
+_OTHER_TEMPLATE = "set tokenizer.chat_template to one that prints every message once and unchanged, or trimmed"
+_RERENDER = 'set env_config["history"] = "rerender", which renders the whole conversation afresh each turn'
+_ANOTHER_TIME = "another time"
+_LITERAL = r"""(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
+_WORDS = re.compile(
+    rf"""(?:\b(?:startswith|endswith|r?split|r?partition|replace|r?find|r?index|count|removeprefix|removesuffix)\s*\(
+    |\bset\s+\w+\s*=|content\s*[!=]=)\s*(?P<given>{_LITERAL})  # content.startswith('/think'), set tag = '<think>'
+    |(?P<sought>{_LITERAL})\s+(?:not\s+)?in\b  # '/think' in content""",
+    re.VERBOSE,
+)
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def slot(index: int) -> str:
-    """The sentinel of message ``index``; its quotes and brackets make a template that escapes content show itself."""
-    return ANSWER.replace("answer", "content") + f"{index}_"
+    """The sentinel of message ``index``."""
+    return f"{ANSWER.replace('answer', 'content')}{index}_"
 
 
-def _padded(roles: Roles) -> list[dict[str, str]]:
+def padded(roles: Roles) -> Conversation:
+    """Messages of these roles, each a sentinel in white space of every kind."""
     return [{"role": role, "content": PAD_LEFT + slot(index) + PAD_RIGHT} for index, role in enumerate(roles)]
 
 
-def _take_padding(text: str, index: int) -> tuple[str, Strip | None] | None:
-    """Remove the padding around a sentinel, and say what the template had left of it; None if that is unclear."""
+def _plain(roles: Roles, start: int = 0) -> Conversation:
+    return [{"role": role, "content": f"word{index}_"} for index, role in enumerate(roles, start)]
+
+
+def _take_padding(text: str, index: int) -> tuple[str, Change | None] | None:
+    """Remove the padding around a sentinel, and say what the template had done to it; None if that is unclear."""
     sentinel = slot(index)
-    if text.count(sentinel) != 1:
+    if text.count(f"sentinel{index}_") != 1:
         return None
-    left, right = text.split(sentinel)
+    for change in _JSON:
+        if (written := change(PAD_LEFT + sentinel + PAD_RIGHT)) in text:
+            return text.replace(written, sentinel), change
+    left, found, right = text.partition(sentinel)
     kept_left, kept_right = left.endswith(PAD_LEFT), right.startswith(PAD_RIGHT)
-    if (not kept_left and left.endswith("\v")) or (not kept_right and right.startswith("\v")):
+    if not found or (not kept_left and left.endswith("\v")) or (not kept_right and right.startswith("\v")):
         return None
     text = left.removesuffix(PAD_LEFT) + sentinel + right.removeprefix(PAD_RIGHT)
     return text, STRIPS[not kept_left, not kept_right]
+
+
+def _up_to_last(text: str, roles: Roles) -> str:
+    """A text up to its last sentinel: what stands behind it may depend on what comes next, as thinking does."""
+    return text[: max(text.find(f"sentinel{index}_") for index in range(len(roles)))]
+
+
+def _merge(roles: Roles) -> Roles:
+    return tuple(role for role, _ in groupby(roles))
+
+
+def _without_tool(roles: Roles) -> Roles:
+    return tuple("user" if role == "tool" else role for role in roles)
+
+
+def _without_system(roles: Roles) -> Roles:
+    """A user message behind a system message takes its text; a system message alone becomes one."""
+    return tuple(
+        "user" if role == "system" else role
+        for role, following in zip(roles, (*roles[1:], ""), strict=True)
+        if (role, following) != ("system", "user")
+    )
+
+
+_STEPS: tuple[tuple[str, Callable[[Roles], Roles]], ...] = (
+    ("send what a tool returned as a user message", _without_tool),
+    ("put the system message's text into the user message", _without_system),
+    ("merge messages of one role that follow each other into one", _merge),
+)
 
 
 class Template:
     """A chat template as a function from conversations to text, with what it does wrong said in a sentence."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.blocks = False  # whether it wants [{"type": "text", "text": …}] for a content
+        self._tokenizer = tokenizer
+        templates: dict[str, str] | str = tokenizer.chat_template
+        source = "\n".join(templates.values()) if isinstance(templates, dict) else templates
+        self._frozen: dict[str, Any] = {}  # renders with a clock that stands still
+        if "strftime_now" in source:
+            clock = f"{{% macro strftime_now(format) %}}{_ANOTHER_TIME}{{% endmacro %}}"
+            self._frozen["chat_template"] = clock + tokenizer.get_chat_template()
+        self._blocks = False  # whether it wants [{"type": "text", "text": …}] for a content
         try:
-            self.opening(("user",))
+            self._unpad(self.render(padded(("user",))), ("user",))
         except TemplateError:
-            self.blocks = True
+            self._blocks = True
             try:
-                self.opening(("user",))
+                self._unpad(self.render(padded(("user",))), ("user",))
             except TemplateError:
-                self.blocks = False
+                self._blocks = False
+        self._words = self._words_acted_on(source)
 
-    def render(self, messages: Sequence[dict[str, str]], *, ask: bool = True) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True, **options: Any) -> str:
         """Run the template; ``ask`` adds the generation prompt.
 
         Raises:
             TemplateError: The template raised.
         """
         conversation: Any = messages
-        if self.blocks:
+        if self._blocks:
             conversation = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
         try:
-            return self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=ask)
+            return self._tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=ask, **options
+            )
         except Exception as error:
             roles = ", ".join(message["role"] for message in messages)
             raise TemplateError(
-                f"the chat template cannot render a conversation of {roles}: {type(error).__name__}: {error}; "
-                f"leave out or merge those messages, or {_WHAT_WOULD_DO}"
+                f"the chat template cannot render a conversation of {roles}: {type(error).__name__}: {error}"
             ) from error
 
-    def opening(self, roles: Roles) -> tuple[str, tuple[Strip | None, ...]]:
-        """The first prompt, with a sentinel for each message, and how contents are trimmed."""
-        return self._unpad(self.render(_padded(roles)), roles)
+    def opening(self, roles: Roles) -> Printed:
+        """The first prompt, with a sentinel for each message, and how contents are changed.
 
-    def suffix(self, roles: Roles) -> tuple[str, tuple[Strip | None, ...]]:
+        Raises:
+            TemplateError: The template refuses these roles, changes a content, or prints the first prompt, or what
+                follows the first answer, in another way once the conversation goes on.
+        """
+        return self._advise(self._opening, roles, [*_plain(roles), ASKED, QUESTION])
+
+    def today(self, roles: Roles) -> str:
+        """What a first prompt looks like at this time; empty if that is the same at all times."""
+        if not self._frozen:
+            return ""
+        try:
+            return self.render(padded(roles))
+        except TemplateError:
+            return ""  # `opening` says why
+
+    def suffix(self, roles: Roles) -> Printed:
         """What follows an answer of the agent when messages of these roles come next, generation prompt included.
 
         Raises:
-            TemplateError: The template lost the answer or a message, or prints something else in a later turn.
+            TemplateError: The template refuses these roles here, lost the answer, changes a content, or prints
+                something else in a later turn.
         """
-        turn = [{"role": "user", "content": "question"}, {"role": "assistant", "content": ANSWER}]
-        earlier = [turn[0], {"role": "assistant", "content": "reply"}]
-        text = self.after_answer([*turn, *_padded(roles)])
-        if text != self.after_answer([*earlier, *turn, *_padded(roles)]):
-            raise TemplateError(
-                f"the chat template prints something else around {' + '.join(roles)} in the second turn than in the "
-                f"first, so new tokens cannot be appended; {_WHAT_WOULD_DO}"
-            )
-        return self._unpad(text, roles)
+        return self._advise(self._suffix, roles, [QUESTION, ASKED, *_plain(roles), REPLY, *_plain(roles, len(roles))])
 
-    def after_answer(self, messages: Sequence[dict[str, str]], *, ask: bool = True) -> str:
-        """What the template prints behind the agent's answer."""
-        before, found, after = self.render(messages, ask=ask).partition(ANSWER)
-        if not found or ANSWER in before + after:
-            raise TemplateError(
-                f"the chat template must print the agent's answer once and unchanged, it printed "
-                f"{(before + found + after)!r} for the answer {ANSWER!r}; {_WHAT_WOULD_DO}"
-            )
-        return after
+    def afresh(self, roles: Roles, contents: Sequence[str], *, first: bool) -> str:
+        """What is printed for messages with these contents; ``first`` as the first prompt, else behind an answer.
 
-    def answer_trim(self) -> Strip | None:
+        Raises:
+            TemplateError: The template refuses the contents, or prints something else in the turns that follow.
+        """
+        new = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        next_turn = [ASKED, *padded(("user",))]
+        word = next((word for word in map(self._word_in, contents) if word), "")
+        kind = " + ".join(roles)
+        try:
+            text = self.render(new) if first else self.after_answer([QUESTION, ASKED, *new])
+            behind = self.after_answer([*new, *next_turn] if first else [QUESTION, REPLY, *new, *next_turn])
+        except TemplateError as error:
+            raise TemplateError(f"{error}; what would do: leave out {word!r} in {kind}") from error.__cause__
+        if behind != self.after_answer([QUESTION, *next_turn]):
+            raise TemplateError(
+                f"the chat template prints something else in later turns because of {word!r} in {kind}; "
+                f"what would do: leave it out, or {_RERENDER}"
+            )
+        return text
+
+    def acts_on(self, content: str) -> bool:
+        """Whether it may print something else for a content than for others: one empty, or with a word it looks for."""
+        return not content or content.isspace() or self._word_in(content) is not None
+
+    def after_answer(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True) -> str:
+        """What the template prints behind the agent's answer, which is :data:`ANSWER` in ``messages``."""
+        return self._around_answer(messages, ask=ask)[1]
+
+    def answer_trim(self) -> Change | None:
         """What the template does to the agent's answers; None also if it rewrites them in another way."""
-        question = {"role": "user", "content": "question"}
         answer = {"role": "assistant", "content": PAD_LEFT + slot(0) + PAD_RIGHT}
-        taken = _take_padding(self.render([question, answer, question]), 0)
-        return taken[1] if taken else None
+        taken = _take_padding(self.render([QUESTION, answer, QUESTION]), 0)
+        return taken[1] if taken and taken[1] in STRIPS.values() else None
 
     def rewrites_history(self) -> bool:
-        """Whether a full render of a conversation differs from the first prompt and what was appended to it."""
-        question = {"role": "user", "content": slot(0)}
-        start, behind = self.opening(("user",))[0], self.suffix(("user",))[0]
+        """Whether a full render of a conversation differs from the first prompt and what was appended to it.
+
+        Raises:
+            TemplateError: As :meth:`opening` and :meth:`suffix` of a user message.
+        """
+        start, behind = (
+            text.replace(slot(0), "question" if change is None else change("question"))
+            for text, (change,) in (self.opening(("user",)), self.suffix(("user",)))
+        )
         for answer in ("answer", "\n answer \n", "<think>\nthought\n</think>\n\nanswer"):
             reply = {"role": "assistant", "content": answer}
             try:
-                rendered = self.render([question, reply, question, reply, question])
+                rendered = self.render([QUESTION, reply, QUESTION, reply, QUESTION])
             except TemplateError:
                 return True
             if rendered != start + answer + behind + answer + behind:
                 return True
         return False
 
-    def _unpad(self, text: str, roles: Roles) -> tuple[str, tuple[Strip | None, ...]]:
-        trims: list[Strip | None] = []
+    def _around_answer(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True) -> tuple[str, str]:
+        before, found, after = self.render(messages, ask=ask, **self._frozen).partition(ANSWER)
+        if not found or ANSWER in before + after:
+            raise TemplateError(
+                f"the chat template must print the agent's answer once and unchanged, it printed "
+                f"{(before + found + after)!r} for the answer {ANSWER!r}"
+            )
+        return before, after
+
+    def _opening(self, roles: Roles) -> Printed:
+        first = padded(roles)
+        printed = self._unpad(self.render(first), roles)
+        before, after = self._around_answer([*first, ASKED, *padded(("user",))])
+        kind = " + ".join(roles)
+        if _up_to_last(before, roles) != _up_to_last(self.render(first, **self._frozen), roles):
+            raise TemplateError(
+                f"the chat template prints a first prompt of {kind} in another way, or at another place, once the "
+                f"conversation goes on"
+            )
+        if after != self.after_answer([QUESTION, ASKED, *padded(("user",))]):
+            raise TemplateError(
+                f"the chat template prints something else behind an answer when the conversation begins with {kind}"
+            )
+        return printed
+
+    def _suffix(self, roles: Roles) -> Printed:
+        new = padded(roles)
+        before, text = self._around_answer([QUESTION, ASKED, *new])
+        kind = " + ".join(roles)
+        others = {
+            "in the second turn than in the first": [QUESTION, REPLY, QUESTION, ASKED, *new],
+            f"behind an earlier {kind}": [QUESTION, REPLY, *_plain(roles), ASKED, *new],
+            "behind an answer with thinking": [QUESTION, THOUGHT, *new],
+        }
+        for place, conversation in others.items():
+            if self.after_answer(conversation) != text:
+                raise TemplateError(f"the chat template prints something else around {kind} {place}")
+        usual_before, usual = self._around_answer([QUESTION, ASKED, *padded(("user",))])
+        if before[: before.rfind("question")] != usual_before[: usual_before.rfind("question")]:
+            raise TemplateError(f"the chat template prints another first prompt when {kind} comes later")
+        if usual != self.after_answer([QUESTION, REPLY, *_plain(roles), ASKED, *padded(("user",))]):
+            raise TemplateError(f"the chat template prints something else around user behind an earlier {kind}")
+        printed = self._unpad(text, roles)
+        later = self.after_answer([QUESTION, ASKED, *new, REPLY, QUESTION])
+        if not later.startswith(_up_to_last(text, roles)):
+            raise TemplateError(
+                f"the chat template prints {kind} in another way, or at another place, once the conversation goes on"
+            )
+        if self._frozen and _ANOTHER_TIME in text:
+            raise TemplateError(f"the chat template prints the time around {kind} in later turns")
+        return printed
+
+    def _unpad(self, text: str, roles: Roles) -> Printed:
+        changes: list[Change | None] = []
         for index, role in enumerate(roles):
             taken = _take_padding(text, index)
             if taken is None:
+                found = text.count(f"sentinel{index}_")
+                did = "leaves out, moves or rewrites" if not found else "repeats" if found > 1 else "changes"
                 raise TemplateError(
-                    f"the chat template must print the content of each message once, unchanged or stripped of "
-                    f"whitespace; of {', '.join(roles)} it lost, repeated or changed the {role} message {index}; "
-                    f"{_WHAT_WOULD_DO}"
+                    f"the chat template must print the content of each message once where it stands, unchanged, "
+                    f"stripped of whitespace or as JSON; of {', '.join(roles)} it {did} the {role} message {index}"
                 )
-            text, trim = taken
-            trims.append(trim)
-        return text, tuple(trims)
+            text, change = taken
+            changes.append(change)
+        return text, tuple(changes)
+
+    def _advise(self, find: Callable[[Roles], Printed], roles: Roles, conversation: Conversation) -> Printed:
+        """Call ``find``; if it cannot, add to its error what was found to do instead.
+
+        Args:
+            find: :meth:`_opening` or :meth:`_suffix`.
+            roles: What to call it with.
+            conversation: One with messages of these roles in that place.
+        """
+        try:
+            return find(roles)
+        except TemplateError as error:
+            ways = [
+                *self._other_roles(find, roles),
+                *([_RERENDER] if self._shows(conversation) else []),
+                _OTHER_TEMPLATE,
+            ]
+            raise TemplateError(f"{error}; what would do: {', or '.join(ways)}") from error.__cause__
+
+    def _other_roles(self, find: Callable[[Roles], Printed], roles: Roles) -> list[str]:
+        """The smallest change of roles with which ``find`` works, in words; empty if there is none."""
+        for size in range(1, len(_STEPS) + 1):
+            for steps in combinations(_STEPS, size):
+                other = roles
+                for _, step in steps:
+                    other = step(other)
+                if other != roles and _works(find, other):
+                    return [" and ".join(words for words, _ in steps)]
+        return []
+
+    def _shows(self, conversation: Conversation) -> bool:
+        """Whether a full render has each message of the conversation in it."""
+        try:
+            text = self.render(conversation)
+        except TemplateError:
+            return False
+        return all(text.count(message["content"]) == 1 for message in conversation)
+
+    def _word_in(self, content: str) -> str | None:
+        match = self._words.search(content.lower()) if self._words else None
+        return match[0] if match else None
+
+    def _words_acted_on(self, source: str) -> re.Pattern[str] | None:
+        """Match what the template looks for in contents, in lower case; None if it looks for nothing.
+
+        Many such words are keys and names (``'text' in part``), which contents are full of: a word of letters alone,
+        or of one character, counts only if it was seen to change what is printed.
+        """
+        literals = [match["given"] or match["sought"] for match in _WORDS.finditer(source)]
+        words = sorted({re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), text[1:-1]) for text in literals})
+        acting = [
+            re.escape(word.lower())
+            for word in words
+            if word.strip() and ((len(word) > 1 and not word.isidentifier()) or self._acts_on_word(word))
+        ]
+        return re.compile("|".join(acting)) if acting else None
+
+    def _acts_on_word(self, word: str) -> bool:
+        for roles in (("user",), ("system", "user"), ("user", "assistant", "tool")):
+            plain = _plain(roles)
+            try:
+                expected = self.render(plain)
+                for message in plain:
+                    expected = expected.replace(message["content"], f"{word}{message['content']}{word}")
+                if self.render([{**m, "content": f"{word}{m['content']}{word}"} for m in plain]) != expected:
+                    return True
+            except TemplateError:
+                continue  # not a role it knows
+        return False
+
+
+def _works(find: Callable[[Roles], Printed], roles: Roles) -> bool:
+    try:
+        find(roles)
+    except TemplateError:
+        return False
+    return True

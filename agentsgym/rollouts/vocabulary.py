@@ -1,0 +1,231 @@
+r"""A tokenizer's control tokens, and the plain text between them.
+
+A rendered text is cut like this::
+
+    <|im_end|>  \n     <|im_start|>  user\nSENTINEL  <|im_end|>  \n     <|im_start|>  assistant\n
+    control     piece  control       piece           control     piece  control       piece
+
+A tokenizer encodes what stands between two control tokens as one plain piece, so that is the unit here: a piece
+without a message in it is encoded ahead, one with a message when the message comes, in one call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from agentsgym.rollouts.chat_template import SLOT, STRIPS, Change
+
+PRIVATE_USE = range(0xF0000, 0xFFFFE)
+
+Encode = Callable[[str], list[int]]
+
+
+class Control(NamedTuple):
+    """A control token: its id, and whether it swallows the whitespace on its left and right."""
+
+    token_id: int
+    left: bool
+    right: bool
+
+
+class Piece(NamedTuple):
+    """One plain piece with messages in it, and the constant ids that follow it.
+
+    Attributes:
+        before: Its text up to the first message.
+        fills: Which message comes next and the text behind it.
+        strip: What neighbouring control tokens swallow of it.
+        encode: Encodes it where it stands.
+        after: The ids up to the next piece.
+    """
+
+    before: str
+    fills: tuple[tuple[int, str], ...]
+    strip: Change | None
+    encode: Encode
+    after: list[int]
+
+
+class Scaffold(NamedTuple):
+    """What the template prints around the messages of one observation.
+
+    Attributes:
+        head: Constant ids in front.
+        pieces: The pieces that hold messages.
+        changes: What the template does to each message's content; None if it takes all of them as they are.
+        acts_on: Whether the template may print something else for a content; None without a template.
+        afresh: Runs the template for such contents and returns their ids.
+    """
+
+    head: list[int]
+    pieces: tuple[Piece, ...]
+    changes: tuple[Change | None, ...] | None
+    acts_on: Callable[[str], bool] | None
+    afresh: Callable[[list[str]], list[int]] | None
+
+    def write(self, contents: list[str], token_ids: list[int]) -> None:
+        """Append the ids of an observation with these contents.
+
+        Raises:
+            TemplateError: A content holds a word for which the template changes the turns that follow.
+        """
+        if self.afresh is not None and self.acts_on is not None and any(map(self.acts_on, contents)):
+            token_ids += self.afresh(contents)
+            return
+        if self.changes is not None:
+            contents = [
+                content if change is None else change(content)
+                for change, content in zip(self.changes, contents, strict=True)
+            ]
+        token_ids += self.head
+        for before, fills, strip, encode, after in self.pieces:
+            text = before
+            for index, behind in fills:
+                text += contents[index] + behind
+            token_ids += encode(text if strip is None else strip(text))
+            token_ids += after
+
+
+class Vocabulary:
+    """A tokenizer's control tokens, and plain text to ids and back.
+
+    Control tokens are those that ``added_tokens_decoder`` marks special (``all_special_tokens`` misses some).
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.controls = {
+            token.content: Control(token_id, token.lstrip, token.rstrip)
+            for token_id, token in tokenizer.added_tokens_decoder.items()
+            if token.special
+        }
+        spellings = [
+            (r"\s*" if control.left else "") + re.escape(name) + (r"\s*" if control.right else "")
+            for name, control in sorted(self.controls.items(), key=lambda item: len(item[0]), reverse=True)
+        ]
+        self.control_ids = frozenset(control.token_id for control in self.controls.values())
+        # Not its length: a vocabulary may have holes, and some tokenizers do not count their added tokens.
+        self.size: int = 1 + max({*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder})
+        self.pattern = re.compile("|".join(spellings) or "(?!)")
+        self.spelling = re.compile("|".join(map(re.escape, sorted(self.controls, key=len, reverse=True))) or "(?!)")
+        if getattr(tokenizer, "is_fast", False):
+            self._use_raw(tokenizer.backend_tokenizer)
+        else:
+            self._use_slow(tokenizer)
+
+    def _use_raw(self, original: Any) -> None:
+        """Encode with copies of the raw tokenizer that see control-looking text as text."""
+        import tokenizers  # noqa: PLC0415  # at first use: importing agentsgym must stay light
+
+        def plain_copy(description: str) -> tuple[Any, Encode]:
+            raw: Any = tokenizers.Tokenizer.from_str(description)
+            raw.encode_special_tokens = True
+            raw.no_truncation()
+            raw.no_padding()
+            return raw, lambda text: raw.encode(text, add_special_tokens=False).ids
+
+        description: str = original.to_str()
+        raw, self.encode_first = plain_copy(description)
+        self.decode: Callable[[Sequence[int], bool], str] = lambda ids, skip: raw.decode(ids, skip_special_tokens=skip)
+        # Some tokenizers put a word mark before the very first piece only; every other piece must do without.
+        inner = description.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+        self.encode = self.encode_first if inner == description else plain_copy(inner)[1]
+
+    def _use_slow(self, tokenizer: Any) -> None:
+        def encode(text: str) -> list[int]:
+            return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+        self.encode_first = self.encode = encode
+        self.decode = lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip)
+
+    def lead(self, text: str) -> tuple[str, list[Control]]:
+        """The plain text that a text begins with, and the control tokens that stand in a row behind it."""
+        plains, controls = self._cut(text)
+        literals, slots = plains[0]
+        empty: tuple[list[str], list[int]] = ([""], [])
+        in_front = [plains[0] if slots else empty, *plains[1:]]  # of each control token; the text returned aside
+        row = takewhile(lambda pair: pair[0] == empty, zip(in_front, controls, strict=False))
+        return literals[0], [control for _, control in row]
+
+    def hide(self, contents: Sequence[str]) -> tuple[list[str], dict[int, str]]:
+        """Put a character that no content holds in the place of each control-looking text.
+
+        Returns:
+            The contents, and the table by which ``str.translate`` undoes it.
+        """
+        held = "".join(contents)
+        unused = (chr(code) for code in PRIVATE_USE if chr(code) not in held)
+        found = {name for content in contents for name in self.spelling.findall(content)}
+        masks = dict(zip(sorted(found), unused, strict=False))
+        hidden = [self.spelling.sub(lambda match: masks[match[0]], content) for content in contents]
+        return hidden, {ord(mask): name for name, mask in masks.items()}
+
+    def encode_printed(self, text: str, hidden: dict[int, str], *, first: bool = True) -> list[int]:
+        """The ids of what a template printed for contents that :meth:`hide` went through.
+
+        Args:
+            text: What it printed.
+            hidden: The table that :meth:`hide` gave.
+            first: Whether the text begins the record.
+        """
+        for mask in map(chr, hidden):
+            text = text.replace(json.dumps(mask).strip('"'), mask)  # printed by a template that escapes to ASCII
+        ids: list[int] = []
+        encode, edge = self.encode_first if first else self.encode, 0
+        for match in self.pattern.finditer(text):
+            ids += encode(text[edge : match.start()].translate(hidden))
+            ids.append(self.control_in(match).token_id)
+            encode, edge = self.encode, match.end()
+        return ids + encode(text[edge:].translate(hidden))
+
+    def control_in(self, match: re.Match[str]) -> Control:
+        """The control token that :attr:`pattern` found."""
+        found = match[0]
+        return self.controls[found] if found in self.controls else self.controls[found.strip()]
+
+    def pieces(self, text: str, *, first: bool) -> tuple[list[int], tuple[Piece, ...]]:
+        """Cut a rendered text at its control tokens and sentinels, and encode ahead what is constant.
+
+        Args:
+            text: What the template printed, with sentinels for the contents.
+            first: Whether the text begins the record.
+
+        Returns:
+            The constant ids in front, and the pieces that hold messages.
+        """
+        plains, controls = self._cut(text)
+        head: list[int] = []
+        pieces: list[Piece] = []
+        constant = head
+        for n, (literals, slots) in enumerate(plains):
+            encode = self.encode_first if first and n == 0 else self.encode
+            if slots:
+                strip = STRIPS[n > 0 and controls[n - 1].right, n < len(controls) and controls[n].left]
+                constant = []
+                pieces.append(Piece(literals[0], tuple(zip(slots, literals[1:], strict=True)), strip, encode, constant))
+            else:
+                constant += encode(literals[0])
+            if n < len(controls):
+                constant.append(controls[n].token_id)
+        return head, tuple(pieces)
+
+    def _cut(self, text: str) -> tuple[list[tuple[list[str], list[int]]], list[Control]]:
+        """Split a text into plain pieces (literals and the sentinels between them) and the controls between those."""
+        plains: list[tuple[list[str], list[int]]] = [([""], [])]
+        controls: list[Control] = []
+        edge = 0
+        for match in re.finditer(f"{SLOT.pattern}|{self.pattern.pattern}", text):
+            literals, slots = plains[-1]
+            literals[-1] += text[edge : match.start()]
+            edge = match.end()
+            if match["slot"] is None:
+                controls.append(self.control_in(match))
+                plains.append(([""], []))
+            else:
+                slots.append(int(match["slot"]))
+                literals.append("")
+        plains[-1][0][-1] += text[edge:]
+        return plains, controls
