@@ -88,6 +88,8 @@ class Action:
 class Turn:
     """One action's place in the trajectory and what it was paid.
 
+    The exact prompt that the action was sampled from is ``token_ids[prompt_start:start]``.
+
     Attributes:
         start: Index of the action's first token in the trajectory's ``token_ids``.
         stop: Index behind its last token; equal to ``start`` for an action without tokens.
@@ -97,6 +99,10 @@ class Turn:
         episode: Index of the episode in its trial.
         message_index: Index of the action in the trajectory's ``messages``.
         state_key: Equal keys are the same decision problem; None if the game does not say.
+        prompt_start: Index of the first token of its prompt: 0, or where the segment begins that a rewritten history
+            opened.
+        prompt_messages: The conversation that the prompt shows, where ``history`` changed it; None if it is the
+            trajectory's own up to the action.
     """
 
     start: int
@@ -107,6 +113,8 @@ class Turn:
     episode: int = 0
     message_index: int = 0
     state_key: Hashable = None
+    prompt_start: int = 0
+    prompt_messages: Sequence[Message] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +122,8 @@ class Trajectory:
     """The token-level record of one rollout.
 
     Attributes:
-        token_ids: Every token in order, prompts and observations included, (T,); empty without a tokenizer.
+        token_ids: Every token in order, prompts and observations included, (T,); empty without a tokenizer. Where a
+            history was rewritten a new segment begins, with the whole new prompt: see :attr:`segments`.
         turns: The turns in order; their spans do not overlap.
         messages: The conversation, the agent's answers included.
         logprobs: (T,), what the sampler gave for each agent token and 0.0 elsewhere; None if unknown.
@@ -142,11 +151,13 @@ class Trajectory:
     error: str | None = None
 
     def __post_init__(self) -> None:
-        edge = 0
+        edge = segment = 0
         for k, turn in enumerate(self.turns):
             if not edge <= turn.start <= turn.stop <= len(self.token_ids):
                 raise ValueError(f"turn {k}: [{turn.start}, {turn.stop}) overlaps or leaves [0, {len(self.token_ids)})")
-            edge = turn.stop
+            if turn.prompt_start != segment and not edge <= turn.prompt_start <= turn.start:
+                raise ValueError(f"turn {k}: its prompt begins at {turn.prompt_start}, inside an earlier segment")
+            edge, segment = turn.stop, turn.prompt_start
         for name in ("logprobs", "per_token_rewards"):
             values = getattr(self, name)
             if values and len(values) != len(self.token_ids):
@@ -159,6 +170,21 @@ class Trajectory:
         for turn in self.turns:
             mask[turn.start : turn.stop] = [1] * (turn.stop - turn.start)
         return mask
+
+    @property
+    def segments(self) -> list[range]:
+        """The parts of ``token_ids`` in which each token's context is all that stands before it, in order.
+
+        One where history only grew; each rewriting of the history opens another.
+
+        >>> turns = [Turn(start=2, stop=3, reward=0.0), Turn(start=5, stop=7, reward=1.0, prompt_start=3)]
+        >>> Trajectory(
+        ...     token_ids=[0] * 7, turns=turns, messages=[], final_reward=1.0, stop_reason=StopReason.DONE
+        ... ).segments
+        [range(0, 3), range(3, 7)]
+        """
+        starts = sorted({0, *(turn.prompt_start for turn in self.turns)})
+        return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(self.token_ids)], strict=True)]
 
     @property
     def turn_rewards(self) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentsgym.credit.rewards import credited_turn_rewards
-from agentsgym.types import Trajectory
+from agentsgym.types import Message, Trajectory, Turn
 
 TRANSITION_KEYS = ("ids", "prompt_ids", "messages", "mask", "rewards", "session_ids")
 
@@ -22,9 +22,9 @@ def transitions(
         return_all_steps: False keeps only each rollout's last turn, in single-element lists.
 
     Returns:
-        ``ids[p][k]`` (the response's), ``prompt_ids[p][k]`` (all that stood before it), ``messages[p][k]`` (the
-        conversation up to and with the response), ``mask[p][k]`` (ones over ``ids``; zeros for a failed rollout),
-        ``rewards[p][k]`` and ``session_ids[p][k]``.
+        ``ids[p][k]`` (the response's), ``prompt_ids[p][k]`` (the exact prompt it was sampled from),
+        ``messages[p][k]`` (the conversation that this prompt shows, and the response), ``mask[p][k]`` (ones over
+        ``ids``; zeros for a failed rollout), ``rewards[p][k]`` and ``session_ids[p][k]``.
     """
     nested: dict[str, list[list[Any]]] = {key: [] for key in TRANSITION_KEYS}
     for trajectory in trajectories:
@@ -41,14 +41,20 @@ def _turns(trajectory: Trajectory, turn_credit: str) -> list[dict[str, Any]]:
     return [
         {
             "ids": list(trajectory.token_ids[turn.start : turn.stop]),
-            "prompt_ids": list(trajectory.token_ids[: turn.start]),
-            "messages": list(trajectory.messages[: turn.message_index + 1]),
+            "prompt_ids": list(trajectory.token_ids[turn.prompt_start : turn.start]),
+            "messages": _messages(trajectory, turn),
             "mask": [0 if trajectory.failed else 1] * (turn.stop - turn.start),
             "rewards": 0.0 if trajectory.failed else reward,
             "session_ids": trajectory.session_id,
         }
         for turn, reward in zip(trajectory.turns, rewards, strict=True)
     ]
+
+
+def _messages(trajectory: Trajectory, turn: Turn) -> list[Message]:
+    if turn.prompt_messages is None:
+        return list(trajectory.messages[: turn.message_index + 1])
+    return [*turn.prompt_messages, trajectory.messages[turn.message_index]]
 
 
 def flatten(nested: Mapping[str, Sequence[Sequence[Any]]]) -> dict[str, list[Any]]:

@@ -76,7 +76,11 @@ COMMON_FIELDS: dict[str, Field] = {
     "turn_credit": choice_field(*TURN_CREDITS),
     "token_credit": choice_field(*TOKEN_CREDITS),
     "keep_history": Field(default=False, wanted="True or False", valid=is_bool),
-    "history": Field(default="append", wanted="'append' ('rerender' is not supported yet)", valid=one_of("append")),
+    "history": Field(
+        default="append",
+        wanted="'append', 'rerender' or a function from messages to messages",
+        valid=lambda value: callable(value) or one_of("append", "rerender")(value),
+    ),
 }
 
 

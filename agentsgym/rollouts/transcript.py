@@ -6,18 +6,33 @@ recorded so far::
     observe          act         observe                    act
     first prompt  ▏  sampled ids  ▏ end of turn? glue, text  ▏ sampled ids
     mask 0        ▏  mask 1       ▏ mask 0                   ▏ mask 1
+
+A history that is rewritten on purpose (old thinking dropped, a window, a summary) opens a new segment, which begins
+with the whole prompt as it then is; inside a segment the invariant holds as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 from agentsgym.rollouts.chat_format import ENDED_BY_TEXT, ChatFormat
 from agentsgym.types import Action, Message
 
-__all__ = ["ChatFormat", "Transcript"]
+__all__ = ["ChatFormat", "History", "Transcript"]
 
-_NOWHERE = -1
+History = Literal["append", "rerender"] | Callable[[list[Message]], list[Message]]
+
+
+class _Mark(NamedTuple):
+    """Where the record stood before the observation that waits for an action."""
+
+    num_messages: int
+    prompt_messages: list[Message]
+    num_prompt_messages: int
+    num_earlier: int
+    token_ids: list[int]
+    num_tokens: int
 
 
 class Transcript:
@@ -26,20 +41,41 @@ class Transcript:
     Observations and actions take turns: ``observe``, ``act``, ``observe``, …
 
     Attributes:
-        messages: The conversation so far.
-        token_ids: Its exact tokens, (T,); empty without a tokenizer.
+        messages: The conversation so far, as it was held.
+        prompt_messages: The conversation as the agent sees it; ``messages`` itself unless ``history`` changed it.
+        token_ids: Its exact tokens, (T,), from where history was last rewritten on: after ``observe`` the prompt of the
+            next action. Empty without a tokenizer.
     """
 
-    __slots__ = ("_ended_by", "_format", "_num_messages", "_num_tokens", "messages", "token_ids")
+    __slots__ = ("_earlier", "_ended_by", "_format", "_history", "_mark", "messages", "prompt_messages", "token_ids")
 
-    def __init__(self, chat_format: ChatFormat | None) -> None:
-        """Begin an empty conversation, with messages only if ``chat_format`` is None."""
+    def __init__(self, chat_format: ChatFormat | None, history: History = "append") -> None:
+        """Begin an empty conversation.
+
+        Args:
+            chat_format: How the tokenizer writes it; None keeps messages only.
+            history: What the agent sees of what came before. ``"append"``: all of it, as it was recorded.
+                ``"rerender"``: all of it, written afresh by the chat template. A function is given a copy of what the
+                agent saw last, its answer and what is new, and returns what it is to see; where that is the same, the
+                record goes on, and what is dropped stays dropped.
+        """
         self.messages: list[Message] = []
+        self.prompt_messages = [] if callable(history) else self.messages
         self.token_ids: list[int] = []
+        self._earlier: list[int] = []  # the segments before
         self._format = chat_format
+        self._history = history
         self._ended_by: int | None = None
-        self._num_messages = _NOWHERE  # before the observation that waits for an action
-        self._num_tokens = _NOWHERE
+        self._mark: _Mark | None = None  # while an observation waits for its action
+
+    def record(self) -> list[int]:
+        """Every token of every segment, in order, (T,)."""
+        return [*self._earlier, *self.token_ids] if self._earlier else self.token_ids
+
+    @property
+    def segment_start(self) -> int:
+        """Where in :meth:`record` the newest segment begins."""
+        return len(self._earlier)
 
     def observe(self, messages: Sequence[Message]) -> None:
         """Append an observation and the generation prompt: the work of its own text, whatever came before.
@@ -51,16 +87,49 @@ class Transcript:
             TemplateError: The chat template does not take messages of these roles here.
             RuntimeError: The last observation still waits for its action.
         """
-        if self._num_messages >= 0:
+        if self._mark is not None:
             raise RuntimeError("observe wants an action after each observation, but the last one has none yet")
-        num_messages, num_tokens = len(self.messages), len(self.token_ids)
-        chat_format = self._format
-        if chat_format is not None:
-            roles = tuple([message["role"] for message in messages])
-            scaffold = chat_format.later(roles, self._ended_by) if num_messages else chat_format.first(roles)
-            scaffold.write([message["content"] for message in messages], self.token_ids)
+        mark = _Mark(
+            len(self.messages),
+            self.prompt_messages,
+            len(self.prompt_messages),
+            len(self._earlier),
+            self.token_ids,
+            len(self.token_ids),
+        )
+        if self._history == "append":
+            self._append(messages, is_first=not self.messages)
+        elif callable(self._history):
+            self._observe_through(self._history, messages)
+        elif self._format is not None:
+            self._open(self._format.render([*self.messages, *messages]))
         self.messages += messages
-        self._num_messages, self._num_tokens = num_messages, num_tokens
+        self._mark = mark
+
+    def _append(self, messages: Sequence[Message], *, is_first: bool) -> None:
+        if self._format is None:
+            return
+        roles = tuple([message["role"] for message in messages])
+        scaffold = self._format.first(roles) if is_first else self._format.later(roles, self._ended_by)
+        scaffold.write([message["content"] for message in messages], self.token_ids)
+
+    def _observe_through(self, rewrite: Callable[[list[Message]], list[Message]], messages: Sequence[Message]) -> None:
+        whole = [*self.prompt_messages, *messages]
+        shown = rewrite([message.copy() for message in whole])
+        if shown == whole:
+            self._append(messages, is_first=not self.messages)
+        elif self._format is not None:
+            self._open(self._format.render(shown))
+        self.prompt_messages = list(shown)
+
+    def _open(self, prompt: list[int]) -> None:
+        """Go on from a prompt that was written afresh: in a new segment, unless it only extends what is recorded."""
+        current = self.token_ids
+        if prompt[: len(current)] == current:
+            current += prompt[len(current) :]
+        else:
+            self._earlier += current
+            self.token_ids = prompt
 
     def retract(self) -> None:
         """Take back the last observation, messages and tokens.
@@ -68,11 +137,16 @@ class Transcript:
         Raises:
             RuntimeError: There is none, or it has its action already.
         """
-        if self._num_messages < 0:
+        mark = self._mark
+        if mark is None:
             raise RuntimeError("retract wants an observation without an action, but there is none")
-        del self.messages[self._num_messages :]
-        del self.token_ids[self._num_tokens :]
-        self._num_messages = self._num_tokens = _NOWHERE
+        del self.messages[mark.num_messages :]
+        self.prompt_messages = mark.prompt_messages
+        del self.prompt_messages[mark.num_prompt_messages :]
+        del self._earlier[mark.num_earlier :]
+        self.token_ids = mark.token_ids
+        del self.token_ids[mark.num_tokens :]
+        self._mark = None
 
     def act(self, action: Action, limit: int | None = None) -> tuple[int, int]:
         """Append what the agent said.
@@ -87,23 +161,26 @@ class Transcript:
                 left of it. None for no limit.
 
         Returns:
-            The span ``[start, stop)`` of the agent's tokens; empty without a tokenizer.
+            The span ``[start, stop)`` of the agent's tokens in :meth:`record`; empty without a tokenizer.
 
         Raises:
             RuntimeError: There is no observation to answer.
         """
-        if self._num_messages < 0:
+        if self._mark is None:
             raise RuntimeError("act wants an observation to answer, but the last one has its action already")
-        self._num_messages = self._num_tokens = _NOWHERE
-        text, start = action.text, len(self.token_ids)
+        self._mark = None
+        text, start = action.text, len(self._earlier) + len(self.token_ids)
         chat_format = self._format
         if chat_format is not None and action.token_ids is not None:
             self.token_ids += action.token_ids
             self._ended_by = chat_format.ended_by(action.token_ids, action.finish_reason)
         elif chat_format is not None:
             text = self._write(chat_format, text, limit)
-        self.messages.append({"role": "assistant", "content": text})
-        return start, len(self.token_ids)
+        answer: Message = {"role": "assistant", "content": text}
+        self.messages.append(answer)
+        if self.prompt_messages is not self.messages:
+            self.prompt_messages.append(answer)
+        return start, len(self._earlier) + len(self.token_ids)
 
     def _write(self, chat_format: ChatFormat, text: str, limit: int | None) -> str:
         """Append the tokens of an answer that was given as text; returns the text, or what the limit left of it."""

@@ -98,16 +98,13 @@ def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool
         observation_loss: Whether all tokens from the first agent token on are labels, not agent tokens alone.
 
     Returns:
-        One row a trajectory: ``input_ids`` (T,) and ``labels`` (T,), -100 where there is no loss.
+        One row a trajectory, or one a segment where its history was rewritten: ``input_ids`` (T,) and ``labels`` (T,),
+        -100 where there is no loss.
 
     Raises:
         ConfigError: There are no trajectories, all failed, or one has no agent tokens.
     """
-    rows = [
-        {"input_ids": list(trajectory.token_ids), "labels": _labels(trajectory, observation_loss)}
-        for trajectory in trajectories
-        if not trajectory.failed
-    ]
+    rows = [row for trajectory in trajectories if not trajectory.failed for row in _rows(trajectory, observation_loss)]
     if not rows:
         raise ConfigError(
             f"imitation needs at least one trajectory that did not fail, got {len(trajectories)} of which none is left"
@@ -199,17 +196,25 @@ def tiny_imitation_config(num_steps: int, **settings: Any) -> SFTConfig:
     return imitation_config(**(defaults | settings))
 
 
-def _labels(trajectory: Trajectory, observation_loss: bool) -> list[int]:
+def _rows(trajectory: Trajectory, observation_loss: bool) -> list[dict[str, list[int]]]:
     mask = trajectory.agent_token_mask
     if 1 not in mask:
         raise ConfigError(
             "imitation needs agent tokens, and one trajectory has none "
             f"(session {trajectory.session_id!r}, {len(mask)} tokens): record it from an environment with a tokenizer"
         )
+    parts = [
+        (list(trajectory.token_ids[part.start : part.stop]), mask[part.start : part.stop])
+        for part in trajectory.segments
+    ]
+    return [{"input_ids": ids, "labels": _labels(ids, part, observation_loss)} for ids, part in parts if 1 in part]
+
+
+def _labels(ids: list[int], mask: list[int], observation_loss: bool) -> list[int]:
     if observation_loss:
         first = mask.index(1)
-        return [_IGNORED] * first + list(trajectory.token_ids[first:])
-    return [token if agent else _IGNORED for token, agent in zip(trajectory.token_ids, mask, strict=True)]
+        return [_IGNORED] * first + ids[first:]
+    return [token if agent else _IGNORED for token, agent in zip(ids, mask, strict=True)]
 
 
 def _layout(lengths: Sequence[int], args: SFTConfig) -> list[int]:

@@ -60,7 +60,10 @@ BAD_VALUES = [
     *[("turn_credit", value, "one of 'step', 'final', 'repeat_final', 'spread_final'") for value in ("Step", None, [])],
     *[("token_credit", value, "one of 'spread', 'last', 'each'") for value in ("first", 1)],
     *[("keep_history", value, "True or False") for value in (0, "yes", None)],
-    *[("history", value, "'append' ('rerender' is not supported yet)") for value in ("rerender", None)],
+    *[
+        ("history", value, "'append', 'rerender' or a function from messages to messages")
+        for value in ("keep", None, 3)
+    ],
 ]
 
 
