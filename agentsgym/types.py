@@ -67,7 +67,7 @@ class Action:
     Attributes:
         text: The answer as the game reads it.
         token_ids: The sampled ids, end-of-turn token included, untouched; None if the agent only has text.
-        logprobs: Their log-probabilities under the sampling policy, one an id; None if unknown.
+        logprobs: Their log-probabilities under the sampling policy, one an id (NaN: not known); None if none is known.
         agent_state: Handed back to the agent in its next turn.
         finish_reason: ``"stop"``: the agent ended its turn; ``"length"``: the budget cut it.
     """

@@ -1,5 +1,8 @@
 """Measure the loop itself: ``rollout`` with a scripted agent, beside a bare hand-written loop with the same record.
 
+The agent answers in batches, the environment runs on the calling thread; then the same with an agent that answers with
+coroutines, with the environment in a thread pool, and with it in a process pool (its processes' time included).
+
 Both decode every reply, encode every observation once and come to the same record: ids, mask, log-probabilities and
 rewards. The bare loop has no environment, agent, faults, budgets or messages, and knows the template's ids by heart.
 Times are CPU seconds, the two loops taking turns, medians over repetitions.
@@ -8,6 +11,7 @@ Times are CPU seconds, the two loops taking turns, medians over repetitions.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import random
@@ -15,16 +19,21 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from agentsgym import Action, Agent, MultistepEnv, Trajectory, TurnRequest
+from agentsgym.agents.base import AsyncAgent
+from agentsgym.rollouts.pools import Pool, ThreadPool
+from agentsgym.rollouts.processes import ProcessPool
 
 VOCABULARY_SIZE = 32_000
 REPLY_TOKENS = 32
 OBSERVATION_TOKENS = 10
+NUM_WORKERS = 2
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -114,6 +123,18 @@ class Policy(Agent):
         return Action(text=self.decode(token_ids), token_ids=token_ids, logprobs=logprobs, agent_state=turn + 1)
 
 
+class AsyncPolicy(AsyncAgent):
+    """The same, with a coroutine for each turn that gives way once, as one that waits for a server does."""
+
+    def __init__(self, script: Script) -> None:
+        self.policy = Policy(script)
+
+    async def aact(self, request: TurnRequest) -> Action:
+        """Answer one request."""
+        await asyncio.sleep(0)
+        return self.policy.answer(request.agent_state or 0)
+
+
 def bare_loop(script: Script, size: Size) -> list[Record]:
     """Play without the library."""
     raw: Any = script.tokenizer.backend_tokenizer
@@ -147,9 +168,11 @@ def bare_loop(script: Script, size: Size) -> list[Record]:
     return records
 
 
-def rollouts(script: Script, size: Size) -> list[Trajectory]:
+def rollouts(
+    script: Script, size: Size, policy: Callable[[Script], Agent] = Policy, pool: Pool | None = None
+) -> list[Trajectory]:
     """Play with the library, all episodes at once."""
-    return Game(script, size.num_turns).rollout([{"seed": 0}], Policy(script), size.num_episodes)
+    return Game(script, size.num_turns).rollout([{"seed": 0}], policy(script), size.num_episodes, pool=pool)
 
 
 def make_script(num_turns: int) -> Script:
@@ -193,12 +216,21 @@ def is_same(record: Record, trajectory: Trajectory) -> bool:
     return record == kept
 
 
-def cpu_microseconds(play: Callable[[Script, Size], object], script: Script, size: Size) -> float:
+def cpu_seconds(processes: ProcessPool | None) -> float:
+    """CPU time so far, of this process and of a pool's."""
+    pids = [worker.process.pid for worker in processes.workers()] if processes else []
+    # The clock of another process, as clock_getcpuclockid(3) makes it.
+    return time.process_time() + sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
+
+
+def cpu_microseconds(
+    play: Callable[[Script, Size], object], script: Script, size: Size, processes: ProcessPool | None = None
+) -> float:
     """CPU time of one turn, in microseconds; garbage of earlier runs is collected before."""
     gc.collect()
-    start = time.process_time()
+    start = cpu_seconds(processes)
     play(script, size)
-    return 1e6 * (time.process_time() - start) / (size.num_episodes * size.num_turns)
+    return 1e6 * (cpu_seconds(processes) - start) / (size.num_episodes * size.num_turns)
 
 
 def measure_time(script: Script, plan: Plan) -> dict[str, Any]:
@@ -217,6 +249,36 @@ def measure_time(script: Script, plan: Plan) -> dict[str, Any]:
     return {
         "loop": {**plan.loop._asdict(), **row(0, 1)},
         "long": {**plan.long._asdict(), **row(2, 3), "growth": round(growth, 3)},
+    }
+
+
+def measure_modes(script: Script, plan: Plan) -> dict[str, Any]:
+    """CPU time of the other ways to play, as ratios to the bare loop beside them."""
+    size = plan.loop
+    with ThreadPool(NUM_WORKERS) as threads, ProcessPool(NUM_WORKERS) as processes:
+        modes: dict[str, Callable[[Script, Size], list[Trajectory]]] = {
+            "async": partial(rollouts, policy=AsyncPolicy),
+            "threads": partial(rollouts, pool=threads),
+            "processes": partial(rollouts, pool=processes),
+            "async_threads": partial(rollouts, policy=AsyncPolicy, pool=threads),
+            "async_processes": partial(rollouts, policy=AsyncPolicy, pool=processes),
+        }
+        records = bare_loop(script, size)
+        is_kept = {
+            name: all(map(is_same, records, play(script, size)))  # also starts the workers
+            for name, play in modes.items()
+        }
+        rounds = [
+            [cpu_microseconds(play, script, size, processes) for play in (bare_loop, *modes.values())]
+            for _ in range(plan.num_repeats)
+        ]
+    return {
+        name: {
+            "same_record": is_kept[name],
+            "rollout_us_a_turn": round(statistics.median(times[place] for times in rounds), 2),
+            "ratio": round(statistics.median(times[place] / times[0] for times in rounds), 3),
+        }
+        for place, name in enumerate(modes, start=1)
     }
 
 
@@ -261,6 +323,7 @@ def measure(plan: Plan) -> dict[str, Any]:
         "num_repeats": plan.num_repeats,
         "same_record": all(is_same(record, trajectory) for record, trajectory in pairs),
         **measure_time(script, plan),
+        "modes": {"num_workers": NUM_WORKERS, **plan.loop._asdict(), **measure_modes(script, plan)},
         "concurrent": measure_concurrency(script, plan.concurrent),
         "memory": [measure_memory(script, size) for size in plan.memory],
     }
@@ -274,6 +337,11 @@ def table(result: dict[str, Any]) -> str:
         f" {row['ratio']:7}"
         for row in (result["loop"], result["long"])
     ]
+    modes = [
+        f"{name:33} {row['rollout_us_a_turn']:17} {row['ratio']:7}"
+        for name, row in result["modes"].items()
+        if isinstance(row, dict)
+    ]
     many = result["concurrent"]
     bytes_a_token = " and ".join(
         f"{row['bytes_a_token']} ({row['num_episodes']} x {row['num_turns']})" for row in result["memory"]
@@ -281,6 +349,7 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(
         [
             *lines,
+            *modes,
             f"a turn of the long episodes costs {result['long']['growth']} times one of the short ones",
             f"{many['num_finished']} of {many['num_episodes']} concurrent episodes finished, "
             f"{many['rollout_us_a_turn']} us/turn",

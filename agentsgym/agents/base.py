@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import Sequence
 from typing import Any, TypeGuard, cast
 
+from agentsgym.agents.asynchronous import run_coroutine
 from agentsgym.errors import AgentFault, ConfigError
 from agentsgym.types import Action, Message, TurnRequest
 
@@ -50,6 +52,62 @@ class Agent:
         return Action(text=text, agent_state=agent_state)
 
 
+class AsyncAgent(Agent):
+    """Answers each turn with a coroutine, so that many sessions wait for their answers side by side.
+
+    A subclass writes :meth:`aact`. An environment's ``rollout`` then lets every episode run at its own pace: its next
+    request is sent when its own step is done. All coroutines of all agents run on one event loop, which is the
+    library's own and lives as long as the process: clients and locks may be kept from one rollout to the next, and a
+    coroutine that blocks holds up all sessions.
+    """
+
+    async def aact(self, request: TurnRequest) -> Action:
+        """Answer one turn of one session; what is raised fails that session, a :class:`ConfigError` ends the run."""
+        raise NotImplementedError(f"{type(self).__name__} must define aact")
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentFault]:
+        """Answer all requests side by side; to be called from outside the agents' event loop.
+
+        Raises:
+            ConfigError: The agent cannot play here at all.
+        """
+        return run_coroutine(_answer_all(self, requests)) if requests else []
+
+    def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
+        """Answer one turn as text."""
+        request = TurnRequest(session_id="", messages=messages, token_ids=(), agent_state=agent_state)
+        action = run_coroutine(self.aact(request))
+        return action.text, action.agent_state
+
+
+async def answer(agent: Any, request: TurnRequest) -> Action | AgentFault:
+    """Await an agent's ``aact``; what it raises is a fault of the session that asked.
+
+    Raises:
+        ConfigError: The agent cannot play here at all.
+    """
+    try:
+        return await agent.aact(request)
+    except ConfigError:
+        raise
+    except AgentFault as fault:
+        return fault
+    except (Exception, asyncio.CancelledError) as error:  # foreign code: one agent's error is one failed episode
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # the driver wants no answer any more; a client may also cancel what it runs itself
+        return AgentFault(f"{_class_name(agent)}.aact raised\n{traceback.format_exc()}")
+
+
+async def _answer_all(agent: Any, requests: Sequence[TurnRequest]) -> list[Action | AgentFault]:
+    tasks = [asyncio.ensure_future(answer(agent, request)) for request in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()  # those that still run where one ended the run
+
+
 def _is_answer(answer: Any) -> TypeGuard[tuple[str, Any]]:
     return isinstance(answer, tuple) and len(cast("tuple[Any, ...]", answer)) == 2 and isinstance(answer[0], str)
 
@@ -62,19 +120,34 @@ class _Adapted(Agent):
         self.get_action = inner.get_action
 
 
-def _class_name(agent: Agent) -> str:
+class _AdaptedAsync(AsyncAgent):
+    """Any object that has ``async def aact(request)``."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.aact = inner.aact
+        self.finish = getattr(inner, "finish", self.finish)
+
+
+def _class_name(agent: Any) -> str:
     """The class that the user wrote."""
-    return type(agent.inner if isinstance(agent, _Adapted) else agent).__name__
+    return type(agent.inner if isinstance(agent, _Adapted | _AdaptedAsync) else agent).__name__
 
 
 def as_agent(agent: Any) -> Agent:
-    """Take an :class:`Agent` as it is and adapt any object that has ``get_action(messages, agent_state)``.
+    """Take an :class:`Agent` as it is and adapt any object with ``aact(request)`` or ``get_action(messages, state)``.
 
     Raises:
         ConfigError: It has neither.
     """
+    is_instance = not isinstance(agent, type)
+    if is_instance and callable(getattr(agent, "aact", None)):
+        return agent if isinstance(agent, AsyncAgent) else _AdaptedAsync(agent)
     if isinstance(agent, Agent):
         return agent
-    if not isinstance(agent, type) and callable(getattr(agent, "get_action", None)):
+    if is_instance and callable(getattr(agent, "get_action", None)):
         return _Adapted(agent)
-    raise ConfigError(f"an agent needs get_action(messages, agent_state) or to subclass agentsgym.Agent, got {agent!r}")
+    raise ConfigError(
+        "an agent needs get_action(messages, agent_state) or async aact(request), or to subclass agentsgym.Agent, "
+        f"got {agent!r}"
+    )

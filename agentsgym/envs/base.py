@@ -13,10 +13,12 @@ from agentsgym.agents.base import Agent, as_agent
 from agentsgym.batch.layouts import transitions
 from agentsgym.batch.padding import loss_mask, pad_task_groups
 from agentsgym.credit.rewards import check_credit, per_token_rewards
+from agentsgym.envs.answers import is_conversation
 from agentsgym.envs.config import COMMON_FIELDS, Field, check_trials, is_int, validated_config
-from agentsgym.envs.trial import Budget, Trial, call_game, is_conversation
+from agentsgym.envs.trial import Budget, Trial, call_game
 from agentsgym.errors import ConfigError, EnvironmentFault, TaskError
 from agentsgym.rollouts.driver import drive
+from agentsgym.rollouts.pools import Pool
 from agentsgym.rollouts.transcript import ChatFormat
 from agentsgym.seeding import derive_seed, episode_generator, fresh_seed
 from agentsgym.types import Message, Trajectory
@@ -69,9 +71,22 @@ class MultistepEnv(ABC):
                 "set one, for example tokenizer.pad_token = tokenizer.eos_token"
             )
         self.tokenizer = tokenizer
-        self.chat_format = None if tokenizer is None else ChatFormat.of(tokenizer)
+        self.chat_format = self._find_chat_format()
         self.active_states: dict[str, State] = {}
         self._generators: dict[str, random.Random] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs: not the sessions, which are played where they began."""
+        return {**vars(self), "chat_format": None, "active_states": {}, "_generators": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.chat_format = self._find_chat_format()
+
+    def _find_chat_format(self) -> ChatFormat | None:
+        if self.tokenizer is None:
+            return None
+        return ChatFormat.of(self.tokenizer, append=self.env_config["history"] != "rerender")
 
     # What a game calls
 
@@ -136,7 +151,7 @@ class MultistepEnv(ABC):
 
     # What everyone calls
 
-    def rollout(
+    def rollout(  # noqa: PLR0913  # keywords, most of them left out
         self,
         task_data_list: Sequence[TaskData],
         agent: Agent,
@@ -144,9 +159,12 @@ class MultistepEnv(ABC):
         *,
         max_concurrent: int | None = None,
         on_finish: Callable[[Trajectory], None] | None = None,
+        pool: Pool | None = None,
+        turn_timeout_s: float | None = None,
+        episode_timeout_s: float | None = None,
         **limits: int | None,
     ) -> list[Trajectory]:
-        """Play every task ``num_rollouts`` times, all episodes advancing together.
+        """Play every task ``num_rollouts`` times, many episodes at once: see :func:`~agentsgym.rollouts.driver.drive`.
 
         Args:
             task_data_list: The tasks. Rollouts of one task share its seed; a task without one gets a fresh one.
@@ -154,6 +172,10 @@ class MultistepEnv(ABC):
             num_rollouts: Rollouts of each task, at least 1.
             max_concurrent: How many episodes are live at most; None for all.
             on_finish: Called with each trajectory as soon as it is finished.
+            pool: Where this environment's hooks run, in threads or processes; None for the calling thread.
+            turn_timeout_s: Wall time of one call of the environment between two answers, and of one answer of an
+                agent that answers with coroutines; None for no limit. Without a pool it is noticed afterwards.
+            episode_timeout_s: Wall time of a whole trial; None for no limit.
             **limits: ``max_turn_tokens`` (one action) and ``max_completion_length`` (everything after the first
                 prompt), each None for no limit; ``env_config["max_trajectory_tokens"]`` bounds the whole.
 
@@ -163,12 +185,21 @@ class MultistepEnv(ABC):
 
         Raises:
             TaskError: There is no list, it is empty, or a task cannot be played; nothing has been played then.
-            ConfigError: ``num_rollouts`` or a limit is no positive int, or the agent is none.
+            ConfigError: ``num_rollouts`` or a limit is no positive number, the agent is none, or this environment
+                cannot be sent to the pool's processes.
             TemplateError: The chat template does not take a conversation's first prompt.
         """
         actor = as_agent(agent)
         trials = self.trials(task_data_list, num_rollouts, **limits)
-        return drive([trial.play() for trial in trials], actor, max_concurrent=max_concurrent, on_finish=on_finish)
+        return drive(
+            trials,
+            actor,
+            max_concurrent=max_concurrent,
+            on_finish=on_finish,
+            pool=pool,
+            turn_timeout_s=turn_timeout_s,
+            episode_timeout_s=episode_timeout_s,
+        )
 
     def run_trial(
         self, task_data_list: Sequence[TaskData], agent: Agent, num_rollouts: int = 1, **kwargs: Any
@@ -180,7 +211,11 @@ class MultistepEnv(ABC):
             ``padded_full_attention_mask``, ``padded_agent_token_mask``, ``padded_per_token_rewards`` (rows of one task
             padded on the right to that task's longest, ids with ``pad_token_id``, the rest with 0), ``final_rewards``,
             ``session_ids``, ``final_completion_messages`` (the conversation) and ``stop_reasons``.
+
+        Raises:
+            ConfigError: ``env_config["history"]`` rewrites the history, so that a rollout is no single row of tokens.
         """
+        self._check_single_stream("run_trial")
         trajectories = self.rollout(task_data_list, agent, num_rollouts, **kwargs)
         pad_token_id = 0 if self.tokenizer is None else self.tokenizer.pad_token_id
         return pad_task_groups(trajectories, pad_token_id=pad_token_id)  # type: ignore[arg-type]  # checked at init
@@ -207,7 +242,9 @@ class MultistepEnv(ABC):
         Raises:
             EnvironmentFault: The game broke, or there is no such session.
             AgentFault: The agent broke.
+            ConfigError: As in :meth:`run_trial`.
         """
+        self._check_single_stream("_run_complete_episode")
         if session_id not in self.active_states:
             raise EnvironmentFault(f"active_states has no session {session_id!r}: put its state there first")
         trial = Trial(
@@ -223,6 +260,14 @@ class MultistepEnv(ABC):
             "final_completion_messages": list(trajectory.messages),
             "session_id": session_id,
         }
+
+    def _check_single_stream(self, caller: str) -> None:
+        if self.tokenizer is not None and self.env_config["history"] != "append":
+            raise ConfigError(
+                f"{caller} gives one row of tokens a rollout, and env_config['history']="
+                f"{self.env_config['history']!r} makes a new one wherever it rewrites the history: "
+                "use generate(..., return_all_steps=True), which gives each turn its own prompt"
+            )
 
     # What the trainer and a trial call
 

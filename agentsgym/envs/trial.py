@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import reprlib
 import traceback
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from agentsgym.envs.answers import as_flag, as_number, complaint_about, is_conversation, is_step, is_unicode
 from agentsgym.envs.config import is_int, or_none
 from agentsgym.errors import AgentFault, ConfigError, EnvironmentFault, EpisodeFault, TemplateError
-from agentsgym.rollouts.transcript import ChatFormat, Transcript
+from agentsgym.rollouts.transcript import ChatFormat, History, Transcript
 from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
 
 if TYPE_CHECKING:
@@ -45,21 +46,23 @@ class Budget:
     def room(self, *, length: int, prompt_length: int) -> int | None:
         """How many tokens the next action may have, after ``length`` tokens of which the first prompt took some.
 
+        Where history is rewritten, ``length`` is that of the prompt as it then is.
+
         >>> Budget(trajectory=100, turn=30).room(length=80, prompt_length=10)
         20
         >>> Budget().room(length=80, prompt_length=10) is None
         True
         """
         whole = None if self.trajectory is None else self.trajectory - length
-        completion = None if self.completion is None else self.completion - (length - prompt_length)
+        completion = None if self.completion is None else self.completion - max(0, length - prompt_length)
         return min((limit for limit in (self.turn, whole, completion) if limit is not None), default=None)
 
 
 class Conversation:
     """What one conversation leaves behind: its tokens, its turns and what they were paid."""
 
-    def __init__(self, chat_format: ChatFormat | None) -> None:
-        self.transcript = Transcript(chat_format)
+    def __init__(self, chat_format: ChatFormat | None, history: History) -> None:
+        self.transcript = Transcript(chat_format, history)
         self.turns: list[Turn] = []
         self.logprobs: list[Sequence[float] | None] = []
         self.agent_state: Any = None
@@ -69,8 +72,9 @@ class Conversation:
 
     def token_logprobs(self) -> list[float] | None:
         """One log-probability a token, 0.0 on environment tokens; None if an action came without."""
-        values = [0.0] * len(self.transcript.token_ids)
-        for turn, logprobs in zip(self.turns, self.logprobs, strict=True):
+        values = [0.0] * len(self.transcript.record())
+        # The last action is on record before its turn is.
+        for turn, logprobs in zip(self.turns, self.logprobs, strict=False):
             if turn.start == turn.stop:
                 continue  # nothing said, or no tokenizer to keep what was said
             if logprobs is None:
@@ -111,7 +115,7 @@ class Trial:
     conversation: Conversation = field(init=False)
 
     def __post_init__(self) -> None:
-        self.conversation = Conversation(self.env.chat_format)
+        self.conversation = self._new_conversation()
 
     def play(self) -> Generator[TurnRequest, Action, Trajectory]:
         """Play every episode; a fault ends the trial with stop reason ``failed`` and keeps what was played."""
@@ -120,7 +124,7 @@ class Trial:
         try:
             for episode in range(config["episodes_per_trial"]):
                 if not config["keep_history"]:
-                    self.conversation = Conversation(self.env.chat_format)
+                    self.conversation = self._new_conversation()
                 self.env.start_session(self.session_id, self.task_data, self.seed, episode)
                 stop_reason = yield from self._episode(episode, is_practice=episode < config["free_shots"])
                 if config["keep_history"] and stop_reason is StopReason.MAX_TOKENS:
@@ -135,6 +139,40 @@ class Trial:
         """Play one episode of a session whose state is in ``env.active_states``; faults are raised."""
         stop_reason = yield from self._episode(0, is_practice=False)
         return self._trajectory(stop_reason)
+
+    def abandon(self, fault: EpisodeFault) -> Trajectory:
+        """What a trial came to whose generator cannot go on: failed, with the turns recorded so far.
+
+        A step of it may still be running in another thread; what that records from now on is not in the trajectory.
+        """
+        conversation = self.conversation
+        turns = [*conversation.turns]  # before the tokens: both only grow, so that no span leaves them
+        token_ids = [*conversation.transcript.record()]
+        logprobs = conversation.token_logprobs()
+        logger.warning("session %s was given up at turn %d: %s", self.session_id, len(turns), fault)
+        return Trajectory(
+            token_ids=token_ids,
+            turns=turns,
+            messages=[*conversation.transcript.messages],
+            final_reward=0.0,
+            stop_reason=StopReason.FAILED,
+            logprobs=None if logprobs is None else logprobs[: len(token_ids)],
+            per_token_rewards=[0.0] * len(token_ids),
+            session_id=self.session_id,
+            task_index=self.task_index,
+            rollout_index=self.rollout_index,
+            info=conversation.info,
+            error="".join(traceback.format_exception(fault)),
+        )
+
+    def __reduce__(self) -> tuple[partial[Trial], tuple[()]]:
+        """A trial that has not begun, as another process plays it."""
+        given = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init}
+        return partial(Trial, **given), ()
+
+    def _new_conversation(self) -> Conversation:
+        history: History = self.env.env_config["history"]
+        return Conversation(self.env.chat_format, partial(_rewritten, history) if callable(history) else history)
 
     def _episode(self, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, StopReason]:
         config, conversation = self.env.env_config, self.conversation
@@ -153,7 +191,7 @@ class Trial:
                 break
         if not is_practice:
             state = self.env.active_states[self.session_id]
-            conversation.final_reward += _number("_final_reward", call_game(self.env._final_reward, state, rewards))  # pyright: ignore[reportPrivateUsage]
+            conversation.final_reward += as_number("_final_reward", call_game(self.env._final_reward, state, rewards))  # pyright: ignore[reportPrivateUsage]
         return stop_reason
 
     def _turn(self, step: int, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, Step | None]:
@@ -166,9 +204,10 @@ class Trial:
             self._leave()
             return None
         key = self._state_key(state)
+        prompt_messages = None if transcript.prompt_messages is transcript.messages else [*transcript.prompt_messages]
         action = yield TurnRequest(
             session_id=self.session_id,
-            messages=transcript.messages,
+            messages=transcript.prompt_messages,
             token_ids=transcript.token_ids,
             agent_state=conversation.agent_state,
             max_new_tokens=room,
@@ -187,6 +226,8 @@ class Trial:
                 episode=episode,
                 message_index=len(transcript.messages) - 1,
                 state_key=None if key is None else (episode, key),
+                prompt_start=transcript.segment_start,
+                prompt_messages=prompt_messages,
             )
             conversation.turns.append(turn)
         return outcome
@@ -195,7 +236,7 @@ class Trial:
         conversation = self.conversation
         is_first = not conversation.transcript.messages
         messages = self.env.prompt_messages(state, step, with_system=is_first)
-        if not all(_is_unicode(message["content"]) for message in messages):
+        if not all(is_unicode(message["content"]) for message in messages):
             raise EnvironmentFault(f"the observation before turn {step} must be valid Unicode, got {messages!r}")
         try:
             conversation.transcript.observe(messages)
@@ -229,7 +270,7 @@ class Trial:
         """Put the action on record, before the game sees it; returns its span."""
         conversation = self.conversation
         chat_format = self.env.chat_format
-        if complaint := _complaint(action, room, math.inf if chat_format is None else chat_format.vocabulary_size):
+        if complaint := complaint_about(action, room, math.inf if chat_format is None else chat_format.vocabulary_size):
             raise AgentFault(f"session {self.session_id}: {complaint}")
         span = conversation.transcript.act(action, room)
         conversation.agent_state = action.agent_state
@@ -238,13 +279,13 @@ class Trial:
 
     def _step(self, state: dict[str, Any], text: str) -> Step:
         answer = call_game(self.env._step_episode, self.session_id, state, text)  # pyright: ignore[reportPrivateUsage]
-        if not _is_step(answer):
+        if not is_step(answer):
             raise EnvironmentFault(f"_step_episode must return (state, reward, done, info), got {answer!r}")
         next_state, reward, done, info = answer
         step = Step(
-            _number("_step_episode's reward", reward),
-            _flag("_step_episode's done", done),
-            _flag("_step_episode's info['invalid']", info.get("invalid")),
+            as_number("_step_episode's reward", reward),
+            as_flag("_step_episode's done", done),
+            as_flag("_step_episode's info['invalid']", info.get("invalid")),
         )
         next_state["done"] = step.done
         self.env.active_states[self.session_id] = next_state
@@ -253,14 +294,15 @@ class Trial:
 
     def _trajectory(self, stop_reason: StopReason, error: str | None = None) -> Trajectory:
         conversation = self.conversation
+        token_ids = conversation.transcript.record()
         trajectory = Trajectory(
-            token_ids=conversation.transcript.token_ids,
+            token_ids=token_ids,
             turns=conversation.turns,
             messages=conversation.transcript.messages,
             final_reward=0.0 if error else conversation.final_reward,
             stop_reason=stop_reason,
             logprobs=conversation.token_logprobs(),
-            per_token_rewards=[0.0] * len(conversation.transcript.token_ids),
+            per_token_rewards=[0.0] * len(token_ids),
             session_id=self.session_id,
             task_index=self.task_index,
             rollout_index=self.rollout_index,
@@ -274,7 +316,7 @@ class Trial:
             wanted = f"a list of {len(trajectory.token_ids)} rewards, one a token"
             given = len(cast("list[Any]", rewards)) if isinstance(rewards, list) else repr(rewards)
             raise EnvironmentFault(f"_calculate_rewards must return {wanted}, got {given}")
-        _number("the sum of _calculate_rewards", call_game(sum, rewards))
+        as_number("the sum of _calculate_rewards", call_game(sum, rewards))
         return dataclasses.replace(trajectory, per_token_rewards=rewards)
 
     def _failed(self, fault: EpisodeFault) -> Trajectory:
@@ -292,86 +334,13 @@ def call_game(hook: Callable[..., Any], *arguments: Any) -> Any:
         raise EnvironmentFault(f"{name} raised {type(error).__name__}: {error}") from error
 
 
-def is_conversation(messages: Any) -> TypeGuard[list[Message]]:
-    """Whether it is a list of at least one chat message."""
-    if not isinstance(messages, list):
-        return False
-    items = cast("list[Any]", messages)
-    return bool(items) and all(map(_is_message, items))
-
-
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, dict):
-        return False
-    fields = cast("dict[str, Any]", message)
-    return isinstance(fields.get("role"), str) and isinstance(fields.get("content"), str)
-
-
-def _complaint(action: Any, room: int | None, vocabulary_size: float) -> str:
-    """What keeps an agent's answer from being recorded; empty if nothing does."""
-    if not isinstance(action, Action) or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return f"an agent must answer with an Action, got {action!r}"
-    if action.token_ids is None:
-        return "" if _is_unicode(action.text) else f"an Action's text must be valid Unicode, got {action.text!r}"
-    complaint = _ids_complaint(action.token_ids, vocabulary_size)
-    if not complaint and room is not None and len(action.token_ids) > room:
-        complaint = f"an action of {len(action.token_ids)} tokens, at most {room} were asked for"
-    if not complaint and action.logprobs is not None and not _are_finite(action.logprobs):
-        given = _described(action.logprobs)
-        complaint = f"an Action's logprobs must be a list of finite floats, as tolist() gives, got {given}"
-    return complaint
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether a tokenizer can read it: half of a surrogate pair, as JSON may hold, is no character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _ids_complaint(ids: Any, vocabulary_size: float) -> str:
-    if not isinstance(ids, Sequence):
-        return f"an Action's token_ids must be a list of ints, as tolist() gives, got {_described(ids)}"
-    values = cast("Sequence[Any]", ids)
-    # Every turn of every episode comes through here: no loop in Python as long as all is well.
-    if set(map(type, values)) <= {int} and min(values, default=0) >= 0 and max(values, default=0) < vocabulary_size:
-        return ""
-    index, wrong = next((n, i) for n, i in enumerate(values) if type(i) is not int or not 0 <= i < vocabulary_size)
-    wanted = f"an int in [0, {vocabulary_size}), the tokenizer's vocabulary"
-    return f"an Action's token_ids[{index}] must be {wanted}, got {_described(wrong)}"
-
-
-def _are_finite(numbers: Any) -> bool:
-    try:
-        return isinstance(numbers, Sequence) and math.isfinite(math.fsum(cast("Sequence[Any]", numbers)))
-    except (TypeError, ValueError, OverflowError):  # not numbers; -inf beside inf; more than a float holds
-        return False
-
-
-def _described(value: object) -> str:
-    return f"{reprlib.repr(value)} ({type(value).__name__})"
-
-
-def _is_step(answer: Any) -> TypeGuard[tuple[dict[str, Any], Any, Any, dict[str, Any]]]:
-    if not (isinstance(answer, tuple) and len(cast("tuple[Any, ...]", answer)) == 4):
-        return False
-    return isinstance(answer[0], dict) and isinstance(answer[3], dict)
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, str) else float(value)
-    except Exception:  # noqa: BLE001  # the conversion is the foreign object's own
-        number = math.nan
-    if not math.isfinite(number):
-        raise EnvironmentFault(f"{name} must be a finite number, got {value!r}")
-    return number
-
-
-def _flag(name: str, value: Any) -> bool:
-    try:
-        return bool(value)
-    except Exception as error:
-        raise EnvironmentFault(f"{name} must be True or False, got {value!r}") from error
+def _rewritten(history: Callable[[list[Message]], list[Message]], messages: list[Message]) -> list[Message]:
+    shown = call_game(history, messages)
+    if not is_conversation(shown) or shown[-1]["role"] == "assistant":
+        raise EnvironmentFault(
+            "env_config['history'] must return a list of messages that ends with what the agent is to answer, "
+            f"got {shown!r}"
+        )
+    if not all(is_unicode(message["content"]) for message in shown):
+        raise EnvironmentFault(f"env_config['history'] must return valid Unicode, got {shown!r}")
+    return shown

@@ -2,65 +2,90 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar, cast
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Generic, TypeVar
 
-from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.errors import AgentFault, ConfigError, EpisodeFault
+from agentsgym.rollouts.asking import Actor, Apart, Together, ask
+from agentsgym.rollouts.pools import Pool
+from agentsgym.rollouts.scheduler import Episode, Inline, Limits, Playing, Scheduler
 from agentsgym.types import Action, TurnRequest
 
 Result = TypeVar("Result")
-Playing = Generator[TurnRequest, Action, Result]
 
 
-class Actor(Protocol):
-    """What the driver needs of an agent."""
-
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentFault]:
-        """Answer the requests in order; a fault stands for a session that cannot be answered."""
-        ...
-
-    def finish(self) -> None:
-        """Learn that no episode is live any more."""
-        ...
-
-
-def drive(
-    episodes: Iterable[Playing[Result]],
+def drive(  # noqa: PLR0913  # keywords, most of them left out
+    episodes: Iterable[Episode[Result] | Playing[Result]],
     actor: Actor,
     *,
     max_concurrent: int | None = None,
     on_finish: Callable[[Result], None] | None = None,
+    pool: Pool | None = None,
+    turn_timeout_s: float | None = None,
+    episode_timeout_s: float | None = None,
 ) -> list[Result]:
-    """Advance all episodes together, one turn a round, and return their results in the order given.
+    """Take all episodes to their ends, many at once, and return their results in the order given.
 
-    Each round asks ``actor`` once for all live episodes. A fault of the agent is thrown into its own episode, which
-    decides what becomes of it; the others go on.
+    An agent that answers in batches is asked once a round for all live episodes. One that answers with coroutines
+    (``async def aact``) is asked for each episode as soon as that episode's own step is done. A fault of the agent is
+    thrown into its own episode, which decides what becomes of it; the others go on. What is played does not depend on
+    how the agent is asked or where the environments run.
+
+    A limit of time ends an episode with a fault, and the others go on at once. What runs in a pool is given up; what
+    runs on this thread cannot be interrupted, so that there the limit is noticed when the environment's call returns.
+    The call of an agent that answers in batches counts for the limit of an episode, not for that of a turn.
 
     Args:
-        episodes: Generators that have not been started.
+        episodes: What is played; also generators that have not been started, where there is no pool and no limit.
         actor: Answers the requests.
         max_concurrent: How many episodes are live at most; None for all of them.
-        on_finish: Called with each result as soon as it is there.
+        on_finish: Called with each result as soon as it is there, on the calling thread.
+        pool: Where the environments run: a :class:`~agentsgym.rollouts.pools.ThreadPool`, a
+            :class:`~agentsgym.rollouts.processes.ProcessPool`, or None for the calling thread.
+        turn_timeout_s: Wall time of one call of an environment between two answers, and of one answer of an agent
+            that answers with coroutines; None for no limit.
+        episode_timeout_s: Wall time of an episode; None for no limit.
 
     Raises:
-        ConfigError: ``max_concurrent`` is no positive int, or the agent says that it cannot play here at all.
+        ConfigError: A setting is not valid, the environment cannot be sent to the pool's processes, or the agent says
+            that it cannot play here at all.
     """
     if max_concurrent is not None and not _is_positive_int(max_concurrent):
         raise ConfigError(f"max_concurrent must be a positive int or None, got {max_concurrent!r}")
-    waiting = list(enumerate(episodes))[::-1]
+    limits = Limits(
+        turn_s=_seconds("turn_timeout_s", turn_timeout_s), episode_s=_seconds("episode_timeout_s", episode_timeout_s)
+    )
+    is_async = callable(getattr(actor, "aact", None))
+    try:
+        if pool is None and limits == Limits() and not is_async:
+            return _lockstep(episodes, actor, max_concurrent, on_finish)
+        plays = [_episode(episode, is_bare_allowed=pool is None and limits == Limits()) for episode in episodes]
+        scheduler = Scheduler(plays, limits=limits, max_concurrent=max_concurrent, on_finish=on_finish)
+        stage = Inline(scheduler, [episode.play() for episode in plays]) if pool is None else pool.stage(scheduler)
+        return scheduler.run(stage, Apart(scheduler, actor) if is_async else Together(scheduler, actor))
+    finally:
+        actor.finish()
+
+
+def _lockstep(
+    episodes: Iterable[Episode[Result] | Playing[Result]],
+    actor: Actor,
+    max_concurrent: int | None,
+    on_finish: Callable[[Result], None] | None,
+) -> list[Result]:
+    """Advance all episodes together, one turn a round: the scheduler's way where nothing has to be waited for."""
+    waiting = list(enumerate(map(_generator, episodes)))[::-1]
     table = _Table(dict(waiting), on_finish)
     try:
         while waiting or table.live:
             while waiting and (max_concurrent is None or len(table.live) < max_concurrent):
                 table.advance(waiting.pop()[0], None)
-            indices, answers = table.live, _ask(actor, table.requests)
+            indices, answers = table.live, ask(actor, table.requests)
             table.live, table.requests = [], []
             for index, answer in zip(indices, answers, strict=True):
                 table.advance(index, answer)
     finally:
         table.close()
-        actor.finish()
     return [table.results[index] for index in sorted(table.results)]
 
 
@@ -94,31 +119,40 @@ class _Table(Generic[Result]):
             episode.close()
 
 
-def _ask(actor: Actor, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentFault]:
-    if not requests:
-        return []
-    try:
-        answers: Any = actor.act(requests)
-    except ConfigError:
-        raise  # no episode's fault: none could be played
-    except Exception as error:  # noqa: BLE001  # foreign code: the error belongs to the episodes that met it
-        if len(requests) > 1:
-            # Halving finds the requests that the agent cannot answer, so that only their episodes fail.
-            half = len(requests) // 2
-            return [*_ask(actor, requests[:half]), *_ask(actor, requests[half:])]
-        fault = AgentFault(f"{type(actor).__name__}.act raised {error!r}\n{traceback.format_exc()}")
-        return [fault]
-    if not isinstance(answers, Sequence) or len(cast("Sequence[Any]", answers)) != len(requests):
-        wanted = f"{type(actor).__name__}.act must return one Action a request"
-        given = f"{len(requests)} requests, got {_shortened(cast('object', answers))}"
-        return [AgentFault(f"{wanted}: {given}") for _ in requests]
-    return cast("Sequence[Action | AgentFault]", answers)
+class _Bare(Generic[Result]):
+    """A generator as an episode that is never abandoned."""
+
+    env: Any = None
+
+    def __init__(self, playing: Playing[Result]) -> None:
+        self.playing = playing
+        self.session_id = ""
+
+    def play(self) -> Playing[Result]:
+        return self.playing
+
+    def abandon(self, fault: EpisodeFault) -> Result:
+        raise fault
+
+
+def _generator(episode: Episode[Result] | Playing[Result]) -> Playing[Result]:
+    return episode if isinstance(episode, Generator) else episode.play()
+
+
+def _episode(episode: Episode[Result] | Playing[Result], *, is_bare_allowed: bool) -> Episode[Result]:
+    if not isinstance(episode, Generator):
+        return episode
+    if not is_bare_allowed:
+        raise ConfigError("a pool or a limit of time needs episodes with play() and abandon(fault), got a generator")
+    return _Bare(episode)
 
 
 def _is_positive_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _shortened(value: object, width: int = 200) -> str:
-    text = repr(value)
-    return text if len(text) <= width else f"{text[:width]}…"
+def _seconds(name: str, value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and value > 0):
+        raise ConfigError(f"{name} must be a positive number of seconds or None, got {value!r}")
+    return value

@@ -92,6 +92,10 @@ class TwentyQuestionsEnv(MultistepEnv):
         self._invalid_penalty: float = invalid if config["invalid_penalty"] is None else config["invalid_penalty"]
         self._repeat_penalty: float = repeat if config["repeat_penalty"] is None else config["repeat_penalty"]
 
+    def __reduce__(self) -> tuple[type[TwentyQuestionsEnv], tuple[Any, dict[str, Any]]]:
+        """Another process makes it anew, with the knowledge that is loaded there once."""
+        return type(self), (self.tokenizer, self.env_config)
+
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         if "solution" not in task_data:
             raise TaskError(f"task_data needs a 'solution' (str), got the keys {sorted(map(str, task_data))}")
