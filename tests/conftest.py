@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 RELAXED = (
     "tests/training",
     "tests/examples",
+    "tests/with_vllm",
     "agentsgym/training",
 )  # TRL and transformers warn for reasons of their own
 

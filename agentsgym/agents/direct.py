@@ -1,4 +1,4 @@
-"""Agents whose answer is the output of one call: a function of the conversation, or a transformers model."""
+"""Agents whose answer is the output of one call: of a function, a transformers model, or a vLLM engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.base import Agent
+from agentsgym.agents.engine import Engine
 from agentsgym.agents.stopping import as_ids, stop_token_ids
 from agentsgym.errors import AgentFault, ConfigError, TemplateError
 from agentsgym.types import Action, Message, TurnRequest
@@ -19,12 +20,14 @@ _REFUSED_OPTIONS = frozenset({"num_return_sequences", "return_dict_in_generate",
 
 
 class DirectOutputAgent(Agent):
-    """Answers with what a function, or a transformers model with its tokenizer, gives for the conversation.
+    """Answers with what a function, a transformers model with its tokenizer, or a vLLM ``LLM`` gives.
 
     A function is called once a turn with the messages. A model generates for all sessions of an :meth:`act` in one
-    left-padded batch, without gradients and in evaluation mode. Where the environment recorded the exact prompt
-    (``request.token_ids``; its tokenizer must be this one) the model continues those ids and the action carries the
-    sampled ids untouched; otherwise the tokenizer's chat template renders the messages.
+    left-padded batch, without gradients and in evaluation mode; a vLLM engine schedules them itself. Where the
+    environment recorded the exact prompt (``request.token_ids``; its tokenizer must be this one) they continue those
+    ids and the action carries the sampled ids untouched, from vLLM with their log-probabilities (those of the
+    distribution that was sampled if the engine was made with ``logprobs_mode="processed_logprobs"``, else those before
+    temperature); otherwise the tokenizer's chat template renders the messages.
 
     >>> agent = DirectOutputAgent(lambda messages: messages[-1]["content"].upper())
     >>> agent.get_action([{"role": "user", "content": "ready?"}], None)
@@ -33,28 +36,30 @@ class DirectOutputAgent(Agent):
 
     def __init__(
         self,
-        source: Callable[[list[Message]], str] | PreTrainedModel,
+        source: Callable[[list[Message]], str] | PreTrainedModel | Any,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         max_new_tokens: int = 256,
         **generation_options: Any,
     ) -> None:
-        """Choose between function and model.
+        """Choose between function, model and engine.
 
         Args:
-            source: ``messages -> text``, or a model with ``generate``, which needs ``tokenizer``.
-            tokenizer: The model's; None for a function.
+            source: ``messages -> text``; a model with ``generate``, which needs ``tokenizer``; or a ``vllm.LLM``.
+            tokenizer: The model's; None for a function, and for a vLLM engine that is to use its own.
             max_new_tokens: The most tokens a model says in a turn; the request's own budget counts if it is smaller.
-            **generation_options: Handed to ``model.generate`` (``do_sample``, ``temperature``, …); what is not given
-                follows the model's generation config. Sampling draws from torch's global generator.
+            **generation_options: Handed to ``model.generate`` (``do_sample``, ``temperature``, …) or to vLLM's
+                ``SamplingParams`` (``temperature``, ``top_p``, ``seed``, …); what is not given follows the model's
+                generation config. Sampling of a transformers model draws from torch's global generator.
 
         Raises:
             ConfigError: A model without tokenizer, a tokenizer without model, a source that cannot be called, or an
-                option under which an answer's own tokens could not be told.
+                option that is unknown to vLLM or under which an answer's own tokens could not be told.
         """
         self._source: Any = source
-        self._tokenizer: Any = tokenizer
         self._generates = callable(getattr(source, "generate", None))
+        self._engine = Engine(source, tokenizer, generation_options) if Engine.takes(source) else None
+        self._tokenizer: Any = tokenizer if self._engine is None else self._engine.tokenizer
         self._max_new_tokens = max_new_tokens
         self._options = generation_options
         self._check(source)
@@ -63,14 +68,17 @@ class DirectOutputAgent(Agent):
         """Answer one turn as text."""
         if self._generates:
             request = TurnRequest(session_id="", messages=messages, token_ids=(), agent_state=agent_state)
-            return self._generate([request])[0].text, agent_state
+            (answer,) = self._generate([request])
+            if isinstance(answer, AgentFault):
+                raise answer
+            return answer.text, agent_state
         text = self._source(list(messages))
         if not isinstance(text, str):
             raise TypeError(f"the source of a DirectOutputAgent must return a str, got {text!r}")
         return text, agent_state
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentFault]:
-        """Answer many sessions: a function one by one, a model in one batch."""
+        """Answer many sessions: a function one by one, a model or an engine in one batch."""
         return self._generate(requests) if self._generates and requests else super().act(requests)
 
     def _check(self, source: object) -> None:
@@ -79,25 +87,33 @@ class DirectOutputAgent(Agent):
             raise ConfigError(f"a model needs its tokenizer: DirectOutputAgent(model, tokenizer), got {name} alone")
         if not self._generates and self._tokenizer is not None:
             raise ConfigError(f"a tokenizer is for a model with generate, got one beside {name}")
-        if not callable(source):
-            raise ConfigError(f"a source must be a function of the messages or a transformers model, got {source!r}")
+        if not callable(source) and self._engine is None:
+            raise ConfigError(f"a source must be a function of the messages, a model or a vLLM engine, got {source!r}")
         if self._options and not self._generates:
             raise ConfigError(f"generation options are for a model, got {sorted(self._options)} beside {name}")
-        if refused := sorted(_REFUSED_OPTIONS & self._options.keys()):
-            raise ConfigError(f"DirectOutputAgent needs one answer a prompt, ended by its own token, got {refused}")
+        refused = _REFUSED_OPTIONS if self._engine is None else Engine.REFUSED_OPTIONS
+        if given := sorted(refused & self._options.keys()):
+            raise ConfigError(f"DirectOutputAgent needs one answer a prompt, ended by its own token, got {given}")
         if self._max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens must be at least 1, got {self._max_new_tokens}")
 
-    def _generate(self, requests: Sequence[TurnRequest]) -> list[Action]:
+    def _generate(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentFault]:
+        prompts = [list(request.token_ids) or self._render(request.messages) for request in requests]
+        budgets = [self._budget(request) for request in requests]
+        if self._engine is not None:
+            return self._engine.generate(requests, prompts, budgets)
+        return self._generate_batch(requests, prompts, budgets)
+
+    def _generate_batch(
+        self, requests: Sequence[TurnRequest], prompts: list[list[int]], budgets: list[int]
+    ) -> list[Action]:
         import torch  # noqa: PLC0415  # agents that are functions need no torch
 
         end_ids = self._end_ids()
         pad_id = self._pad_id(end_ids)
-        prompts = [list(request.token_ids) or self._render(request.messages) for request in requests]
         width = max(map(len, prompts))
         padded = [[pad_id] * (width - len(prompt)) + prompt for prompt in prompts]
         real = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        budgets = [self._budget(request) for request in requests]
         options = {"eos_token_id": sorted(end_ids) or None, "pad_token_id": pad_id, **self._options}
         device = self._source.device
         with torch.no_grad(), _evaluating(self._source):

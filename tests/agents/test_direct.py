@@ -255,7 +255,7 @@ def test_nothing_asked_is_nothing_generated() -> None:
     [
         ((make_model(),), {}, "a model needs its tokenizer"),
         ((lambda messages: "", make_tokenizer()), {}, "a tokenizer is for a model with generate"),
-        (("gpt",), {}, "a source must be a function of the messages or a transformers model, got 'gpt'"),
+        (("gpt",), {}, "a source must be a function of the messages, a model or a vLLM engine, got 'gpt'"),
         ((lambda messages: "",), {"do_sample": True}, "generation options are for a model"),
         ((make_model(), make_tokenizer()), {"num_return_sequences": 2}, r"got \['num_return_sequences'\]"),
         ((make_model(), make_tokenizer()), {"stop_strings": ["."]}, r"got \['stop_strings'\]"),

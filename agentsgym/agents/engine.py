@@ -1,0 +1,88 @@
+"""A vLLM engine in this process, by what it can do: the package itself is not imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from agentsgym.agents.stopping import as_ids
+from agentsgym.errors import AgentFault, ConfigError, TemplateError
+from agentsgym.rollouts.chat_format import ChatFormat
+from agentsgym.types import Action, TurnRequest
+
+
+class Engine:
+    """Samples a ``vllm.LLM``, token ids in and token ids out.
+
+    Attributes:
+        tokenizer: The one given, else the engine's own.
+    """
+
+    # What the agent sets itself, or what would give another number of answers than one a prompt.
+    REFUSED_OPTIONS: ClassVar = frozenset({"n", "max_tokens", "logprobs", "detokenize", "output_kind"})
+
+    def __init__(self, llm: Any, tokenizer: Any, options: Mapping[str, Any]) -> None:
+        """Keep the engine; nothing is sampled.
+
+        Args:
+            llm: A ``vllm.LLM``.
+            tokenizer: None for the engine's own.
+            options: Fields of vLLM's ``SamplingParams``; the model's generation config is their default.
+
+        Raises:
+            ConfigError: ``SamplingParams`` does not take the options.
+        """
+        self.tokenizer: Any = llm.get_tokenizer() if tokenizer is None else tokenizer
+        self._llm = llm
+        defaults: Any = llm.get_default_sampling_params()
+        self._params_type: Any = type(defaults)
+        # The private fields are what vLLM works out from the others.
+        known = {name: getattr(defaults, name) for name in defaults.__struct_fields__ if not name.startswith("_")}
+        ends = as_ids(options.get("stop_token_ids", self._end_ids()))
+        self._fields = {**known, **options, "stop_token_ids": sorted(ends), "logprobs": 0}
+        try:
+            self._params(1)
+        except Exception as error:  # vLLM has exceptions of its own for what it refuses
+            raise ConfigError(f"vLLM's SamplingParams refuses {dict(options)!r}: {error}") from error
+
+    @staticmethod
+    def takes(source: object) -> bool:
+        """Whether the source is such an engine."""
+        names = ("generate", "get_tokenizer", "get_default_sampling_params")
+        return all(callable(getattr(source, name, None)) for name in names)
+
+    def generate(
+        self, requests: Sequence[TurnRequest], prompts: Sequence[list[int]], budgets: Sequence[int]
+    ) -> list[Action | AgentFault]:
+        """Answer each request: its prompt's ids go on for at most its budget of tokens."""
+        outputs = self._llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            [self._params(budget) for budget in budgets],
+            use_tqdm=False,
+        )
+        return [_action(request, output.outputs[0]) for request, output in zip(requests, outputs, strict=True)]
+
+    def _params(self, budget: int) -> Any:
+        return self._params_type(**{**self._fields, "max_tokens": budget})
+
+    def _end_ids(self) -> frozenset[int]:
+        """What the template ends a turn with; vLLM itself adds what the model declares as its end."""
+        try:
+            return ChatFormat.of(self.tokenizer, append=False).stop_token_ids
+        except TemplateError:  # no exact prompt can come from such a template, but it can be rendered
+            return as_ids(self.tokenizer.eos_token_id)
+
+
+def _action(request: TurnRequest, answer: Any) -> Action | AgentFault:
+    if answer.finish_reason not in ("stop", "length"):
+        return AgentFault(f"the vLLM engine ended the answer for another reason than its end: {answer.finish_reason!r}")
+    ids = list(answer.token_ids)
+    return Action(
+        text=answer.text,
+        token_ids=ids if request.token_ids else None,
+        logprobs=[step[token].logprob for step, token in zip(answer.logprobs, ids, strict=True)]
+        if request.token_ids
+        else None,
+        agent_state=request.agent_state,
+        finish_reason=answer.finish_reason,
+    )

@@ -1,0 +1,303 @@
+"""A model behind an OpenAI-compatible server as an agent, with exact tokens where the server can give them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from agentsgym.agents.asynchronous import agents_loop, run_coroutine
+from agentsgym.agents.base import AsyncAgent
+from agentsgym.agents.openai_client import Client, Meter, RequestError, Server, Usage, load_openai
+from agentsgym.errors import AgentFault, ConfigError, did_you_mean
+from agentsgym.rollouts.chat_format import ChatFormat
+from agentsgym.types import Action, FinishReason, TurnRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["OpenAIAgent", "Usage"]
+
+logger = logging.getLogger(__name__)
+_OPTIONS = frozenset({
+    "temperature", "top_p", "stop", "seed", "frequency_penalty", "presence_penalty", "logit_bias", "extra_body",
+})  # fmt: skip
+# What the agent says itself; a second opinion would make it misread the answer.
+_RESERVED = frozenset({
+    "model", "messages", "prompt", "n", "best_of", "stream", "echo", "logprobs", "top_logprobs", "return_token_ids",
+    "max_tokens", "max_completion_tokens",
+})  # fmt: skip
+_FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
+# These say something about the key, the load or the server's health, not about what the server can do.
+_NO_VERDICT = frozenset({None, 401, 403, 408, 409, 429, 500, 502, 503, 504})
+
+
+class OpenAIAgent(AsyncAgent):
+    """Asks a server that speaks OpenAI's protocol: vLLM, SGLang, llama.cpp, Ollama, OpenAI itself.
+
+    Every session waits for its own answer alone. A request that fails for a reason that may pass (connection, timeout,
+    status 408, 409, 429 or 5xx, a body that is no answer) is sent again, after the wait the server asks for, else
+    after a growing one; what fails for good is an :class:`AgentFault` of its own session.
+
+    **Exact tokens.** Where the environment recorded the exact prompt (``request.token_ids``) and the server's
+    ``/completions`` takes token ids and gives them back (vLLM and SGLang do: ``return_token_ids``), the sampled ids
+    come back untouched, end-of-turn id included, with their log-probabilities; the environment's tokenizer must be
+    that of the model. The server decides what the log-probabilities mean: vLLM's are those of the distribution that
+    was sampled only where it runs with ``--logprobs-mode processed_logprobs``, else those before temperature. From
+    other servers comes text, over ``/chat/completions``. A reasoning model's thoughts are part of exact tokens, and no
+    part of text that the server gives apart from them.
+
+    The agent may be used in any number of rollouts, from any thread, and in a notebook. Its connections stay open
+    until :meth:`close`, or until nobody holds it any more.
+    """
+
+    def __init__(  # noqa: PLR0913  # what a user knows from other clients, each by its name
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        token_ids: Literal["auto"] | bool = "auto",
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        max_tokens: int = 1024,
+        max_concurrency: int = 32,
+        timeout_s: float = 120.0,
+        max_retries: int = 5,
+        backoff_s: float = 0.5,
+        price_per_million: tuple[float, float] | None = None,
+        **options: Any,
+    ) -> None:
+        """Set up; nothing is sent.
+
+        Args:
+            model: The name that the server knows the model by.
+            base_url: Such as ``"http://localhost:8000/v1"``; None for ``OPENAI_BASE_URL``, else OpenAI.
+            api_key: None for ``OPENAI_API_KEY``, which is sent only where ``base_url`` is None too.
+            token_ids: Whether to ask for exact tokens: True insists on them, False never asks, ``"auto"`` asks once
+                with a one-token request whether the server can, and does with text if not.
+            tokenizer: The model's, if sampling is to stop at the end-of-turn token of its chat template too, and not
+                only at what the server knows as the model's end; for exact tokens alone.
+            max_tokens: The most tokens of an answer, reasoning included; the request's own budget counts if smaller.
+            max_concurrency: The most requests that are open at once.
+            timeout_s: The most seconds for one try, from sending to the last byte.
+            max_retries: How often a request is sent again.
+            backoff_s: Seconds before the first retry, doubled with each, up to 30, and shortened by up to a half by
+                chance.
+            price_per_million: What a million tokens read and a million tokens written cost, for ``usage.cost``.
+            **options: ``temperature``, ``top_p``, ``stop``, ``seed``, ``frequency_penalty``, ``presence_penalty``,
+                ``logit_bias``; and ``extra_body``, a dict of what this server alone knows (``top_k``,
+                ``chat_template_kwargs``, …). What is not given is the server's default.
+
+        Raises:
+            MissingDependency: The ``openai`` package is not installed.
+            ConfigError: An option is unknown, impossible, or one that the agent sets itself; OpenAI without a key.
+            TemplateError: The tokenizer's chat template does not allow exact tokens.
+        """
+        load_openai()
+        if max_tokens < 1:
+            raise ConfigError(f"max_tokens must be at least 1, got {max_tokens!r}")
+        if token_ids not in ("auto", True, False):
+            raise ConfigError(f"token_ids must be 'auto', True or False, got {token_ids!r}")
+        self.model = model
+        self._max_tokens = max_tokens
+        self._options = _checked(options)
+        self._stop_token_ids = (
+            sorted(ChatFormat.of(tokenizer, append=False).stop_token_ids) if tokenizer is not None else []
+        )
+        self._insists = token_ids is True
+        self._gives_ids: bool | None = False if token_ids is False else None  # None: not asked yet
+        self._server = Server(
+            base_url=base_url,
+            api_key=api_key,
+            max_concurrency=max_concurrency,
+            timeout_s=timeout_s,
+            max_retries=max_retries,
+            backoff_s=backoff_s,
+        )
+        self._meter = Meter(price_per_million)
+        self._client: Client | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """What was asked and what it cost, since the agent was made."""
+        return self._meter.usage
+
+    async def aact(self, request: TurnRequest) -> Action:
+        """Answer one turn.
+
+        Raises:
+            AgentFault: The server gave no answer that can be used.
+            ConfigError: Exact tokens are insisted on, and server or environment cannot give them.
+        """
+        loop = agents_loop()
+        if asyncio.get_running_loop() is loop:
+            return await self._ask(request)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask(request), loop))
+
+    def close(self) -> None:
+        """Close the connections; the next turn opens them again."""
+        client, self._client = self._client, None
+        if client is not None and client.loop is agents_loop():
+            run_coroutine(client.close())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None}
+
+    async def _ask(self, request: TurnRequest) -> Action:
+        client = self._client
+        if client is None or client.loop is not asyncio.get_running_loop():
+            client = self._client = Client(self._server, self._meter)
+        self._meter.add(requests=1)
+        try:
+            if await self._is_exact(client, request):
+                return await self._ask_tokens(client, request)
+            return await self._ask_text(client, request)
+        except RequestError as failure:
+            self._meter.add(failures=1)
+            raise AgentFault(f"{self._name} gave no answer: {failure.cause}") from None
+
+    @property
+    def _name(self) -> str:
+        return f"{self.model!r} at {self._server.url}"
+
+    async def _is_exact(self, client: Client, request: TurnRequest) -> bool:
+        if not request.token_ids:
+            if self._insists:
+                raise ConfigError("token_ids=True needs an environment with a tokenizer: the request has no token ids")
+            return False
+        if self._gives_ids is None:
+            if client.probe is None or client.probe.done():
+                client.probe = asyncio.ensure_future(self._find_out(client, request.token_ids[0]))
+            await asyncio.shield(client.probe)  # one answer, or one failure, for all who wait for it
+        return bool(self._gives_ids)
+
+    async def _find_out(self, client: Client, token_id: int) -> None:
+        why_not = await self._probe(client, token_id)
+        if why_not and self._insists:
+            raise ConfigError(f"token_ids=True, but {self._name} gives no token ids: {why_not}")
+        self._gives_ids = not why_not
+        if why_not:
+            logger.warning("%s gives no token ids (%s): its answers are recorded as text", self._name, why_not)
+        else:
+            logger.info("%s gives exact token ids", self._name)
+
+    async def _probe(self, client: Client, token_id: int) -> str:
+        """Ask for one token, and say why its id did not come; nothing if it came."""
+
+        def read(answer: Mapping[str, Any]) -> str:
+            ids: Any = _choice(answer).get("token_ids")
+            return "" if isinstance(ids, list) else "its answer has none"
+
+        body = self._token_body([token_id], 1)
+        try:
+            return await client.post("completions", body, read)
+        except RequestError as failure:
+            if failure.status in _NO_VERDICT:
+                raise
+            return failure.cause
+
+    async def _ask_tokens(self, client: Client, request: TurnRequest) -> Action:
+        prompt, budget = list(request.token_ids), self._budget(request)
+
+        def read(answer: Mapping[str, Any]) -> Action:
+            choice = _choice(answer)
+            ids = _token_ids(choice, budget)
+            if choice.get("prompt_token_ids") not in (None, prompt):
+                # As good as a refusal of the prompt: it will be cut or changed the next time too.
+                raise RequestError("it answered another prompt than the one it was sent", status=422)
+            return Action(
+                text=_text(choice.get("text")),
+                token_ids=ids,
+                logprobs=_logprobs(choice, len(ids)),
+                agent_state=request.agent_state,
+                finish_reason=_finish_reason(choice),
+            )
+
+        return await client.post("completions", self._token_body(prompt, budget), read)
+
+    def _token_body(self, prompt: list[int], budget: int) -> dict[str, Any]:
+        stops = {"stop_token_ids": self._stop_token_ids} if self._stop_token_ids else {}
+        asked = {"max_tokens": budget, "logprobs": 0, "return_token_ids": True}
+        return {"model": self.model, "prompt": prompt, **stops, **self._options, **asked}
+
+    async def _ask_text(self, client: Client, request: TurnRequest) -> Action:
+        def read(answer: Mapping[str, Any]) -> Action:
+            choice = _choice(answer)
+            message: Any = choice.get("message")
+            if not isinstance(message, Mapping):
+                raise RequestError(f"its answer has no message: {choice!r:.200}")
+            said = cast("Mapping[str, Any]", message)
+            filtered = choice.get("finish_reason") == "content_filter"
+            if filtered or said.get("refusal"):
+                self._meter.add(refusals=1)
+            return Action(
+                text=_text(said.get("content")) or _text(said.get("refusal")),
+                agent_state=request.agent_state,
+                finish_reason="length" if choice.get("finish_reason") == "length" else "stop",
+            )
+
+        budget = "max_completion_tokens" if self._server.is_openai else "max_tokens"
+        asked = {"model": self.model, "messages": list(request.messages), budget: self._budget(request)}
+        return await client.post("chat", {**self._options, **asked}, read)
+
+    def _budget(self, request: TurnRequest) -> int:
+        given = request.max_new_tokens
+        return self._max_tokens if given is None else min(given, self._max_tokens)
+
+
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as fields of a request."""
+    if unknown := sorted(options.keys() - _OPTIONS):
+        hint = did_you_mean(unknown[0], _OPTIONS)
+        raise ConfigError(f"{unknown[0]!r} is no option of OpenAIAgent (extra_body takes a server's own){hint}")
+    extra: Any = options.get("extra_body") or {}
+    if not isinstance(extra, Mapping):
+        raise ConfigError(f"extra_body must be a dict of fields of the request, got {extra!r}")
+    fields = cast("Mapping[str, Any]", extra)
+    if reserved := sorted(_RESERVED & fields.keys()):
+        raise ConfigError(f"OpenAIAgent sets these fields of the request itself: {reserved}")
+    return {**{name: value for name, value in options.items() if name != "extra_body"}, **fields}
+
+
+def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    choices: Any = answer.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
+        raise RequestError(f"its answer has no choices: {answer!r:.200}")
+    return cast("Mapping[str, Any]", choices[0])
+
+
+def _text(value: Any) -> str:
+    """A text that may be missing: an empty answer is an answer."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise RequestError(f"its answer is no text: {value!r:.200}")
+
+
+def _token_ids(choice: Mapping[str, Any], budget: int) -> Sequence[int]:
+    ids: Any = choice.get("token_ids")
+    if not isinstance(ids, list) or not ids or not all(type(token) is int for token in cast("list[Any]", ids)):
+        raise RequestError(f"its answer has no token ids: {ids!r:.200}")
+    if len(cast("list[int]", ids)) > budget:
+        raise RequestError(f"it was asked for at most {budget} tokens and gave {len(cast('list[int]', ids))}")
+    return cast("list[int]", ids)
+
+
+def _logprobs(choice: Mapping[str, Any], num_tokens: int) -> Sequence[float] | None:
+    told: Any = choice.get("logprobs")
+    if told is None:
+        return None
+    values: Any = cast("Mapping[str, Any]", told).get("token_logprobs") if isinstance(told, Mapping) else None
+    if not isinstance(values, list) or len(cast("list[Any]", values)) != num_tokens:
+        raise RequestError(f"its answer has {num_tokens} token ids and other log-probabilities: {told!r:.200}")
+    if not all(isinstance(value, int | float) for value in cast("list[Any]", values)):
+        raise RequestError(f"its answer has log-probabilities that are no numbers: {values!r:.200}")
+    return [float(value) for value in cast("list[float]", values)]
+
+
+def _finish_reason(choice: Mapping[str, Any]) -> FinishReason:
+    given = choice.get("finish_reason")
+    known = _FINISH_REASONS.get(str(given))
+    if known is None:
+        raise RequestError(f"its answer ended for no known reason: {given!r}")
+    return known

@@ -1,0 +1,222 @@
+"""OpenAIAgent against a server that breaks: what passes is tried again, what does not fails one session."""
+
+import json
+import threading
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+from http_server import HANG_UP, Asked, Reply, Served, chat, serving
+
+from agentsgym.agents.openai import OpenAIAgent
+from agentsgym.agents.openai_client import _retry_after_s
+from agentsgym.errors import AgentFault
+from agentsgym.types import Action, TurnRequest
+
+GOOD = chat("fine", usage={"prompt_tokens": 3, "completion_tokens": 1})
+KEY = "key-that-nobody-may-see"
+
+
+def request(text: str = "hello", **fields: Any) -> TurnRequest:
+    return TurnRequest(session_id=text, messages=[{"role": "user", "content": text}], token_ids=[], **fields)
+
+
+def agent_of(served: Served, **options: Any) -> OpenAIAgent:
+    settings: Any = {"base_url": served.url, "api_key": KEY, "backoff_s": 0.001, "max_retries": 2, **options}
+    return OpenAIAgent("tiny", **settings)
+
+
+def first(broken: Reply) -> Callable[[Asked], Reply]:
+    return lambda asked: GOOD if asked.number else broken
+
+
+def error(status: int, message: str = "busy", **headers: str) -> Reply:
+    return Reply({"error": {"message": message}}, status=status, headers=headers)
+
+
+def fault_of(agent: OpenAIAgent) -> str:
+    (fault,) = agent.act([request()])
+    assert isinstance(fault, AgentFault)
+    assert agent.usage.failures == 1
+    return str(fault)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        error(500),
+        error(503),
+        error(408),
+        error(409),
+        error(429),
+        Reply(b"<html>bad gateway</html>", status=502),
+        Reply(GOOD.content[:-20]),
+        Reply(b""),
+        Reply(b"<html>welcome</html>"),
+        Reply([1, 2]),
+        Reply({"error": {"message": "upstream timed out"}}),
+        Reply({"choices": []}),
+        Reply({"choices": [{"index": 0, "finish_reason": "stop"}]}),
+        Reply({"choices": [{"message": {"content": 7}, "finish_reason": "stop"}]}),
+        Reply(GOOD.body, cut=30),
+        HANG_UP,
+    ],
+    ids=lambda reply: "hang up" if reply is HANG_UP else f"{reply.status} {reply.content[:24]!r} cut {reply.cut}",
+)
+def test_what_may_pass_is_tried_again(broken: Reply) -> None:
+    with serving(first(broken)) as served:
+        agent = agent_of(served)
+        assert agent.act([request()]) == [Action(text="fine")]
+        agent.close()
+    assert len(served.asked) == 2
+    assert served.asked[0].body == served.asked[1].body
+    assert (agent.usage.requests, agent.usage.retries, agent.usage.failures) == (1, 1, 0)
+    assert (agent.usage.prompt_tokens, agent.usage.completion_tokens) == (3, 1)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
+def test_what_will_not_pass_is_not(status: int) -> None:
+    with serving(lambda asked: error(status, f"no luck with {KEY}")) as served:
+        agent = agent_of(served)
+        fault = fault_of(agent)
+        agent.close()
+    assert len(served.asked) == 1
+    assert fault.rstrip().endswith(f"'tiny' at {served.url} gave no answer: it answered {status}: no luck with ***")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        error(401, f"Incorrect API key provided: {KEY}"),
+        error(400, "x" * 290 + KEY),
+        Reply(f"<pre>Authorization: Bearer {KEY}</pre>".encode()),
+        Reply({"error": {"your key": KEY}}),
+        Reply({"echo": {"authorization": KEY}}),
+        Reply({"choices": [{"message": {"content": [KEY]}}]}),
+    ],
+    ids=range(6),
+)
+def test_the_key_is_in_no_fault_and_no_log(reply: Reply, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(lambda asked: reply) as served, caplog.at_level("DEBUG", "agentsgym"):
+        agent = agent_of(served, max_retries=1)
+        fault = fault_of(agent)
+        agent.close()
+    assert f"Bearer {KEY}" in served.asked[0].headers.values()
+    assert "gave no answer: it" in fault
+    assert KEY[:10] not in fault + caplog.text
+
+
+def test_patience_ends_with_a_sentence_that_names_server_model_and_cause() -> None:
+    with serving(lambda asked: error(503, "warming up")) as served:
+        agent = agent_of(served, max_retries=3)
+        fault = fault_of(agent)
+        agent.close()
+    assert len(served.asked) == 4
+    assert agent.usage.retries == 3
+    assert f"'tiny' at {served.url} gave no answer: it answered 503: warming up" in fault
+    assert KEY not in fault
+
+
+def test_nobody_listens() -> None:
+    with serving(first(GOOD)) as served:
+        pass
+    fault = fault_of(agent_of(served))
+    assert f"'tiny' at {served.url} gave no answer: the connection failed (Connect" in fault
+
+
+def test_a_timeout_ends_one_try(caplog: pytest.LogCaptureFixture) -> None:
+    gone = threading.Event()
+
+    def answer(asked: Asked) -> Reply:
+        if asked.number == 0:
+            gone.wait(30)
+        return GOOD
+
+    with serving(answer) as served, caplog.at_level("INFO"):
+        agent = agent_of(served, timeout_s=0.1)
+        assert agent.act([request()]) == [Action(text="fine")]
+        agent.close()
+        gone.set()
+    assert agent.usage.retries == 1
+    assert "no answer came within 0.1 s; trying again" in caplog.text
+
+
+def test_a_timeout_counts_the_whole_answer_not_the_gaps_between_its_bytes() -> None:
+    with serving(lambda asked: Reply(GOOD.body, seconds_a_byte=0.02)) as served:
+        agent = agent_of(served, timeout_s=0.2, max_retries=0)
+        assert "no answer came within 0.2 s" in fault_of(agent)
+        agent.close()
+
+
+def test_the_server_says_how_long_to_wait() -> None:
+    with serving(first(error(429, **{"Retry-After": "0.2"}))) as served:
+        agent = agent_of(served, backoff_s=0)
+        assert agent.act([request()]) == [Action(text="fine")]
+        agent.close()
+    assert served.asked[1].arrived - served.asked[0].arrived >= 0.2
+
+
+def test_a_wait_that_is_too_long_is_not_begun() -> None:
+    with serving(lambda asked: error(429, "come back tomorrow", **{"Retry-After": "86400"})) as served:
+        agent = agent_of(served)
+        assert "it answered 429: come back tomorrow" in fault_of(agent)
+        agent.close()
+    assert len(served.asked) == 1
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    assert _retry_after_s({"retry-after": "2.5"}) == 2.5
+    assert _retry_after_s({"retry-after": "-3"}) == 0.0
+    assert _retry_after_s({"retry-after": formatdate(0, usegmt=True)}) == 0.0
+    assert (_retry_after_s({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}) or 0) > 1e9
+    assert _retry_after_s({"retry-after": "soon"}) is None
+    assert _retry_after_s({}) is None
+
+
+def test_waits_grow_with_each_try_and_differ_by_chance(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(lambda asked: error(500)) as served, caplog.at_level("INFO", "agentsgym.agents.openai_client"):
+        agent = agent_of(served, backoff_s=0.01, max_retries=4)
+        fault_of(agent)
+        agent.close()
+    arrivals = [asked.arrived for asked in served.asked]
+    told: list[Any] = [record.args[-1] for record in caplog.records if isinstance(record.args, tuple)]
+    shares = [wait / (0.01 * 2**n) for n, wait in enumerate(told)]
+    assert len(shares) == 4
+    assert all(0.5 <= share <= 1.0 for share in shares)
+    assert len(set(shares)) == 4
+    assert all(after - before >= wait for before, after, wait in zip(arrivals, arrivals[1:], told, strict=False))
+
+
+def test_the_bound_on_open_requests_is_reached_and_held() -> None:
+    together = threading.Barrier(3)
+
+    def answer(asked: Asked) -> Reply:
+        together.wait(30)  # three are open, or the test hangs
+        return chat(asked.said_last)
+
+    with serving(answer) as served:
+        agent = agent_of(served, max_concurrency=3)
+        answers = agent.act([request(str(n)) for n in range(12)])
+        agent.close()
+    assert answers == [Action(text=str(n)) for n in range(12)]
+    assert served.most_open == 3
+    assert served.num_connections <= 3
+
+
+def test_a_request_that_waits_for_its_retry_keeps_nobody_from_asking() -> None:
+    others_done = threading.Event()
+
+    def answer(asked: Asked) -> Reply:
+        if asked.said_last == "unlucky" and not others_done.is_set():
+            return error(500, **{"Retry-After": "0.05"})
+        if asked.said_last == "last":
+            others_done.set()
+        return chat(asked.said_last)
+
+    with serving(answer) as served:
+        agent = agent_of(served, max_concurrency=1, max_retries=100)
+        names = ["unlucky", "one", "two", "last"]
+        assert agent.act([request(name) for name in names]) == [Action(text=name) for name in names]
+        agent.close()
+    assert json.dumps([asked.said_last for asked in served.asked][:4]) == '["unlucky", "one", "two", "last"]'

@@ -1,0 +1,211 @@
+"""OpenAIAgent with exact tokens, against a server that computes its answers from the ids it is sent, as vLLM does."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from guess_game import GuessEnv, tasks
+from http_server import HANG_UP, Asked, Reply, ToyModel, chat, completion, serving
+
+from agentsgym.agents.openai import OpenAIAgent
+from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.testing import chat_tokenizer
+from agentsgym.types import Action, TurnRequest
+
+TOKENIZER: Any = chat_tokenizer("llama3")
+END: int = TOKENIZER.convert_tokens_to_ids("<|eot_id|>")
+PIECES = [TOKENIZER.encode(text, add_special_tokens=False)[0] for text in "1234567899 \n"]
+# The control token of another role among them: it must be recorded like any other.
+MODEL = ToyModel([*PIECES, *range(40, 60), TOKENIZER.convert_tokens_to_ids("<|start_header_id|>")], END)
+
+
+def decode(ids: list[int]) -> str:
+    return TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+def vllm(asked: Asked) -> Reply:
+    assert asked.path == "/v1/completions"
+    return completion(MODEL, decode, asked.body)
+
+
+def request(ids: list[int], **fields: Any) -> TurnRequest:
+    return TurnRequest(session_id="a", messages=[{"role": "user", "content": "3"}], token_ids=ids, **fields)
+
+
+def agent_of(url: str, **options: Any) -> OpenAIAgent:
+    settings: Any = {"base_url": url, "backoff_s": 0.001, "max_retries": 2, **options}
+    return OpenAIAgent("tiny", **settings)
+
+
+def test_a_rollout_is_exact_ids_and_logprobs_alike() -> None:
+    with serving(vllm) as served:
+        agent = agent_of(served.url, max_tokens=6, max_concurrency=4)
+        env = GuessEnv(TOKENIZER, {"max_steps_per_episode": 4})
+        trajectories = env.rollout(tasks(3, 7), agent, num_rollouts=5)
+        agent.close()
+    prompts = [asked.body["prompt"] for asked in served.asked[1:]]  # the first asked whether it can
+    recorded: list[list[int]] = []
+    for trajectory in trajectories:
+        assert trajectory.exact
+        assert trajectory.logprobs is not None
+        ids = list(trajectory.token_ids)
+        for turn in trajectory.turns:
+            recorded.append(ids[: turn.start])
+            spoken, logprobs = MODEL.sample(ids[: turn.start], 6, {END})
+            assert ids[turn.start : turn.stop] == spoken
+            assert list(trajectory.logprobs[turn.start : turn.stop]) == logprobs
+    assert sorted(prompts) == sorted(recorded)
+    assert {asked.body["prompt"][0] for asked in served.asked} == {TOKENIZER.bos_token_id}
+    endings = {trajectory.token_ids[turn.stop - 1] for trajectory in trajectories for turn in trajectory.turns}
+    assert END in endings
+    assert len(endings) > 1
+    assert agent.usage.requests == len(prompts)
+
+
+def test_the_request_is_what_vllm_documents() -> None:
+    with serving(vllm) as served:
+        agent = agent_of(served.url, max_tokens=9, temperature=0.7, extra_body={"top_k": 5})
+        agent.act([request([5, 6], max_new_tokens=4), request([7], max_new_tokens=40)])
+        agent.close()
+    fixed = {"model": "tiny", "logprobs": 0, "return_token_ids": True, "temperature": 0.7, "top_k": 5}
+    first, *others = [asked.body for asked in served.asked]
+    assert first == {**fixed, "prompt": [5], "max_tokens": 1}
+    assert sorted(others, key=str) == [
+        {**fixed, "prompt": [5, 6], "max_tokens": 4},
+        {**fixed, "prompt": [7], "max_tokens": 9},
+    ]
+
+
+def test_a_tokenizer_adds_its_end_of_turn_to_what_the_server_stops_at() -> None:
+    model = ToyModel([END, *range(40, 50)], end_id=None)
+    with serving(lambda asked: completion(model, decode, asked.body)) as served:
+        knowing, ignorant = (
+            agent_of(served.url, tokenizer=TOKENIZER, max_tokens=60),
+            agent_of(served.url, max_tokens=60),
+        )
+        (stopped,), (ran_on,) = knowing.act([request([9])]), ignorant.act([request([9])])
+        knowing.close()
+        ignorant.close()
+    assert isinstance(stopped, Action)
+    assert isinstance(ran_on, Action)
+    assert stopped.token_ids is not None
+    assert ran_on.token_ids is not None
+    assert stopped.token_ids[-1] == END
+    assert stopped.token_ids == ran_on.token_ids[: len(stopped.token_ids)]
+    assert (stopped.finish_reason, ran_on.finish_reason, len(ran_on.token_ids)) == ("stop", "length", 60)
+    assert "stop_token_ids" not in served.asked[-1].body
+
+
+def only_text(asked: Asked) -> Reply:
+    """Ignores what it does not know, as llama.cpp does."""
+    if asked.path == "/v1/chat/completions":
+        return chat("3")
+    return Reply({"choices": [{"text": "3", "index": 0, "logprobs": None, "finish_reason": "stop"}]})
+
+
+def no_such_path(asked: Asked) -> Reply:
+    return chat("3") if asked.path == "/v1/chat/completions" else Reply({"error": "not found"}, status=404)
+
+
+def only_strings(asked: Asked) -> Reply:
+    return chat("3") if "messages" in asked.body else Reply({"error": "prompt must be a string"}, status=400)
+
+
+def error_with_status_200(asked: Asked) -> Reply:
+    return chat("3") if "messages" in asked.body else Reply({"error": "Unexpected endpoint"})
+
+
+UNABLE = [only_text, no_such_path, only_strings, error_with_status_200]
+
+
+@pytest.mark.parametrize("server", UNABLE)
+def test_a_server_that_gives_no_ids_is_asked_once_and_then_for_text(
+    server: Callable[[Asked], Reply], caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(server) as served, caplog.at_level(logging.WARNING, "agentsgym.agents.openai"):
+        agent = agent_of(served.url, max_retries=1)
+        trajectories = GuessEnv(TOKENIZER).rollout(tasks(3), agent, num_rollouts=6)
+        num_asked = len(served.asked)
+        trajectories += GuessEnv(TOKENIZER).rollout(tasks(3), agent)
+        agent.close()
+    assert all(trajectory.success and not trajectory.exact for trajectory in trajectories)
+    (message,) = caplog.messages
+    assert message.startswith(f"'tiny' at {served.url} gives no token ids (")
+    assert len(served.asked) == num_asked + 1
+    assert sum(asked.path == "/v1/completions" for asked in served.asked) in (1, 2)  # asked again where it may pass
+
+
+@pytest.mark.parametrize("server", UNABLE)
+def test_to_insist_on_exact_tokens_is_an_error_there(server: Callable[[Asked], Reply]) -> None:
+    with serving(server) as served:
+        agent = agent_of(served.url, token_ids=True)
+        with pytest.raises(ConfigError, match=r"token_ids=True, but 'tiny' at .* gives no token ids: it"):
+            GuessEnv(TOKENIZER).rollout(tasks(3), agent, num_rollouts=2)
+        with pytest.raises(ConfigError, match="token_ids=True needs an environment with a tokenizer"):
+            GuessEnv().rollout(tasks(3), agent)
+        agent.close()
+
+
+def test_trouble_at_the_first_request_says_nothing_about_what_the_server_can() -> None:
+    troubles = [Reply({"error": "loading"}, status=503), HANG_UP, Reply({"error": "slow down"}, status=429)]
+
+    def answer(asked: Asked) -> Reply:
+        return troubles[asked.number] if asked.number < len(troubles) else vllm(asked)
+
+    with serving(answer) as served:
+        agent = agent_of(served.url, max_retries=0)
+        answers = [agent.act([request([n + 1])])[0] for n in range(5)]
+        agent.close()
+    assert [type(one) for one in answers] == [AgentFault] * 3 + [Action] * 2
+    assert all(one.token_ids for one in answers if isinstance(one, Action))
+
+
+def test_sessions_that_begin_together_share_the_first_request_and_its_failure() -> None:
+    with serving(lambda asked: vllm(asked) if asked.number else Reply({"error": "loading"}, status=503)) as served:
+        agent = agent_of(served.url, max_retries=0)
+        faults = agent.act([request([n + 1]) for n in range(6)])
+        assert len(served.asked) == 1
+        actions = agent.act([request([n + 1]) for n in range(6)])
+        agent.close()
+    assert all(isinstance(one, AgentFault) for one in faults)
+    assert all(isinstance(one, Action) and one.token_ids for one in actions)
+    assert len(served.asked) == 2 + 6
+
+
+def broken(**fields: Any) -> Reply:
+    choice = {"index": 0, "text": "3", "token_ids": [5], "prompt_token_ids": [9], "finish_reason": "stop"}
+    logprobs = {"token_logprobs": [-0.5]}
+    return Reply({"choices": [{**choice, "logprobs": logprobs, **fields}]})
+
+
+@pytest.mark.parametrize(
+    ("reply", "cause"),
+    [
+        (broken(token_ids=None), "its answer has no token ids: None"),
+        (broken(token_ids=[]), r"its answer has no token ids: \[\]"),
+        (broken(token_ids=["5"]), "its answer has no token ids"),
+        (broken(token_ids=[5, 6, 7, 8]), "it was asked for at most 3 tokens and gave 4"),
+        (broken(prompt_token_ids=[8, 9]), "it answered another prompt than the one it was sent"),
+        (broken(logprobs={"token_logprobs": [-0.5, -0.5]}), "has 1 token ids and other log-probabilities"),
+        (broken(logprobs=[-0.5]), "has 1 token ids and other log-probabilities"),
+        (broken(logprobs={"token_logprobs": [None]}), "log-probabilities that are no numbers"),
+        (broken(finish_reason="abort"), "its answer ended for no known reason: 'abort'"),
+        (broken(text=["3"]), "its answer is no text"),
+    ],
+)
+def test_ids_that_cannot_be_trusted_are_not_recorded(reply: Reply, cause: str) -> None:
+    with serving(lambda asked: reply if asked.number else vllm(asked)) as served:
+        agent = agent_of(served.url, max_retries=1)
+        (fault,) = agent.act([request([9], max_new_tokens=3)])
+        agent.close()
+    assert isinstance(fault, AgentFault)
+    with pytest.raises(AgentFault, match=f"'tiny' at .* gave no answer: .*{cause}"):
+        raise fault
+
+
+def test_a_server_may_give_ids_without_logprobs() -> None:
+    with serving(lambda asked: broken(logprobs=None)) as served:
+        agent = agent_of(served.url)
+        assert agent.act([request([9])]) == [Action(text="3", token_ids=[5])]
+        agent.close()
