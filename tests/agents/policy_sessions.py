@@ -1,57 +1,102 @@
 """Small models, made-up conversations and textbook references: what the tests of the policy agent share."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agentsgym.agents.policy import PolicyAgent, Sampling
+from agentsgym.agents.probing import fastest_way
 from agentsgym.agents.stopping import stop_token_ids
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action, TurnRequest
 
 TOKENIZER = chat_tokenizer("chatml")
 STOPS = list(range(0, 60))  # many, so that turns end early at different places
-SIZES: Any = {
+COMMON: dict[str, Any] = {
     "vocab_size": len(TOKENIZER),
     "hidden_size": 32,
     "intermediate_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
     "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
 }
-MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "llama-eager": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="eager")),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=len(TOKENIZER),
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            initializer_range=0.3,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
+GROUPED = COMMON | {"num_key_value_heads": 2, "head_dim": 8}
+UNTIED = {"tie_word_embeddings": False}
+EXPERTS = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+DELTA = {
+    "linear_num_value_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "shared_expert_intermediate_size": 16,
+}
+MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_expand": 2}
+
+KEPT, STEPPED, ALONE, UNCACHED = "kept", "kept, new tokens one at a time", "prefilled again", "run again"
+# The kind of model, its options, and what becomes of its cache.
+KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama": ("llama", GROUPED, KEPT),
+    "llama-eager": ("llama", GROUPED | {"attn_implementation": "eager"}, KEPT),
+    "qwen3": ("qwen3", GROUPED, KEPT),
+    # absolute positions
+    "gpt2": ("gpt2", COMMON, KEPT),
+    "opt": ("opt", COMMON | {"ffn_dim": 32, "word_embed_proj_dim": 32}, KEPT),
+    # positions as biases
+    "bloom": ("bloom", COMMON, KEPT),
+    "mpt": ("mpt", COMMON, KEPT),
+    "falcon": ("falcon", COMMON | {"alibi": True}, KEPT),
+    # windows and chunks, shorter than the conversations
+    "mistral": ("mistral", GROUPED | {"sliding_window": 4}, KEPT),
+    "gemma2": ("gemma2", GROUPED | UNTIED | {"sliding_window": 4}, KEPT),
+    "gemma3": (
+        "gemma3_text",
+        GROUPED | UNTIED | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+        KEPT,
     ),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
+    "gpt_oss": ("gpt_oss", GROUPED | EXPERTS | {"sliding_window": 4}, KEPT),
+    "llama4": (
+        "llama4_text",
+        GROUPED | EXPERTS | {"attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"]},
+        KEPT,
+    ),
+    # latent attention
+    "deepseek_v3": (
+        "deepseek_v3",
+        GROUPED | LATENT | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+        KEPT,
+    ),
+    # states beside attention, or alone
+    "qwen3_next": (
+        "qwen3_next",
+        GROUPED | EXPERTS | DELTA | {"layer_types": ["linear_attention", "full_attention"]},
+        KEPT,
+    ),
+    "lfm2": ("lfm2", GROUPED | {"layer_types": ["conv", "full_attention"]}, KEPT),
+    "bamba": ("bamba", GROUPED | MAMBA2 | {"attn_layer_indices": [1]}, KEPT),
+    "falcon_h1": ("falcon_h1", GROUPED | MAMBA2 | {"mamba_d_ssm": 64}, KEPT),
+    "mamba": ("mamba", COMMON | {"state_size": 8}, STEPPED),
+    "jamba": (
+        "jamba",
+        GROUPED | EXPERTS | {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8},
+        STEPPED,
+    ),
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        GROUPED | {"lru_width": 32, "block_types": ["recurrent", "attention"], "attention_window_size": 64},
+        ALONE,
+    ),
+    # caches of another make, or none
+    "rwkv": ("rwkv", COMMON | {"attention_hidden_size": 32}, ALONE),
+    "openai-gpt": ("openai-gpt", COMMON, ALONE),
 }
 
 
@@ -61,9 +106,15 @@ def model_of(kind: str) -> PreTrainedModel:
 
 
 def new_model(kind: str) -> PreTrainedModel:
+    model_type, options, _ = KINDS[kind]
+    config = AutoConfig.for_model(model_type, **options)
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        model = MODELS[kind]().eval()
+        implementation = {"attn_implementation": name} if (name := options.get("attn_implementation")) else {}
+        model: Any = AutoModelForCausalLM.from_config(config, **implementation).eval()
+        for weight in model.parameters():
+            if weight.dim() >= 2 and weight.std() < 0.1:  # as small as a default, with which context hardly matters
+                torch.nn.init.normal_(weight, std=0.3)
     model.generation_config.eos_token_id = STOPS
     return model
 
@@ -92,6 +143,10 @@ class Session:
         self.token_ids += ids
         self.state = action.agent_state
 
+    @property
+    def said(self) -> list[list[int]]:
+        return [ids for _, ids in self.turns]
+
 
 def play(agent: PolicyAgent, sessions: list[Session], limit: int | None = None) -> list[Action]:
     actions = list(agent.act([session.ask(limit) for session in sessions]))
@@ -119,17 +174,24 @@ def greedy(model: PreTrainedModel, **options: Any) -> PolicyAgent:
 
 def logits_of(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
-        return model(torch.tensor([ids])).logits[0]  # (T, V)
+        return model(torch.tensor([ids]), use_cache=False).logits[0]  # (T, V)
+
+
+def logprobs_of(model: PreTrainedModel, prompt: list[int], said: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """Those of a fresh forward pass over the whole row."""
+    logits = logits_of(model, prompt + said)[len(prompt) - 1 : -1]
+    return (logits / temperature).log_softmax(-1).gather(1, torch.tensor(said)[:, None])[:, 0]
 
 
 @contextmanager
 def counted(model: PreTrainedModel) -> Iterator[list[tuple[int, int]]]:
-    """How many tokens each forward pass ran, and over how many columns."""
+    """Over how many rows and columns each forward pass ran."""
+    with torch.no_grad():
+        fastest_way(model)  # which runs the model to find out
     passes: list[tuple[int, int]] = []
 
     def note(module: Any, args: Any, kwargs: Any) -> None:
-        mask, width = kwargs["attention_mask"], kwargs["input_ids"].shape[1]
-        passes.append((int(mask[:, -width:].sum()), mask.shape[1]))
+        passes.append(tuple(kwargs["input_ids"].shape))
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
     try:

@@ -1,6 +1,6 @@
 """The turns of the policy agent: its cache, its budgets, and what it leaves as it was."""
 
-import logging
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_sessions import (
-    MODELS,
     STOPS,
     TOKENIZER,
     Session,
@@ -18,6 +17,7 @@ from policy_sessions import (
     greedy,
     greedy_reference,
     logits_of,
+    logprobs_of,
     model_of,
     new_model,
     play,
@@ -29,25 +29,6 @@ from agentsgym.agents.policy import PolicyAgent, Sampling
 from agentsgym.agents.stopping import stop_token_ids
 from agentsgym.errors import ConfigError
 from agentsgym.types import TurnRequest
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_greedy_turns_are_those_of_generate_on_the_whole_prompt(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = model_of(kind)
-    with caplog.at_level(logging.WARNING, logger="agentsgym"):
-        agent = greedy(model)
-    assert [record.getMessage() for record in caplog.records] == (
-        ["the cache of MistralForCausalLM cannot be kept across turns: prefilling each turn"]
-        if kind == "mistral"
-        else []
-    )
-    sessions = [Session(n) for n in range(4)]
-    for _ in range(4):
-        play(agent, sessions, 8)
-    turns = [turn for session in sessions for turn in session.turns]
-    assert len({len(said) for _, said in turns}) > 2
-    for prompt, said in turns:
-        assert said == greedy_reference(model, prompt, 8)
 
 
 @settings(max_examples=15)
@@ -70,44 +51,144 @@ def test_who_else_is_asked_and_in_which_order_changes_nothing(rounds: list[tuple
     assert [session.token_ids for session in together] == [session.token_ids for session in alone]
 
 
-def test_only_new_tokens_are_run() -> None:
-    model = model_of("llama")
+def columns_run(sessions: list[Session], agent: PolicyAgent, passes: list[tuple[int, int]], limit: int = 6) -> int:
+    """Play a turn and return how many columns the widest of its forward passes ran."""
+    passes.clear()
+    play(agent, sessions, limit)
+    assert [width for _, width in passes].count(1) >= len(passes) - 1
+    return max(width for _, width in passes)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+def test_history_is_not_run_again(kind: str) -> None:
+    model = model_of(kind)
     sessions = [Session(n) for n in range(3)]
     with counted(model) as passes:
         agent = greedy(model)
-        for _ in range(5):
-            play(agent, sessions, 6)
-    # The last token that a session said has not been run yet.
-    assert sum(tokens for tokens, _ in passes) == sum(len(session.token_ids) - 1 for session in sessions)
+        widths = [columns_run(sessions, agent, passes) for _ in range(8)]
+    assert min(len(session.token_ids) for session in sessions) > 40
+    assert max(widths) <= 10  # the longest observation, and the last token said, which was not run yet
 
 
-def test_a_session_that_ends_does_not_make_the_others_start_again() -> None:
+def test_sessions_that_end_or_pause_do_not_make_anyone_start_again() -> None:
     model = model_of("llama")
-    sessions = [Session(n) for n in range(3)]
+    sessions = [Session(n) for n in range(4)]
     with counted(model) as passes:
         agent = greedy(model)
-        for num_live in (3, 3, 2, 2, 1):
-            play(agent, sessions[:num_live], 6)
-    assert sum(tokens for tokens, _ in passes) == sum(len(session.token_ids) - 1 for session in sessions)
-    assert all(said == greedy_reference(model, prompt, 6) for session in sessions for prompt, said in session.turns)
+        for live in ([0, 1, 2, 3], [0, 1, 2, 3], [2, 0], [1, 3], [3, 2, 1, 0], [1], [0, 1]):
+            assert columns_run([sessions[n] for n in live], agent, passes) <= 10
+    for session in sessions:
+        assert all(said == greedy_reference(model, prompt, 6) for prompt, said in session.turns)
 
 
-def test_holes_are_closed() -> None:
+def test_a_conversation_that_begins_late_is_run_apart_from_short_ones() -> None:
+    model = model_of("llama")
+    agent, old, late = greedy(model), [Session(n) for n in range(3)], Session(9)
+    late.token_ids = [60 + n % 300 for n in range(150)]
+    play(agent, old, 4)
+    with counted(model) as passes:
+        play(agent, [old[0], late, old[1], old[2]], 4)
+    assert [rows for rows, width in passes if width > 1] == [3, 1]
+    for session in (*old, late):
+        assert all(said == greedy_reference(model, prompt, 4) for prompt, said in session.turns)
+
+
+def test_finished_rows_are_not_run_on() -> None:
     model = model_of("llama")
     agent = greedy(model)
     agent.stop_token_ids = frozenset()
-    sessions = [Session(n) for n in range(4)]
-    with counted(model) as passes:
-        for turn in range(12):
-            requests = [session.ask(20 if n == turn % 4 else 1) for n, session in enumerate(sessions)]
+    sessions = [Session(n) for n in range(8)]
+    for _ in range(2):
+        with counted(model) as passes:
+            requests = [session.ask(16 if n == 3 else 2) for n, session in enumerate(sessions)]
             for session, action in zip(sessions, agent.act(requests), strict=True):
                 session.hear(action)
-    longest = max(len(session.token_ids) for session in sessions)
-    assert max(width for _, width in passes) <= 2 * longest + 30  # what one turn adds
+        assert [rows for rows, _ in passes] == [8, 8, *[1] * 14]
     for session in sessions:
         for prompt, said in session.turns:
-            output: Any = logits_of(model, prompt + said)[len(prompt) - 1 : -1].argmax(-1)
-            assert said == output.tolist()
+            assert said == logits_of(model, prompt + said)[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+@settings(max_examples=25)
+@given(
+    turns=st.lists(
+        st.lists(
+            st.tuples(st.floats(0, 1), st.lists(st.integers(60, 70), min_size=1, max_size=6)), min_size=3, max_size=3
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    kind=st.sampled_from(["llama", "mistral", "qwen3_next"]),
+)
+def test_histories_may_be_rewritten(turns: list[list[tuple[float, list[int]]]], kind: str) -> None:
+    model = model_of(kind)
+    agent, sessions = greedy(model), [Session(n) for n in range(3)]
+    for rewrites in turns:
+        for session, (share, ids) in zip(sessions, rewrites, strict=True):
+            session.token_ids[round(share * len(session.token_ids)) :] = ids
+        for action, session in zip(play(agent, sessions, 4), sessions, strict=True):
+            prompt, said = session.turns[-1]
+            assert said == logits_of(model, prompt + said)[len(prompt) - 1 : -1].argmax(-1).tolist()
+            wanted = logprobs_of(model, prompt, said)
+            torch.testing.assert_close(torch.tensor(list(action.logprobs or ())), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_only_what_was_rewritten_is_run_again() -> None:
+    model = model_of("llama")
+    agent, session = greedy(model), Session(0)
+    for _ in range(6):
+        play(agent, [session], 6)
+    session.token_ids[-5:] = [60, 61, 62]
+    with counted(model) as passes:
+        action = agent.act(
+            [TurnRequest(session_id="0", messages=[], token_ids=session.token_ids, agent_state=session.state)]
+        )
+    assert passes[0] == (1, 3)
+    assert list(action[0].token_ids or ()) == greedy_reference(model, session.token_ids, 256)
+
+
+def test_a_prompt_may_end_where_the_cache_does_or_before() -> None:
+    model = model_of("llama")
+    agent = greedy(model)
+    prompt = [70, 80, 90, 100, 110]
+    first = agent.act([TurnRequest(session_id="0", messages=[], token_ids=prompt, max_new_tokens=4)])[0]
+    for length in (5, 2):
+        request = TurnRequest(
+            session_id="0", messages=[], token_ids=prompt[:length], agent_state=first.agent_state, max_new_tokens=4
+        )
+        assert list(agent.act([request])[0].token_ids or ()) == greedy_reference(model, prompt[:length], 4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mamba"])
+def test_weights_that_changed_make_everything_be_run_again(kind: str) -> None:
+    model = new_model(kind)
+    agent, fresh = (
+        PolicyAgent(model, TOKENIZER, sampling=Sampling(temperature=0), max_turn_tokens=6) for _ in range(2)
+    )
+    sessions = [Session(n) for n in range(3)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(3):
+        play(agent, sessions)
+        model(torch.tensor([sessions[0].token_ids])).logits.logsumexp(-1).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    actions = play(agent, sessions)
+    prompts = [session.turns[-1][0] for session in sessions]
+    wanted = fresh.act([TurnRequest(session_id="", messages=[], token_ids=prompt) for prompt in prompts])
+    for got, new in zip(actions, wanted, strict=True):
+        assert got.token_ids == new.token_ids
+        assert got.logprobs == pytest.approx(new.logprobs, abs=1e-5)
+
+
+def test_weights_that_are_exchanged_are_seen() -> None:
+    model = new_model("llama")
+    agent, session = greedy(model), Session(0)
+    for weights in [model.lm_head.weight, model.model.embed_tokens.weight]:
+        play(agent, [session], 6)
+        weights.data = -weights.data
+        play(agent, [session], 6)
+        prompt, said = session.turns[-1]
+        assert said == greedy_reference(model, prompt, 6)
 
 
 def test_budgets_and_stop_tokens_end_a_turn() -> None:
@@ -202,22 +283,30 @@ def test_a_forward_pass_that_fails_leaves_the_agent_usable(broken_call: int, mon
             assert said == output.tolist()
 
 
-def test_finish_frees_the_cache_and_follows_new_weights() -> None:
-    model = new_model("llama")
-    agent = greedy(model)
-    session = Session(0)
-    play(agent, [session], 5)
-    assert agent._cache.rows
-    assert agent._cache.layers.get_seq_length() > 0
+def test_finish_frees_the_cache() -> None:
+    agent, sessions = greedy(new_model("llama")), [Session(n) for n in range(3)]
+    play(agent, sessions, 5)
+    caches = [weakref.ref(session.state.held.rows) for session in sessions]  # type: ignore[attr-defined]
+    assert all(cache() is not None for cache in caches)
     agent.finish()
-    assert agent._cache.rows == []
-    assert agent._cache.layers.get_seq_length() == 0
-    assert agent._cache.mask.shape == (0, 0)
-    with torch.no_grad():
-        model.lm_head.weight.neg_()
+    assert all(cache() is None for cache in caches)
+    play(agent, sessions, 5)
+
+
+def test_a_conversation_that_is_forgotten_frees_its_cache() -> None:
+    agent, session = greedy(new_model("llama")), Session(0)
     play(agent, [session], 5)
-    prompt, said = session.turns[-1]
-    assert said == greedy_reference(model, prompt, 5)
+    held = weakref.ref(session.state.held)  # type: ignore[attr-defined]
+    session.state = None
+    assert held() is None
+
+
+def test_what_another_agent_holds_is_not_used() -> None:
+    one, other = new_model("llama"), new_model("qwen3")
+    session = Session(0)
+    play(greedy(one), [session], 5)
+    play(greedy(other), [session], 5)
+    assert session.said[-1] == greedy_reference(other, session.turns[-1][0], 5)
 
 
 def test_actions_are_not_changed_by_later_turns() -> None:
@@ -248,7 +337,5 @@ def test_what_cannot_be_sampled_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match="needs a decoder-only model, got T5ForConditionalGeneration"):
         PolicyAgent(encoder_decoder, TOKENIZER)
-    with pytest.raises(ConfigError, match="temperature must be a non-negative number, got -1"):
-        Sampling(temperature=-1)
     with pytest.raises(ConfigError, match="needs an environment with a tokenizer"):
         greedy(model_of("llama")).act([TurnRequest(session_id="a", messages=[], token_ids=[])])

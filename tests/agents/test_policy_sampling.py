@@ -1,22 +1,30 @@
 """How the policy agent draws tokens, against transformers' own processors."""
 
+import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from policy_sessions import TOKENIZER, Session, greedy, logits_of, model_of, play, sampled
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_sessions import TOKENIZER, Session, greedy, logits_of, logprobs_of, model_of, new_model, play, sampled
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
     PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
+    StopStringCriteria,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
-from agentsgym.agents.policy import PolicyAgent, Sampling
+from agentsgym.agents.policy import PolicyAgent
+from agentsgym.agents.sampling import Sampling, StopText, invert, penalized, seen_tokens
+from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
+from agentsgym.types import TurnRequest
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
@@ -26,15 +34,22 @@ def test_log_probabilities_are_those_of_the_sampling_temperature(kind: str) -> N
     sessions = [Session(n) for n in range(3)]
     for _ in range(3):
         for session, action in zip(sessions, play(agent, sessions, 6), strict=True):
-            prompt, said = session.turns[-1]
-            assert action.logprobs is not None
-            recomputed = (logits_of(model, prompt + said) / 0.7).log_softmax(-1)[len(prompt) - 1 : -1]
-            wanted = recomputed.gather(1, torch.tensor(said)[:, None])[:, 0]
-            torch.testing.assert_close(torch.tensor(list(action.logprobs)), wanted, atol=1e-5, rtol=1e-5)
+            wanted = logprobs_of(model, *session.turns[-1], temperature=0.7)
+            torch.testing.assert_close(torch.tensor(list(action.logprobs or ())), wanted, atol=1e-5, rtol=1e-5)
+
+
+def first_beyond(probabilities: list[float], share: float) -> int:
+    """Inverse transform sampling, written down."""
+    total, reached = sum(probabilities), 0.0
+    for token, probability in enumerate(probabilities):
+        reached += probability
+        if reached > share * total:
+            return token
+    raise AssertionError("beyond the total")
 
 
 def sampled_reference(
-    model: PreTrainedModel, prompt: list[int], limit: int, seed: int, sampling: Sampling
+    model: PreTrainedModel, prompt: list[int], limit: int, draws: random.Random, sampling: Sampling
 ) -> list[int]:
     """Sample without a cache, with transformers' processors in the order of its ``generate``."""
     processors = LogitsProcessorList()
@@ -47,11 +62,10 @@ def sampled_reference(
         processors.append(TopPLogitsWarper(sampling.top_p))
     if sampling.min_p:
         processors.append(MinPLogitsWarper(sampling.min_p))
-    generator = torch.Generator().manual_seed(derive_seed("policy", seed))
     ids = list(prompt)
     while len(ids) - len(prompt) < limit:
         scores: Any = processors(torch.tensor([ids]), logits_of(model, ids)[-1:])  # type: ignore[arg-type]
-        ids.append(int(torch.multinomial(scores.softmax(-1), 1, generator=generator)))
+        ids.append(first_beyond(scores.softmax(-1)[0].tolist(), draws.random()))
     return ids[len(prompt) :]
 
 
@@ -71,9 +85,103 @@ def test_sampling_is_that_of_transformers(options: dict[str, Any]) -> None:
     model, sampling = model_of("llama"), Sampling(**options)
     agent = PolicyAgent(model, TOKENIZER, sampling=sampling, seed=11)
     agent.stop_token_ids = frozenset()
-    session = Session(0)
-    [action] = play(agent, [session], 40)
-    assert list(action.token_ids or ()) == sampled_reference(model, session.turns[0][0], 40, 11, sampling)
+    sessions = [Session(n) for n in range(2)]
+    draws = [random.Random(derive_seed("policy", 11, number)) for number in range(2)]
+    for _ in range(2):
+        play(agent, sessions, 16)
+        for session, own_draws in zip(sessions, draws, strict=True):
+            prompt, said = session.turns[-1]
+            assert said == sampled_reference(model, prompt, 16, own_draws, sampling)
+
+
+@given(
+    weights=st.lists(st.sampled_from([0.0, 1e-30, 0.25, 1.0, 3.0]), min_size=1, max_size=8).filter(any),
+    share=st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 1 - 2**-53])),
+)
+def test_the_cumulative_probability_is_inverted(weights: list[float], share: float) -> None:
+    # In double precision, as the sums are: 1e-30 is lost in a sum of ordinary numbers there too.
+    [[token]] = invert(torch.tensor([weights], dtype=torch.float64), [share]).tolist()
+    assert token == first_beyond(weights, share)
+    assert weights[token] > 0
+
+
+def test_unlikely_tokens_of_a_large_vocabulary_are_drawn_too() -> None:
+    size, unlikely = 150_000, 1e-9  # less than the spacing of single-precision numbers at the sum
+    probabilities = torch.full((1, size), unlikely)
+    probabilities[0, 0] = 1.0
+    total = 1 + (size - 1) * unlikely
+    for token in (1, 2, 1000, 1001, 99_999, size - 1):
+        drawn = invert(probabilities, [(1 + (token - 0.5) * unlikely) / total])
+        assert drawn.item() == pytest.approx(token, abs=1)
+    assert invert(probabilities, [0.999]).item() == 0
+
+
+def test_frequencies_are_the_probabilities() -> None:
+    model = model_of("llama")
+    agent = PolicyAgent(model, TOKENIZER, sampling=Sampling(temperature=0.3, top_k=6), seed=1)
+    prompt, count = [70, 80, 90], 3000
+    requests = [TurnRequest(session_id="", messages=[], token_ids=prompt, max_new_tokens=1)] * count
+    drawn = torch.tensor([next(iter(action.token_ids or ())) for action in agent.act(requests)])
+    top = (logits_of(model, prompt)[-1] / 0.3).topk(6)
+    expected = top.values.softmax(-1) * count
+    observed = torch.stack([(drawn == token).sum() for token in top.indices])
+    assert int(observed.sum()) == count
+    assert float(((observed - expected) ** 2 / expected).sum()) < 20.5  # chi-square, 5 degrees: p = 0.001
+
+
+@settings(max_examples=15)
+@given(order=st.permutations(range(4)), live=st.sets(st.integers(1, 3)))
+def test_what_a_session_says_depends_on_no_other(order: list[int], live: set[int]) -> None:
+    model = model_of("llama")
+
+    def said(asked: list[list[int]]) -> list[list[list[int]]]:
+        agent, sessions = PolicyAgent(model, TOKENIZER, seed=3), [Session(n) for n in range(4)]
+        for names in asked:
+            play(agent, [sessions[n] for n in names], 5)
+        return [session.said for session in sessions]
+
+    everyone = [0, 1, 2, 3]
+    wanted = said([everyone] * 3)
+    got = said([everyone, order, [n for n in order if n == 0 or n in live]])
+    assert got[0] == wanted[0]
+    for n in live:
+        assert got[n] == wanted[n]
+
+
+def test_processes_that_share_a_batch_draw_as_one_would() -> None:
+    model = model_of("llama")
+    together, apart = [Session(n) for n in range(5)], [Session(n) for n in range(5)]
+    one = PolicyAgent(model, TOKENIZER)
+    one.reseed("train", 7)
+    play(one, together, 6)
+    for first, share in ((0, apart[:2]), (2, apart[2:])):
+        agent = PolicyAgent(model, TOKENIZER)
+        agent.reseed("train", 7, first=first)
+        play(agent, share, 6)
+    assert [session.said for session in together] == [session.said for session in apart]
+
+
+def test_a_call_that_failed_and_is_repeated_in_parts_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = new_model("llama")
+    sessions, unharmed = [Session(n) for n in range(3)], [Session(n) for n in range(3)]
+    agent, other = PolicyAgent(model, TOKENIZER, seed=2), PolicyAgent(model, TOKENIZER, seed=2)
+    forward = model.lm_head.forward
+    for _ in range(2):
+        play(other, unharmed, 6)
+        requests, calls = [session.ask(6) for session in sessions], iter(range(100))
+
+        def fragile(hidden: torch.Tensor, calls: Iterator[int] = calls) -> torch.Tensor:
+            if next(calls) == 2:
+                raise MemoryError
+            return forward(hidden)
+
+        monkeypatch.setattr(model.lm_head, "forward", fragile)
+        with pytest.raises(MemoryError):
+            agent.act(requests)
+        monkeypatch.undo()
+        for session, request in zip(sessions, requests, strict=True):
+            session.hear(agent.act([request])[0])
+    assert [session.said for session in sessions] == [session.said for session in unharmed]
 
 
 def test_the_likeliest_alone_is_greedy() -> None:
@@ -88,16 +196,26 @@ def test_a_repetition_penalty_holds_for_greedy_turns_too() -> None:
     model = model_of("llama")
     agent = PolicyAgent(model, TOKENIZER, sampling=Sampling(temperature=0, repetition_penalty=1e6))
     agent.stop_token_ids = frozenset()
-    session = Session(2)
-    play(agent, [session], 30)
-    plain = greedy(model)
+    sessions = [Session(2), Session(3)]
+    for limit in (3, 30):  # one ends early, and the other goes on in another row
+        requests = [session.ask(3 if n == 0 else limit) for n, session in enumerate(sessions)]
+        for session, action in zip(sessions, agent.act(requests), strict=True):
+            session.hear(action)
+    plain, free = greedy(model), Session(3)
     plain.stop_token_ids = frozenset()
-    free = Session(2)
+    play(plain, [free], 3)
     play(plain, [free], 30)
-    assert len(set(free.turns[0][1])) < 30
-    positive = [token for token in session.turns[0][1] if token in session.turns[0][0]]
-    assert len(set(session.turns[0][1])) == 30
-    assert positive == []
+    assert len(set(free.said[1])) < 30
+    for session in sessions:
+        for prompt, said in session.turns:
+            assert len(set(said)) == len(said)
+            assert not set(said) & set(prompt)
+
+
+def test_a_penalty_is_that_of_transformers() -> None:
+    contexts, scores = [[1, 3, 3], [0, 2, 4]], torch.tensor([[-2.0, -1, 0, 1, 2], [3.0, -3, 1, 0.5, -0.5]])
+    wanted: Any = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor(contexts), scores)  # type: ignore[arg-type]
+    assert torch.equal(penalized(scores, seen_tokens(contexts, scores), 1.7), wanted)
 
 
 def test_seeds_decide_what_is_sampled() -> None:
@@ -113,10 +231,91 @@ def test_seeds_decide_what_is_sampled() -> None:
     assert all(one != other for n, one in enumerate(results) for other in results[:n])
 
 
-def test_the_global_generator_is_neither_read_nor_changed() -> None:
+def test_the_global_generators_are_neither_read_nor_changed() -> None:
     torch.manual_seed(5)
-    state = torch.get_rng_state()
+    random.seed(5)
+    states = torch.get_rng_state(), random.getstate()
     first = sampled(PolicyAgent(model_of("llama"), TOKENIZER))
-    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
     torch.manual_seed(6)
     assert sampled(PolicyAgent(model_of("llama"), TOKENIZER)) == first
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+TEXTS = st.text("ab<>\né…", max_size=12)
+
+
+@given(text=TEXTS, stop=st.lists(st.text("ab<>\né…", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_a_turn_ends_with_the_token_that_completes_a_stop_string(text: str, stop: list[str]) -> None:
+    finder, ids = StopText(stop, TOKENIZER.decode), ids_of(text)
+    found = next((n for n in range(1, len(ids) + 1) if finder.completed_by_last(ids[:n])), None)
+    holding = [n for n in range(1, len(ids) + 1) if any(one in TOKENIZER.decode(ids[:n]) for one in stop)]
+    assert found == (holding[0] if holding else None)
+    if found:
+        before = finder.before(TOKENIZER.decode(ids[:found]))
+        assert text.startswith(before)
+        assert not any(one in before for one in stop)
+        assert any(text[len(before) :].startswith(one) for one in stop)
+
+
+def test_stop_strings_are_those_of_transformers() -> None:
+    stop = ["ab", "<", "\n\n"]
+    finder, criteria = StopText(stop, TOKENIZER.decode), StopStringCriteria(TOKENIZER, stop)
+    for text in ("xaab", "a b", "x\n\ny"[:3], "x\n", "<", "xyz", "a\nb", "..ab"):
+        ids = ids_of(text)
+        wanted = bool(criteria(torch.tensor([ids]), torch.zeros(1, 1))[0])  # type: ignore[arg-type]
+        assert finder.completed_by_last(ids) == wanted
+
+
+def test_a_long_text_of_tokens_that_are_nothing_is_searched_far_enough() -> None:
+    texts = {0: "", 1: "sto", 2: "p!", 3: "x" * 3}
+    finder = StopText(["stop"], lambda ids: "".join(texts[token] for token in ids))
+    assert finder.completed_by_last([3] * 50 + [1] + [0] * 100 + [2])
+    assert not finder.completed_by_last([3] * 50 + [1] + [0] * 100)
+
+
+def test_a_stop_string_ends_the_text_and_the_ids_stay() -> None:
+    model = new_model("llama")
+    plain = PolicyAgent(model, TOKENIZER, seed=5)
+    plain.stop_token_ids = frozenset()
+    free = [Session(n) for n in range(6)]
+    play(plain, free, 20)
+    texts = [TOKENIZER.decode(session.said[0]) for session in free]
+    stop = [texts[0][3:5], texts[1][-1], texts[2][0]]
+    agent = PolicyAgent(model, TOKENIZER, seed=5, sampling=Sampling(stop=stop))
+    agent.stop_token_ids = frozenset()
+    sessions = [Session(n) for n in range(6)]
+    for session, action, other in zip(sessions, play(agent, sessions, 20), free, strict=True):
+        said = session.said[0]
+        assert said == other.said[0][: len(said)]
+        assert len(action.logprobs or ()) == len(said)
+        stopped = any(one in TOKENIZER.decode(said) for one in stop)
+        assert action.finish_reason == ("stop" if stopped else "length")
+        assert not any(one in action.text for one in stop)
+        assert not any(one in TOKENIZER.decode(said[:-1]) for one in stop)
+    assert len(sessions[2].said[0]) == 1 < len(free[2].said[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"temperature": -1}, "temperature must be a non-negative number, got -1"),
+        ({"top_k": -3}, "top_k must be 0 or a positive whole number, got -3"),
+        ({"top_k": 1.5}, "top_k must be 0 or a positive whole number, got 1.5"),
+        ({"top_p": 0}, "top_p must be above 0 and at most 1, got 0"),
+        ({"top_p": 1.1}, "top_p must be above 0 and at most 1, got 1.1"),
+        ({"min_p": -0.1}, "min_p must be None or between 0 and 1, got -0.1"),
+        ({"min_p": 2}, "min_p must be None or between 0 and 1, got 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be a positive number, got 0"),
+        ({"temperature": float("nan")}, "temperature must be a non-negative number, got nan"),
+        ({"stop": "\n"}, "stop must be a sequence of non-empty strings, got '\\n'"),
+        ({"stop": ("a", "")}, r"stop must be a sequence of non-empty strings, got \('a', ''\)"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint.replace("\\n", r"\\n")):
+        Sampling(**options)

@@ -28,6 +28,14 @@ def test_both_loops_keep_the_same_record(result: dict[str, Any]) -> None:
     assert result["same_record"] is True
 
 
+def test_every_way_to_play_keeps_the_same_record(result: dict[str, Any]) -> None:
+    modes = {name: row for name, row in result["modes"].items() if isinstance(row, dict)}
+    assert {"async", "threads", "processes"} <= modes.keys()
+    for row in modes.values():
+        assert row["same_record"] is True
+        assert min(row["rollout_us_a_turn"], row["ratio"]) > 0
+
+
 def test_the_tokenizer_has_a_vocabulary_of_a_real_size(result: dict[str, Any]) -> None:
     assert 32_000 <= result["vocabulary_size"] <= 32_010
 

@@ -1,0 +1,267 @@
+"""Running a causal language model token by token: many conversations with their caches kept, or one by itself."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from agentsgym.agents.kv_cache import CachedRows, GrowingLayer, Place, growing_layer, holds_states
+
+# What models call the cache, as an argument and in their output alike.
+_CACHE_NAMES = ("past_key_values", "cache_params", "state", "past_buckets_states")
+_WIDTH_WORTH_SPLITTING = 64  # columns
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Held:
+    """What a cache holds of one conversation.
+
+    Attributes:
+        rows: The cache; None if nothing is held.
+        row: The conversation's row in it.
+        ids: The cached ids.
+    """
+
+    rows: CachedRows | None = None
+    row: int = 0
+    ids: list[int] = field(default_factory=list[int])
+
+    def drop(self) -> None:
+        """Hold nothing."""
+        self.rows, self.ids = None, []
+
+    def place(self, length: int) -> Place | None:
+        """Where the first ``length`` ids are cached."""
+        return Place(self.rows, self.row, self.rows.starts[self.row], length) if self.rows and length else None
+
+    def num_shared(self, prompt: Sequence[int]) -> int:
+        """How many ids the cache has in common with ``prompt`` from its start, the prompt's last left out."""
+        length = min(len(self.ids), len(prompt) - 1)
+        if self.rows is None or list(prompt[:length]) == self.ids[:length]:
+            return length
+        return next(index for index in range(length) if prompt[index] != self.ids[index])
+
+
+class Forward:
+    """Calls a model with those arguments that it takes."""
+
+    def __init__(self, model: PreTrainedModel, call: Callable[..., Any] | None = None) -> None:
+        """Set up; nothing is run.
+
+        Args:
+            model: Says what it takes.
+            call: What is called in its stead; by default the model.
+        """
+        unwrapped: Any = model
+        if hasattr(unwrapped, "get_base_model"):  # adapters: their own forward takes anything
+            unwrapped = unwrapped.get_base_model()
+        self.model, self.call, self.device = model, call or model, model.device
+        self.name = type(unwrapped).__name__
+        self.takes = frozenset(inspect.signature(type(unwrapped).forward).parameters)
+
+    def __call__(self, ids: Sequence[Sequence[int]], **arguments: Any) -> Any:
+        """Run the ids, (N, Q), and return the model's output."""
+        taken = {name: value for name, value in arguments.items() if name in self.takes}
+        return self.call(input_ids=torch.tensor(ids, device=self.device), **taken)
+
+    def new_cache(self) -> DynamicCache:
+        """A cache of growing layers.
+
+        Raises:
+            NotImplementedError: There is none for some layer of the model.
+        """
+        cache = DynamicCache(config=self.model.config)
+        cache.layers = [growing_layer(layer) for layer in cache.layers]
+        return cache
+
+    @property
+    def cache_name(self) -> str:
+        """What the model calls a cache that is given to it."""
+        for name in ("past_key_values", "cache_params"):
+            if name in self.takes:
+                return name
+        raise NotImplementedError(f"{self.name} takes no cache")
+
+
+class Batch(ABC):
+    """Conversations whose next tokens are sampled together.
+
+    Attributes:
+        indices: Which conversations the rows of the latest logits belong to.
+    """
+
+    indices: list[int]
+
+    @abstractmethod
+    def prefill(self) -> torch.Tensor:
+        """Run the prompts as far as they are not cached, and return the logits of what follows them, (N, V)."""
+
+    @abstractmethod
+    def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
+        """Run one more token of the conversations in ``tokens``, closing all others, and return the next logits."""
+
+
+class KeptBatch(Batch):
+    """All conversations at once, their caches kept for the next turn.
+
+    Where a prompt brings fewer new tokens than another, its last cached ones are run again in place of padding, so
+    that rows have no holes. Layers with states can neither do that nor stand padding: there, only prompts with equally
+    many new tokens are run together.
+    """
+
+    def __init__(
+        self, held: Sequence[Held], prompts: Sequence[Sequence[int]], *, forward: Forward, one_by_one: bool = False
+    ) -> None:
+        """Set up; nothing is run.
+
+        Args:
+            held: What is cached of each conversation; kept up to date.
+            prompts: Its prompt, to be continued.
+            forward: The model.
+            one_by_one: Run new tokens that follow a cached state one at a time (some models only start a chunk anew).
+        """
+        self.forward, self.held, self.prompts = forward, held, prompts
+        layers = forward.new_cache().layers
+        self.has_states = any(holds_states(layer) for layer in layers)
+        self.has_columns = any(isinstance(layer, GrowingLayer) for layer in layers)
+        self.one_by_one = one_by_one
+        self.indices = list(range(len(held)))
+        self.num_shared = [self._num_shared(index) for index in self.indices]
+
+    def _num_shared(self, index: int) -> int:
+        held, prompt = self.held[index], self.prompts[index]
+        num_shared = held.num_shared(prompt)
+        return 0 if self.has_states and num_shared < len(held.ids) else num_shared
+
+    def prefill(self) -> torch.Tensor:
+        """Run what is new, in as few forward passes as is right, and return the last logits, (N, V)."""
+        logits: list[torch.Tensor] = []
+        order: list[int] = []
+        for group in self._groups():
+            logits.append(self._prefill(group))
+            order += self.indices
+        if len(logits) > 1:
+            self._line_up(order)
+        return torch.cat(logits)
+
+    def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
+        """Run one more token of the open conversations; closed ones are dropped once they are worth it."""
+        num_closed = len(self.indices) - len(tokens)
+        # A closed row goes on with idle tokens, which lie behind what it holds, but would spoil states.
+        if num_closed and (self.has_states or num_closed >= len(tokens)):
+            self._line_up([index for index in self.indices if index in tokens])
+        logits = self._run([[tokens.get(index, 0)] for index in self.indices])
+        for index, token in tokens.items():
+            self.held[index].ids.append(token)
+        return logits
+
+    def _groups(self) -> list[list[int]]:
+        if self.has_states:
+            return self._groups_of_equals()
+        # One long new prompt among short ones would make all as wide as itself.
+        widths = [len(prompt) - shared for prompt, shared in zip(self.prompts, self.num_shared, strict=True)]
+        groups: list[list[int]] = []
+        for index in sorted(self.indices, key=widths.__getitem__):
+            if groups and widths[index] <= max(_WIDTH_WORTH_SPLITTING, 4 * widths[groups[-1][0]]):
+                groups[-1].append(index)
+            else:
+                groups.append([index])
+        return [sorted(group) for group in groups]
+
+    def _groups_of_equals(self) -> list[list[int]]:
+        groups: dict[tuple[bool, int], list[int]] = {}
+        for index in self.indices:
+            shared = self.num_shared[index]
+            width = 0 if shared and self.one_by_one else len(self.prompts[index]) - shared
+            groups.setdefault((shared > 0, width), []).append(index)
+        return list(groups.values())
+
+    def _prefill(self, group: list[int]) -> torch.Tensor:
+        width = max(len(self.prompts[index]) - self.num_shared[index] for index in group)
+        if self.one_by_one and self.num_shared[group[0]]:
+            return self._step_in(group, width)
+        kept = [max(0, len(self.prompts[index]) - width) for index in group]
+        self._line_up(group, kept)
+        pieces = [self.prompts[index][count:] for index, count in zip(group, kept, strict=True)]
+        padding = [width - len(piece) for piece in pieces]
+        logits = self._run([[0] * count + list(piece) for count, piece in zip(padding, pieces, strict=True)], padding)
+        for index in group:
+            self.held[index].ids = list(self.prompts[index])
+        return logits
+
+    def _step_in(self, group: list[int], width: int) -> torch.Tensor:
+        """Run the new tokens one at a time, each conversation joining so that all end together."""
+        active: list[int] = []
+        logits = torch.empty(0)
+        for num_left in range(width, 0, -1):
+            joining = [i for i in group if len(self.prompts[i]) - self.num_shared[i] == num_left]
+            if joining:
+                active += joining
+                self._line_up(active)
+            logits = self._run([[self.prompts[index][-num_left]] for index in active])
+            for index in active:
+                self.held[index].ids.append(self.prompts[index][-num_left])
+        return logits
+
+    def _line_up(self, indices: list[int], lengths: Sequence[int] | None = None) -> None:
+        """Bring the first ``lengths`` cached tokens (all by default) of these conversations together in one cache."""
+        lengths = lengths or [len(self.held[index].ids) for index in indices]
+        places = [self.held[index].place(length) for index, length in zip(indices, lengths, strict=True)]
+        rows = _all_rows_of_one_cache(places)
+        if rows is None:
+            rows = CachedRows(self.forward.new_cache, places, self.forward.device)
+        else:
+            rows.shift([place for place in places if place])
+        for row, index in enumerate(indices):
+            self.held[index].rows, self.held[index].row = rows, row
+        self.rows, self.indices = rows, indices
+
+    def _run(self, ids: list[list[int]], padding: list[int] | None = None) -> torch.Tensor:
+        mask, positions = self.rows.append(len(ids[0]), padding)
+        arguments: dict[str, Any] = {self.forward.cache_name: self.rows.cache}
+        if self.has_columns:
+            arguments["attention_mask"] = mask
+        output = self.forward(ids, position_ids=positions, use_cache=True, logits_to_keep=1, **arguments)
+        return output.logits[:, -1]
+
+
+def _all_rows_of_one_cache(places: Sequence[Place | None]) -> CachedRows | None:
+    first = places[0]
+    if first is None or len(first.rows.starts) != len(places):
+        return None
+    in_order = all(place and place.rows is first.rows and place.row == row for row, place in enumerate(places))
+    return first.rows if in_order else None
+
+
+class LoneBatch(Batch):
+    """One conversation by itself, prefilled from the start: no padding, and the model's own cache, if any."""
+
+    def __init__(self, index: int, prompt: Sequence[int], *, forward: Forward, with_cache: bool) -> None:
+        self.indices, self.ids = [index], list(prompt)
+        self.forward, self.with_cache = forward, with_cache
+        self.cache: dict[str, Any] = {}
+
+    def prefill(self) -> torch.Tensor:
+        """Run the whole prompt."""
+        return self._run(self.ids)
+
+    def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
+        """Run one more token, or the whole conversation again if the model has no cache."""
+        token = tokens[self.indices[0]]
+        self.ids.append(token)
+        return self._run([token] if self.cache else self.ids)
+
+    def _run(self, ids: list[int]) -> torch.Tensor:
+        positions = torch.arange(len(self.ids) - len(ids), len(self.ids), device=self.forward.device)[None]
+        arguments = {"position_ids": positions, "use_cache": self.with_cache, "logits_to_keep": 1, **self.cache}
+        output = self.forward([ids], **arguments)
+        if self.with_cache:
+            caches = {name: getattr(output, name, None) for name in _CACHE_NAMES if name in self.forward.takes}
+            self.cache = {name: cache for name, cache in caches.items() if cache is not None}
+        return output.logits[:, -1]

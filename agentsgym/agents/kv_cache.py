@@ -1,0 +1,200 @@
+"""A cache for many conversations at once: rows that can be cut, moved and joined, and that grow in place.
+
+::
+
+    column    0 1 2 3 4 5 6 7
+    row 0     a b c d e f g h      all rows end at the same column and have no holes: then every attention mask of
+    row 1     . . . i j k l m      transformers is right, those that count columns (sliding windows, chunks, ALiBi)
+    row 2     . . . . . . n o      included
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers.cache_utils import (
+    Cache,
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
+
+_SPARE_COLUMNS = 64
+
+
+class Place(NamedTuple):
+    """Where a conversation is cached: columns ``[start, start + length)`` of a row."""
+
+    rows: CachedRows
+    row: int
+    start: int
+    length: int
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values of one layer, written in place into buffers that double when they are full.
+
+    All columns are kept, with a sliding window too: a conversation that is rewritten can then be cut anywhere. What
+    attention gets to see is no more than the window.
+    """
+
+    def __init__(self, sliding_window: int | None = None) -> None:
+        DynamicLayer.__init__(self)
+        self.is_sliding = sliding_window is not None
+        self.sliding_window = sliding_window
+        self.num_columns = 0
+        self.keys: Any = None  # (N, H, C, D) with C >= num_columns
+        self.values: Any = None
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Append columns, (N, H, Q, D), and return what the new queries may attend to, (N, H, S, D)."""
+        count = key_states.shape[2]
+        start, stop = self.num_columns, self.num_columns + count
+        self._reserve(key_states, value_states, key_states.shape[0], stop)
+        self.keys[:, :, start:stop] = key_states
+        self.values[:, :, start:stop] = value_states
+        _, first = self.get_mask_sizes(count)
+        self.num_columns = stop
+        return self.keys[:, :, first:stop], self.values[:, :, first:stop]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many columns the new queries may attend to, and the first of them."""
+        length = self.num_columns + query_length
+        visible = length if self.sliding_window is None else min(length, self.sliding_window - 1 + query_length)
+        return visible, length - visible
+
+    def get_seq_length(self) -> int:
+        """How many columns are written."""
+        return self.num_columns
+
+    def take(self, layers: Sequence[GrowingLayer], places: Sequence[Place], num_columns: int) -> None:
+        """Copy a place of each of ``layers``, so that all end at column ``num_columns``; for a new layer."""
+        for row, (layer, place) in enumerate(zip(layers, places, strict=True)):
+            if place.length and layer.is_initialized:  # some models leave a layer's cache unused
+                self._reserve(layer.keys, layer.values, len(places), num_columns)
+                into, out = (
+                    slice(num_columns - place.length, num_columns),
+                    slice(place.start, place.start + place.length),
+                )
+                self.keys[row, :, into] = layer.keys[place.row, :, out]
+                self.values[row, :, into] = layer.values[place.row, :, out]
+        self.num_columns = num_columns
+
+    def shift(self, places: Sequence[Place], num_columns: int) -> None:
+        """Move the places within their rows, so that all end at column ``num_columns``."""
+        for place in places:
+            start = num_columns - place.length
+            if self.is_initialized and start != place.start:
+                into, out = slice(start, num_columns), slice(place.start, place.start + place.length)
+                self.keys[place.row, :, into] = self.keys[place.row, :, out].clone()
+                self.values[place.row, :, into] = self.values[place.row, :, out].clone()
+        self.num_columns = num_columns
+
+    def _reserve(self, keys: torch.Tensor, values: torch.Tensor, num_rows: int, num_columns: int) -> None:
+        old_keys, old_values, written = self.keys, self.values, self.num_columns
+        if old_keys is not None and num_columns <= old_keys.shape[2]:
+            return
+        capacity = max(num_columns + _SPARE_COLUMNS, 2 * written)
+        # Zeros, since what a mask hides is multiplied by 0 and must be finite.
+        self.keys, self.values = (
+            like.new_zeros(num_rows, like.shape[1], capacity, like.shape[3]) for like in (keys, values)
+        )
+        if old_keys is not None:
+            self.keys[:, :, :written] = old_keys[:, :, :written]
+            self.values[:, :, :written] = old_values[:, :, :written]
+        self.is_initialized = True
+
+
+class GrowingHybridLayer(GrowingLayer, LinearAttentionAndFullAttentionLayer):
+    """A layer with recurrent states beside its keys and values."""
+
+    def __init__(self, number_of_states: int) -> None:
+        LinearAttentionAndFullAttentionLayer.__init__(self, number_of_states=number_of_states)
+        GrowingLayer.__init__(self)
+
+
+def growing_layer(layer: Any) -> Any:
+    """The layer to use in place of one of transformers' dynamic cache.
+
+    Raises:
+        NotImplementedError: There is none for its kind.
+    """
+    kind = type(layer)
+    if kind is DynamicLayer:
+        return GrowingLayer()
+    if kind is DynamicSlidingWindowLayer:
+        return GrowingLayer(layer.sliding_window)
+    if kind is LinearAttentionAndFullAttentionLayer:
+        return GrowingHybridLayer(layer.number_of_states)
+    if kind in (LinearAttentionLayer, DummyLayer):
+        return layer
+    raise NotImplementedError(f"rows of a {kind.__name__} cannot be joined")
+
+
+def holds_states(layer: Any) -> bool:
+    """Whether a layer holds states that each token overwrites: they cannot be cut, and padding would spoil them."""
+    return isinstance(layer, LinearAttentionLayer)
+
+
+class CachedRows:
+    """The cache of some conversations, one row each."""
+
+    def __init__(self, new_cache: Callable[[], Cache], places: Sequence[Place | None], device: torch.device) -> None:
+        """Line up conversations: copy their places into a new cache; None for one that has none yet."""
+        self.cache = new_cache()
+        self._device = device
+        held = [place or Place(self, row, 0, 0) for row, place in enumerate(places)]
+        self.num_columns = max(place.length for place in held)
+        for number, layer in enumerate(self.cache.layers):
+            layers: list[Any] = [place.rows.cache.layers[number] for place in held]
+            if isinstance(layer, GrowingLayer):
+                layer.take(layers, held, self.num_columns)
+            if holds_states(layer) and all(places):
+                _take_states(layer, layers, held)
+        self._set_starts([self.num_columns - place.length for place in held])
+
+    def shift(self, places: Sequence[Place]) -> None:
+        """Line up the places of this very cache, one a row in the order of rows, where they are."""
+        self.num_columns = max(place.length for place in places)
+        for layer in self.cache.layers:
+            if isinstance(layer, GrowingLayer):
+                layer.shift(places, self.num_columns)
+        self._set_starts([self.num_columns - place.length for place in places])
+
+    def append(self, width: int, padding: Sequence[int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Make room for ``width`` columns, the first ``padding`` of which hold nothing in rows that were empty.
+
+        Returns:
+            The mask over all columns, (N, S), and the positions of the new ones, (N, width).
+        """
+        if padding is not None and any(padding):
+            self._set_starts([start + count for start, count in zip(self.starts, padding, strict=True)])
+        columns = self.num_columns + width
+        if self._mask is None or self._mask.shape[1] < columns:
+            self._firsts = torch.tensor(self.starts, device=self._device)[:, None]
+            self._columns = torch.arange(2 * columns, device=self._device)
+            self._mask = (self._columns >= self._firsts).long()
+        positions = (self._columns[self.num_columns : columns] - self._firsts).clamp(min=0)
+        self.num_columns = columns
+        return self._mask[:, :columns], positions
+
+    def _set_starts(self, starts: list[int]) -> None:
+        self.starts = starts
+        self._mask: torch.Tensor | None = None
+        self._firsts = self._columns = torch.zeros(0, 1, dtype=torch.long)
+
+
+def _take_states(layer: Any, layers: Sequence[Any], places: Sequence[Place]) -> None:
+    source = layers[0]
+    for name in ("is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state"):
+        setattr(layer, name, dict(getattr(source, name)))
+    layer.conv_kernel_size, layer.device, layer.dtype = dict(source.conv_kernel_size), source.device, source.dtype
+    for name in ("conv_states", "recurrent_states"):
+        for state in range(source.number_of_states):
+            if getattr(source, name)[state] is not None:
+                rows = [getattr(one, name)[state][place.row] for one, place in zip(layers, places, strict=True)]
+                getattr(layer, name)[state] = torch.stack(rows)

@@ -1,0 +1,134 @@
+"""Which way of running a model token by token is right for it, from the fastest.
+
+Transformers' models differ in what a batch of uneven conversations does to them: padding, several new tokens after a
+cached state, positions. None of that is declared anywhere, so the first use of a model runs short made-up
+conversations each way, and compares with one forward pass over the whole row, which is what training computes.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedModel
+
+from agentsgym.agents.decoding import Batch, Forward, Held, KeptBatch, LoneBatch
+from agentsgym.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+# Makes, of what is held of the conversations and their prompts, batches to be sampled one after another.
+Way = Callable[[Sequence[Held], Sequence[Sequence[int]]], Iterator[Batch]]
+
+
+def _together(
+    held: Sequence[Held], prompts: Sequence[Sequence[int]], *, forward: Forward, one_by_one: bool = False
+) -> Iterator[Batch]:
+    yield KeptBatch(held, prompts, forward=forward, one_by_one=one_by_one)
+
+
+def _alone(
+    _held: Sequence[Held], prompts: Sequence[Sequence[int]], *, forward: Forward, with_cache: bool
+) -> Iterator[Batch]:
+    for index, prompt in enumerate(prompts):
+        yield LoneBatch(index, prompt, forward=forward, with_cache=with_cache)
+
+
+_WAYS: dict[str, Callable[..., Iterator[Batch]]] = {
+    "kept": _together,
+    "kept, new tokens one at a time": functools.partial(_together, one_by_one=True),
+    "prefilled again each turn, one conversation at a time": functools.partial(_alone, with_cache=True),
+    "run again for each token, one conversation at a time": functools.partial(_alone, with_cache=False),
+}
+_chosen: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+
+
+def fastest_way(model: PreTrainedModel, call: Callable[..., Any] | None = None) -> Way:
+    """Find the fastest way that gives the logits of a forward pass over the whole row; once a model.
+
+    Args:
+        model: The model.
+        call: What is called in its stead; by default the model.
+
+    Raises:
+        ConfigError: None does.
+    """
+    forward = Forward(model, call)
+    if model not in _chosen:
+        _chosen[model] = _choose(forward)
+    return functools.partial(_WAYS[_chosen[model]], forward=forward)
+
+
+def _choose(forward: Forward) -> str:
+    reasons: list[str] = []
+    for name, way in _WAYS.items():
+        try:
+            error = _error(forward, functools.partial(way, forward=forward))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as raised:  # noqa: BLE001  # the model's code, which says in its own words what it cannot do
+            reasons.append(f"{type(raised).__name__}: {raised}")
+            continue
+        if error <= 2 * _rounding(forward) ** 0.5:
+            if reasons:
+                logger.warning("the cache of %s is %s, since: %s", forward.name, name, "; ".join(reasons))
+            return name
+        reasons.append(f"logits are off by {error:.2g} of their spread if it is {name}")
+    raise ConfigError(
+        f"{forward.name} cannot be sampled: no way of running it token by token gives the logits of one forward pass "
+        f"over the whole row: {'; '.join(reasons)}"
+    )
+
+
+# Of each made-up conversation: what the first prompt, the first answer, the second prompt and the second answer add.
+_PROBES = ((5, 3, 3, 3), (2, 1, 8, 2), (9, 2, 1, 3), (3, 3, 2, 3))
+
+
+def _error(forward: Forward, way: Way) -> float:
+    """How far the logits are from those of a forward pass over the whole row, in made-up conversations."""
+    vocabulary_size = forward.model.config.get_text_config().vocab_size
+    rows = [
+        [(7919 * n * n + 31 * row + 13) % vocabulary_size for n in range(sum(probe))]
+        for row, probe in enumerate(_PROBES)
+    ]
+    wanted = [forward([ids], use_cache=False).logits[0].float() for ids in rows]  # (T, V) each
+    held = [Held() for _ in rows]
+    errors: list[torch.Tensor] = []
+    for turn in (0, 2):
+        places = [sum(probe[: turn + 1]) for probe in _PROBES]  # how much of each row has been run
+        stops = [sum(probe[: turn + 2]) for probe in _PROBES]
+        for batch in way(held, [ids[:place] for ids, place in zip(rows, places, strict=True)]):
+            logits = batch.prefill()
+            while True:
+                errors += [
+                    _distance(given, wanted[index][places[index] - 1])
+                    for index, given in zip(batch.indices, logits.float(), strict=True)
+                    if places[index] < stops[index]
+                ]
+                fed = {index: rows[index][places[index]] for index in batch.indices if places[index] < stops[index] - 1}
+                if not fed:
+                    break
+                for index in batch.indices:
+                    places[index] += 1
+                logits = batch.extend(fed)
+    # Coarse rounding alone can send a token to another expert here and there; what is wrong is wrong more often.
+    return float(torch.stack(errors).quantile(0.75 if _rounding(forward) > 1e-4 else 1.0))
+
+
+def _distance(given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """The largest difference of two rows of logits, (V,), in units of their spread."""
+    return ((given - wanted).abs().max() / (wanted - wanted.mean()).abs().max()).nan_to_num(torch.inf)
+
+
+def _rounding(forward: Forward) -> float:
+    """The relative rounding error of one operation of the model."""
+    kinds = {weight.dtype for weight in forward.model.parameters() if weight.is_floating_point()}
+    if torch.is_autocast_enabled(forward.device.type):
+        kinds.add(torch.get_autocast_dtype(forward.device.type))
+    if torch.get_float32_matmul_precision() != "highest":
+        kinds.add(torch.bfloat16)
+    return max(torch.finfo(kind).eps for kind in kinds)

@@ -1,0 +1,156 @@
+"""How tokens are drawn from logits, and which text ends a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from agentsgym.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn; the fields mean what they mean in transformers and TRL.
+
+    Attributes:
+        temperature: Divides the logits; 0 takes the likeliest token.
+        top_k: Draw among the k likeliest tokens; 0 for all.
+        top_p: Draw among the likeliest tokens that hold this much probability.
+        min_p: Draw among tokens at least this share as likely as the likeliest; None for all.
+        repetition_penalty: Above 1, tokens that the context holds become less likely.
+        stop: A turn ends with the token that completes one of these strings in the text of the turn; the answer's
+            text ends before it, its token ids do not.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    stop: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        rules: list[tuple[str, bool, str]] = [
+            ("temperature", self.temperature >= 0, "a non-negative number"),
+            ("top_k", self.top_k >= 0 and self.top_k % 1 == 0, "0 or a positive whole number"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", self.min_p is None or 0 <= self.min_p <= 1, "None or between 0 and 1"),
+            ("repetition_penalty", self.repetition_penalty > 0, "a positive number"),
+            ("stop", not isinstance(self.stop, str) and all(self.stop), "a sequence of non-empty strings"),
+        ]
+        for name, is_right, wanted in rules:
+            if not is_right:
+                raise ConfigError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
+
+    def processors(self) -> LogitsProcessorList:
+        """What cuts the distribution, in TRL's order, after the temperature."""
+        processors = LogitsProcessorList()
+        if self.top_k:
+            processors.append(TopKLogitsWarper(self.top_k))
+        if self.top_p < 1.0:
+            processors.append(TopPLogitsWarper(self.top_p))
+        if self.min_p:
+            processors.append(MinPLogitsWarper(self.min_p))
+        return processors
+
+
+class Sampler:
+    """Draws tokens, one uniform number a token."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.temperature, self.penalty = sampling.temperature, sampling.repetition_penalty
+        self._cuts: Any = sampling.processors()
+
+    @property
+    def needs_contexts(self) -> bool:
+        """Whether :meth:`draw` must know which tokens a context holds."""
+        return self.penalty != 1.0
+
+    def draw(
+        self, logits: torch.Tensor, uniforms: Sequence[float], seen: torch.Tensor | None = None
+    ) -> tuple[list[int], list[float]]:
+        """Draw one token a row.
+
+        Args:
+            logits: (N, V).
+            uniforms: One number in [0, 1) a row.
+            seen: Which tokens the row's context holds, bool, (N, V); with a repetition penalty.
+
+        Returns:
+            The tokens, and their log-probabilities at the temperature before anything is cut, both of length N.
+        """
+        scores = logits.float()
+        if self.temperature > 0 and self.temperature != 1:
+            scores = scores / self.temperature
+        logprobs = scores.log_softmax(-1)
+        drawn = self._choose(scores if seen is None else penalized(scores, seen, self.penalty), uniforms)
+        return drawn[:, 0].tolist(), logprobs.gather(1, drawn)[:, 0].tolist()
+
+    def _choose(self, scores: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+        if self.temperature == 0:
+            return scores.argmax(-1, keepdim=True)
+        return invert(self._cuts(None, scores).softmax(-1), uniforms)
+
+
+def invert(probabilities: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+    """The first token whose cumulative probability exceeds u times the total: inverse transform sampling.
+
+    Summed in double precision: in single precision, the sums over a large vocabulary lose the unlikely tokens. A
+    token of probability 0 adds nothing and so is never the first.
+
+    Args:
+        probabilities: (N, V), not necessarily summing to 1.
+        uniforms: One number in [0, 1) a row.
+
+    Returns:
+        (N, 1).
+    """
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+    share = torch.tensor(uniforms, dtype=torch.float64, device=probabilities.device)[:, None]
+    return torch.searchsorted(cumulative, share * cumulative[:, -1:], right=True)
+
+
+def penalized(scores: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
+    """Make seen tokens less likely: positive scores are divided, negative ones multiplied (arXiv:1909.05858, §4.1).
+
+    Args:
+        scores: (N, V).
+        seen: Which tokens the row's context holds, bool, (N, V).
+        penalty: Above 1 to make them less likely.
+    """
+    return torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+
+
+def seen_tokens(contexts: Sequence[Sequence[int]], logits: torch.Tensor) -> torch.Tensor:
+    """Which tokens each of N contexts holds, bool, (N, V), with V and the device of ``logits``."""
+    seen = torch.zeros(len(contexts), logits.shape[-1], dtype=torch.bool, device=logits.device)
+    for row, context in zip(seen, contexts, strict=True):
+        row[torch.tensor(context, device=logits.device)] = True
+    return seen
+
+
+class StopText:
+    """Finds stop strings in the text of a turn as it grows."""
+
+    def __init__(self, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
+        self.stop, self._decode = tuple(stop), decode
+        # The first characters of a decoded tail may differ from the whole text's: a broken character, a lost space.
+        self._length = max(map(len, stop), default=0) + 8
+
+    def completed_by_last(self, ids: Sequence[int]) -> bool:
+        """Whether the last of the turn's ids completes a stop string, given that none before did."""
+        if not self.stop:
+            return False
+        count, text = 8, self._decode(ids[-8:])
+        while len(text) < self._length and count < len(ids):
+            count *= 2
+            text = self._decode(ids[-count:])
+        return any(stop in text for stop in self.stop)
+
+    def before(self, text: str) -> str:
+        """The text up to the first stop string."""
+        return text[: min((place for stop in self.stop if (place := text.find(stop)) >= 0), default=len(text))]
