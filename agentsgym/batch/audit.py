@@ -1,0 +1,399 @@
+"""Recorded rollouts, checked as if nothing had been checked before: they may come from a file or another library."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from numbers import Real
+from typing import Any, Literal, NamedTuple, cast
+
+from agentsgym.credit.rewards import TOKEN_CREDITS, check_credit, credited_turn_rewards
+from agentsgym.errors import AgentsGymError, ConfigError
+from agentsgym.types import StopReason, Trajectory
+
+Check = Literal[
+    "fields",  # a value is missing or of the wrong kind; nothing else of the trajectory is checked then
+    "lengths",  # a list does not hold one value a token
+    "token_ids",  # an id is no token
+    "spans",  # turns overlap, are out of order or leave the tokens
+    "prompts",  # a turn's prompt does not extend what stood before it
+    "mask",  # the agent token mask is not the union of the spans
+    "messages",  # a message is none, or a turn does not point at its own answer
+    "logprobs",  # a log-probability is none
+    "rewards",  # a reward is not finite, or does not lie where it belongs
+    "outcome",  # the final reward, the stop reason and the error do not fit each other
+]
+
+_LOGPROB_TOLERANCE = 1e-4  # rounding can lift the log-probability of a sure token a little above 0
+_is_close = partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6)  # of rewards, which may have been single precision
+_SHOWN = 20  # problems in the text of a report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong with one trajectory.
+
+    Attributes:
+        check: The check that found it.
+        trajectory: Index in the list that was audited.
+        session_id: Its session.
+        turn: Index of the turn; None if it is not about one turn.
+        message: What is wrong and what was wanted, in one sentence.
+    """
+
+    check: Check
+    trajectory: int
+    session_id: str
+    turn: int | None
+    message: str
+
+    def __str__(self) -> str:
+        turn = "" if self.turn is None else f", turn {self.turn}"
+        session = f" (session {self.session_id})" if self.session_id else ""
+        return f"trajectory {self.trajectory}{session}{turn}: [{self.check}] {self.message}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """What an audit counted and found; the counts leave out trajectories whose fields cannot be read.
+
+    Attributes:
+        num_trajectories: All that were given.
+        num_failed: Rollouts that the environment or the agent broke.
+        num_turns: Actions.
+        num_segments: Stretches of tokens in which history only grew.
+        num_tokens: All tokens.
+        num_agent_tokens: Those that agents said.
+        num_invalid_turns: Turns that the game called invalid.
+        num_inexact_turns: Turns of text that was encoded afterwards.
+        num_turns_without_logprobs: Turns that have tokens, but no log-probabilities.
+        problems: Everything that is wrong, in the order of the trajectories.
+    """
+
+    num_trajectories: int
+    num_failed: int
+    num_turns: int
+    num_segments: int
+    num_tokens: int
+    num_agent_tokens: int
+    num_invalid_turns: int
+    num_inexact_turns: int
+    num_turns_without_logprobs: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def raise_if_broken(self) -> None:
+        """Raise an :class:`~agentsgym.errors.AgentsGymError` with the text of the report where something is wrong."""
+        if self.problems:
+            raise AgentsGymError(str(self))
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.num_trajectories} trajectories ({self.num_failed} failed), {self.num_turns} turns "
+            f"({self.num_invalid_turns} invalid, {self.num_inexact_turns} encoded afterwards, "
+            f"{self.num_turns_without_logprobs} without log-probabilities), {self.num_tokens} tokens "
+            f"({self.num_agent_tokens} of agents) in {self.num_segments} segments",
+            f"{len(self.problems)} problems" if self.problems else "no problems",
+        ]
+        lines += [f"  {problem}" for problem in self.problems[:_SHOWN]]
+        more = [f"  and {len(self.problems) - _SHOWN} more"] if len(self.problems) > _SHOWN else []
+        return "\n".join([*lines, *more])
+
+
+_Finding = tuple[Check, int | None, str]  # with the index of the turn that it is about
+_Findings = Iterator[_Finding]
+
+
+class _Wanted(NamedTuple):
+    """What the caller knows about the data."""
+
+    vocabulary_size: float
+    turn_credit: str | None
+    token_credit: str | None
+    final_reward_is_sum: bool
+
+
+def audit(
+    trajectories: Sequence[Trajectory],
+    *,
+    vocabulary_size: int | None = None,
+    turn_credit: str | None = "step",
+    token_credit: str | None = "spread",
+    final_reward_is_sum: bool = True,
+) -> AuditReport:
+    """Check everything that training relies on, in the data alone; nothing is changed and nothing raised for it.
+
+    Args:
+        trajectories: The rollouts, of any class that has the attributes of a :class:`~agentsgym.types.Trajectory`.
+        vocabulary_size: Every id must be below it; None for no limit.
+        turn_credit: Which turns were paid, as in the game's ``env_config``; None for a game that places its rewards
+            itself (``_calculate_rewards``): amounts are not compared then.
+        token_credit: Where in the turn, likewise.
+        final_reward_is_sum: Whether final rewards must be the sums of the turn rewards; False for a game that has a
+            ``_final_reward`` of its own.
+
+    Raises:
+        ConfigError: ``vocabulary_size`` is no positive int, or there is no such credit.
+
+    >>> audit([Trajectory(token_ids=[], turns=[], messages=[], final_reward=1.0, stop_reason=StopReason.MAX_TOKENS)]).ok
+    False
+    """
+    if vocabulary_size is not None and (type(vocabulary_size) is not int or vocabulary_size < 1):
+        raise ConfigError(f"vocabulary_size must be a positive int or None, got {vocabulary_size!r}")
+    check_credit("step" if turn_credit is None else turn_credit, "spread" if token_credit is None else token_credit)
+    wanted = _Wanted(vocabulary_size or math.inf, turn_credit, token_credit, final_reward_is_sum)
+    problems: list[Problem] = []
+    readable: list[Any] = []
+    for index, trajectory in enumerate(trajectories):
+        findings = [*_fields(trajectory)]
+        if not findings:
+            readable.append(trajectory)
+            findings = [*_contents(trajectory, wanted)]
+        session_id = str(getattr(trajectory, "session_id", ""))
+        problems += [
+            Problem(check=check, trajectory=index, session_id=session_id, turn=turn, message=message)
+            for check, turn, message in findings
+        ]
+    return AuditReport(num_trajectories=len(trajectories), **_counts(readable), problems=tuple(problems))
+
+
+def _counts(trajectories: list[Any]) -> dict[str, int]:
+    turns = [(turn, trajectory.logprobs is None) for trajectory in trajectories for turn in trajectory.turns]
+    return {
+        "num_failed": sum(trajectory.stop_reason is StopReason.FAILED for trajectory in trajectories),
+        "num_turns": len(turns),
+        "num_segments": sum(len({0, *(turn.prompt_start for turn in row.turns)}) for row in trajectories),
+        "num_tokens": sum(len(trajectory.token_ids) for trajectory in trajectories),
+        "num_agent_tokens": sum(max(0, turn.stop - turn.start) for turn, _ in turns),
+        "num_invalid_turns": sum(turn.invalid for turn, _ in turns),
+        "num_inexact_turns": sum(not turn.exact for turn, _ in turns),
+        "num_turns_without_logprobs": sum(unknown and turn.stop > turn.start for turn, unknown in turns),
+    }
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_index(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return _are_numbers([value])
+
+
+def _are_numbers(values: Any) -> bool:
+    # Kinds rather than values: a row has thousands of tokens, and its numbers are of one type or two.
+    return _is_list(values) and all(kind is not bool and issubclass(kind, Real) for kind in set[Any](map(type, values)))
+
+
+def _is_message(value: Any) -> bool:
+    message = cast("Mapping[str, Any]", value)
+    return isinstance(value, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+
+
+_Kinds = Mapping[tuple[str, Callable[[Any], bool]], tuple[str, ...]]
+_INDEX, _LIST, _NUMBER = ("an int >= 0", _is_index), ("a list", _is_list), ("a number", _is_number)
+_TRAJECTORY_FIELDS: _Kinds = {
+    _LIST: ("token_ids", "turns", "messages"),
+    _NUMBER: ("final_reward",),
+    _INDEX: ("task_index", "rollout_index"),
+    ("a StopReason", lambda value: isinstance(value, StopReason)): ("stop_reason",),
+    ("a list of numbers", _are_numbers): ("per_token_rewards",),
+    ("a list of numbers or None", lambda value: value is None or _are_numbers(value)): ("logprobs",),
+    ("a str", lambda value: isinstance(value, str)): ("session_id",),
+    ("a str or None", lambda value: isinstance(value, str | None)): ("error",),
+    ("a dict", lambda value: isinstance(value, Mapping)): ("info",),
+}
+_TURN_FIELDS: _Kinds = {
+    _INDEX: ("start", "stop", "episode", "message_index", "prompt_start"),
+    _NUMBER: ("reward",),
+    ("True or False", lambda value: isinstance(value, bool)): ("invalid", "exact"),
+    ("a list or None", lambda value: value is None or _is_list(value)): ("prompt_messages",),
+}
+
+
+def _fields(trajectory: Any) -> _Findings:
+    yield from _wrong_kinds(trajectory, _TRAJECTORY_FIELDS)
+    turns: Any = getattr(trajectory, "turns", None)
+    for k, turn in enumerate(turns if _is_list(turns) else ()):
+        yield from _wrong_kinds(turn, _TURN_FIELDS, k)
+
+
+def _wrong_kinds(value: object, kinds: _Kinds, turn: int | None = None) -> _Findings:
+    for (kind, is_right), names in kinds.items():
+        for name in names:
+            if not hasattr(value, name):
+                yield "fields", turn, f"{name} must be {kind}, got {type(value).__name__} without it"
+            elif not is_right(given := getattr(value, name)):
+                yield "fields", turn, f"{name} must be {kind}, got {reprlib.repr(given)} ({type(given).__name__})"
+
+
+def _contents(trajectory: Any, wanted: _Wanted) -> _Findings:
+    yield from _token_ids(trajectory, wanted)
+    yield from _messages(trajectory)
+    yield from _outcome(trajectory, wanted)
+    spans = [*_spans(trajectory)]
+    yield from spans
+    if not spans:  # what lies on which token can be told
+        yield from _prompts(trajectory)
+        yield from _mask(trajectory)
+        yield from _logprobs(trajectory)
+        yield from _rewards(trajectory, wanted)
+
+
+def _token_ids(trajectory: Any, wanted: _Wanted) -> _Findings:
+    ids, limit = trajectory.token_ids, wanted.vocabulary_size
+    if wrong := [index for index, token in enumerate(ids) if type(token) is not int or not 0 <= token < limit]:
+        yield "token_ids", None, f"ids must be ints in [0, {limit}), got {_at(wrong, ids)}"
+
+
+def _spans(trajectory: Any) -> _Findings:
+    edge, size = 0, len(trajectory.token_ids)
+    for k, turn in enumerate(trajectory.turns):
+        if edge <= turn.start <= turn.stop <= size:
+            edge = turn.stop
+        else:
+            yield "spans", k, f"its span must lie in [{edge}, {size}), got [{turn.start}, {turn.stop})"
+
+
+def _prompts(trajectory: Any) -> _Findings:
+    edge = segment = 0
+    for k, turn in enumerate(trajectory.turns):
+        begin = turn.prompt_start
+        if begin != segment and not edge <= begin <= turn.start:
+            wanted = f"at {segment}, as the last turn's, or in [{edge}, {turn.start}]"
+            yield "prompts", k, f"its prompt must begin {wanted}, got {begin}"
+        elif turn.stop > turn.start == begin:
+            yield "prompts", k, "its prompt must hold a token, got an empty one: nothing led to what it says"
+        else:
+            segment = begin
+        edge = turn.stop
+
+
+def _mask(trajectory: Any) -> _Findings:
+    given = list(getattr(trajectory, "agent_token_mask", ()))
+    spoken = {index for turn in trajectory.turns for index in range(turn.start, turn.stop)}
+    right = [int(index in spoken) for index in range(len(trajectory.token_ids))]
+    if len(given) != len(right):
+        yield _wrong_length("agent_token_mask", given, trajectory)
+    elif wrong := [index for index, mask in enumerate(given) if mask != right[index]]:
+        yield "mask", None, f"agent_token_mask must be 1 in the turns' spans alone, got {_at(wrong, given)}"
+
+
+def _messages(trajectory: Any) -> _Findings:
+    messages = trajectory.messages
+    for index, message in enumerate(messages):
+        if not _is_message(message):
+            yield (
+                "messages",
+                None,
+                f"messages[{index}] must have a str 'role' and 'content', got {reprlib.repr(message)}",
+            )
+    last, episode = -1, 0
+    for k, turn in enumerate(trajectory.turns):
+        index = turn.message_index
+        if last < index < len(messages) and _role(messages[index]) == "assistant":
+            last = index
+        else:
+            yield "messages", k, f"message_index must be an assistant's, in ({last}, {len(messages)}), got {index}"
+        shown = [_role(message) for message in turn.prompt_messages or ()]
+        if turn.prompt_messages is not None and (None in shown or shown[-1:] in ([], ["assistant"])):
+            wanted = "messages, the last of them what the agent is to answer"
+            yield "messages", k, f"prompt_messages must be {wanted}, got {reprlib.repr(turn.prompt_messages)}"
+        if turn.episode < episode:
+            yield "messages", k, f"its episode must be {episode} or later, got {turn.episode}"
+        episode = max(episode, turn.episode)
+
+
+def _role(message: Any) -> str | None:
+    return message["role"] if _is_message(message) else None
+
+
+def _logprobs(trajectory: Any) -> _Findings:
+    values = trajectory.logprobs
+    if values is None:
+        return
+    if len(values) != len(trajectory.token_ids):
+        yield _wrong_length("logprobs", values, trajectory)
+        return
+    for k, turn in enumerate(trajectory.turns):
+        # A NaN is not in the interval either.
+        if wrong := [i for i in range(turn.start, turn.stop) if not -math.inf < values[i] <= _LOGPROB_TOLERANCE]:
+            yield "logprobs", k, f"log-probabilities must be finite and at most 0, got {_at(wrong, values)}"
+    if wrong := _nonzero_outside(trajectory.turns, values):
+        yield "logprobs", None, f"logprobs must be 0.0 on environment tokens, got {_at(wrong, values)}"
+
+
+def _rewards(trajectory: Any, wanted: _Wanted) -> _Findings:
+    values, turns = trajectory.per_token_rewards, trajectory.turns
+    if len(values) != len(trajectory.token_ids):
+        yield _wrong_length("per_token_rewards", values, trajectory)
+        return
+    failed = trajectory.stop_reason is StopReason.FAILED
+    if wrong := _nonzero_outside(() if failed else turns, values):
+        where = "in a failed rollout" if failed else "on environment tokens"
+        yield "rewards", None, f"per_token_rewards must be 0.0 {where}, got {_at(wrong, values)}"
+    paid = [[turn.reward, *values[turn.start : turn.stop]] for turn in turns]
+    endless = [k for k, amounts in enumerate(paid) if not all(map(math.isfinite, amounts))]
+    for k in endless:
+        yield "rewards", k, f"rewards must be finite, got {reprlib.repr(paid[k])}"
+    if not failed and not endless and math.isfinite(trajectory.final_reward):
+        yield from _placement(trajectory, wanted)
+
+
+def _placement(trajectory: Any, wanted: _Wanted) -> _Findings:
+    if wanted.turn_credit is None or wanted.token_credit is None:
+        return
+    turns = trajectory.turns
+    rewards, counts = [turn.reward for turn in turns], [turn.stop - turn.start for turn in turns]
+    amounts = credited_turn_rewards(rewards, trajectory.final_reward, counts, wanted.turn_credit)
+    for k, (turn, amount, count) in enumerate(zip(turns, amounts, counts, strict=True)):
+        right = TOKEN_CREDITS[wanted.token_credit](amount, count)
+        given = trajectory.per_token_rewards[turn.start : turn.stop]
+        if not all(map(_is_close, given, right)):
+            how = f"(turn_credit {wanted.turn_credit!r}, token_credit {wanted.token_credit!r})"
+            yield "rewards", k, f"its tokens must be paid {reprlib.repr(right)} {how}, got {reprlib.repr(given)}"
+
+
+def _outcome(trajectory: Any, wanted: _Wanted) -> _Findings:
+    reason, reward, turns = trajectory.stop_reason, trajectory.final_reward, trajectory.turns
+    failed = reason is StopReason.FAILED
+    if not math.isfinite(reward):
+        yield "outcome", None, f"final_reward must be finite, got {reward!r}"
+    elif failed and reward != 0.0:
+        yield "outcome", None, f"final_reward of a failed rollout must be 0.0, got {reward!r}"
+    if failed != (trajectory.error is not None):
+        given = f"{reason.value!r} and {reprlib.repr(trajectory.error)}"
+        yield "outcome", None, f"stop reason 'failed' and an error must come together, got {given}"
+    if not turns and reason not in {StopReason.MAX_TOKENS, StopReason.FAILED}:
+        yield "outcome", None, f"a rollout without turns must end with 'max_tokens' or 'failed', got {reason.value!r}"
+    if turns and reason is StopReason.INVALID and not turns[-1].invalid:
+        yield "outcome", None, "the last turn must be invalid where the stop reason is 'invalid', got a valid one"
+    rewards = [turn.reward for turn in turns]
+    if wanted.final_reward_is_sum and not failed and all(map(math.isfinite, (reward, *rewards))):
+        total = math.fsum(rewards)
+        if not _is_close(reward, total):
+            yield "outcome", None, f"final_reward must be the sum of the turn rewards, {total!r}, got {reward!r}"
+
+
+def _nonzero_outside(turns: Any, values: Any) -> list[int]:
+    starts, stops = [0, *(turn.stop for turn in turns)], [*(turn.start for turn in turns), len(values)]
+    return [i for start, stop in zip(starts, stops, strict=True) for i in range(start, stop) if values[i] != 0.0]
+
+
+def _wrong_length(name: str, values: Sequence[Any], trajectory: Any) -> _Finding:
+    return "lengths", None, f"{name} must hold {len(trajectory.token_ids)} values, one a token, got {len(values)}"
+
+
+def _at(wrong: Sequence[int], values: Sequence[Any]) -> str:
+    others = f" and {len(wrong) - 1} more such" if len(wrong) > 1 else ""
+    return f"{reprlib.repr(values[wrong[0]])} at token {wrong[0]}{others}"

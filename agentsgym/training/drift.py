@@ -1,0 +1,260 @@
+"""How far the policy that sampled is from the model that is trained, told by the log-probabilities of agent tokens.
+
+With ``q`` the sampler's probability of a token and ``p`` the model's, both at the sampling temperature::
+
+    gap    |log q − log p|             0 where sampler and model agree
+    k1     mean(log q − log p)         unbiased estimate of KL(q‖p); may be negative
+    k3     mean(p/q − 1 − log(p/q))    unbiased too, and never negative (arXiv 2402.03300, eq. 4)
+    ratio  p/q                         what importance sampling weighs a token with
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from agentsgym.batch.padding import pad_right
+from agentsgym.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from agentsgym.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Recorded log-probabilities beside those of a model; see the module for the formulas.
+
+    Attributes:
+        num_tokens: Agent tokens that were compared.
+        largest_gap: The largest absolute difference; NaN if a recorded one is.
+        mean_gap: The mean absolute difference.
+        trajectory: Where the largest gap is: index of the trajectory.
+        turn: Index of the turn in it.
+        token: Index of the token in its ``token_ids``.
+        kl_k1: Estimate of KL(sampler‖model).
+        kl_k3: The estimate that is never negative.
+        ratio_min: The smallest ratio model / sampler.
+        ratio_mean: The mean ratio, 1 in expectation whatever the gap.
+        ratio_max: The largest ratio.
+        num_without_logprobs: Trajectories left out because they come without log-probabilities.
+        num_inexact_turns: Turns left out because their text was encoded afterwards.
+        num_without_context: Tokens left out because nothing stands before them.
+    """
+
+    num_tokens: int
+    largest_gap: float
+    mean_gap: float
+    trajectory: int
+    turn: int
+    token: int
+    kl_k1: float
+    kl_k3: float
+    ratio_min: float
+    ratio_mean: float
+    ratio_max: float
+    num_without_logprobs: int = 0
+    num_inexact_turns: int = 0
+    num_without_context: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_tokens} tokens: largest gap {self.largest_gap:.2e} (trajectory {self.trajectory}, turn "
+            f"{self.turn}, token {self.token}), mean gap {self.mean_gap:.2e}, KL k1 {self.kl_k1:.2e}, k3 "
+            f"{self.kl_k3:.2e}, ratio {self.ratio_min:.4f} to {self.ratio_max:.4f}, mean {self.ratio_mean:.4f}; "
+            + _left_out(self.num_without_logprobs, self.num_inexact_turns, self.num_without_context)
+        )
+
+
+class _Token(NamedTuple):
+    """One agent token to be scored."""
+
+    turn: int
+    place: int  # in the trajectory
+    recorded: float
+
+
+class _Row(NamedTuple):
+    """One segment: what is run, from where in which trajectory, and which of its tokens are scored."""
+
+    trajectory: int
+    start: int
+    ids: list[int]
+    tokens: list[_Token]
+
+
+def logprob_gap(
+    model: PreTrainedModel,
+    trajectories: Sequence[Trajectory],
+    *,
+    temperature: float = 1.0,
+    batch_size: int = 8,
+    pad_token_id: int = 0,
+) -> Drift:
+    """Score every agent token with a plain forward pass and compare with what the sampler gave.
+
+    Each segment is a row, padded on the right, that ends with its last compared token. The head runs on the columns
+    that hold an agent token in some row of the batch, and one row at a time is turned to single precision. The model
+    runs without gradient and in evaluation mode, and every module's own mode is set back.
+
+    Args:
+        model: A causal language model of transformers, with the weights that sampled. For what is sampled under
+            autocast, call this under autocast too.
+        trajectories: Rollouts with log-probabilities, failed ones included.
+        temperature: The sampler's; 0, which takes the likeliest token, scores at 1 as the sampler does.
+        batch_size: Rows of one forward pass.
+        pad_token_id: Fills the rows; any id of the vocabulary will do, since nothing attends to it.
+
+    Raises:
+        ConfigError: A number is out of range, or there is no token to compare.
+    """
+    if temperature < 0:
+        raise ConfigError(f"temperature must be a non-negative number, got {temperature!r}")
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be a positive int, got {batch_size!r}")
+    scored = [(index, row) for index, row in enumerate(trajectories) if row.logprobs is not None]
+    segments = [segment for index, trajectory in scored for segment in _segments(index, trajectory)]
+    left_out = {
+        "num_without_logprobs": len(trajectories) - len(scored),
+        "num_inexact_turns": sum(not turn.exact for _, trajectory in scored for turn in trajectory.turns),
+        "num_without_context": sum(token.place == row.start for row in segments for token in row.tokens),
+    }
+    # What nothing stands before has no probability; rows of like length waste little on padding.
+    rows = [row._replace(tokens=[token for token in row.tokens if token.place > row.start]) for row in segments]
+    rows = sorted((row for row in rows if row.tokens), key=lambda row: len(row.ids))
+    if not rows:
+        raise ConfigError(
+            "a comparison needs an agent token with a recorded log-probability, got none in "
+            f"{len(trajectories)} trajectories: {_left_out(**left_out)}"
+        )
+    with _evaluation_mode(model), torch.no_grad():
+        recomputed = torch.cat(
+            [
+                _score(model, rows[start : start + batch_size], temperature or 1.0, pad_token_id)
+                for start in range(0, len(rows), batch_size)
+            ]
+        )
+    return _drift([(row.trajectory, token) for row in rows for token in row.tokens], recomputed, left_out)
+
+
+def drift_metrics(recorded: torch.Tensor, recomputed: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+    """Summarise the drift of one batch for the log.
+
+    Args:
+        recorded: (B, L), what the sampler gave; tokens that it could not score hold NaN and are left out.
+        recomputed: (B, L), what the model gives at the same temperature.
+        mask: (B, L), 1 on agent tokens.
+
+    Returns:
+        ``sampling/sampling_logp_difference/{mean,max}`` (the gap) and
+        ``sampling/importance_sampling_ratio/{min,mean,max}``, as TRL names them but with ratios that nothing cuts;
+        ``sampling/kl/{k1,k3}``. Without any token the gap and KL are 0 and the ratio 1, so that the names are always
+        the same.
+    """
+    chosen = mask.bool() & ~recorded.isnan()
+    if not chosen.any():
+        recorded = recomputed = torch.zeros(1)
+    else:
+        recorded, recomputed = recorded[chosen], recomputed[chosen]
+    numbers = _statistics(recorded, recomputed)
+    return {
+        "sampling/sampling_logp_difference/mean": numbers["mean_gap"],
+        "sampling/sampling_logp_difference/max": numbers["largest_gap"],
+        "sampling/importance_sampling_ratio/min": numbers["ratio_min"],
+        "sampling/importance_sampling_ratio/mean": numbers["ratio_mean"],
+        "sampling/importance_sampling_ratio/max": numbers["ratio_max"],
+        "sampling/kl/k1": numbers["kl_k1"],
+        "sampling/kl/k3": numbers["kl_k3"],
+    }
+
+
+def merged(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """One summary of the drift on several ranks: the smallest, the largest, or the mean of what each rank saw.
+
+    >>> merged([{"sampling/kl/k1": 0.0, "sampling/gap/max": 1.0}, {"sampling/kl/k1": 1.0, "sampling/gap/max": 3.0}])
+    {'sampling/kl/k1': 0.5, 'sampling/gap/max': 3.0}
+    """
+    combine = {"min": min, "max": max}
+    return {
+        name: combine.get(name.rpartition("/")[2], fmean)([part[name] for part in parts])
+        for name in (parts[0] if parts else {})
+    }
+
+
+def _segments(index: int, trajectory: Trajectory) -> list[_Row]:
+    """One row for each segment that holds an exact action."""
+    tokens: dict[int, list[_Token]] = {}  # by where the segment starts
+    for k, turn in enumerate(trajectory.turns):
+        if turn.exact and turn.stop > turn.start and trajectory.logprobs is not None:
+            span = range(turn.start, turn.stop)
+            tokens.setdefault(turn.prompt_start, []).extend(_Token(k, i, trajectory.logprobs[i]) for i in span)
+    return [
+        _Row(index, start, list(trajectory.token_ids[start : own[-1].place + 1]), own) for start, own in tokens.items()
+    ]
+
+
+def _score(model: PreTrainedModel, rows: Sequence[_Row], temperature: float, pad_token_id: int) -> torch.Tensor:
+    """The model's log-probabilities of the rows' tokens, one row after the other, (N,)."""
+    width = max(len(row.ids) for row in rows)
+    ids = torch.tensor([pad_right(row.ids, width, pad_token_id) for row in rows], device=model.device)  # (B, L)
+    mask = torch.tensor([pad_right([1] * len(row.ids), width, 0) for row in rows], device=model.device)
+    before = [[token.place - row.start - 1 for token in row.tokens] for row in rows]  # what predicts each token
+    columns = torch.tensor(sorted({column for own in before for column in own}), device=model.device)
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=columns).logits  # (B, C, V)
+    scored: list[torch.Tensor] = []
+    for row, own in enumerate(before):
+        places = torch.tensor(own, device=model.device)
+        logprobs = (logits[row, torch.searchsorted(columns, places)].float() / temperature).log_softmax(-1)
+        scored.append(logprobs.gather(1, ids[row, places + 1][:, None])[:, 0])
+    return torch.cat(scored).cpu()
+
+
+def _left_out(num_without_logprobs: int, num_inexact_turns: int, num_without_context: int) -> str:
+    return (
+        f"left out are {num_without_logprobs} trajectories without log-probabilities, {num_inexact_turns} turns "
+        f"encoded afterwards and {num_without_context} tokens without context"
+    )
+
+
+def _drift(places: Sequence[tuple[int, _Token]], recomputed: torch.Tensor, left_out: dict[str, int]) -> Drift:
+    recorded = torch.tensor([token.recorded for _, token in places], dtype=torch.float64)
+    trajectory, worst = places[int((recorded - recomputed.double()).abs().argmax())]
+    return Drift(
+        num_tokens=len(places),
+        trajectory=trajectory,
+        turn=worst.turn,
+        token=worst.place,
+        **_statistics(recorded, recomputed),
+        **left_out,
+    )
+
+
+def _statistics(recorded: torch.Tensor, recomputed: torch.Tensor) -> dict[str, float]:
+    log_ratio = recomputed.double() - recorded.double()  # (N,), in double precision: ratios may be large
+    gap, ratio = log_ratio.abs(), log_ratio.exp()
+    return {
+        "largest_gap": gap.max().item(),
+        "mean_gap": gap.mean().item(),
+        "kl_k1": -log_ratio.mean().item(),
+        "kl_k3": (log_ratio.expm1() - log_ratio).mean().item(),
+        "ratio_min": ratio.min().item(),
+        "ratio_mean": ratio.mean().item(),
+        "ratio_max": ratio.max().item(),
+    }
+
+
+@contextlib.contextmanager
+def _evaluation_mode(model: PreTrainedModel) -> Generator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
