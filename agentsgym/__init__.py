@@ -14,10 +14,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentsgym.agents.base import Agent
+    from agentsgym.agents.base import Agent, AsyncAgent
     from agentsgym.agents.direct import DirectOutputAgent
+    from agentsgym.agents.openai import OpenAIAgent
     from agentsgym.agents.policy import PolicyAgent
+    from agentsgym.agents.sampling import Sampling
     from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
+    from agentsgym.batch.audit import AuditReport, audit
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.envs.registry import make, register
     from agentsgym.errors import (
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
         TemplateError,
     )
     from agentsgym.evaluation.run import evaluate
+    from agentsgym.rollouts.pools import ThreadPool
+    from agentsgym.rollouts.processes import ProcessPool
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.trainer import GRPOEnvTrainer
     from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
@@ -42,6 +47,8 @@ __all__ = [
     "Agent",
     "AgentFault",
     "AgentsGymError",
+    "AsyncAgent",
+    "AuditReport",
     "ConfigError",
     "DirectOutputAgent",
     "EnvironmentFault",
@@ -51,26 +58,34 @@ __all__ = [
     "Message",
     "MissingDependency",
     "MultistepEnv",
+    "OpenAIAgent",
     "PolicyAgent",
+    "ProcessPool",
     "RandomAgent",
+    "Sampling",
     "ScriptedAgent",
     "StopReason",
     "TaskError",
     "TemplateError",
+    "ThreadPool",
     "Trajectory",
     "Turn",
     "TurnRequest",
     "__version__",
+    "audit",
     "evaluate",
     "make",
     "register",
 ]
 
 _HOMES = {
-    "agents.base": ("Agent",),
+    "agents.base": ("Agent", "AsyncAgent"),
     "agents.direct": ("DirectOutputAgent",),
+    "agents.openai": ("OpenAIAgent",),
     "agents.policy": ("PolicyAgent",),
+    "agents.sampling": ("Sampling",),
     "agents.scripted": ("RandomAgent", "ScriptedAgent"),
+    "batch.audit": ("AuditReport", "audit"),
     "envs.base": ("MultistepEnv",),
     "envs.registry": ("make", "register"),
     "errors": (
@@ -84,6 +99,8 @@ _HOMES = {
         "TemplateError",
     ),
     "evaluation.run": ("evaluate",),
+    "rollouts.pools": ("ThreadPool",),
+    "rollouts.processes": ("ProcessPool",),
     "training.config": ("GRPOEnvConfig",),
     "training.trainer": ("GRPOEnvTrainer",),
     "types": ("Action", "Message", "StopReason", "Trajectory", "Turn", "TurnRequest"),

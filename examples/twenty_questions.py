@@ -23,7 +23,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
-from trl import ModelConfig, TrlParser
+from trl import ModelConfig, TrlParser, get_peft_config
 
 from agentsgym import Agent, ConfigError, GRPOEnvConfig, GRPOEnvTrainer, PolicyAgent, Trajectory, evaluate
 from agentsgym.envs.TwentyQuestions import (
@@ -61,7 +61,7 @@ DEFAULTS: dict[str, Any] = {
     "dataloader_pin_memory": torch.accelerator.is_available(),
 }
 # What ModelConfig offers and the trainer does not do yet.
-REFUSED = ("use_peft", "load_in_8bit", "load_in_4bit")
+REFUSED = ("load_in_8bit", "load_in_4bit")
 
 
 @dataclass
@@ -115,7 +115,7 @@ def parse_arguments() -> tuple[GameArguments, GRPOEnvConfig, ModelConfig]:
     game, args, model_config = parser.parse_args_and_config()
     for name in REFUSED:
         if getattr(model_config, name):
-            raise ConfigError(f"--{name} is not supported yet: the trainer takes a full model in its own precision")
+            raise ConfigError(f"--{name} is not supported yet: the trainer takes a model in its own precision")
     if game.model and model_config.model_name_or_path:
         raise ConfigError("--model and --model_name_or_path are the same: give one of them")
     game.model = game.model or model_config.model_name_or_path
@@ -126,7 +126,7 @@ class Run:
     """One run of the example: the environment, the policy, and the clock."""
 
     def __init__(self, game: GameArguments, args: GRPOEnvConfig, model_config: ModelConfig) -> None:
-        self.game, self.args = game, args
+        self.game, self.args, self.model_config = game, args, model_config
         self.output = Path(args.output_dir or DEFAULTS["output_dir"])
         self.seconds: dict[str, float] = {}
         self.interrupted = False
@@ -180,9 +180,9 @@ class Run:
 
     def learn(self, curve: LearningCurve) -> None:
         """Train with GRPO, drawing the learning curve on the way."""
-        if self.args.beta:  # the reference is loaded from a path, and is to be the policy as it is now
-            self.save_policy("reference")
-            self.model = AutoModelForCausalLM.from_pretrained(self.output / "reference")
+        if self.args.beta or self.args.use_vllm:  # both load from a path, which is to hold the policy as it is now
+            self.save_policy("start")
+            self.model = AutoModelForCausalLM.from_pretrained(self.output / "start")
         trainer = GRPOEnvTrainer(
             self.model,
             self.env,
@@ -191,12 +191,16 @@ class Run:
                 self.env_config, size=64 * len(self.secrets), seed=self.args.seed, split="all"
             ),
             callbacks=[curve],
+            peft_config=get_peft_config(self.model_config) if self.model_config.use_peft else None,
         )
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)
         with self._phase("reinforcement learning"), self._interruptible():
             trainer.train(resume_from_checkpoint=self.args.resume_from_checkpoint)
         curve.close()
+        if self.model_config.use_peft:
+            adapted: Any = trainer.model
+            self.model = adapted.merge_and_unload()
 
     def save_policy(self, folder: str = "model") -> None:
         """Write the policy as it is now."""

@@ -9,7 +9,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HEAVY = {"accelerate", "datasets", "matplotlib", "numpy", "pandas", "pyarrow", "torch", "transformers", "trl", "vllm"}
+HEAVY = {
+    "accelerate",
+    "datasets",
+    "matplotlib",
+    "numpy",
+    "openai",
+    "pandas",
+    "peft",
+    "pyarrow",
+    "torch",
+    "transformers",
+    "trl",
+    "vllm",
+}
 
 
 def modules_after(statement: str) -> set[str]:
@@ -24,7 +37,7 @@ def modules_after(statement: str) -> set[str]:
     [
         "import agentsgym",
         "from agentsgym import Action, Agent, ConfigError, Message, StopReason, Trajectory, Turn, TurnRequest",
-        "from agentsgym import MultistepEnv, RandomAgent, ScriptedAgent, make, register",
+        "from agentsgym import MultistepEnv, RandomAgent, ScriptedAgent, ThreadPool, audit, make, register",
         "import agentsgym; dir(agentsgym)",
     ],
 )

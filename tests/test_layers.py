@@ -24,11 +24,14 @@ ORDER = (
     "cli",
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names.split()}
+POLICY = tuple(f"agents/{name}.py" for name in ("policy", "sampling", "decoding", "kv_cache", "probing"))
 # A heavy package, the places that may import it, and those that may do so only inside a function or for types.
 HEAVY = {
     "trl": (("training",), ()),
     "vllm": ((), ()),
-    "torch": (("training", "agents/policy.py", "tiny.py"), ("agents/direct.py", "envs", "testing.py")),
+    "torch": (("training", *POLICY, "tiny.py"), ("agents/direct.py", "envs", "testing.py")),
+    "openai": ((), ("agents/openai.py", "agents/openai_client.py")),
+    "peft": ((), ("training",)),
 }
 
 

@@ -6,12 +6,14 @@ read is what TRL declares too widely or not at all, so that the tests, not a typ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from trl.trainer.utils import use_adapter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,11 +53,14 @@ def start_afresh(trainer: Any) -> None:
     trainer._metrics["train"].clear()
 
 
-def free_copies(model: PreTrainedModel) -> None:
+def free_copies(trainer: Any) -> None:
     """Make a deep copy of the model run on its own weights.
 
-    TRL puts its fused head around the ``forward`` of this very model, which a copy would go on calling.
+    TRL puts its fused head around the ``forward`` of this very model (under PEFT: of the base model inside), which a
+    copy would go on calling.
     """
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    model: PreTrainedModel = policy.get_base_model() if hasattr(policy, "peft_config") else policy
     fused_forward = model.forward
 
     @wraps(type(model).forward)  # ``generate`` reads the signature
@@ -63,6 +68,25 @@ def free_copies(model: PreTrainedModel) -> None:
         return fused_forward(*args, **kwargs) if self is model else type(self).forward(self, *args, **kwargs)
 
     model.forward = MethodType(forward, model)
+
+
+@contextlib.contextmanager
+def reference_model(trainer: Any) -> Generator[Any]:
+    """The model that the KL term is about: TRL's own, or under PEFT the policy with its adapters off.
+
+    An adapter that came with the model has a frozen copy of itself, which TRL calls ``"ref"``.
+    """
+    if trainer.ref_model is not None:
+        yield trainer.ref_model
+        return
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
+        yield trainer.model
+
+
+def total(trainer: Any, number: torch.Tensor) -> torch.Tensor:
+    """The sum over all ranks of a 0-dim tensor."""
+    return trainer.accelerator.reduce(number, reduction="sum")
 
 
 def per_token_logps(
@@ -113,7 +137,7 @@ def loss_inputs(batch: Mapping[str, Any], first: int, last: int) -> dict[str, An
         "advantages": batch["advantages"][:, first:last],
         "num_items_in_batch": batch["num_items_in_batch"],
     }
-    for key in ("old_per_token_logps", "ref_per_token_logps"):
+    for key in ("old_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio"):
         if batch.get(key) is not None:
             inputs[key] = batch[key][:, first:last]
     return inputs

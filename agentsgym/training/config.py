@@ -13,16 +13,25 @@ import torch
 from trl import GRPOConfig
 
 from agentsgym.credit.advantages import get_estimator
+from agentsgym.envs.config import Check, is_int, is_number, or_none
 from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.rollouts.pools import Pool, ThreadPool
+from agentsgym.rollouts.processes import ProcessPool
 
 logger = logging.getLogger(__name__)
 
 # Those whose gradient is right where each token has an advantage of its own.
 LOSS_TYPES: Final = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
 
+ENV_POOLS: Final[dict[str, Callable[[int], Pool]]] = {"threads": ThreadPool, "processes": ProcessPool}
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(text, str) and text for text in values)
+
+
 # What TRL offers and this trainer does not do, each with the reason: refused, so that nothing is silently ignored.
 _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("use_vllm", bool, "rollouts run on transformers; vLLM is not supported yet"),
     ("use_transformers_continuous_batching", bool, "rollouts keep their own key/value cache across turns"),
     ("layout", lambda value: value != "trajectory", "only layout='trajectory' is supported yet"),
     (
@@ -56,7 +65,6 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "it must be 'none', 'group' or 'batch'",
     ),
     ("reward_weights", lambda value: value is not None, "rewards come from the environment, one number a turn"),
-    ("generation_kwargs", bool, "set temperature, top_p, top_k, min_p and repetition_penalty themselves"),
     (
         "chat_template_kwargs",
         bool,
@@ -67,6 +75,28 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("max_tool_calling_iterations", lambda value: value is not None, "use env_config['max_steps_per_episode']"),
     ("deepspeed", bool, "training on several ranks is not supported yet"),
     ("fsdp", bool, "training on several ranks is not supported yet"),
+)
+
+
+def _is_share(value: Any) -> bool:
+    return is_number(low=0.0)(value) and value <= 1
+
+
+def _is_seconds(value: Any) -> bool:
+    return is_number(low=0.0)(value) and value > 0
+
+
+# Our own settings: what each must be, as the end of a sentence, and whether a value is.
+_WANTED: tuple[tuple[str, str, Check], ...] = (
+    ("discount", "a number in [0, 1]", _is_share),
+    ("max_turn_tokens", "a positive int", is_int(1)),
+    ("max_completion_length", "a positive int", is_int(1)),
+    ("max_failed_fraction", "a number in [0, 1]", _is_share),
+    ("num_env_workers", "a positive int", is_int(1)),
+    ("turn_timeout_s", "a positive number or None", or_none(_is_seconds)),
+    ("episode_timeout_s", "a positive number or None", or_none(_is_seconds)),
+    ("drift_interval", "a non-negative int", is_int(0)),
+    ("stop_strings", "a list of non-empty strings or None", or_none(_are_texts)),
 )
 
 
@@ -85,7 +115,16 @@ class GRPOEnvConfig(GRPOConfig):
         discount: γ over turns, in [0, 1].
         layout: How rollouts become rows: ``"trajectory"`` is one row a rollout.
         max_turn_tokens: The budget of one turn in tokens.
+        stop_strings: Texts that end a turn as its end-of-turn token does; their tokens stay in the turn.
+        env_pool: Where the environments run: None for the training process itself, ``"threads"`` for those that wait,
+            ``"processes"`` for those that compute, hang or crash.
+        num_env_workers: How many threads or processes those are, on each rank.
+        turn_timeout_s: Wall seconds of one call of an environment between two answers; None for no limit.
+        episode_timeout_s: Wall seconds of a rollout; None for no limit.
         max_failed_fraction: The share of failed rollouts in a generation batch above which the run stops.
+        drift_interval: Every so many generation batches the log-probabilities that the sampler gave are compared with
+            the trained model's own (the metrics ``sampling/…``), at the cost of one scoring pass where the loss does
+            not need it anyway; 0 for never.
         use_cache: What the trained model's configuration says of its cache; the loss runs without one in any case.
 
     Raises:
@@ -111,6 +150,20 @@ class GRPOEnvConfig(GRPOConfig):
         default=0.1,
         metadata={"help": "Share of failed rollouts in a generation batch above which the run stops."},
     )
+    env_pool: str | None = field(default=None, metadata={"help": "Where environments run: 'threads' or 'processes'."})
+    num_env_workers: int = field(default=8, metadata={"help": "Threads or processes of env_pool."})
+    turn_timeout_s: float | None = field(default=None, metadata={"help": "Limit of one call of an environment."})
+    episode_timeout_s: float | None = field(default=None, metadata={"help": "Limit of one rollout."})
+    stop_strings: list[str] | None = field(default=None, metadata={"help": "Texts that end a turn."})
+    drift_interval: int = field(
+        default=0,
+        metadata={"help": "Compare the sampler's log-probabilities with the model's every so many generation batches."},
+    )
+    # TRL's default, the ratio of a whole episode, would mask nearly every long one away.
+    vllm_importance_sampling_mode: str = field(
+        default="token_truncate",
+        metadata={"help": "As TRL names them; the token modes weigh each token by its own ratio."},
+    )
     use_cache: bool = field(
         default=True,
         metadata={"help": "What the trained model's configuration says of its cache."},
@@ -125,19 +178,28 @@ class GRPOEnvConfig(GRPOConfig):
         super().__post_init__()
         get_estimator(self.advantage_estimator)
         _check_picklable(self.advantage_estimator)
-        _require("discount", self.discount, "a number in [0, 1]", lambda value: 0.0 <= value <= 1.0)
-        _require("max_turn_tokens", self.max_turn_tokens, "a positive int", _is_positive_int)
-        _require("max_completion_length", self.max_completion_length, "a positive int", _is_positive_int)
-        _require("max_failed_fraction", self.max_failed_fraction, "a number in [0, 1]", lambda value: 0 <= value <= 1)
+        self._check()
+
+    def _check(self) -> None:
+        for name, wanted, is_valid in _WANTED:
+            value = getattr(self, name)
+            if not is_valid(value):
+                raise ConfigError(f"GRPOEnvConfig.{name} must be {wanted}, got {value!r}")
         for name, is_refused, reason in _REFUSED:
             value = getattr(self, name)
             if is_refused(value):
                 raise ConfigError(f"GRPOEnvConfig({name}={value!r}) is refused: {reason}")
-        if self.loss_type not in LOSS_TYPES:
-            hint = did_you_mean(self.loss_type, LOSS_TYPES)
-            raise ConfigError(f"GRPOEnvConfig.loss_type is unknown: {self.loss_type!r}{hint}")
-        if self.world_size > 1:
-            raise ConfigError(f"training on several ranks is not supported yet, got {self.world_size} processes")
+        for name, known in (("loss_type", LOSS_TYPES), ("env_pool", (None, *ENV_POOLS))):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(
+                    f"GRPOEnvConfig.{name} is unknown: {value!r}{did_you_mean(str(value), filter(None, known))}"
+                )
+        if self.generation_kwargs and not self.use_vllm:
+            raise ConfigError(
+                f"GRPOEnvConfig(generation_kwargs={self.generation_kwargs!r}) is refused without use_vllm: set "
+                "temperature, top_p, top_k, min_p, repetition_penalty and stop_strings themselves"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """TRL's, with an estimator of one's own by its name, since loggers write it as JSON."""
@@ -184,10 +246,6 @@ class GRPOEnvConfig(GRPOConfig):
             self.save_steps = rounded
 
 
-def _is_positive_int(value: Any) -> bool:
-    return isinstance(value, int) and value >= 1
-
-
 def _check_picklable(estimator: Any) -> None:
     try:
         pickle.dumps(estimator)
@@ -196,8 +254,3 @@ def _check_picklable(estimator: Any) -> None:
             f"advantage_estimator must be a function of a module or a functools.partial of one, since every checkpoint "
             f"holds the settings, got {estimator!r}"
         ) from error
-
-
-def _require(name: str, value: Any, wanted: str, is_valid: Callable[[Any], bool]) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not is_valid(value):
-        raise ConfigError(f"GRPOEnvConfig.{name} must be {wanted}, got {value!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import stdev
 
 from agentsgym.evaluation.metrics import Evaluation
@@ -39,6 +40,18 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     if any(outcome is not None for outcome in outcomes):
         metrics["win_rate"] = _mean([bool(outcome) for outcome in outcomes])
     return metrics | _turn_metrics(played) | _token_metrics(played) | _completion_metrics(played)
+
+
+def without_tokens(trajectory: Trajectory) -> Trajectory:
+    """What the metrics read of a rollout, small enough to be sent to every rank."""
+    return replace(
+        trajectory,
+        token_ids=range(len(trajectory.token_ids)),
+        logprobs=None,
+        per_token_rewards=(),
+        turns=[replace(turn, state_key=None, prompt_messages=None) for turn in trajectory.turns],
+        info={} if trajectory.success is None else {"success": trajectory.success},
+    )
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:

@@ -65,7 +65,9 @@ class Environments:
             raise ConfigError(f"a dataset row needs 'task_data' (a dict), got the columns {sorted(row)}")
         key = (str(row.get("env_class_path")), json.dumps(row.get("env_config"), sort_keys=True, default=repr))
         if key not in self._built:
-            self._built[key] = make(row, self._tokenizer) if self._env is None else self._given(self._env, row)
+            env = make(row, self._tokenizer) if self._env is None else self._given(self._env, row)
+            _check_history(env)
+            self._built[key] = env
         return self._built[key]
 
     def trials(
@@ -102,9 +104,20 @@ class Environments:
         return env
 
 
-def group_seeds(num_rows: int, num_rollouts: int, *parts: object) -> list[int]:
-    """One seed a row, equal for the ``num_rollouts`` consecutive rows of a task group, hashed from ``parts``."""
-    return [derive_seed("group", *parts, index // num_rollouts) for index in range(num_rows)]
+def _check_history(env: MultistepEnv) -> None:
+    if env.env_config["history"] != "append":
+        raise ConfigError(
+            f"env_config['history']={env.env_config['history']!r} rewrites history, so that a rollout is no single row "
+            "of tokens, and layout='trajectory' trains one row a rollout: use history='append'"
+        )
+
+
+def group_seeds(num_rows: int, num_rollouts: int, *parts: object, first: int = 0) -> list[int]:
+    """One seed a row, equal for the ``num_rollouts`` consecutive rows of a task group, hashed from ``parts``.
+
+    ``first`` is the place of the first row among the rows of all ranks.
+    """
+    return [derive_seed("group", *parts, index // num_rollouts) for index in range(first, first + num_rows)]
 
 
 def _is_configured(env: MultistepEnv, config: Mapping[str, Any]) -> bool:

@@ -21,13 +21,18 @@ from agentsgym.errors import AgentsGymError, ConfigError
 from agentsgym.evaluation.metrics import Evaluation, summarize
 from agentsgym.rollouts.driver import drive
 from agentsgym.training import _trl
-from agentsgym.training.batches import recorded_logprobs, round_up, row_tensors
-from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.metrics import evaluation_metrics, rollout_metrics
+from agentsgym.training.batches import round_up, row_tensors
+from agentsgym.training.config import ENV_POOLS, GRPOEnvConfig
+from agentsgym.training.drift import merged
+from agentsgym.training.metrics import evaluation_metrics, rollout_metrics, without_tokens
+from agentsgym.training.ranks import gathered, num_before, raised_together
 from agentsgym.training.rows import Environments, group_seeds
+from agentsgym.training.scoring import scores
+from agentsgym.training.vllm_policy import VLLMPolicyAgent
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from peft import PeftConfig
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
     from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
@@ -63,6 +68,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         agent: Agent | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
+        peft_config: PeftConfig | None = None,
     ) -> None:
         """Set up training; the arguments that TRL's trainer has too mean what they mean there.
 
@@ -80,6 +86,8 @@ class GRPOEnvTrainer(GRPOTrainer):
                 is not that of the policy. Text without token ids is encoded and counted in the metric ``exact``.
             callbacks: As in TRL.
             optimizers: As in TRL.
+            peft_config: As in TRL: adapters to be trained in place of the weights; with ``args.beta`` above 0 the
+                reference is the model without them. A ``PeftModel`` as ``model`` goes on with the adapter it has.
 
         Raises:
             ConfigError: A row or a setting cannot be trained, or a dataset is empty.
@@ -90,7 +98,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             raise ConfigError("train_dataset is missing: pass rows with 'task_data', e.g. Env.get_train_dataset()")
         if processing_class is None and env is not None:
             processing_class = env.tokenizer
-        _check_model(model, args)
+        _check_model(model, args, peft_config)
         args.align_saving()
         super().__init__(
             model=model,
@@ -101,8 +109,9 @@ class GRPOEnvTrainer(GRPOTrainer):
             processing_class=processing_class,
             callbacks=callbacks,
             optimizers=optimizers,
+            peft_config=peft_config,
         )
-        _trl.free_copies(self._policy)
+        _trl.free_copies(self)
         self._policy_tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
         self.environments = Environments(env, self._policy_tokenizer)
         for name, dataset in _finite_datasets(train_dataset=train_dataset, eval_dataset=eval_dataset):
@@ -111,6 +120,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         self.agent = self._policy_agent() if agent is None else as_agent(agent)
         self.last_evaluation: Evaluation | None = None
         self._estimator = get_estimator(args.advantage_estimator)
+        self._pool = ENV_POOLS[args.env_pool](args.num_env_workers) if args.env_pool else None
         self._width_multiple = int(args.pad_to_multiple_of or 1)
         self._generation: int | None = None
         self._evaluated: list[Trajectory] = []
@@ -119,6 +129,8 @@ class GRPOEnvTrainer(GRPOTrainer):
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in transformers; a run that starts or resumes takes nothing over from an earlier one of this trainer."""
         self._generation = None
+        if isinstance(self.agent, VLLMPolicyAgent):
+            self.agent.weights_changed()
         _trl.start_afresh(self)
         return super().train(*args, **kwargs)
 
@@ -127,19 +139,22 @@ class GRPOEnvTrainer(GRPOTrainer):
 
         Returns:
             ``prompt_completion_ids``, ``attention_mask``, ``agent_token_mask`` and ``advantages``, all (B, L);
-            ``old_per_token_logps`` and ``ref_per_token_logps``, (B, L) or None; ``num_items_in_batch``, 0-dim, the
-            number of agent tokens.
+            ``old_per_token_logps``, ``ref_per_token_logps`` and (under vLLM) ``importance_sampling_ratio``, (B, L) or
+            None; ``num_items_in_batch``, 0-dim, the
+            number of agent tokens over all ranks.
         """
-        trajectories = self._play(inputs)
-        rollouts = self._scored(inputs, trajectories)
+        first = num_before(len(inputs))
+        trajectories = self._play(inputs, first)
+        everyone = self._share(trajectories)
+        rollouts = gathered(self._scored(inputs, trajectories, first))  # a group may straddle ranks
         scale = cast("Scale", self.args.scale_rewards)  # the configuration has checked it
         turn_advantages = self._estimator(rollouts, discount=self.args.discount, scale=scale)
         advantages = [
             token_advantages(trajectory, numbers, estimator=self._estimator)
-            for trajectory, numbers in zip(trajectories, turn_advantages, strict=True)
+            for trajectory, numbers in zip(trajectories, turn_advantages[first : first + len(inputs)], strict=True)
         ]
         batch = self._batch(trajectories, advantages)
-        self._record(trajectories, rollouts, batch)
+        self._record(everyone, rollouts, batch)
         return batch
 
     def compute_loss(
@@ -159,7 +174,9 @@ class GRPOEnvTrainer(GRPOTrainer):
             _trl.only_labelled(model, mask[:, :last]), narrowed, return_outputs, num_items_in_batch
         )
 
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+    def evaluation_loop(
+        self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> EvalLoopOutput:
         """TRL's loop, with win rate, reward and turns over all games and their intervals among the metrics.
 
         It draws from generators of its own, so that evaluating changes no number of the training that goes on.
@@ -168,14 +185,18 @@ class GRPOEnvTrainer(GRPOTrainer):
             ConfigError: A batch would cut the rollouts of a task apart.
         """
         num_rollouts = cast("int", self.num_generations_eval)  # TRL has filled it in
-        if self.args.eval_batch_size % num_rollouts:
+        batch_size = self.args.eval_batch_size * self.args.world_size
+        if batch_size % num_rollouts:
             raise ConfigError(
-                f"per_device_eval_batch_size must be a multiple of num_generations_eval ({num_rollouts}), "
-                f"so that the rollouts of a task stay together, got {self.args.eval_batch_size}"
+                f"per_device_eval_batch_size, times the number of ranks, must be a multiple of num_generations_eval "
+                f"({num_rollouts}), so that the rollouts of a task stay together, got {batch_size}"
             )
         self._evaluated = []
+        if isinstance(self.agent, VLLMPolicyAgent):
+            self.agent.weights_changed()  # by whom, nobody says: evaluation may be called at any time
         with _untouched_global_generators():
-            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        del self._evaluated[_num_rollouts(dataloader.dataset, num_rollouts) :]
         if self._evaluated and output.metrics is not None:
             clusters = [index // num_rollouts for index in range(len(self._evaluated))]
             self.last_evaluation = summarize(self._evaluated, clusters=clusters)
@@ -184,21 +205,40 @@ class GRPOEnvTrainer(GRPOTrainer):
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in numbers.items()})
         return output
 
-    def _play(self, rows: Sequence[dict[str, Any]]) -> list[Trajectory]:
+    def _play(self, rows: Sequence[dict[str, Any]], first: int) -> list[Trajectory]:
+        """Play this rank's rows, which are rows ``first`` and following of the generation batch."""
         phase = self._next_phase()
-        trials = self.environments.trials(
-            rows,
-            group_seeds(len(rows), _trl.num_generations(self), self.args.seed, *phase),
-            max_turn_tokens=self.args.max_turn_tokens,
-            max_completion_length=self.args.max_completion_length,
-        )
+        seeds = group_seeds(len(rows), _trl.num_generations(self), self.args.seed, *phase, first=first)
         if isinstance(self.agent, PolicyAgent):
-            self.agent.reseed(self.args.seed, *phase)
-        trajectories = drive([trial.play() for trial in trials], self.agent)
-        self._check_rollouts(trajectories)
-        if not _trl.is_training(self):
-            self._evaluated.extend(trajectories)
+            self.agent.reseed(self.args.seed, *phase, first=first)
+        elif isinstance(self.agent, VLLMPolicyAgent):
+            self.agent.begin(self.state.global_step)
+        with raised_together():  # before any rank plays: an agent may be in step with those of the others
+            trials = self.environments.trials(
+                rows,
+                seeds,
+                max_turn_tokens=self.args.max_turn_tokens,
+                max_completion_length=self.args.max_completion_length,
+            )
+        with raised_together():
+            trajectories = drive(
+                trials,
+                self.agent,
+                pool=self._pool,
+                turn_timeout_s=self.args.turn_timeout_s,
+                episode_timeout_s=self.args.episode_timeout_s,
+            )
         return trajectories
+
+    def _share(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The rollouts of all ranks, in training without what only their own rank needs of them."""
+        if _trl.is_training(self):
+            everyone = gathered([without_tokens(trajectory) for trajectory in trajectories])
+        else:
+            everyone = gathered(trajectories)
+            self._evaluated.extend(everyone)
+        self._check_rollouts(everyone)
+        return everyone
 
     def _next_phase(self) -> tuple[str, int]:
         """Name this generation batch, so that its seeds are its own, also after a resume."""
@@ -220,6 +260,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         return self.args.generations_at(step)
 
     def _check_rollouts(self, trajectories: Sequence[Trajectory]) -> None:
+        """Stop where too many failed: every rank is given the rollouts of all, so that all of them stop."""
         failed = [trajectory for trajectory in trajectories if trajectory.failed]
         if len(failed) > self.args.max_failed_fraction * len(trajectories):
             raise AgentsGymError(
@@ -235,7 +276,9 @@ class GRPOEnvTrainer(GRPOTrainer):
                 len(trajectories),
             )
 
-    def _scored(self, rows: Sequence[dict[str, Any]], trajectories: Sequence[Trajectory]) -> list[ScoredRollout]:
+    def _scored(
+        self, rows: Sequence[dict[str, Any]], trajectories: Sequence[Trajectory], first: int
+    ) -> list[ScoredRollout]:
         num_rollouts = _trl.num_generations(self)
         scored = [
             ScoredRollout.from_trajectory(
@@ -243,7 +286,7 @@ class GRPOEnvTrainer(GRPOTrainer):
                 group=index // num_rollouts,
                 turn_credit=self.environments.of(row).env_config["turn_credit"],
             )
-            for index, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True))
+            for index, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True), first)
         ]
         keys = [key for rollout in scored for key in rollout.state_keys]
         if _is_gigpo(self._estimator) and keys and all(key is None for key in keys):
@@ -258,29 +301,23 @@ class GRPOEnvTrainer(GRPOTrainer):
             multiple_of=self._width_multiple,
             device=self.accelerator.device,
         )
-        scored = (rows["prompt_completion_ids"], rows["attention_mask"], rows["agent_token_mask"])
-        old = ref = None
-        if _trl.needs_old_logprobs(self.args):
-            old = recorded_logprobs(trajectories, rows["advantages"])
-            old = _trl.per_token_logps(self, self.model, *scored) if old is None else old
-        if self.beta != 0.0:
-            ref = _trl.per_token_logps(self, self.ref_model, *scored)
-        return {
-            **rows,
-            "old_per_token_logps": old,
-            "ref_per_token_logps": ref,
-            "num_items_in_batch": rows["agent_token_mask"].sum(),
-        }
+        tensors, drift = scores(self, trajectories, rows, with_drift=self._is_drift_due())
+        _trl.record_metrics(self, merged(gathered([drift])))
+        return {**rows, **tensors, "num_items_in_batch": _trl.total(self, rows["agent_token_mask"].sum())}
+
+    def _is_drift_due(self) -> bool:
+        interval = self.args.drift_interval
+        return bool(interval) and _trl.is_training(self) and ((self._generation or 1) - 1) % interval == 0
 
     def _record(
         self, trajectories: Sequence[Trajectory], rollouts: Sequence[ScoredRollout], batch: dict[str, Any]
     ) -> None:
         counts = batch["agent_token_mask"].sum(1).clamp(min=1)
-        _trl.record_tokens(self, int(batch["attention_mask"].sum()))
+        _trl.record_tokens(self, sum(gathered([int(batch["attention_mask"].sum())])))
         _trl.record_metrics(
             self, {**rollout_metrics(trajectories), "frac_reward_zero_std": zero_variance_share(rollouts)}
         )
-        _trl.record_conversations(self, trajectories, (batch["advantages"].sum(1) / counts).tolist())
+        _trl.record_conversations(self, trajectories, gathered((batch["advantages"].sum(1) / counts).tolist()))
 
     def _warn_once(self, message: str, *values: object) -> None:
         if message not in self._warnings:
@@ -291,8 +328,13 @@ class GRPOEnvTrainer(GRPOTrainer):
     def _policy(self) -> PreTrainedModel:
         return cast("PreTrainedModel", self.accelerator.unwrap_model(self.model))
 
-    def _policy_agent(self) -> PolicyAgent:
+    def _policy_agent(self) -> PolicyAgent | VLLMPolicyAgent:
         args = self.args
+        stop = tuple(args.stop_strings or ())
+        if args.use_vllm:
+            return VLLMPolicyAgent(
+                self.vllm_generation, self._policy_tokenizer, max_turn_tokens=args.max_turn_tokens, stop=stop
+            )
         return PolicyAgent(
             self._policy,
             self._policy_tokenizer,
@@ -302,16 +344,22 @@ class GRPOEnvTrainer(GRPOTrainer):
                 top_p=args.top_p,
                 min_p=args.min_p,
                 repetition_penalty=args.repetition_penalty,
+                stop=stop,
             ),
             max_turn_tokens=args.max_turn_tokens,
             context=self.accelerator.autocast,  # pyright: ignore[reportArgumentType]  # its default is None, untold
         )
 
 
-def _check_model(model: Any, args: GRPOEnvConfig) -> None:
-    if hasattr(model, "peft_config"):
-        raise ConfigError("a PEFT model is not supported yet: pass the base model")
-    if args.beta != 0.0 and not isinstance(model, str) and not model.config.name_or_path:
+def _check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None) -> None:
+    adapters = [*getattr(model, "peft_config", {}).values(), *([] if peft_config is None else [peft_config])]
+    for adapter in adapters:
+        if adapter.is_prompt_learning:
+            raise ConfigError(
+                f"a {type(adapter).__name__} puts tokens of its own in front of every prompt, so that no record would "
+                "be exact: use LoRA or another adapter inside the layers"
+            )
+    if args.beta != 0.0 and not adapters and not isinstance(model, str) and not model.config.name_or_path:
         raise ConfigError(
             "beta needs a reference model, which TRL loads from the model's path, and this model has none: "
             "save it with save_pretrained and load it with from_pretrained first"
@@ -326,6 +374,11 @@ def _check_size(train_dataset: Any, args: GRPOEnvConfig) -> None:
             f"({args.generation_batch_size} rollouts, {args.num_generations} a group), got {len(train_dataset)}: "
             "with fewer nothing would be trained"
         )
+
+
+def _num_rollouts(dataset: Any, num_rollouts: int) -> int | None:
+    """How many rollouts an evaluation has; what ranks play beyond that only fills their last batch."""
+    return None if isinstance(dataset, IterableDataset) else len(dataset) * num_rollouts
 
 
 def _is_gigpo(estimator: Any) -> bool:

@@ -90,7 +90,7 @@ def test_the_saved_policy_plays_as_it_did_at_the_end(run: tuple[Path, str]) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--use_peft"], "--use_peft is not supported yet"),
+        (["--load_in_4bit"], "--load_in_4bit is not supported yet"),
         (["--model", "a", "--model_name_or_path", "b"], "are the same"),
         (["--objects", "cat", "dgo"], "did you mean 'dog'"),
         (["--loss_type", "vespo"], "vespo"),
@@ -139,3 +139,16 @@ def test_ctrl_c_keeps_what_was_learnt(tmp_path: Path) -> None:
     assert "keeping what was learnt" in output
     assert summary_of(tmp_path)["interrupted"] is True
     assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_adapters_are_trained_and_merged_into_the_policy_that_is_saved(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(tmp_path, "--use_peft", "--lora_target_modules", "q_proj", "v_proj", "--max_steps", "4"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    names = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    assert not any("lora" in name for name in names)
+    assert summary_of(tmp_path)["after"]["num_games"] == NUM_GAMES

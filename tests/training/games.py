@@ -4,74 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from datasets import Dataset
+from number_games import NUMBERS, GuessNumber, SayBlue
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentsgym.agents.base import Agent
-from agentsgym.envs.base import MultistepEnv
 from agentsgym.tiny import tiny_policy
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.trainer import GRPOEnvTrainer
 
-NUMBERS = ["one", "two", "three", "four", "five", "six"]
+__all__ = ["NUMBERS", "GuessNumber", "SayBlue"]  # the games, beside what stands here
 WORDS = [
     f"Guess a number from one to six. Higher. Lower. A number, please. {' '.join(NUMBERS)}",
     "Say a color. red blue",
 ]
-
-
-class GuessNumber(MultistepEnv):
-    """Every turn costs a tenth; the secret word pays 1 and ends the game, so episodes differ in length.
-
-    A task with ``cannot_start`` raises at once, one with ``breaks`` at its second turn.
-    """
-
-    default_config: ClassVar = {"max_steps_per_episode": 4, "error_allowance": 99}
-
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-        if task_data.get("cannot_start"):
-            raise RuntimeError("there is no such number")
-        secret = task_data.get("secret", self.rng(session_id).randrange(len(NUMBERS)))
-        return {"done": False, "secret": secret, "said": "", "breaks": task_data.get("breaks", False)}
-
-    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
-        return "Guess a number from one to six." if step == 0 else state["said"]
-
-    def _state_key(self, state: dict[str, Any]) -> str:
-        return state["said"]
-
-    def _step_episode(
-        self, session_id: str, state: dict[str, Any], action: str
-    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        if state["breaks"] and state["said"]:
-            raise RuntimeError("the game is broken")
-        guesses = [NUMBERS.index(word) for word in action.split() if word in NUMBERS]
-        won = state["secret"] in guesses
-        said = "A number, please." if not guesses else "Higher." if guesses[0] < state["secret"] else "Lower."
-        reward = 1.0 if won else -0.1
-        return {**state, "said": said}, reward, won, {"success": won, "invalid": not guesses}
-
-
-class SayBlue(MultistepEnv):
-    """Two turns; each pays 1 where the answer holds the word blue."""
-
-    default_config: ClassVar = {"max_steps_per_episode": 2}
-
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-        return {"done": False, "blues": 0, "turn": 0}
-
-    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
-        return "Say a color."
-
-    def _step_episode(
-        self, session_id: str, state: dict[str, Any], action: str
-    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        is_blue = "blue" in action.split()
-        blues, turn = state["blues"] + is_blue, state["turn"] + 1
-        return {"blues": blues, "turn": turn}, float(is_blue), turn == 2, {"success": blues == 2}
 
 
 class TextAgent(Agent):

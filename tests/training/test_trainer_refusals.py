@@ -20,7 +20,6 @@ from agentsgym.training.trainer import GRPOEnvTrainer
 
 # For each setting that is refused, a value that is and the others that TRL wants along with it.
 REFUSED_VALUES: dict[str, dict[str, Any]] = {
-    "use_vllm": {"use_vllm": True},
     "use_transformers_continuous_batching": {"use_transformers_continuous_batching": True},
     "layout": {"layout": "turn"},
     "importance_sampling_level": {"importance_sampling_level": "sequence"},
@@ -30,7 +29,6 @@ REFUSED_VALUES: dict[str, dict[str, Any]] = {
     "multi_objective_aggregation": {"multi_objective_aggregation": "normalize_then_sum"},
     "scale_rewards": {"scale_rewards": "turn"},
     "reward_weights": {"reward_weights": [1.0]},
-    "generation_kwargs": {"generation_kwargs": {"top_k": 3}},
     "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
     "cache_implementation": {"cache_implementation": "static"},
     "remove_unused_columns": {"remove_unused_columns": True},
@@ -71,11 +69,28 @@ def test_every_tested_refusal_is_one() -> None:
         ("max_turn_tokens", True),
         ("max_completion_length", None),
         ("max_failed_fraction", 1.5),
+        ("num_env_workers", 0),
+        ("turn_timeout_s", 0),
+        ("episode_timeout_s", float("inf")),
+        ("drift_interval", -1),
+        ("drift_interval", 0.5),
+        ("stop_strings", "\n"),
+        ("stop_strings", [""]),
     ],
 )
 def test_an_impossible_value_is_named(name: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be"):
         settings(tmp_path, **{name: value})
+
+
+def test_an_unknown_pool_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"env_pool is unknown: 'thread'; did you mean 'threads'"):
+        settings(tmp_path, env_pool="thread")
+
+
+def test_options_for_vllm_are_refused_without_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"generation_kwargs=\{'top_k': 3\}.*refused without use_vllm.*stop_strings"):
+        settings(tmp_path, generation_kwargs={"top_k": 3})
 
 
 def test_an_unknown_estimator_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
@@ -93,23 +108,16 @@ def test_an_estimator_that_no_checkpoint_could_hold_is_refused(tmp_path: Path) -
         settings(tmp_path, advantage_estimator=lambda rollouts, **_: [])
 
 
-def test_several_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GRPOEnvConfig, "world_size", property(lambda self: 2))
-    with pytest.raises(ConfigError, match="several ranks is not supported yet, got 2 processes"):
-        settings(tmp_path)
-
-
 def built(folder: Path, **arguments: Any) -> GRPOEnvTrainer:
     model, tokenizer = policy()
     given = {"env": GuessNumber(tokenizer), "args": settings(folder), "train_dataset": tasks(), **arguments}
     return GRPOEnvTrainer(given.pop("model", model), **given)
 
 
-def test_a_peft_model_is_refused(tmp_path: Path) -> None:
-    model, _ = policy()
-    model.peft_config = {"default": object()}
-    with pytest.raises(ConfigError, match="PEFT model is not supported yet"):
-        built(tmp_path, model=model)
+def test_a_history_that_is_rewritten_is_refused(tmp_path: Path) -> None:
+    _, tokenizer = policy()
+    with pytest.raises(ConfigError, match=r"history.*rewrites history.*use history='append'"):
+        built(tmp_path, env=GuessNumber(tokenizer, {"history": "rerender"}))
 
 
 def test_kl_without_a_reference_to_load_is_refused(tmp_path: Path) -> None:

@@ -255,6 +255,7 @@ def test_what_a_generation_batch_holds(tmp_path: Path) -> None:
         "advantages",
         "old_per_token_logps",
         "ref_per_token_logps",
+        "importance_sampling_ratio",
         "num_items_in_batch",
     ]
     ids, attention_mask, mask = (batch[key] for key in list(batch)[:3])

@@ -1,0 +1,132 @@
+"""Two ranks that share the weights of one model against one process that has them all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sharded_run
+import torch
+from accelerate.utils import DistributedType
+from games import policy
+from test_ranks import LAUNCH
+from transformers import AutoModelForCausalLM
+
+from agentsgym.errors import ConfigError
+from agentsgym.training.in_step import InStep, OutOfStep, policy_agent_type
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that all training begins with, in a folder: the KL term's reference is loaded from there."""
+    folder = tmp_path_factory.mktemp("base")
+    policy()[0].save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def launched(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The folder in which two ranks left their outcomes, and how they ended."""
+    folder = tmp_path_factory.mktemp("sharded")
+    script = Path(sharded_run.__file__)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), str(script.parents[2])])}
+    done = subprocess.run(
+        [*LAUNCH, str(script), str(base), str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,  # a deadlock is a failure, not a wait
+        check=False,
+    )
+    return folder, done
+
+
+@pytest.fixture(scope="module")
+def ranks(launched: tuple[Path, subprocess.CompletedProcess[str]]) -> list[dict[str, Any]]:
+    """The outcomes of every scenario on each of two ranks."""
+    folder, done = launched
+    files = [folder / f"rank{rank}.json" for rank in range(2)]
+    assert all(file.exists() for file in files), done.stdout[-2000:] + done.stderr[-4000:]
+    return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.mark.parametrize("sharding", sharded_run.SHARDINGS)
+@pytest.mark.parametrize("name", sharded_run.GAMES)
+def test_a_sharded_model_says_what_it_says_unsharded(name: str, sharding: str, ranks: list[dict[str, Any]]) -> None:
+    wanted = sharded_run.played_alone(name)
+    given = [game for outcomes in ranks for game in outcomes[f"{name} {sharding}"]]
+    assert [game["error"] for game in given] == [None] * len(wanted)
+    assert [game["ids"] for game in given] == [game["ids"] for game in wanted]
+    for mine, theirs in zip(given, wanted, strict=True):
+        assert mine["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-5)
+
+
+def test_games_of_a_rank_are_uneven(ranks: list[dict[str, Any]]) -> None:
+    first, second = ([game["turns"] for game in outcomes["uneven fsdp2"]] for outcomes in ranks)
+    assert len(set(first)) > 1
+    assert max(first) != max(second)
+
+
+@pytest.mark.parametrize("name", sharded_run.TRAINED)
+def test_two_ranks_train_shards_as_one_process_trains_all(
+    name: str, ranks: list[dict[str, Any]], base: Path, tmp_path: Path
+) -> None:
+    one = sharded_run.trained(name, tmp_path, base)
+    first, second = (outcomes[name] for outcomes in ranks)
+    assert (one["agent"], first["agent"]) == ("PolicyAgent", "ShardedPolicyAgent")
+    assert (one["sharded"], first["sharded"]) == (False, True)
+    assert any(one["loss"])
+    for key in sharded_run.WATCHED:
+        assert first[key] == pytest.approx(one[key], abs=1e-5), key
+    assert first["weights"] == second["weights"]
+    for key, weights in one["weights"].items():
+        torch.testing.assert_close(torch.tensor(first["weights"][key]), torch.tensor(weights), rtol=0, atol=1e-5)
+
+
+def test_what_is_saved_is_the_whole_model(
+    ranks: list[dict[str, Any]], launched: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    saved = AutoModelForCausalLM.from_pretrained(launched[0] / "evaluated" / "saved")
+    assert ranks[0]["evaluated"]["weights"] == {key: weights.tolist() for key, weights in saved.named_parameters()}
+
+
+def test_a_forward_pass_that_breaks_off_on_one_rank_ends_the_run(
+    launched: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    _, done = launched
+    assert done.returncode != 0
+    assert "broke off on rank 1: NotImplementedError('no cache, please')" in done.stderr
+
+
+def test_one_process_alone_is_in_step_with_itself() -> None:
+    in_step = InStep(lambda **arguments: arguments)
+    assert in_step(input_ids=[1], use_cache=True) == {"input_ids": [1], "use_cache": True}
+    in_step.join(lambda: pytest.fail("there is nobody to run along with"))
+
+
+def test_nothing_is_run_or_sent_after_a_break() -> None:
+    calls: list[str] = []
+
+    def broken(**_: object) -> None:
+        calls.append("run")
+        raise RuntimeError("out of memory")
+
+    in_step = InStep(broken)
+    with pytest.raises(OutOfStep, match="broke off on rank 0: RuntimeError\\('out of memory'\\)"):
+        in_step(input_ids=[1])
+    with pytest.raises(OutOfStep, match="before"):
+        in_step(input_ids=[1])
+    in_step.join(broken)
+    assert calls == ["run"]
+
+
+@pytest.mark.parametrize("kind", [DistributedType.DEEPSPEED, DistributedType.FSDP])
+def test_unproven_ways_of_sharding_are_refused(kind: DistributedType) -> None:
+    accelerator: Any = SimpleNamespace(distributed_type=kind, is_fsdp2=False)
+    with pytest.raises(ConfigError, match="is refused, since it has not been proven"):
+        policy_agent_type(accelerator)

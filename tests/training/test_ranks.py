@@ -1,0 +1,72 @@
+"""Two processes under `accelerate launch` against one with the same global batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks_run
+
+LAUNCH = [
+    *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+    *("--num_cpu_threads_per_process", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
+    *("--main_process_port", "0"),
+]
+TRAINED = ["dapo", "grpo", "accumulated", "iterated", "evaluated"]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The outcomes of every scenario on each of two ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    script = Path(ranks_run.__file__)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), str(script.parents[2])])}
+    done = subprocess.run(
+        [*LAUNCH, str(script), str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,  # a deadlock is a failure, not a wait
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_two_ranks_train_as_one_process_does(name: str, ranks: list[dict[str, Any]], tmp_path: Path) -> None:
+    one = ranks_run.outcome(name, tmp_path)
+    first, second = (outcomes[name] for outcomes in ranks)
+    assert one["loss"]
+    assert any(one["loss"])
+    for key in [key for key in one if key != "weights"]:
+        assert first[key] == pytest.approx(one[key], abs=1e-5), key
+    assert first["weights"] == second["weights"]
+
+
+def test_episodes_of_the_scenarios_are_uneven(ranks: list[dict[str, Any]]) -> None:
+    assert all(1 < turns < 4 for turns in ranks[0]["dapo"]["turns/mean"])
+
+
+def test_an_evaluation_counts_each_game_once(ranks: list[dict[str, Any]]) -> None:
+    assert {count for outcomes in ranks for count in outcomes["evaluated"]["eval_num_games"]} == {12}
+
+
+def test_a_rank_whose_every_rollout_failed_does_not_stop_the_others(ranks: list[dict[str, Any]]) -> None:
+    first, second = (outcomes["silent_rank"] for outcomes in ranks)
+    assert "error" not in first
+    assert first["weights"] == second["weights"]
+    assert all(norm > 0 for norm in first["grad_norm"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("too_many_failed", "4 of 8 rollouts failed"), ("refused", "no model is loaded here")]
+)
+def test_what_ends_the_run_on_one_rank_ends_it_on_all(name: str, said: str, ranks: list[dict[str, Any]]) -> None:
+    for outcomes in ranks:
+        assert said in outcomes[name]["error"]

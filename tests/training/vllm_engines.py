@@ -1,0 +1,202 @@
+"""What stands under TRL's ``VLLMGeneration`` where vLLM is not installed: its answers are scripted, the rest is TRL's.
+
+Also the two processes in which the ranks of :class:`VLLMPolicyAgent` meet: everything between them is TRL's own code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import trl.generation.vllm_generation as trl_vllm
+from accelerate import Accelerator, InitProcessGroupKwargs
+from trl.generation.vllm_generation import VLLMGeneration
+
+from agentsgym.errors import AgentFault, AgentsGymError
+from agentsgym.rollouts.driver import drive
+from agentsgym.tiny import tiny_policy
+from agentsgym.training.vllm_policy import VLLMPolicyAgent
+from agentsgym.types import Action, TurnRequest
+
+WORDS = "one two three four five six seven eight nine ten stop here."
+NUM_RANKS = 2
+Script = Callable[[list[int]], list[int]]
+
+
+def scripted(prompt: list[int]) -> list[int]:
+    """One to three words that only this prompt is answered with, and the end of turn."""
+    mixed = sum((place + 1) * token for place, token in enumerate(prompt))
+    return [4 + (mixed + step) % 9 for step in range(1 + mixed % 3)] + [2]
+
+
+class Engine:
+    """Both of vLLM's faces, the colocated ``LLM`` and the server's client, and what was asked of it, in order."""
+
+    def __init__(self, script: Script = scripted, logprob: float = -0.5) -> None:
+        self.script, self.logprob = script, logprob
+        self.events: list[Any] = []
+        self.calls: list[list[list[int]]] = []
+        self.asked: list[dict[str, Any]] = []
+        self.fails_at: set[int] = set()
+        self.cannot_read: int | None = None  # a token
+
+        model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=self._load))
+        driver_worker = SimpleNamespace(model_runner=model_runner)
+        self.llm_engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=driver_worker))
+
+    def _load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+        self.events.append(("load", *(name for name, _ in weights)))
+
+    def reset_prefix_cache(self) -> None:
+        self.events.append("reset")
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.events.append(("wake", *tags))
+
+    def sleep(self, level: int) -> None:
+        self.events.append(("sleep", level))
+
+    def update_named_params(self, metadata: Any, params: Any) -> None:
+        self.events.append(("load", *(name for name, _ in params)))
+
+    def generate(self, prompts: list[Any], sampling_params: Any = None, **options: Any) -> Any:
+        """As a server's client where the prompts are ids, as an ``LLM`` where they are dicts."""
+        colocated = sampling_params is not None
+        if colocated:
+            prompts, options = [prompt["prompt_token_ids"] for prompt in prompts], vars(sampling_params)
+        else:
+            options = {**options, **options["generation_kwargs"]}
+        self.events.append("generate")
+        self.calls.append(prompts)
+        self.asked.append(options)
+        if len(self.calls) - 1 in self.fails_at or any(self.cannot_read in prompt for prompt in prompts):
+            raise ConnectionError("the engine is gone")
+        answers = [self._ended(self.script(prompt), options) for prompt in prompts]
+        if colocated:
+            return [self._output(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        logprobs = [[[self.logprob] for _ in answer] for answer in answers]
+        return {"prompt_ids": prompts, "completion_ids": answers, "logprobs": logprobs}
+
+    def _ended(self, answer: list[int], options: dict[str, Any]) -> list[int]:
+        ends = [place for place, token in enumerate(answer) if token in options["stop_token_ids"]]
+        return answer[: min([options["max_tokens"], *(place + 1 for place in ends)])]
+
+    def _output(self, prompt: list[int], answer: list[int]) -> Any:
+        logprobs = [{token: SimpleNamespace(rank=1, logprob=self.logprob)} for token in answer]
+        return SimpleNamespace(prompt_token_ids=prompt, outputs=[SimpleNamespace(token_ids=answer, logprobs=logprobs)])
+
+
+class ScriptedGeneration(VLLMGeneration):
+    """TRL's class, with an :class:`Engine` in the place of vLLM.
+
+    On the rank that ``breaks``, and there alone, calls raise when they have been made.
+    """
+
+    def __init__(self, engine: Engine, mode: str = "colocate", breaks: int | None = None, **options: Any) -> None:
+        self.engine, self.breaks = engine, breaks
+        trl_vllm.SamplingParams = SimpleNamespace  # TRL imports it only where vLLM is installed
+        model, self.tokenizer = tiny_policy([WORDS], hidden_size=16, num_heads=2, num_layers=1)
+        super().__init__(
+            model, options.pop("accelerator", None) or Accelerator(cpu=True), self.tokenizer, mode, **options
+        )
+
+    def _init_vllm(self) -> None:
+        if self.mode == "server":
+            if self.accelerator.is_main_process:
+                self.vllm_client = self.engine
+            return
+        self.llm = self.engine
+        if self.tensor_parallel_size > 1:
+            self.tp_group = torch.distributed.new_group()
+
+    def generate(self, *args: Any, **options: Any) -> Any:
+        answers = super().generate(*args, **options)
+        if self.accelerator.process_index == self.breaks:
+            raise MemoryError("no room for the answers")
+        return answers
+
+    def sync_weights(self) -> None:
+        super().sync_weights()
+        if self.accelerator.process_index == self.breaks:
+            raise MemoryError("no room for the weights")
+
+    def agent(self, **options: Any) -> VLLMPolicyAgent:
+        return VLLMPolicyAgent(self, self.tokenizer, **options)
+
+
+def session(first: int, num_turns: int, room: int | None = None) -> Generator[TurnRequest, Action, dict[str, Any]]:
+    """A conversation about nothing: what it was answered, and what it should have been."""
+    prompt, said, wanted = [first], [], []
+    try:
+        for _ in range(num_turns):
+            wanted.append(scripted(prompt)[:room])
+            action = yield TurnRequest(session_id="", messages=[], token_ids=prompt, max_new_tokens=room)
+            said.append(list(action.token_ids or ()))
+            prompt = [*prompt, *said[-1], 3]
+    except AgentFault as fault:
+        return {"said": said, "wanted": wanted[:-1], "fault": str(fault)}
+    return {"said": said, "wanted": wanted, "fault": None}
+
+
+# Turns of each session, on rank 0 and on rank 1.
+UNEVEN = ([1, 3], [5, 2, 2])
+MEETINGS: dict[str, Any] = {
+    "uneven": {"turns": UNEVEN},
+    "first_has_none": {"turns": ([], [2, 4])},
+    "second_has_none": {"turns": ([3, 1, 1], [])},
+    "own_budgets": {"turns": UNEVEN, "rooms": (1, 9)},
+    "engine_fails": {"turns": UNEVEN, "fails_at": [1]},
+    "first_rank_breaks": {"turns": UNEVEN},
+    "second_rank_breaks": {"turns": UNEVEN},
+    "second_rank_breaks_alone": {"turns": ([2], [])},
+}
+BREAKS = {"first_rank_breaks": 0, "second_rank_breaks": 1, "second_rank_breaks_alone": 1}
+
+
+def meet(rank: int, folder: str, port: int) -> None:
+    """Play every meeting in both modes on one rank, and write down what came of it."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(NUM_RANKS)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=60))])
+    modes: dict[str, dict[str, Any]] = {
+        "server": {"mode": "server", "accelerator": accelerator},
+        "tensor_parallel": {"mode": "colocate", "tensor_parallel_size": NUM_RANKS, "accelerator": accelerator},
+    }
+    results: dict[str, Any] = {}
+    for mode, options in modes.items():
+        for name, meeting in MEETINGS.items():
+            generation = ScriptedGeneration(Engine(), **options, breaks=BREAKS.get(name))
+            results[f"{mode}/{name}"] = _meeting(rank, generation, **meeting)
+    Path(folder, f"{rank}.json").write_text(json.dumps(results))
+    accelerator.end_training()
+
+
+def _meeting(
+    rank: int,
+    generation: ScriptedGeneration,
+    turns: tuple[list[int], list[int]],
+    rooms: tuple[int, int] | None = None,
+    fails_at: Sequence[int] = (),
+) -> dict[str, Any]:
+    engine = generation.engine
+    engine.fails_at = set(fails_at)
+    agent = generation.agent(max_turn_tokens=20)
+    refused = None
+    try:
+        agent.begin(0)
+    except (AgentsGymError, MemoryError) as error:
+        refused = f"{type(error).__name__}: {error}"
+    room = None if rooms is None else rooms[rank]
+    played = [drive([session(20 + 5 * rank + i, n, room) for i, n in enumerate(turns[rank])], agent) for _ in range(2)]
+    return {
+        "refused": refused,
+        "played": played,
+        "rows": [len(call) for call in engine.calls],
+        "rooms": [asked["max_tokens"] for asked in engine.asked],
+    }
