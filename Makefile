@@ -34,6 +34,8 @@ types: $(VENV)/.installed-dev ## pyright
 bench: $(VENV)/.installed-dev ## measure on this machine, one JSON object each
 	$(RUN) benchmarks/import_time.py --json
 	$(RUN) benchmarks/rollout_overhead.py --json
+	$(RUN) benchmarks/rollout_transformers.py --json
+	$(RUN) benchmarks/two_ranks.py --json
 
 clean: ## remove caches and build leftovers; keeps .venv and outputs
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -75,7 +75,7 @@ def save_policy(folder: Path, num_warm_steps: int = 300) -> None:
     model, tokenizer = tiny_policy(texts, hidden_size=64, num_heads=2)
     env = TwentyQuestionsEnv(tokenizer, ENV_CONFIG)
     games = env.rollout(tasks, ImitationPlayer(env, seed=0), 20)
-    imitate(model, games, tokenizer, tiny_imitation_config(num_warm_steps))
+    imitate(model, games, tokenizer, tiny_imitation_config(num_warm_steps, disable_tqdm=True))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
