@@ -62,6 +62,11 @@ def agents_loop() -> asyncio.AbstractEventLoop:
         return _thread.loop
 
 
+def is_on_agents_loop() -> bool:
+    """Whether this is the thread that runs :func:`agents_loop`: to wait here for a coroutine on it takes forever."""
+    return threading.current_thread() is _thread
+
+
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on :func:`agents_loop` and wait for what it returns or raises.
 
@@ -69,7 +74,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
         RuntimeError: It is called on the loop itself, which would wait for itself forever.
     """
     loop = agents_loop()
-    if threading.current_thread() is _thread:
+    if is_on_agents_loop():
         coroutine.close()
         raise RuntimeError("an agent's coroutine must await another agent's aact, not call its act or get_action")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)

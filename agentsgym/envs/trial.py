@@ -70,9 +70,20 @@ class Conversation:
         self.final_reward = 0.0
         self.info: dict[str, Any] = {}
 
-    def token_logprobs(self) -> list[float] | None:
-        """One log-probability a token, 0.0 on environment tokens; None if an action came without."""
-        values = [0.0] * len(self.transcript.record())
+    def token_ids(self) -> list[int]:
+        """The record, (T,), without a rewritten prompt that got no answer: no turn says that it begins anew."""
+        token_ids = self.transcript.record()
+        if self.turns and self.transcript.segment_start > self.turns[-1].prompt_start:
+            return token_ids[: self.turns[-1].stop]
+        return token_ids
+
+    def token_logprobs(self, num_tokens: int) -> list[float] | None:
+        """One log-probability for each of the first tokens, 0.0 on environment tokens; None if an action came without.
+
+        Args:
+            num_tokens: How many tokens.
+        """
+        values = [0.0] * num_tokens
         # The last action is on record before its turn is.
         for turn, logprobs in zip(self.turns, self.logprobs, strict=False):
             if turn.start == turn.stop:
@@ -80,7 +91,7 @@ class Conversation:
             if logprobs is None:
                 return None
             values[turn.start : turn.stop] = logprobs
-        return values
+        return values[:num_tokens]
 
 
 class Step(NamedTuple):
@@ -147,8 +158,8 @@ class Trial:
         """
         conversation = self.conversation
         turns = [*conversation.turns]  # before the tokens: both only grow, so that no span leaves them
-        token_ids = [*conversation.transcript.record()]
-        logprobs = conversation.token_logprobs()
+        token_ids = [*conversation.token_ids()]
+        logprobs = conversation.token_logprobs(len(token_ids))
         logger.warning("session %s was given up at turn %d: %s", self.session_id, len(turns), fault)
         return Trajectory(
             token_ids=token_ids,
@@ -156,7 +167,7 @@ class Trial:
             messages=[*conversation.transcript.messages],
             final_reward=0.0,
             stop_reason=StopReason.FAILED,
-            logprobs=None if logprobs is None else logprobs[: len(token_ids)],
+            logprobs=logprobs,
             per_token_rewards=[0.0] * len(token_ids),
             session_id=self.session_id,
             task_index=self.task_index,
@@ -294,14 +305,14 @@ class Trial:
 
     def _trajectory(self, stop_reason: StopReason, error: str | None = None) -> Trajectory:
         conversation = self.conversation
-        token_ids = conversation.transcript.record()
+        token_ids = conversation.token_ids()
         trajectory = Trajectory(
             token_ids=token_ids,
             turns=conversation.turns,
             messages=conversation.transcript.messages,
             final_reward=0.0 if error else conversation.final_reward,
             stop_reason=stop_reason,
-            logprobs=conversation.token_logprobs(),
+            logprobs=conversation.token_logprobs(len(token_ids)),
             per_token_rewards=[0.0] * len(token_ids),
             session_id=self.session_id,
             task_index=self.task_index,

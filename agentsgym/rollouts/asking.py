@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import wait
 from typing import Any, Protocol, cast
 
-from agentsgym.agents.asynchronous import agents_loop
+from agentsgym.agents.asynchronous import agents_loop, is_on_agents_loop
 from agentsgym.agents.base import answer
 from agentsgym.errors import AgentFault, ConfigError
 from agentsgym.rollouts.scheduler import Desk, Raised
@@ -95,7 +95,16 @@ class Apart:
         self._ending: list[asyncio.Task[None]] = []
 
     def ask(self, requests: dict[int, TurnRequest]) -> None:
-        """Have the coroutines started; their answers are posted."""
+        """Have the coroutines started; their answers are posted.
+
+        Raises:
+            RuntimeError: It is called on the loop that is to run them.
+        """
+        if is_on_agents_loop():
+            raise RuntimeError(
+                "an agent's coroutine cannot wait for the rollout of an async agent, since both need the agents' event "
+                "loop: await asyncio.to_thread(env.rollout, …)"
+            )
         if self._loop is None:
             self._loop = agents_loop()
         now = time.monotonic()

@@ -44,7 +44,8 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
             :class:`~agentsgym.rollouts.processes.ProcessPool`, or None for the calling thread.
         turn_timeout_s: Wall time of one call of an environment between two answers, and of one answer of an agent
             that answers with coroutines; None for no limit.
-        episode_timeout_s: Wall time of an episode; None for no limit.
+        episode_timeout_s: Wall time of an episode, its waits for a thread or process that is free included; None for no
+            limit.
 
     Raises:
         ConfigError: A setting is not valid, the environment cannot be sent to the pool's processes, or the agent says
@@ -103,7 +104,7 @@ class _Table(Generic[Result]):
         """Give one episode its answer (None to start it) and note what it asks next, or its result."""
         episode: Any = self.unfinished[index]
         try:
-            request = episode.throw(answer) if isinstance(answer, AgentFault) else episode.send(answer)
+            request = episode.throw(answer) if isinstance(answer, EpisodeFault) else episode.send(answer)
         except StopIteration as stop:
             del self.unfinished[index]
             self.results[index] = stop.value

@@ -66,13 +66,19 @@ class ThreadPool:
         self._threads.clear()
 
     def stage(self, desk: Desk) -> Stage:
-        """Begin a run."""
-        while len(self._threads) < self.num_workers:
-            self._start_thread()
+        """Begin a run.
+
+        Raises:
+            ConfigError: It is begun by a step that runs in this pool.
+        """
+        if threading.current_thread() in self._threads:
+            raise ConfigError("a step in a ThreadPool cannot wait for others in the same pool: make another for it")
         return _ThreadStage(self, desk)
 
     def submit(self, job: _Job) -> None:
         """Have a step done by the next free thread."""
+        while len(self._threads) < self.num_workers:
+            self._start_thread()
         self._jobs.put(job)
 
     def give_up(self, job: _Job) -> bool:
@@ -186,8 +192,12 @@ class _ThreadStage:
         return [(index, job.since) for index, job in self._jobs.items() if job.phase is _Phase.RUNNING]
 
     def abandon(self, index: int, fault: EpisodeFault) -> None:
-        """Leave a step to itself."""
-        if self._pool.give_up(self._jobs[index]):
+        """Leave a step to itself, or do not begin it."""
+        job = self._jobs[index]
+        has_begun = not job.drop()
+        if not has_begun:
+            job.playing.close()
+        if not has_begun or self._pool.give_up(job):
             del self._jobs[index], self._playing[index]
             self._desk.stepped(index, Finished(self._desk.episodes[index].abandon(fault)))
 

@@ -68,7 +68,13 @@ class ProcessPool:
         self.close()
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes.
+
+        Raises:
+            ConfigError: A rollout uses them.
+        """
+        if self._in_use.locked():
+            raise ConfigError("a ProcessPool cannot be closed while a rollout uses it")
         for worker in self._workers:
             worker.say_goodbye()
         for worker in self._workers:
@@ -174,10 +180,12 @@ class _ProcessStage:
         return [step for step in running if step is not None and step[0] in self._sessions]
 
     def abandon(self, index: int, fault: EpisodeFault) -> None:
-        """Kill the process; its end is heard of, and what lived in it begins again elsewhere."""
+        """Kill the process if the step runs; its end is heard of, and what lived in it begins again elsewhere."""
         session = self._sessions[index]
         session.fault = fault
-        session.worker.kill()
+        running = session.worker.running
+        if running is not None and running[0] == index:
+            session.worker.kill()
 
     def close(self) -> None:
         """Kill processes that still work, and let the others forget what they have."""

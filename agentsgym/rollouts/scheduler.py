@@ -128,7 +128,7 @@ class Stage(Protocol):
         ...
 
     def abandon(self, index: int, fault: EpisodeFault) -> None:
-        """Stop waiting for a step that runs: its place is free at once, its episode comes to an end."""
+        """Stop waiting for a step that runs or is to run: its place is free soon, its episode comes to an end."""
         ...
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class Scheduler(Generic[Result]):
         self._on_finish = on_finish
         self._waiting = deque(range(len(episodes)))
         self._turns = [-1] * len(episodes)  # before the first request
-        self._began: dict[int, float] = {}  # in the order of time, as dicts are
+        self._began: dict[int, float] = {}  # when it began or was last found too old; in that order, as dicts are
         self._moves: dict[int, Move] = {}
         self._stepping: set[int] = set()
         self._requests: dict[int, TurnRequest] = {}
@@ -244,6 +244,7 @@ class Scheduler(Generic[Result]):
                 else:
                     self._wait()
                 if time.monotonic() >= self._check_at:
+                    self._hear()  # what came in time is not late because nobody has looked
                     self._enforce(stage, asker)
                     self._check_at = self._next_check(stage, asker)
         return [self._results[index] for index in range(len(self.episodes))]
@@ -309,6 +310,10 @@ class Scheduler(Generic[Result]):
         except Empty:
             return
         function(*arguments)
+        self._hear()
+
+    def _hear(self) -> None:
+        """Handle everything that was posted so far."""
         for _ in range(self._inbox.qsize()):
             function, arguments = self._inbox.get()
             function(*arguments)
@@ -343,23 +348,18 @@ class Scheduler(Generic[Result]):
             if now - began < episode:
                 break
             del self._began[index]
+            self._began[index] = now  # its step may hang only after this, as one that waits for a worker may
             self._end(index, stage, asker)
 
     def _end(self, index: int, stage: Stage, asker: Asker) -> None:
         """Let an episode that is too old fail, wherever it is."""
-        if index in self._condemned:
-            return
         sentence = f"{self._where(index)} the episode took longer than episode_timeout_s = {self.limits.episode_s}"
         if index in self._moves and self._turns[index] < 0 and self._moves[index] is None:
             del self._moves[index]  # nothing was played
             self._finish(index, self.episodes[index].abandon(EnvironmentFault(sentence)))
-        elif index in self._stepping:
-            fault = EnvironmentFault(sentence)
-            is_running = any(index == running for running, _ in stage.running())
-            self.condemn(index, fault)
-            if is_running:
-                stage.abandon(index, fault)
-        else:
-            self._requests.pop(index, None)
-            asker.cancel(index)
+        elif index in self._moves or self._requests.pop(index, None) is not None or asker.cancel(index):
             self._moves[index] = AgentFault(sentence)
+        else:
+            if index not in self._condemned:
+                self.condemn(index, EnvironmentFault(sentence))
+            stage.abandon(index, self._condemned[index])

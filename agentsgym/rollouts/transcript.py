@@ -120,7 +120,7 @@ class Transcript:
             self._append(messages, is_first=not self.messages)
         elif self._format is not None:
             self._open(self._format.render(shown))
-        self.prompt_messages = list(shown)
+        self.prompt_messages = [message.copy() for message in shown]  # which the function may hold and change
 
     def _open(self, prompt: list[int]) -> None:
         """Go on from a prompt that was written afresh: in a new segment, unless it only extends what is recorded."""

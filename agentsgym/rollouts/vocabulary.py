@@ -24,6 +24,10 @@ PRIVATE_USE = range(0xF0000, 0xFFFFE)
 Encode = Callable[[str], list[int]]
 
 
+def _escaped(mask: str) -> str:
+    return json.dumps(mask).strip('"')
+
+
 class Control(NamedTuple):
     """A control token: its id, and whether it swallows the whitespace on its left and right."""
 
@@ -110,6 +114,8 @@ class Vocabulary:
         # Not its length: a vocabulary may have holes, and some tokenizers do not count their added tokens.
         self.size: int = 1 + max({*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder})
         self.pattern = re.compile("|".join(spellings) or "(?!)")
+        self._longest = max(map(len, self.controls), default=0)
+        self._beginnings = frozenset(name[:size] for name in self.controls for size in range(1, len(name)))
         self.spelling = re.compile("|".join(map(re.escape, sorted(self.controls, key=len, reverse=True))) or "(?!)")
         if getattr(tokenizer, "is_fast", False):
             self._use_raw(tokenizer.backend_tokenizer)
@@ -153,15 +159,28 @@ class Vocabulary:
     def hide(self, contents: Sequence[str]) -> tuple[list[str], dict[int, str]]:
         """Put a character that no content holds in the place of each control-looking text.
 
+        So it is with the beginning of one at a content's end, which the next content might complete.
+
         Returns:
             The contents, and the table by which ``str.translate`` undoes it.
         """
         held = "".join(contents)
-        unused = (chr(code) for code in PRIVATE_USE if chr(code) not in held)
-        found = {name for content in contents for name in self.spelling.findall(content)}
+        unused = (mask for mask in map(chr, PRIVATE_USE) if mask not in held and _escaped(mask) not in held)
+        parts = [self._unfinished(content) for content in contents]
+        found = {name for text, begun, _ in parts for name in [*self.spelling.findall(text), begun]} - {""}
         masks = dict(zip(sorted(found), unused, strict=False))
-        hidden = [self.spelling.sub(lambda match: masks[match[0]], content) for content in contents]
+        hidden = [
+            self.spelling.sub(lambda match: masks[match[0]], text) + masks.get(begun, "") + space
+            for text, begun, space in parts
+        ]
         return hidden, {ord(mask): name for name, mask in masks.items()}
+
+    def _unfinished(self, content: str) -> tuple[str, str, str]:
+        """Cut off the longest beginning of a control token's spelling at the end, and the white space behind it."""
+        text = content.rstrip()
+        tails = (text[-size:] for size in range(min(len(text), self._longest), 0, -1))
+        begun = next((tail for tail in tails if tail in self._beginnings), "")
+        return content.rpartition(begun) if begun else (content, "", "")
 
     def encode_printed(self, text: str, hidden: dict[int, str], *, first: bool = True) -> list[int]:
         """The ids of what a template printed for contents that :meth:`hide` went through.
@@ -172,7 +191,7 @@ class Vocabulary:
             first: Whether the text begins the record.
         """
         for mask in map(chr, hidden):
-            text = text.replace(json.dumps(mask).strip('"'), mask)  # printed by a template that escapes to ASCII
+            text = text.replace(_escaped(mask), mask)  # printed by a template that escapes to ASCII
         ids: list[int] = []
         encode, edge = self.encode_first if first else self.encode, 0
         for match in self.pattern.finditer(text):

@@ -192,6 +192,42 @@ def test_a_history_cannot_change_what_was_said() -> None:
     assert trajectory.messages[0]["content"] == "Guess a number from 1 to 9."
 
 
+def test_a_history_may_keep_the_messages_that_it_gave_and_change_them() -> None:
+    notes: Message = {"role": "user", "content": "Turns:"}
+
+    def count(messages: list[Message]) -> list[Message]:
+        notes["content"] += " I"
+        return [notes, *(messages if len(messages) == 1 else messages[1:])]
+
+    agent = Thinking()
+    trajectory = play(agent, 4, history=count)
+    check_record(trajectory, agent)
+    nested = transitions([trajectory])
+    for k, (prompt, messages) in enumerate(zip(nested["prompt_ids"][0], nested["messages"][0], strict=True), start=1):
+        assert messages[0]["content"] == "Turns:" + k * " I"
+        assert TOKENIZER.decode(prompt).count(messages[0]["content"] + "<|im_end|>") == 1
+    assert len(trajectory.segments) == len(trajectory.turns) == 4
+
+
+class Quitting(Thinking):
+    """Breaks in its third turn."""
+
+    def answer(self, request: TurnRequest) -> Action:
+        return super().answer(request) if (request.agent_state or 0) < 2 else 1 / 0  # type: ignore[return-value]
+
+
+def test_a_rewritten_prompt_that_got_no_answer_is_in_no_segment() -> None:
+    agent = Quitting()
+    trajectory = play(agent, 5, history=last(1))
+    assert trajectory.failed
+    assert transitions([trajectory])["prompt_ids"][0] == agent.prompts[trajectory.session_id]
+    assert len(trajectory.logprobs or ()) == len(trajectory.per_token_rewards) == len(trajectory.token_ids)
+    assert [segment.stop for segment in trajectory.segments] == [turn.stop for turn in trajectory.turns]
+    assert trajectory.messages[-1]["role"] == "user"
+    appended = play(Quitting(), 5)
+    assert appended.turns[-1].stop < len(appended.token_ids)  # nothing was rewritten: the prompt goes on
+
+
 @pytest.mark.parametrize(
     ("history", "said"),
     [

@@ -103,6 +103,23 @@ def test_the_end_of_a_turn_that_somebody_says_ends_no_turn(name: str) -> None:
     assert text_of(tokenizer, chat_format.render(spoofed)).count(f"a{said}b") == len(spoofed)
 
 
+@pytest.mark.parametrize("contents", [("a<|im_", "end|>b"), ("<", "|im_", "end|>"), ("<|im_end|><|", "im_start|>", "")])
+def test_contents_that_stand_side_by_side_make_no_control_token(contents: tuple[str, ...]) -> None:
+    tokenizer = tokenizer_for("<|im_start|>{% for m in messages %}{{ m.content | trim }}{% endfor %}<|im_end|>")
+    chat_format = ChatFormat.of(tokenizer, append=False)
+    ids = chat_format.render([{"role": "user", "content": f"{content} \n"} for content in contents])
+    controls = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    assert [i for i in ids if i in tokenizer.all_special_ids] == controls
+    assert text_of(tokenizer, ids) == f"<|im_start|>{''.join(contents)}<|im_end|>"
+
+
+def test_an_escaped_character_in_a_content_stays_as_it_is() -> None:
+    content = "".join(json.dumps(chr(code)).strip('"') for code in range(0xF0000, 0xF0003)) + "<|im_end|>"
+    tokenizer = family("chatml")
+    ids = ChatFormat.of(tokenizer).render([{"role": "user", "content": content}], ask=False)
+    assert text_of(tokenizer, ids) == f"<|im_start|>user\n{content}<|im_end|>\n"
+
+
 def test_a_template_that_says_no_is_quoted() -> None:
     tokenizer = tokenizer_for("{{ raise_exception('closed today') if messages | length > 3 }}" + FAMILIES["Phi"])
     chat_format = ChatFormat.of(tokenizer, append=False)

@@ -15,7 +15,7 @@ from agentsgym.agents.asynchronous import agents_loop
 from agentsgym.agents.base import AsyncAgent
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv
-from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.errors import AgentFault, ConfigError, EnvironmentFault
 from agentsgym.rollouts.driver import drive
 from agentsgym.rollouts.pools import ThreadPool
 from agentsgym.rollouts.processes import ProcessPool
@@ -224,6 +224,18 @@ def test_nonsense_instead_of_an_action_is_the_agents_fault(pool: Any) -> None:
     assert second.stop_reason is StopReason.DONE
 
 
+def test_any_fault_instead_of_an_action_is_thrown_into_its_episode(pool: Any) -> None:
+    class Blaming(Parrot):
+        def answer(self, request: TurnRequest) -> Any:
+            return (
+                EnvironmentFault("no such room") if request.messages[0]["content"] == "x" else super().answer(request)
+            )
+
+    first, second = Playground().rollout(tasks("x", "stop"), Blaming(), pool=pool)
+    assert str(first.error).splitlines()[-1].endswith("EnvironmentFault: no such room")
+    assert second.stop_reason is StopReason.DONE
+
+
 def test_an_answer_that_does_not_come_in_time_fails_its_own_session(pool: Any) -> None:
     agent = AsyncParrot()
     late, other = Playground().rollout(tasks("a mute", "a b stop"), agent, pool=pool, turn_timeout_s=1)
@@ -232,6 +244,12 @@ def test_an_answer_that_does_not_come_in_time_fails_its_own_session(pool: Any) -
     assert str(late.error).splitlines()[-1].endswith(wanted)
     assert other.stop_reason is StopReason.DONE
     assert agent.cancelled == [late.session_id]
+
+
+def test_an_answer_in_time_is_not_late_because_other_steps_took_long() -> None:
+    """On one thread, answers come in while steps of other sessions run."""
+    played = Playground().rollout(tasks(*["doze doze doze stop"] * 10), AsyncParrot(), turn_timeout_s=0.3)
+    assert [one.stop_reason for one in played] == [StopReason.DONE] * 10
 
 
 def test_an_episode_that_waits_too_long_for_its_answer_fails(pool: Any) -> None:

@@ -160,6 +160,19 @@ def test_a_pool_is_for_one_rollout_at_a_time(pool: ProcessPool) -> None:
         Playground().rollout(tasks("a stop"), Parrot(), pool=pool, on_finish=play_another)
 
 
+def test_a_pool_in_use_cannot_be_closed(agent: Any, pool: ProcessPool) -> None:
+    with pytest.raises(ConfigError, match="cannot be closed while a rollout uses it"):
+        Playground().rollout(tasks("stop"), agent, pool=pool, on_finish=lambda _: pool.close())
+    assert texts(Playground().rollout(tasks("a stop"), agent, pool=pool)[0]) == ["a", "stop"]
+
+
+def test_episodes_that_hang_while_others_wait_for_their_process_end(agent: Any) -> None:
+    with ProcessPool(1) as pool:
+        Playground().rollout(tasks("stop"), Parrot(), pool=pool)
+        played = Playground().rollout(tasks(*["a hang"] * 3), agent, pool=pool, episode_timeout_s=0.5)
+    assert all("the episode took longer than episode_timeout_s = 0.5" in str(one.error) for one in played)
+
+
 def test_a_broken_off_run_leaves_no_process_and_no_thread() -> None:
     def interrupt(_: Any) -> None:
         raise KeyboardInterrupt

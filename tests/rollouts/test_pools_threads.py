@@ -119,6 +119,33 @@ def test_an_episode_whose_step_outlives_it_is_given_up(agent: Any) -> None:
     assert other.stop_reason is StopReason.DONE
 
 
+def test_episodes_that_hang_while_others_wait_for_their_thread_end(agent: Any) -> None:
+    with ThreadPool(1) as pool:
+        played = Playground().rollout(tasks(*["a hang"] * 4), agent, pool=pool, episode_timeout_s=LIMIT)
+        assert len(pool_threads()) >= 1
+    assert all(f"the episode took longer than episode_timeout_s = {LIMIT}" in str(one.error) for one in played)
+
+
+def test_a_step_that_waits_for_its_own_pool_fails() -> None:
+    class Nested(Playground):
+        def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+            Playground().rollout(tasks("stop"), Parrot(), pool=pool)
+            return super()._step_episode(session_id, state, action)
+
+    with ThreadPool(1) as pool:
+        [stuck] = Nested().rollout(tasks("stop"), Parrot(), pool=pool)
+    assert "a step in a ThreadPool cannot wait for others in the same pool: make another for it" in str(stuck.error)
+
+
+def test_a_pool_that_is_closed_on_the_way_starts_its_threads_again(agent: Any) -> None:
+    pool = ThreadPool(1)
+    played = Playground().rollout(
+        tasks("stop", "a stop"), agent, pool=pool, max_concurrent=1, on_finish=lambda _: pool.close()
+    )
+    assert [texts(one) for one in played] == [["stop"], ["a", "stop"]]
+    assert not pool_threads()
+
+
 def test_an_interrupted_run_waits_for_the_steps_that_end(agent: Any) -> None:
     env = Playground()
 
