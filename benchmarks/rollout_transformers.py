@@ -4,6 +4,8 @@ The second is the loop that is written today: pad the histories on the left, gen
 Both answer greedily on a randomly initialised model in float32, and their tokens are compared. Observations differ in
 length from episode to episode; answers are as long as the budget, since nothing ends them early. Times are CPU
 seconds, the loops taking turns, medians over repetitions; one run of many turns also tells what fewer would have cost.
+Long episodes are played by the agent alone, and set beside the bare model: the same tokens run in one chunk and then
+one by one on a static cache that holds as much, all rows of equal length, with neither loop nor sampling around it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM, StaticCache
 
 from agentsgym import PolicyAgent, TurnRequest
 from agentsgym.agents.sampling import Sampling
@@ -26,6 +28,7 @@ from agentsgym.testing import chat_tokenizer
 
 ANSWER_TOKENS = 8
 OBSERVATION_TOKENS = (24, 38)  # fewest and most
+MARKS = (1, 16, 32, 64)  # turns at which the bare model is timed
 
 
 class Shape(NamedTuple):
@@ -48,12 +51,12 @@ class Plan(NamedTuple):
     """The comparisons, and the long episodes that the agent plays alone."""
 
     compared: tuple[Size, ...]
-    long: Size
+    long: tuple[Size, ...]
 
 
 SMALL, LARGE = Shape(128, 2), Shape(512, 8)
-FULL = Plan((Size(SMALL, 32, 32, 3), Size(LARGE, 16, 16, 2)), Size(SMALL, 32, 64, 3))
-QUICK = Plan((Size(Shape(32, 1), 3, 4, 1),), Size(Shape(32, 1), 2, 8, 1))
+FULL = Plan((Size(SMALL, 32, 32, 3), Size(LARGE, 16, 16, 2)), (Size(SMALL, 32, 64, 3), Size(SMALL, 4, 64, 3)))
+QUICK = Plan((Size(Shape(32, 1), 3, 4, 1),), (Size(Shape(32, 1), 2, 16, 1),))
 
 
 class Policy(NamedTuple):
@@ -184,7 +187,7 @@ def ratio(rounds: list[tuple[Run, Run]], num_turns: int) -> float:
 
 
 def measure_long(size: Size) -> dict[str, Any]:
-    """Tokens a second that the agent says in each turn of long episodes."""
+    """Tokens a second that the agent says in each turn of long episodes, and those of the bare model in some."""
     policy, turns = make_policy(size.shape), make_observations(size)
     act_each_turn(policy, turns[:2])
     runs = [act_each_turn(policy, turns).seconds for _ in range(size.num_repeats)]
@@ -194,8 +197,50 @@ def measure_long(size: Size) -> dict[str, Any]:
         **size.shape._asdict(),
         "num_episodes": size.num_episodes,
         "num_turns": size.num_turns,
+        "num_repeats": size.num_repeats,
         "tokens_a_second": [round(num_tokens / turn) for turn in seconds],
+        "bare_by_turn": {
+            str(turn): bare_row(policy, size, turn, num_tokens / seconds[turn - 1])
+            for turn in MARKS
+            if turn <= size.num_turns
+        },
     }
+
+
+def bare_row(policy: Policy, size: Size, turn: int, tokens_a_second: float) -> dict[str, Any]:
+    """How fast the bare model is at the context of a turn, and the agent's rate as a share of that."""
+    width = sum(OBSERVATION_TOKENS) // 2
+    context = (turn - 1) * (width + ANSWER_TOKENS)
+    runs = [bare_turn(policy.model, size.num_episodes, context, width) for _ in range(size.num_repeats + 1)]
+    chunk, decoding = (statistics.median(times) for times in zip(*runs[1:], strict=True))
+    bare = size.num_episodes * ANSWER_TOKENS / (chunk + decoding)
+    return {
+        "context_tokens": context,
+        "chunk_ms": round(1000 * chunk, 2),
+        "token_ms": round(1000 * decoding / (ANSWER_TOKENS - 1), 2),
+        "tokens_a_second": round(bare),
+        "share_of_bare": round(tokens_a_second / bare, 2),
+    }
+
+
+@torch.no_grad()
+def bare_turn(model: Any, num_rows: int, context: int, width: int) -> tuple[float, float]:
+    """CPU seconds of the passes of one turn: that over ``width`` new tokens, and those over one token each, together.
+
+    What the cache holds of the context is made up: it costs the same.
+    """
+    config = model.config
+    cache: Any = StaticCache(config, max_cache_len=context + width + ANSWER_TOKENS - 1)
+    for layer in range(config.num_hidden_layers if context else 0):
+        keys, values = torch.randn(2, num_rows, config.num_key_value_heads, context, config.head_dim)
+        cache.update(keys, values, layer)
+    seconds: list[float] = []
+    for count in [width] + [1] * (ANSWER_TOKENS - 1):
+        ids = torch.full((num_rows, count), 65)
+        start = time.process_time()
+        model(ids, past_key_values=cache, logits_to_keep=1)
+        seconds.append(time.process_time() - start)
+    return seconds[0], sum(seconds[1:])
 
 
 def measure(plan: Plan) -> dict[str, Any]:
@@ -207,7 +252,7 @@ def measure(plan: Plan) -> dict[str, Any]:
         "num_threads": torch.get_num_threads(),
         "greedy_identical": all(row["greedy_identical"] for row in compared),
         "compared": compared,
-        "long": measure_long(plan.long),
+        "long": [measure_long(size) for size in plan.long],
     }
 
 
@@ -220,9 +265,13 @@ def table(result: dict[str, Any]) -> str:
             f"{row['hidden_size']:6} x {row['num_layers']:<6} {row['num_episodes']:10} x {row['num_turns']:<5}"
             f" {row['generate_s']:12} {row['agent_s']:9} {row['ratio']:7}   {by_turns}"
         )
-    rates = result["long"]["tokens_a_second"]
-    shown = [turn for turn in (1, 2, 4, 8, 16, 32, 64) if turn <= len(rates)]
-    lines.append("the agent's tokens/s by turn: " + ", ".join(f"{turn}: {rates[turn - 1]}" for turn in shown))
+    lines.append("episodes   turn   the agent's tokens/s   the bare model's   share")
+    for row in result["long"]:
+        for turn, bare in row["bare_by_turn"].items():
+            rate = row["tokens_a_second"][int(turn) - 1]
+            lines.append(
+                f"{row['num_episodes']:8} {turn:>6} {rate:22} {bare['tokens_a_second']:18} {bare['share_of_bare']:7}"
+            )
     lines.append(f"greedy tokens are {'identical' if result['greedy_identical'] else 'NOT identical'}")
     return "\n".join(lines)
 

@@ -24,7 +24,7 @@ ORDER = (
     "cli",
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names.split()}
-POLICY = tuple(f"agents/{name}.py" for name in ("policy", "sampling", "decoding", "kv_cache", "probing"))
+POLICY = tuple(f"agents/{name}.py" for name in ("policy", "sampling", "decoding", "attention", "kv_cache", "probing"))
 # A heavy package, the places that may import it, and those that may do so only inside a function or for types.
 HEAVY = {
     "trl": (("training",), ()),

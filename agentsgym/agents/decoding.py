@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from agentsgym.agents.attention import grouped_attention
 from agentsgym.agents.kv_cache import CachedRows, GrowingLayer, Place, growing_layer, holds_states
 
 # What models call the cache, as an argument and in their output alike.
@@ -51,24 +53,29 @@ class Held:
 class Forward:
     """Calls a model with those arguments that it takes."""
 
-    def __init__(self, model: PreTrainedModel, call: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, call: Callable[..., Any] | None = None, *, grouped: bool = False
+    ) -> None:
         """Set up; nothing is run.
 
         Args:
             model: Says what it takes.
             call: What is called in its stead; by default the model.
+            grouped: Spare the copies for grouped heads where several tokens are run.
         """
         unwrapped: Any = model
         if hasattr(unwrapped, "get_base_model"):  # adapters: their own forward takes anything
             unwrapped = unwrapped.get_base_model()
-        self.model, self.call, self.device = model, call or model, model.device
+        self.model, self.call, self.device, self.grouped = model, call or model, model.device, grouped
         self.name = type(unwrapped).__name__
         self.takes = frozenset(inspect.signature(type(unwrapped).forward).parameters)
 
     def __call__(self, ids: Sequence[Sequence[int]], **arguments: Any) -> Any:
         """Run the ids, (N, Q), and return the model's output."""
         taken = {name: value for name, value in arguments.items() if name in self.takes}
-        return self.call(input_ids=torch.tensor(ids, device=self.device), **taken)
+        grouped = self.grouped and len(ids[0]) > 1  # transformers spares the copies for single tokens
+        with grouped_attention(self.model) if grouped else contextlib.nullcontext():
+            return self.call(input_ids=torch.tensor(ids, device=self.device), **taken)
 
     def new_cache(self) -> DynamicCache:
         """A cache of growing layers.

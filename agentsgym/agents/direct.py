@@ -94,8 +94,8 @@ class DirectOutputAgent(Agent):
         refused = _REFUSED_OPTIONS if self._engine is None else Engine.REFUSED_OPTIONS
         if given := sorted(refused & self._options.keys()):
             raise ConfigError(f"DirectOutputAgent needs one answer a prompt, ended by its own token, got {given}")
-        if self._max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens must be at least 1, got {self._max_new_tokens}")
+        if not isinstance(self._max_new_tokens, int) or self._max_new_tokens < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"max_new_tokens must be an int of at least 1, got {self._max_new_tokens!r}")
 
     def _generate(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentFault]:
         prompts = [list(request.token_ids) or self._render(request.messages) for request in requests]

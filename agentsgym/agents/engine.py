@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from agentsgym.agents.stopping import as_ids
 from agentsgym.errors import AgentFault, ConfigError, TemplateError
 from agentsgym.rollouts.chat_format import ChatFormat
 from agentsgym.types import Action, TurnRequest
+
+T = TypeVar("T")
+
+
+class Guarded:
+    """Calls a vLLM engine until it breaks: what it had under way then makes its next call run for ever.
+
+    A request that the engine refuses (a ``ValueError``: too long, say) is no break.
+    """
+
+    def __init__(self) -> None:
+        self._broke = ""
+
+    def __call__(self, generate: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Call the engine.
+
+        Raises:
+            AgentFault: It broke at an earlier call.
+        """
+        if self._broke:
+            raise AgentFault(f"the vLLM engine broke at an earlier call and is not called again: {self._broke}")
+        try:
+            return generate(*arguments, **options)
+        except ValueError:
+            raise
+        except Exception as error:
+            self._broke = f"{type(error).__name__}: {error}"
+            raise
 
 
 class Engine:
@@ -34,6 +62,7 @@ class Engine:
         """
         self.tokenizer: Any = llm.get_tokenizer() if tokenizer is None else tokenizer
         self._llm = llm
+        self._call = Guarded()
         defaults: Any = llm.get_default_sampling_params()
         self._params_type: Any = type(defaults)
         # The private fields are what vLLM works out from the others.
@@ -55,7 +84,8 @@ class Engine:
         self, requests: Sequence[TurnRequest], prompts: Sequence[list[int]], budgets: Sequence[int]
     ) -> list[Action | AgentFault]:
         """Answer each request: its prompt's ids go on for at most its budget of tokens."""
-        outputs = self._llm.generate(
+        outputs: Sequence[Any] = self._call(
+            self._llm.generate,
             [{"prompt_token_ids": prompt} for prompt in prompts],
             [self._params(budget) for budget in budgets],
             use_tqdm=False,

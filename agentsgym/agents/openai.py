@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from agentsgym.agents.asynchronous import agents_loop, run_coroutine
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.agents.openai_client import Client, Meter, RequestError, Server, Usage, load_openai
+from agentsgym.agents.openai_client import Client, Meter, RequestError, Server, Usage, check_count, load_openai
 from agentsgym.errors import AgentFault, ConfigError, did_you_mean
 from agentsgym.rollouts.chat_format import ChatFormat
 from agentsgym.types import Action, FinishReason, TurnRequest
@@ -79,7 +79,8 @@ class OpenAIAgent(AsyncAgent):
             tokenizer: The model's, if sampling is to stop at the end-of-turn token of its chat template too, and not
                 only at what the server knows as the model's end; for exact tokens alone.
             max_tokens: The most tokens of an answer, reasoning included; the request's own budget counts if smaller.
-            max_concurrency: The most requests that are open at once.
+            max_concurrency: The most requests that are open at once. A turn that waits for one to end does so within
+                ``turn_timeout_s`` of its rollout.
             timeout_s: The most seconds for one try, from sending to the last byte.
             max_retries: How often a request is sent again.
             backoff_s: Seconds before the first retry, doubled with each, up to 30, and shortened by up to a half by
@@ -95,8 +96,7 @@ class OpenAIAgent(AsyncAgent):
             TemplateError: The tokenizer's chat template does not allow exact tokens.
         """
         load_openai()
-        if max_tokens < 1:
-            raise ConfigError(f"max_tokens must be at least 1, got {max_tokens!r}")
+        check_count("max_tokens", max_tokens, least=1)
         if token_ids not in ("auto", True, False):
             raise ConfigError(f"token_ids must be 'auto', True or False, got {token_ids!r}")
         self.model = model
@@ -169,6 +169,8 @@ class OpenAIAgent(AsyncAgent):
         if self._gives_ids is None:
             if client.probe is None or client.probe.done():
                 client.probe = asyncio.ensure_future(self._find_out(client, request.token_ids[0]))
+                # All who wait for it may be gone when it fails; asyncio would log that nobody has looked.
+                client.probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
             await asyncio.shield(client.probe)  # one answer, or one failure, for all who wait for it
         return bool(self._gives_ids)
 

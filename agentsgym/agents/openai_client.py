@@ -11,9 +11,9 @@ import os
 import random
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from agentsgym.agents.asynchronous import agents_loop
@@ -57,6 +57,8 @@ class Meter:
     """Adds up usage; written on the agents' event loop alone."""
 
     def __init__(self, price_per_million: tuple[float, float] | None) -> None:
+        if price_per_million is not None and not _are_prices(price_per_million):
+            raise ConfigError(f"price_per_million must be two numbers of at least 0, got {price_per_million!r}")
         self.prices = price_per_million
         self.usage = Usage(cost=None if price_per_million is None else 0.0)
 
@@ -74,9 +76,9 @@ class Meter:
         told = _mapping(body.get("usage"))
         cached = _mapping(told.get("prompt_tokens_details")).get("cached_tokens")
         self.add(
-            prompt_tokens=told.get("prompt_tokens") or 0,
-            completion_tokens=told.get("completion_tokens") or 0,
-            cached_tokens=cached or 0,
+            prompt_tokens=_count(told.get("prompt_tokens")),
+            completion_tokens=_count(told.get("completion_tokens")),
+            cached_tokens=_count(cached),
         )
 
 
@@ -101,13 +103,14 @@ class Server:
     backoff_s: float
 
     def __post_init__(self) -> None:
-        if self.max_concurrency < 1:
-            raise ConfigError(f"max_concurrency must be at least 1, got {self.max_concurrency!r}")
-        if self.timeout_s <= 0:
-            raise ConfigError(f"timeout_s must be positive, got {self.timeout_s!r}")
-        if self.max_retries < 0 or self.backoff_s < 0:
-            given = f"{self.max_retries!r} and {self.backoff_s!r}"
-            raise ConfigError(f"max_retries and backoff_s must not be negative, got {given}")
+        if self.base_url is not None and not _is_url(self.base_url):
+            raise ConfigError(f"base_url must begin with http:// or https:// and name a host, got {self.base_url!r}")
+        check_count("max_concurrency", self.max_concurrency, least=1)
+        check_count("max_retries", self.max_retries, least=0)
+        if not (_is_number(self.timeout_s) and self.timeout_s > 0):
+            raise ConfigError(f"timeout_s must be a positive number, got {self.timeout_s!r}")
+        if not (_is_number(self.backoff_s) and self.backoff_s >= 0):
+            raise ConfigError(f"backoff_s must be a number of at least 0, got {self.backoff_s!r}")
         if self.key is None:
             raise ConfigError("OpenAI needs an api_key or the environment variable OPENAI_API_KEY, got neither")
 
@@ -234,7 +237,7 @@ class Client:
         return RequestError(cause, status=error.status_code, retry_after_s=_retry_after_s(error.response.headers))
 
     def _delay_s(self, failure: RequestError, attempt: int) -> float:
-        if failure.retry_after_s is not None:
+        if failure.retry_after_s:  # 0 says nothing about when it will be better
             return failure.retry_after_s
         return min(self._server.backoff_s * 2.0**attempt, MAX_BACKOFF_S) * self._jitter.uniform(0.5, 1.0)
 
@@ -248,6 +251,34 @@ class Client:
         """Without the key, which some servers repeat in what they say about it."""
         key = self._server.key
         return text if key is None or key == _NO_KEY else text.replace(key, "***")
+
+
+def check_count(name: str, value: Any, *, least: int) -> None:
+    """Raise :class:`ConfigError` for what is no int of at least ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} must be an int of at least {least}, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _are_prices(prices: Any) -> bool:
+    values = cast("Sequence[Any]", prices) if isinstance(prices, Sequence) else ()
+    return len(values) == 2 and all(_is_number(value) and value >= 0 for value in values)
+
+
+def _is_url(url: Any) -> bool:
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+    except ValueError:  # brackets that are no address
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname)
+
+
+def _count(told: Any) -> int:
+    """A number of tokens as a server told it: nothing, where it is none."""
+    return told if isinstance(told, int) else 0
 
 
 def load_openai() -> Any:

@@ -94,15 +94,20 @@ class PolicyAgent(Agent):
         self._weights: list[tuple[int, int]] = []
         self.reseed(seed)
 
-    def reseed(self, *parts: object, first: int = 0) -> None:
-        """Give conversations that begin from now on draws derived from ``parts`` and their number.
+    def reseed(self, *parts: object, first: int = 0, sessions: Sequence[str] = ()) -> None:
+        """Give conversations that begin from now on draws derived from ``parts`` and the number of their session.
+
+        A session that begins a second conversation draws anew, and takes no other session's number.
 
         Args:
             parts: JSON values.
-            first: The number of the next new conversation; the ones after it count on. Processes that share the
-                conversations of one batch pass how many stand before their own, and draw as one process would.
+            first: The number of the next new session; the ones after it count on. Processes that share the sessions
+                of one batch pass how many stand before their own, and draw as one process would.
+            sessions: Ids in the order of their numbers; the sessions that are not among them are numbered after
+                these, as they come.
         """
-        self._seed_parts, self._next_number = parts, first
+        self._seed_parts, self._next_number = parts, first + len(sessions)
+        self._begun = {session: (number, 0) for number, session in enumerate(sessions, first)}
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
         """Sample one turn of every session.
@@ -114,7 +119,7 @@ class PolicyAgent(Agent):
             return []
         if not all(request.token_ids for request in requests):
             raise ConfigError("a PolicyAgent needs an environment with a tokenizer: it reads token ids, not text")
-        number = self._next_number
+        number, begun = self._next_number, dict(self._begun)
         conversations = [self._conversation(request) for request in requests]
         states = [conversation.draws.getstate() for conversation in conversations]
         try:
@@ -122,15 +127,16 @@ class PolicyAgent(Agent):
                 self._sample(conversations, requests)
         except Exception:
             self._forget()  # a forward pass that broke may have left the cache half written
-            self._next_number = number  # asked again, the same is drawn
+            self._next_number, self._begun = number, begun  # asked again, the same is drawn
             for conversation, state in zip(conversations, states, strict=True):
                 conversation.draws.setstate(state)
             raise
         return [self._action(conversation) for conversation in conversations]
 
     def finish(self) -> None:
-        """Drop the caches."""
+        """Drop the caches; the sessions are over."""
         self._forget()
+        self._begun.clear()
 
     def _forget(self) -> None:
         for held in self._held:
@@ -139,11 +145,16 @@ class PolicyAgent(Agent):
     def _conversation(self, request: TurnRequest) -> _Conversation:
         conversation = request.agent_state
         if not isinstance(conversation, _Conversation) or conversation.held not in self._held:
-            conversation = _Conversation(random.Random(derive_seed("policy", *self._seed_parts, self._next_number)))
-            self._next_number += 1
+            conversation = _Conversation(self._draws(request.session_id))
         self._held.add(conversation.held)
         conversation.begin(self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens)
         return conversation
+
+    def _draws(self, session_id: str) -> random.Random:
+        number, count = self._begun.get(session_id, (self._next_number, 0))
+        self._next_number = max(self._next_number, number + 1)
+        self._begun[session_id] = number, count + 1
+        return random.Random(derive_seed("policy", *self._seed_parts, number, *([count] if count else [])))
 
     @contextlib.contextmanager
     def _inference(self) -> Generator[None]:

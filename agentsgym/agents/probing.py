@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
+from agentsgym.agents.attention import has_grouped_sdpa
 from agentsgym.agents.decoding import Batch, Forward, Held, KeptBatch, LoneBatch
 from agentsgym.errors import ConfigError
 
@@ -44,7 +45,8 @@ _WAYS: dict[str, Callable[..., Iterator[Batch]]] = {
     "prefilled again each turn, one conversation at a time": functools.partial(_alone, with_cache=True),
     "run again for each token, one conversation at a time": functools.partial(_alone, with_cache=False),
 }
-_chosen: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+# Of each model: which way, and whether copies for grouped heads are spared.
+_chosen: WeakKeyDictionary[PreTrainedModel, tuple[str, bool]] = WeakKeyDictionary()
 
 
 def fastest_way(model: PreTrainedModel, call: Callable[..., Any] | None = None) -> Way:
@@ -60,28 +62,38 @@ def fastest_way(model: PreTrainedModel, call: Callable[..., Any] | None = None) 
     forward = Forward(model, call)
     if model not in _chosen:
         _chosen[model] = _choose(forward)
-    return functools.partial(_WAYS[_chosen[model]], forward=forward)
+    name, forward.grouped = _chosen[model]
+    return functools.partial(_WAYS[name], forward=forward)
 
 
-def _choose(forward: Forward) -> str:
+def _choose(forward: Forward) -> tuple[str, bool]:
     reasons: list[str] = []
-    for name, way in _WAYS.items():
-        try:
-            error = _error(forward, functools.partial(way, forward=forward))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as raised:  # noqa: BLE001  # the model's code, which says in its own words what it cannot do
-            reasons.append(f"{type(raised).__name__}: {raised}")
-            continue
-        if error <= 2 * _rounding(forward) ** 0.5:
+    for name in _WAYS:
+        reason = _reason_against(name, forward)
+        if reason is None:
             if reasons:
                 logger.warning("the cache of %s is %s, since: %s", forward.name, name, "; ".join(reasons))
-            return name
-        reasons.append(f"logits are off by {error:.2g} of their spread if it is {name}")
+            # Only the first way runs chunks after a cache under a mask.
+            grouped = Forward(forward.model, forward.call, grouped=not reasons and has_grouped_sdpa(forward.model))
+            return name, grouped.grouped and _reason_against(name, grouped) is None
+        reasons.append(reason)
     raise ConfigError(
         f"{forward.name} cannot be sampled: no way of running it token by token gives the logits of one forward pass "
         f"over the whole row: {'; '.join(reasons)}"
     )
+
+
+def _reason_against(name: str, forward: Forward) -> str | None:
+    """What is wrong with running the model this way; None if nothing is."""
+    try:
+        error = _error(forward, functools.partial(_WAYS[name], forward=forward))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as raised:  # noqa: BLE001  # the model's code, which says in its own words what it cannot do
+        return f"{type(raised).__name__}: {raised}"
+    if error <= 2 * _rounding(forward) ** 0.5:
+        return None
+    return f"logits are off by {error:.2g} of their spread if it is {name}"
 
 
 # Of each made-up conversation: what the first prompt, the first answer, the second prompt and the second answer add.

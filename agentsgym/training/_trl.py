@@ -89,6 +89,11 @@ def total(trainer: Any, number: torch.Tensor) -> torch.Tensor:
     return trainer.accelerator.reduce(number, reduction="sum")
 
 
+def mean(trainer: Any, number: torch.Tensor) -> torch.Tensor:
+    """The mean over all ranks of a 0-dim tensor."""
+    return trainer.accelerator.reduce(number, reduction="mean")
+
+
 def per_token_logps(
     trainer: Any, model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, labelled: torch.Tensor
 ) -> torch.Tensor:

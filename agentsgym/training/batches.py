@@ -32,9 +32,10 @@ def row_tensors(
 
     Returns:
         ``prompt_completion_ids``, ``attention_mask``, ``agent_token_mask`` and ``advantages``, all (B, L); L is at
-        least 2, so that the loss has a prompt and a completion even where every rollout failed at its start.
+        least 3, so that the loss has a prompt and two columns of completion even where every rollout failed at its
+        start: TRL's metrics take a single column for one number a row.
     """
-    width = round_up(max(2, *(len(trajectory.token_ids) for trajectory in trajectories)), multiple_of)
+    width = round_up(max(3, *(len(trajectory.token_ids) for trajectory in trajectories)), multiple_of)
     ids = _stack((trajectory.token_ids for trajectory in trajectories), width, pad_token_id, torch.long)
     attention_mask = _stack(([1] * len(trajectory.token_ids) for trajectory in trajectories), width, 0, torch.long)
     agent_token_mask = _stack(map(loss_mask, trajectories), width, 0, torch.long)

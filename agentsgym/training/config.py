@@ -73,8 +73,7 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("cache_implementation", lambda value: value is not None, "rollouts keep their own key/value cache across turns"),
     ("remove_unused_columns", bool, "the environment's columns would be dropped from the rows"),
     ("max_tool_calling_iterations", lambda value: value is not None, "use env_config['max_steps_per_episode']"),
-    ("deepspeed", bool, "training on several ranks is not supported yet"),
-    ("fsdp", bool, "training on several ranks is not supported yet"),
+    ("deepspeed", bool, "it has not been proven with this trainer: shard with fsdp=True"),
 )
 
 
@@ -82,7 +81,7 @@ def _is_share(value: Any) -> bool:
     return is_number(low=0.0)(value) and value <= 1
 
 
-def _is_seconds(value: Any) -> bool:
+def _is_positive(value: Any) -> bool:
     return is_number(low=0.0)(value) and value > 0
 
 
@@ -91,10 +90,11 @@ _WANTED: tuple[tuple[str, str, Check], ...] = (
     ("discount", "a number in [0, 1]", _is_share),
     ("max_turn_tokens", "a positive int", is_int(1)),
     ("max_completion_length", "a positive int", is_int(1)),
+    ("temperature", "a positive number (the loss divides by it)", _is_positive),
     ("max_failed_fraction", "a number in [0, 1]", _is_share),
     ("num_env_workers", "a positive int", is_int(1)),
-    ("turn_timeout_s", "a positive number or None", or_none(_is_seconds)),
-    ("episode_timeout_s", "a positive number or None", or_none(_is_seconds)),
+    ("turn_timeout_s", "a positive number or None", or_none(_is_positive)),
+    ("episode_timeout_s", "a positive number or None", or_none(_is_positive)),
     ("drift_interval", "a non-negative int", is_int(0)),
     ("stop_strings", "a list of non-empty strings or None", or_none(_are_texts)),
 )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -171,19 +170,6 @@ def drift_metrics(recorded: torch.Tensor, recomputed: torch.Tensor, mask: torch.
         "sampling/importance_sampling_ratio/max": numbers["ratio_max"],
         "sampling/kl/k1": numbers["kl_k1"],
         "sampling/kl/k3": numbers["kl_k3"],
-    }
-
-
-def merged(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """One summary of the drift on several ranks: the smallest, the largest, or the mean of what each rank saw.
-
-    >>> merged([{"sampling/kl/k1": 0.0, "sampling/gap/max": 1.0}, {"sampling/kl/k1": 1.0, "sampling/gap/max": 3.0}])
-    {'sampling/kl/k1': 0.5, 'sampling/gap/max': 3.0}
-    """
-    combine = {"min": min, "max": max}
-    return {
-        name: combine.get(name.rpartition("/")[2], fmean)([part[name] for part in parts])
-        for name in (parts[0] if parts else {})
     }
 
 

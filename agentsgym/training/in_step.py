@@ -92,7 +92,8 @@ class InStep:
 
     def _num_running(self, flag: int) -> torch.Tensor:
         """The sum over all ranks, 0-dim; nobody waits for it but who reads it."""
-        return reduce(torch.tensor(flag, device=PartialState().device), reduction="sum")
+        total: Any = reduce(torch.tensor(flag, device=PartialState().device), reduction="sum")
+        return total
 
 
 class ShardedPolicyAgent(PolicyAgent):
@@ -120,8 +121,8 @@ class ShardedPolicyAgent(PolicyAgent):
             **settings: As of :class:`PolicyAgent`.
         """
         super().__init__(model, tokenizer, **settings)
-        self._collective = Forward(model, forward)
-        self._forward = self._in_step = InStep(self._collective.call)
+        self._collective = forward or model
+        self._forward = self._in_step = InStep(self._collective)
 
     def begin(self) -> None:
         """Find out how the model is sampled, on all ranks at once: what it refuses to do, it refuses on all of them.
@@ -130,13 +131,14 @@ class ShardedPolicyAgent(PolicyAgent):
             ConfigError: It cannot be sampled.
         """
         with self._inference(), self._in_step.ending_all_if_broken():
-            fastest_way(self.model, self._collective.call)
+            fastest_way(self.model, self._collective)
 
     def finish(self) -> None:
         """Drop the caches, and run along with the other ranks until all of them have finished."""
         super().finish()
+        idle = Forward(self.model, self._collective)
         with self._inference():
-            self._in_step.join(lambda: self._collective([[0]], use_cache=False))
+            self._in_step.join(lambda: idle([[0]], use_cache=False))
 
 
 def policy_agent_type(accelerator: Accelerator) -> type[PolicyAgent]:

@@ -38,7 +38,7 @@ def scores(
 
     Returns:
         ``old_per_token_logps``, ``ref_per_token_logps`` and ``importance_sampling_ratio``, each (B, L) or None; and the
-        drift metrics, of this rank's rows, empty where nothing was compared.
+        drift metrics, of the rows of all ranks, empty where nothing was compared.
     """
     ids, attention_mask, mask = (rows[name] for name in ("prompt_completion_ids", "attention_mask", "agent_token_mask"))
     recorded = recorded_logprobs(trajectories, rows["advantages"])
@@ -63,7 +63,14 @@ def scores(
         "ref_per_token_logps": ref,
         "importance_sampling_ratio": ratio,
     }
-    return tensors, {} if own is None or recorded is None else drift_metrics(recorded, own, mask)
+    return tensors, {} if own is None or recorded is None else _drift(recorded, own, mask)
+
+
+def _drift(recorded: torch.Tensor, own: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+    chosen = mask.bool()
+    parts = gathered([(recorded[chosen].cpu(), own[chosen].cpu())])  # ranks differ in how many tokens they have
+    recorded, own = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return drift_metrics(recorded, own, torch.ones_like(recorded))
 
 
 def _ratio(args: Any, own: torch.Tensor, recorded: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

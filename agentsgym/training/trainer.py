@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import random
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
-from datasets import IterableDataset
 from trl import GRPOTrainer
 
 from agentsgym.agents.base import Agent, as_agent
@@ -22,8 +18,10 @@ from agentsgym.evaluation.metrics import Evaluation, summarize
 from agentsgym.rollouts.driver import drive
 from agentsgym.training import _trl
 from agentsgym.training.batches import round_up, row_tensors
+from agentsgym.training.checks import check_model, check_size, finite_datasets
 from agentsgym.training.config import ENV_POOLS, GRPOEnvConfig
-from agentsgym.training.drift import merged
+from agentsgym.training.evaluating import counted_rollouts, untouched_global_generators
+from agentsgym.training.in_step import ShardedPolicyAgent, policy_agent_type
 from agentsgym.training.metrics import evaluation_metrics, rollout_metrics, without_tokens
 from agentsgym.training.ranks import gathered, num_before, raised_together
 from agentsgym.training.rows import Environments, group_seeds
@@ -31,7 +29,7 @@ from agentsgym.training.scoring import scores
 from agentsgym.training.vllm_policy import VLLMPolicyAgent
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
     from peft import PeftConfig
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
     from transformers.trainer_utils import EvalLoopOutput, TrainOutput
@@ -98,7 +96,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             raise ConfigError("train_dataset is missing: pass rows with 'task_data', e.g. Env.get_train_dataset()")
         if processing_class is None and env is not None:
             processing_class = env.tokenizer
-        _check_model(model, args, peft_config)
+        check_model(model, args, peft_config)
         args.align_saving()
         super().__init__(
             model=model,
@@ -114,10 +112,11 @@ class GRPOEnvTrainer(GRPOTrainer):
         _trl.free_copies(self)
         self._policy_tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
         self.environments = Environments(env, self._policy_tokenizer)
-        for name, dataset in _finite_datasets(train_dataset=train_dataset, eval_dataset=eval_dataset):
+        for name, dataset in finite_datasets(train_dataset=train_dataset, eval_dataset=eval_dataset):
             self.environments.check(dataset, name)
-        _check_size(train_dataset, args)
-        self.agent = self._policy_agent() if agent is None else as_agent(agent)
+        check_size(train_dataset, args)
+        agent_type = policy_agent_type(self.accelerator)
+        self.agent = self._policy_agent(agent_type) if agent is None else as_agent(agent)
         self.last_evaluation: Evaluation | None = None
         self._estimator = get_estimator(args.advantage_estimator)
         self._pool = ENV_POOLS[args.env_pool](args.num_env_workers) if args.env_pool else None
@@ -147,12 +146,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         trajectories = self._play(inputs, first)
         everyone = self._share(trajectories)
         rollouts = gathered(self._scored(inputs, trajectories, first))  # a group may straddle ranks
-        scale = cast("Scale", self.args.scale_rewards)  # the configuration has checked it
-        turn_advantages = self._estimator(rollouts, discount=self.args.discount, scale=scale)
-        advantages = [
-            token_advantages(trajectory, numbers, estimator=self._estimator)
-            for trajectory, numbers in zip(trajectories, turn_advantages[first : first + len(inputs)], strict=True)
-        ]
+        with raised_together():  # an estimator of one's own may give this rank alone what does not fit its rollouts
+            advantages = self._advantages(trajectories, rollouts, first)
         batch = self._batch(trajectories, advantages)
         self._record(everyone, rollouts, batch)
         return batch
@@ -166,13 +161,15 @@ class GRPOEnvTrainer(GRPOTrainer):
     ) -> torch.Tensor:
         """TRL's own loss on the columns that matter: from the first agent token to the longest row's end."""
         mask = inputs["agent_token_mask"]
-        last = round_up(max(2, int(inputs["attention_mask"].sum(1).max())), self._width_multiple)
+        last = round_up(max(3, int(inputs["attention_mask"].sum(1).max())), self._width_multiple)
         columns = mask.any(0).nonzero()
-        first = max(1, int(columns[0])) if len(columns) else last - 1
+        # Never one column alone, which TRL's metrics would take for one number a row.
+        first = max(1, min(int(columns[0]), last - 2)) if len(columns) else last - 2
         narrowed = _trl.loss_inputs(inputs, first, last)
-        return super().compute_loss(
+        loss = super().compute_loss(
             _trl.only_labelled(model, mask[:, :last]), narrowed, return_outputs, num_items_in_batch
         )
+        return loss if _trl.is_training(self) else _trl.mean(self, loss)
 
     def evaluation_loop(
         self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
@@ -194,13 +191,13 @@ class GRPOEnvTrainer(GRPOTrainer):
         self._evaluated = []
         if isinstance(self.agent, VLLMPolicyAgent):
             self.agent.weights_changed()  # by whom, nobody says: evaluation may be called at any time
-        with _untouched_global_generators():
+        with untouched_global_generators(), counted_rollouts(dataloader, num_rollouts) as count:
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        del self._evaluated[_num_rollouts(dataloader.dataset, num_rollouts) :]
+            self._evaluated = self._evaluated[: count()]
         if self._evaluated and output.metrics is not None:
             clusters = [index // num_rollouts for index in range(len(self._evaluated))]
             self.last_evaluation = summarize(self._evaluated, clusters=clusters)
-            numbers = evaluation_metrics(self.last_evaluation)
+            numbers = rollout_metrics(self._evaluated) | evaluation_metrics(self.last_evaluation)
             _trl.drop_metrics(self, numbers)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in numbers.items()})
         return output
@@ -209,9 +206,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         """Play this rank's rows, which are rows ``first`` and following of the generation batch."""
         phase = self._next_phase()
         seeds = group_seeds(len(rows), _trl.num_generations(self), self.args.seed, *phase, first=first)
-        if isinstance(self.agent, PolicyAgent):
-            self.agent.reseed(self.args.seed, *phase, first=first)
-        elif isinstance(self.agent, VLLMPolicyAgent):
+        if isinstance(self.agent, VLLMPolicyAgent):
             self.agent.begin(self.state.global_step)
         with raised_together():  # before any rank plays: an agent may be in step with those of the others
             trials = self.environments.trials(
@@ -220,6 +215,11 @@ class GRPOEnvTrainer(GRPOTrainer):
                 max_turn_tokens=self.args.max_turn_tokens,
                 max_completion_length=self.args.max_completion_length,
             )
+        if isinstance(self.agent, PolicyAgent):
+            sessions = [trial.session_id for trial in trials]
+            self.agent.reseed(self.args.seed, *phase, first=first, sessions=sessions)
+        if isinstance(self.agent, ShardedPolicyAgent):
+            self.agent.begin()
         with raised_together():
             trajectories = drive(
                 trials,
@@ -293,6 +293,22 @@ class GRPOEnvTrainer(GRPOTrainer):
             self._warn_once("the game gives no state keys, so that gigpo is grpo: write its _state_key")
         return scored
 
+    def _advantages(
+        self, trajectories: Sequence[Trajectory], rollouts: Sequence[ScoredRollout], first: int
+    ) -> list[list[float]]:
+        """One number a token of this rank's trajectories, which are ``rollouts[first:]`` and following."""
+        scale = cast("Scale", self.args.scale_rewards)  # the configuration has checked it
+        turn_advantages = self._estimator(rollouts, discount=self.args.discount, scale=scale)
+        if len(turn_advantages) != len(rollouts):
+            raise ConfigError(
+                f"advantage_estimator must return one list of numbers for each of {len(rollouts)} rollouts, got "
+                f"{len(turn_advantages)}"
+            )
+        return [
+            token_advantages(trajectory, numbers, estimator=self._estimator)
+            for trajectory, numbers in zip(trajectories, turn_advantages[first:], strict=False)
+        ]
+
     def _batch(self, trajectories: Sequence[Trajectory], advantages: Sequence[Sequence[float]]) -> dict[str, Any]:
         rows = row_tensors(
             trajectories,
@@ -302,7 +318,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             device=self.accelerator.device,
         )
         tensors, drift = scores(self, trajectories, rows, with_drift=self._is_drift_due())
-        _trl.record_metrics(self, merged(gathered([drift])))
+        _trl.record_metrics(self, drift)
         return {**rows, **tensors, "num_items_in_batch": _trl.total(self, rows["agent_token_mask"].sum())}
 
     def _is_drift_due(self) -> bool:
@@ -328,14 +344,14 @@ class GRPOEnvTrainer(GRPOTrainer):
     def _policy(self) -> PreTrainedModel:
         return cast("PreTrainedModel", self.accelerator.unwrap_model(self.model))
 
-    def _policy_agent(self) -> PolicyAgent | VLLMPolicyAgent:
+    def _policy_agent(self, agent_type: type[PolicyAgent]) -> PolicyAgent | VLLMPolicyAgent:
         args = self.args
         stop = tuple(args.stop_strings or ())
         if args.use_vllm:
             return VLLMPolicyAgent(
                 self.vllm_generation, self._policy_tokenizer, max_turn_tokens=args.max_turn_tokens, stop=stop
             )
-        return PolicyAgent(
+        return agent_type(
             self._policy,
             self._policy_tokenizer,
             sampling=Sampling(
@@ -351,54 +367,5 @@ class GRPOEnvTrainer(GRPOTrainer):
         )
 
 
-def _check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None) -> None:
-    adapters = [*getattr(model, "peft_config", {}).values(), *([] if peft_config is None else [peft_config])]
-    for adapter in adapters:
-        if adapter.is_prompt_learning:
-            raise ConfigError(
-                f"a {type(adapter).__name__} puts tokens of its own in front of every prompt, so that no record would "
-                "be exact: use LoRA or another adapter inside the layers"
-            )
-    if args.beta != 0.0 and not adapters and not isinstance(model, str) and not model.config.name_or_path:
-        raise ConfigError(
-            "beta needs a reference model, which TRL loads from the model's path, and this model has none: "
-            "save it with save_pretrained and load it with from_pretrained first"
-        )
-
-
-def _check_size(train_dataset: Any, args: GRPOEnvConfig) -> None:
-    num_groups = cast("int", args.generation_batch_size) // cast("int", args.num_generations)  # TRL has filled both in
-    if not isinstance(train_dataset, IterableDataset) and len(train_dataset) < num_groups:
-        raise ConfigError(
-            f"train_dataset must hold at least {num_groups} rows, one for each task group of a generation batch "
-            f"({args.generation_batch_size} rollouts, {args.num_generations} a group), got {len(train_dataset)}: "
-            "with fewer nothing would be trained"
-        )
-
-
-def _num_rollouts(dataset: Any, num_rollouts: int) -> int | None:
-    """How many rollouts an evaluation has; what ranks play beyond that only fills their last batch."""
-    return None if isinstance(dataset, IterableDataset) else len(dataset) * num_rollouts
-
-
 def _is_gigpo(estimator: Any) -> bool:
     return (estimator.func if isinstance(estimator, partial) else estimator) is gigpo
-
-
-def _finite_datasets(**datasets: Any) -> Iterator[tuple[str, Any]]:
-    for name, dataset in datasets.items():
-        if isinstance(dataset, dict):
-            yield from _finite_datasets(**{f"{name}[{key!r}]": part for key, part in dataset.items()})
-        elif dataset is not None and not isinstance(dataset, IterableDataset):
-            yield name, dataset
-
-
-@contextlib.contextmanager
-def _untouched_global_generators() -> Generator[None]:
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)

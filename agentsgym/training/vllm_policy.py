@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from agentsgym.agents.base import Agent
+from agentsgym.agents.engine import Guarded
 from agentsgym.agents.policy import DEFAULT_TURN_TOKENS
 from agentsgym.agents.sampling import StopText
 from agentsgym.agents.stopping import as_ids, stop_token_ids
@@ -86,6 +87,7 @@ class VLLMPolicyAgent(Agent):
         is_server = generation.mode == "server"
         self._sleeps: bool = not is_server and generation.enable_sleep_mode
         self._in_step: bool = is_server or generation.tensor_parallel_size > 1
+        self._call = Guarded()
         self._loaded_step: int | None = None
 
     def begin(self, step: int) -> None:
@@ -117,7 +119,8 @@ class VLLMPolicyAgent(Agent):
             raise ConfigError("a VLLMPolicyAgent needs an environment with a tokenizer: it reads token ids, not text")
         if self._in_step:
             return self._join(requests) or ()
-        answers = self._generate([list(request.token_ids) for request in requests], self._longest(requests))
+        prompts = [list(request.token_ids) for request in requests]
+        answers = self._call(self._generate, prompts, self._longest(requests))
         return [self._action(request, *answer) for request, answer in zip(requests, answers, strict=True)]
 
     def finish(self) -> None:

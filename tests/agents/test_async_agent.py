@@ -2,9 +2,11 @@
 
 import asyncio
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
+from guess_game import GuessEnv, tasks
 
 from agentsgym.agents.asynchronous import agents_loop, run_coroutine
 from agentsgym.agents.base import Agent, AsyncAgent, as_agent
@@ -110,6 +112,20 @@ def test_calling_another_agent_from_a_coroutine_says_to_await_it() -> None:
 
     (fault,) = Nested().act(requests("a"))
     assert "an agent's coroutine must await another agent's aact, not call its act or get_action" in str(fault)
+
+
+def test_a_rollout_in_a_coroutine_says_to_leave_the_loop_first() -> None:
+    """It would wait for answers on the loop that it holds up."""
+
+    class Planner(AsyncAgent):
+        async def aact(self, request: TurnRequest) -> Action:
+            play = partial(GuessEnv().rollout, tasks(3), as_agent(Meeting(1)))
+            (imagined,) = await asyncio.to_thread(play) if request.session_id == "away" else play()
+            return Action(text=imagined.stop_reason)
+
+    fault, action = Planner().act(requests("here", "away"))
+    assert "await asyncio.to_thread(env.rollout, …)" in str(fault)
+    assert isinstance(action, Action)
 
 
 def test_any_object_with_aact_is_adapted() -> None:

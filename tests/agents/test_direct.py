@@ -259,7 +259,7 @@ def test_nothing_asked_is_nothing_generated() -> None:
         ((lambda messages: "",), {"do_sample": True}, "generation options are for a model"),
         ((make_model(), make_tokenizer()), {"num_return_sequences": 2}, r"got \['num_return_sequences'\]"),
         ((make_model(), make_tokenizer()), {"stop_strings": ["."]}, r"got \['stop_strings'\]"),
-        ((make_model(), make_tokenizer()), {"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ((make_model(), make_tokenizer()), {"max_new_tokens": 0}, "max_new_tokens must be an int of at least 1, got 0"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(arguments: Any, options: Any, message: str) -> None:

@@ -139,7 +139,8 @@ def test_another_tokenizer_and_other_stops_may_be_given() -> None:
         ({"temprature": 1}, "vLLM's SamplingParams refuses {'temprature': 1}: Unexpected keyword"),
         ({"logprobs": 3, "n": 2}, "refuses|needs one answer a prompt"),
         ({"logprobs": 3}, r"needs one answer a prompt, ended by its own token, got \['logprobs'\]"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be an int of at least 1, got 0"),
+        ({"max_new_tokens": None}, "max_new_tokens must be an int of at least 1, got None"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(options: Any, message: str) -> None:

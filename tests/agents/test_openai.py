@@ -138,7 +138,15 @@ def test_it_plays_a_game_and_counts_what_it_cost() -> None:
     assert len(served.asked) == num_requests
 
 
-@pytest.mark.parametrize("told", [None, {}, {"prompt_tokens": None, "prompt_tokens_details": None}])
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        {},
+        {"prompt_tokens": None, "prompt_tokens_details": None},
+        {"prompt_tokens": "12", "completion_tokens": {"text": 3}, "prompt_tokens_details": {"cached_tokens": [1]}},
+    ],
+)
 def test_a_server_may_tell_no_usage(told: Any) -> None:
     assert answer_to(chat("fine", usage=told))[1] == Usage(requests=1)
 
@@ -286,16 +294,26 @@ def test_without_the_package_it_says_how_to_get_it() -> None:
         ({"temprature": 1}, "'temprature' is no option of OpenAIAgent .* did you mean 'temperature'"),
         ({"extra_body": {"n": 2, "stream": True}}, r"sets these fields of the request itself: \['n', 'stream'\]"),
         ({"extra_body": "top_k"}, "extra_body must be a dict of fields of the request, got 'top_k'"),
-        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
-        ({"max_concurrency": 0}, "max_concurrency must be at least 1, got 0"),
-        ({"timeout_s": 0}, "timeout_s must be positive, got 0"),
-        ({"max_retries": -1}, "max_retries and backoff_s must not be negative, got -1 and"),
+        ({"max_tokens": 0}, "max_tokens must be an int of at least 1, got 0"),
+        ({"max_tokens": None}, "max_tokens must be an int of at least 1, got None"),
+        ({"max_concurrency": 0}, "max_concurrency must be an int of at least 1, got 0"),
+        ({"max_concurrency": 2.5}, "max_concurrency must be an int of at least 1, got 2.5"),
+        ({"timeout_s": 0}, "timeout_s must be a positive number, got 0"),
+        ({"timeout_s": float("nan")}, "timeout_s must be a positive number, got nan"),
+        ({"timeout_s": None}, "timeout_s must be a positive number, got None"),
+        ({"max_retries": -1}, "max_retries must be an int of at least 0, got -1"),
+        ({"backoff_s": "1"}, "backoff_s must be a number of at least 0, got '1'"),
+        ({"price_per_million": 3.0}, "price_per_million must be two numbers of at least 0, got 3.0"),
+        ({"price_per_million": (1.0,)}, r"price_per_million must be two numbers of at least 0, got \(1.0,\)"),
+        ({"base_url": "localhost:8000/v1"}, "base_url must begin with http:// .* got 'localhost:8000/v1'"),
+        ({"base_url": ""}, "base_url must begin with http:// .* got ''"),
+        ({"base_url": "http://[bad/v1"}, "base_url must begin with http:// or https:// and name a host"),
         ({"token_ids": "yes"}, "token_ids must be 'auto', True or False, got 'yes'"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        OpenAIAgent("tiny", base_url="http://localhost/v1", **options)
+        OpenAIAgent("tiny", **{"base_url": "http://localhost/v1", **options})
 
 
 def test_the_games_tokenizer_need_not_be_the_models_where_the_answer_is_text() -> None:

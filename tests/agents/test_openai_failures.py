@@ -157,6 +157,14 @@ def test_the_server_says_how_long_to_wait() -> None:
     assert served.asked[1].arrived - served.asked[0].arrived >= 0.2
 
 
+def test_a_server_that_asks_for_no_wait_is_not_asked_again_at_once() -> None:
+    with serving(first(error(429, **{"Retry-After": "0"}))) as served:
+        agent = agent_of(served, backoff_s=0.2)
+        assert agent.act([request()]) == [Action(text="fine")]
+        agent.close()
+    assert served.asked[1].arrived - served.asked[0].arrived >= 0.1
+
+
 def test_a_wait_that_is_too_long_is_not_begun() -> None:
     with serving(lambda asked: error(429, "come back tomorrow", **{"Retry-After": "86400"})) as served:
         agent = agent_of(served)

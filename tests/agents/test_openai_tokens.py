@@ -1,6 +1,9 @@
 """OpenAIAgent with exact tokens, against a server that computes its answers from the ids it is sent, as vLLM does."""
 
+import gc
 import logging
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -171,6 +174,28 @@ def test_sessions_that_begin_together_share_the_first_request_and_its_failure() 
     assert all(isinstance(one, AgentFault) for one in faults)
     assert all(isinstance(one, Action) and one.token_ids for one in actions)
     assert len(served.asked) == 2 + 6
+
+
+def test_a_first_request_that_fails_when_nobody_waits_is_not_logged_as_a_bug(caplog: pytest.LogCaptureFixture) -> None:
+    failing = threading.Event()
+
+    def answer(asked: Asked) -> Reply:
+        failing.wait(10)
+        return Reply({"error": "loading"}, status=500)
+
+    with serving(answer) as served:
+        agent = agent_of(served.url, max_retries=0)
+        env = GuessEnv(chat_tokenizer())
+        (trajectory,) = env.rollout(tasks(3), agent, turn_timeout_s=0.2)
+        probe = agent._client.probe  # type: ignore[union-attr]
+        failing.set()
+        while not probe.done():  # type: ignore[union-attr]
+            time.sleep(0.01)
+        del probe
+        agent.close()
+        gc.collect()
+    assert "the agent took longer than turn_timeout_s = 0.2" in str(trajectory.error)
+    assert "never retrieved" not in caplog.text
 
 
 def broken(**fields: Any) -> Reply:

@@ -161,6 +161,23 @@ def test_processes_that_share_a_batch_draw_as_one_would() -> None:
     assert [session.said for session in together] == [session.said for session in apart]
 
 
+def test_a_second_conversation_of_a_session_takes_no_other_sessions_draws() -> None:
+    model = model_of("llama")
+
+    def said(first: int, sessions: list[str]) -> list[list[list[int]]]:
+        agent = PolicyAgent(model, TOKENIZER)
+        agent.reseed("train", 7, first=first, sessions=sessions)
+        requests = [TurnRequest(session_id=one, messages=[], token_ids=[5, 6], max_new_tokens=6) for one in sessions]
+        # Without an agent_state each call begins a conversation; the sessions need not come in their own order.
+        return [[list(action.token_ids or ()) for action in agent.act(requests[::-1])] for _ in range(2)]
+
+    together = said(0, ["a", "b", "c", "d"])
+    apart = [said(0, ["a", "b"]), said(2, ["c", "d"])]
+    assert [apart[1][k] + apart[0][k] for k in range(2)] == together
+    everything = [tuple(ids) for round_ in together for ids in round_]
+    assert len(set(everything)) == 8
+
+
 def test_a_call_that_failed_and_is_repeated_in_parts_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = new_model("llama")
     sessions, unharmed = [Session(n) for n in range(3)], [Session(n) for n in range(3)]

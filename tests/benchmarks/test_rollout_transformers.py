@@ -37,9 +37,20 @@ def test_every_size_has_its_times_and_ratios(result: dict[str, Any]) -> None:
 
 
 def test_long_episodes_have_a_rate_for_each_turn(result: dict[str, Any]) -> None:
-    row = result["long"]
-    assert len(row["tokens_a_second"]) == row["num_turns"]
-    assert min(row["tokens_a_second"]) > 0
+    for row in result["long"]:
+        assert len(row["tokens_a_second"]) == row["num_turns"]
+        assert min(row["tokens_a_second"]) > 0
+
+
+def test_rates_are_set_beside_those_of_the_bare_model(result: dict[str, Any]) -> None:
+    for row in result["long"]:
+        contexts = {turn: bare["context_tokens"] for turn, bare in row["bare_by_turn"].items()}
+        assert contexts == {"1": 0, "16": 15 * (31 + 8)}
+        for turn, bare in row["bare_by_turn"].items():
+            seconds = (bare["chunk_ms"] + 7 * bare["token_ms"]) / 1000
+            assert bare["tokens_a_second"] == pytest.approx(row["num_episodes"] * 8 / seconds, rel=0.05)
+            rate = row["tokens_a_second"][int(turn) - 1]
+            assert bare["share_of_bare"] == pytest.approx(rate / bare["tokens_a_second"], abs=0.006, rel=0.01)
 
 
 def test_without_json_it_prints_a_table() -> None:

@@ -67,7 +67,7 @@ def trainer_of(
 ) -> GRPOEnvTrainer:
     """A trainer of the guessing game; ``eval_dataset``, ``agent`` and settings among the changes."""
     model, tokenizer = policy(weights)
-    own = {name: changes.pop(name) for name in ("eval_dataset", "agent", "callbacks") if name in changes}
+    own = {name: changes.pop(name) for name in ("eval_dataset", "agent", "callbacks", "peft_config") if name in changes}
     return GRPOEnvTrainer(
         model,
         GuessNumber(tokenizer, env_config),

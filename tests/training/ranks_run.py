@@ -7,22 +7,31 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from datasets import Dataset
-from games import logged, tasks, trainer_of
+from datasets import Dataset, IterableDataset
+from games import logged, policy, tasks, trainer_of
+from peft import LoraConfig
 
 from agentsgym.agents.base import Agent
+from agentsgym.agents.policy import PolicyAgent
+from agentsgym.credit.advantages import Scale, ScoredRollout, grpo
 from agentsgym.errors import AgentFault, ConfigError
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Action, TurnRequest
 
 NUM_ROWS = 12  # of a generation batch over all ranks; three groups of four, so that the middle one straddles two ranks
 NUM_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
-WATCHED = ("loss", "grad_norm", "reward", "reward_std", "win_rate", "turns/mean", "alive/turn_03", "num_tokens", "kl")
+WATCHED = (
+    *("loss", "grad_norm", "entropy", "kl", "num_tokens"),
+    *("reward", "reward_std", "win_rate", "turns/mean", "alive/turn_03"),
+    *("sampling/kl/k1", "sampling/sampling_logp_difference/mean", "sampling/importance_sampling_ratio/min"),
+)
+EVALUATED = ("eval_win_rate", "eval_reward", "eval_num_games", "eval_turns/mean")
 
 
 class Refusing(Agent):
@@ -32,6 +41,17 @@ class Refusing(Agent):
         if PartialState().process_index == 1:
             raise ConfigError("no model is loaded here")
         return [Action(text="one") for _ in requests]
+
+
+def stream(num_tasks: int) -> IterableDataset:
+    """Tasks as a dataset of unknown length."""
+    return IterableDataset.from_generator(partial(iter, list(tasks(num_tasks))))
+
+
+def misfitting(rollouts: Sequence[ScoredRollout], *, discount: float, scale: Scale) -> list[list[float]]:
+    """An estimator that gives the very last rollout, which the last rank has played, a number too many."""
+    *others, last = grpo(rollouts, discount=discount, scale=scale)
+    return [*others, [*last, 0.0]]
 
 
 def rows(broken: Sequence[bool]) -> Dataset:
@@ -45,12 +65,17 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "accumulated": {"gradient_accumulation_steps": 3, "max_steps": 2},
     "iterated": {"num_iterations": 2, "max_steps": 4},
     "evaluated": {"eval_dataset": tasks(3), "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4},
+    "streamed": {"eval_dataset": stream(3), "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8},
+    "two_episodes": {"env_config": {"episodes_per_trial": 2}},
+    "adapters": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), "beta": 0.1, "max_steps": 3},
     # Of two groups the second is broken, so that rank 1 of 2 has no row that could be played.
     "silent_rank": {
         "dataset": rows([False, True]),
         "shuffle_dataset": False,
         "per_device_train_batch_size": 8,
         "max_failed_fraction": 0.5,
+        "drift_interval": 1,
+        "sampled_by": 1,
     },
     "too_many_failed": {
         "dataset": rows([False, True]),
@@ -59,6 +84,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "max_failed_fraction": 0.4,
     },
     "refused": {"agent": Refusing()},
+    "misfitting": {"advantage_estimator": misfitting},
 }
 
 
@@ -77,12 +103,16 @@ def outcome(name: str, folder: Path) -> dict[str, Any]:
     share = num_rows // NUM_RANKS // accumulation
     if "per_device_eval_batch_size" in changes:
         changes["per_device_eval_batch_size"] //= NUM_RANKS
+    sampler = changes.pop("sampled_by", None)
+    torch.manual_seed(0)  # of the adapters
     trainer = trainer_of(folder / name, **{"max_steps": 2, "per_device_train_batch_size": share, **changes})
+    if sampler is not None:
+        trainer.agent = PolicyAgent(*policy(sampler), max_turn_tokens=4)
     try:
         trainer.train()
     except Exception as error:  # noqa: BLE001  # what each rank raises is what is asked
         return {"error": f"{type(error).__name__}: {error}"}
-    evaluated = {key: logged(trainer, key) for key in ("eval_win_rate", "eval_reward", "eval_num_games")}
+    evaluated = {key: logged(trainer, key) for key in (*EVALUATED, "eval_loss")}
     return {"weights": weights(trainer), **{key: logged(trainer, key) for key in WATCHED}, **evaluated}
 
 

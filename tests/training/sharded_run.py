@@ -19,7 +19,7 @@ from accelerate.utils import DistributedType
 from games import GuessNumber, logged, policy, settings, tasks
 from peft import LoraConfig
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -88,6 +88,17 @@ def refuse_caches(model: PreTrainedModel) -> None:
     model.model.layers[1].register_forward_pre_hook(refuse, with_kwargs=True)
 
 
+def count_tokens(model: PreTrainedModel) -> list[int]:
+    """A list that gets the number of tokens, padding included, of each forward pass from now on."""
+    counts: list[int] = []
+
+    def count(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        counts.append(kwargs["input_ids"].numel())
+
+    model.register_forward_pre_hook(count, with_kwargs=True)
+    return counts
+
+
 def played(agent: PolicyAgent, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[dict[str, Any]]:
     """Play a game a row, with the row for its seed and its draws."""
     if not rows:
@@ -101,14 +112,15 @@ def played(agent: PolicyAgent, tokenizer: PreTrainedTokenizerBase, rows: Sequenc
     ]
 
 
-def played_alone(name: str) -> list[dict[str, Any]]:
+def played_alone(name: str) -> dict[str, Any]:
     """All games of a scenario, in one process and with the model as it is."""
     model, tokenizer = policy()
     agent = PolicyAgent(model, tokenizer, sampling=Sampling(stop=("six",)), max_turn_tokens=5)
-    return played(agent, tokenizer, range(sum(GAMES[name])))
+    counts = count_tokens(model)
+    return {"games": played(agent, tokenizer, range(sum(GAMES[name]))), "tokens_run": counts}
 
 
-def played_sharded(name: str, shard: Shard) -> list[dict[str, Any]]:
+def played_sharded(name: str, shard: Shard) -> dict[str, Any]:
     """This rank's games of a scenario."""
     rank, counts = PartialState().process_index, GAMES[name]
     model, tokenizer = policy()
@@ -119,9 +131,12 @@ def played_sharded(name: str, shard: Shard) -> list[dict[str, Any]]:
     agent = ShardedPolicyAgent(
         model, tokenizer, forward=shard(model), sampling=Sampling(stop=("six",)), max_turn_tokens=5
     )
+    tokens_run = count_tokens(model)
     agent.begin()
+    if isinstance(model, FSDPModule):
+        model.reshard()  # as a training step leaves it; a forward pass leaves the root's weights gathered
     first = sum(counts[:rank])
-    return played(agent, tokenizer, range(first, first + counts[rank]))
+    return {"games": played(agent, tokenizer, range(first, first + counts[rank])), "tokens_run": tokens_run}
 
 
 def break_off() -> None:

@@ -58,16 +58,23 @@ def ranks(launched: tuple[Path, subprocess.CompletedProcess[str]]) -> list[dict[
 @pytest.mark.parametrize("sharding", sharded_run.SHARDINGS)
 @pytest.mark.parametrize("name", sharded_run.GAMES)
 def test_a_sharded_model_says_what_it_says_unsharded(name: str, sharding: str, ranks: list[dict[str, Any]]) -> None:
-    wanted = sharded_run.played_alone(name)
-    given = [game for outcomes in ranks for game in outcomes[f"{name} {sharding}"]]
+    wanted = sharded_run.played_alone(name)["games"]
+    given = [game for outcomes in ranks for game in outcomes[f"{name} {sharding}"]["games"]]
     assert [game["error"] for game in given] == [None] * len(wanted)
     assert [game["ids"] for game in given] == [game["ids"] for game in wanted]
     for mine, theirs in zip(given, wanted, strict=True):
         assert mine["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-5)
 
 
+@pytest.mark.parametrize("sharding", sharded_run.SHARDINGS)
+def test_a_sharded_model_keeps_its_caches_over_the_turns(sharding: str, ranks: list[dict[str, Any]]) -> None:
+    first, second = (outcomes[f"one_game {sharding}"]["tokens_run"] for outcomes in ranks)
+    assert first == sharded_run.played_alone("one_game")["tokens_run"]
+    assert len(second) == len(first)  # the other rank, which has no game, runs along
+
+
 def test_games_of_a_rank_are_uneven(ranks: list[dict[str, Any]]) -> None:
-    first, second = ([game["turns"] for game in outcomes["uneven fsdp2"]] for outcomes in ranks)
+    first, second = ([game["turns"] for game in outcomes["uneven fsdp2"]["games"]] for outcomes in ranks)
     assert len(set(first)) > 1
     assert max(first) != max(second)
 

@@ -77,7 +77,7 @@ def test_a_token_that_nothing_stands_before_is_not_trained() -> None:
 
 def test_rows_without_any_token_still_have_columns_for_the_loss() -> None:
     tensors = row_tensors([drawn("", failed=True)] * 2, [[], []], pad_token_id=7)
-    assert tensors["prompt_completion_ids"].tolist() == [[7, 7], [7, 7]]
+    assert tensors["prompt_completion_ids"].tolist() == [[7] * 3] * 2
     assert not tensors["attention_mask"].any()
 
 

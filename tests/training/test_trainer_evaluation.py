@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from games import TextAgent, has_moved, logged, tasks, trainer_of
 
 from agentsgym.evaluation.metrics import summarize
@@ -25,6 +26,7 @@ def test_evaluation_tells_the_numbers_of_all_games(tmp_path: Path) -> None:
     assert metrics["eval_win_rate"] == sum(game.stop_reason is StopReason.DONE for game in games) / 10
     assert metrics["eval_reward"] == pytest.approx(sum(game.final_reward for game in games) / 10)
     assert metrics["eval_turns"] == pytest.approx(sum(len(game.turns) for game in games) / 10)
+    assert metrics["eval_turns/mean"] == metrics["eval_turns"]
     for name in ("win_rate", "reward", "turns"):
         assert metrics[f"eval_{name}_low"] <= metrics[f"eval_{name}"] <= metrics[f"eval_{name}_high"]
         assert trainer.state.log_history[-1][f"eval_{name}"] == metrics[f"eval_{name}"]
@@ -44,6 +46,14 @@ def test_evaluation_plays_a_task_alike_and_its_intervals_are_over_tasks(tmp_path
     assert len({str(game.messages) for game in games}) > 1
     assert evaluation.win_rate == summarize(games, clusters=[i // 2 for i in range(12)]).win_rate
     assert evaluation.win_rate != summarize(games, clusters=range(12)).win_rate
+
+
+def test_a_stream_is_evaluated_too(tmp_path: Path) -> None:
+    stream = IterableDataset.from_generator(partial(iter, list(tasks(5))))
+    trainer = trainer_of(tmp_path, eval_dataset=stream, num_generations_eval=2)
+    metrics = trainer.evaluate()
+    assert trainer.last_evaluation is not None
+    assert metrics["eval_num_games"] == len(trainer.last_evaluation.trajectories) == 10
 
 
 def test_several_evaluation_sets_have_names_of_their_own(tmp_path: Path) -> None:

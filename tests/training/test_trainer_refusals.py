@@ -34,7 +34,6 @@ REFUSED_VALUES: dict[str, dict[str, Any]] = {
     "remove_unused_columns": {"remove_unused_columns": True},
     "max_tool_calling_iterations": {"max_tool_calling_iterations": 3},
     "deepspeed": {},  # transformers asks for the package first
-    "fsdp": {},  # likewise for a distributed run
 }
 
 
@@ -64,6 +63,7 @@ def test_every_tested_refusal_is_one() -> None:
         ("discount", -0.1),
         ("discount", float("nan")),
         ("discount", "high"),
+        ("temperature", 0.0),
         ("max_turn_tokens", 0),
         ("max_turn_tokens", 2.5),
         ("max_turn_tokens", True),

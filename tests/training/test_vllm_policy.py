@@ -174,6 +174,14 @@ def test_a_colocated_engine_fails_only_the_session_it_cannot_read() -> None:
     assert all(result["said"] == result["wanted"] for result in played)
 
 
+def test_a_colocated_engine_that_broke_is_not_called_again() -> None:
+    generation = ScriptedGeneration(Engine())
+    generation.engine.fails_at = {1}
+    played = drive([session(first, 3) for first in range(5, 13)], generation.agent())
+    assert all(result["fault"] for result in played)
+    assert len(generation.engine.calls) == 2
+
+
 def test_a_server_that_is_gone_is_not_asked_again_for_every_half_of_the_batch() -> None:
     generation = ScriptedGeneration(Engine(), "server")
     generation.engine.fails_at = {1}

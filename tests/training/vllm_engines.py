@@ -75,7 +75,9 @@ class Engine:
         self.events.append("generate")
         self.calls.append(prompts)
         self.asked.append(options)
-        if len(self.calls) - 1 in self.fails_at or any(self.cannot_read in prompt for prompt in prompts):
+        if any(self.cannot_read in prompt for prompt in prompts):
+            raise ValueError("the engine cannot read the prompt")
+        if len(self.calls) - 1 in self.fails_at:
             raise ConnectionError("the engine is gone")
         answers = [self._ended(self.script(prompt), options) for prompt in prompts]
         if colocated:

@@ -1,0 +1,93 @@
+"""Attention of grouped heads over a long cache, without a copy of the cached keys and values for each group.
+
+Where query heads share keys and values and there is a mask, transformers' ``sdpa`` copies both to all query heads when
+several new tokens follow a cache. The copies grow with the context, the new tokens do not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+_NAME = "agentsgym_grouped_sdpa"
+_PLAIN = "sdpa"
+
+
+def grouped_sdpa(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend with the queries of a group, one head after the other, as if they were one head with more queries.
+
+    Args:
+        module: The attention layer, with its ``num_key_value_groups``, R.
+        query: Of all heads, (N, G·R, Q, D).
+        key: One for each group, (N, G, S, D).
+        value: One for each group, (N, G, S, E).
+        attention_mask: What each query may attend to, (N, 1, Q, S); None if causality alone decides.
+        options: What else ``sdpa`` takes.
+
+    Returns:
+        What was attended to, (N, Q, G·R, E), and no weights: what ``sdpa`` gives. Anything that copies would not be
+        spared, or that is no plain attention of groups, is left to it.
+    """
+    num_rows, num_heads, num_queries, width = query.shape
+    num_groups = key.shape[1]
+    num_repeats = getattr(module, "num_key_value_groups", 1)
+    is_plain = num_heads == num_groups * num_repeats > num_groups and options.get("position_bias") is None
+    # What is repeated here is the mask, which beside many queries is larger than the keys and values.
+    is_worth_it = num_queries <= num_groups * width
+    if attention_mask is None or attention_mask.shape[1] > 1 or not is_plain or not is_worth_it:
+        return ALL_ATTENTION_FUNCTIONS[_PLAIN](module, query, key, value, attention_mask, **options)
+    output = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(num_rows, num_groups, num_repeats * num_queries, width),
+        key,
+        value,
+        attn_mask=attention_mask.repeat(1, 1, num_repeats, 1),
+        dropout_p=options.get("dropout", 0.0),
+        scale=options.get("scaling"),
+    )
+    return output.reshape(num_rows, num_heads, num_queries, -1).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(_NAME, grouped_sdpa)
+AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS[_PLAIN])
+
+
+def has_grouped_sdpa(model: PreTrainedModel) -> bool:
+    """Whether the heads of a model, adapters aside, are grouped and attend by transformers' own ``sdpa``."""
+    unwrapped: Any = model
+    if hasattr(unwrapped, "get_base_model"):
+        unwrapped = unwrapped.get_base_model()
+    config: Any = unwrapped.config
+    functions = getattr(sys.modules[type(unwrapped).__module__], "ALL_ATTENTION_FUNCTIONS", None)
+    return (
+        functions is ALL_ATTENTION_FUNCTIONS  # some models bring functions of their own
+        and not config.sub_configs  # which may each have their own implementation
+        and config._attn_implementation == _PLAIN
+        and (getattr(config, "num_key_value_heads", None) or sys.maxsize) < getattr(config, "num_attention_heads", 0)
+    )
+
+
+@contextmanager
+def grouped_attention(model: PreTrainedModel) -> Generator[None]:
+    """Let a model whose implementation is ``sdpa`` use :func:`grouped_sdpa` for as long as the context lasts."""
+    if model.config._attn_implementation != _PLAIN:  # it may have been changed since it was looked at
+        yield
+        return
+    model.set_attn_implementation(_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(_PLAIN)
