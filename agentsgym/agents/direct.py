@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.base import Agent
 from agentsgym.agents.engine import Engine
+from agentsgym.agents.modes import evaluation_mode
 from agentsgym.agents.stopping import as_ids, stop_token_ids
 from agentsgym.errors import AgentFault, ConfigError, TemplateError
 from agentsgym.types import Action, Message, TurnRequest
@@ -116,7 +116,7 @@ class DirectOutputAgent(Agent):
         real = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         options = {"eos_token_id": sorted(end_ids) or None, "pad_token_id": pad_id, **self._options}
         device = self._source.device
-        with torch.no_grad(), _evaluating(self._source):
+        with torch.no_grad(), evaluation_mode(self._source):
             rows = self._source.generate(
                 input_ids=torch.tensor(padded, device=device),  # (B, T)
                 attention_mask=torch.tensor(real, device=device),  # (B, T)
@@ -162,15 +162,3 @@ class DirectOutputAgent(Agent):
     def _pad_id(self, end_ids: frozenset[int]) -> int:
         pad_id: int | None = self._options.get("pad_token_id", self._tokenizer.pad_token_id)
         return min(end_ids, default=0) if pad_id is None else pad_id
-
-
-@contextmanager
-def _evaluating(model: Any) -> Generator[None]:
-    """Switch a model to evaluation and back, module by module: a part that was frozen stays so."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

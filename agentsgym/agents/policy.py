@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentsgym.agents.base import Agent
 from agentsgym.agents.decoding import Batch, Held
+from agentsgym.agents.modes import evaluation_mode
 from agentsgym.agents.probing import fastest_way
 from agentsgym.agents.sampling import Sampler, Sampling, StopText, seen_tokens
 from agentsgym.agents.stopping import stop_token_ids
@@ -160,14 +161,8 @@ class PolicyAgent(Agent):
     def _inference(self) -> Generator[None]:
         # In training mode, gradient checkpointing would leave the cache empty without a word, and dropout would sample
         # from another policy than the one that is trained.
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        try:
-            with torch.no_grad(), self._context():
-                yield
-        finally:
-            for module in training:
-                module.training = True
+        with evaluation_mode(self.model), torch.no_grad(), self._context():
+            yield
 
     def _sample(self, conversations: list[_Conversation], requests: Sequence[TurnRequest]) -> None:
         if self._weights != self._versions():

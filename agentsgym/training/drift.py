@@ -10,13 +10,13 @@ With ``q`` the sampler's probability of a token and ``p`` the model's, both at t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from agentsgym.agents.modes import evaluation_mode
 from agentsgym.batch.padding import pad_right
 from agentsgym.errors import ConfigError
 
@@ -132,7 +132,7 @@ def logprob_gap(
             "a comparison needs an agent token with a recorded log-probability, got none in "
             f"{len(trajectories)} trajectories: {_left_out(**left_out)}"
         )
-    with _evaluation_mode(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         recomputed = torch.cat(
             [
                 _score(model, rows[start : start + batch_size], temperature or 1.0, pad_token_id)
@@ -233,14 +233,3 @@ def _statistics(recorded: torch.Tensor, recomputed: torch.Tensor) -> dict[str, f
         "ratio_mean": ratio.mean().item(),
         "ratio_max": ratio.max().item(),
     }
-
-
-@contextlib.contextmanager
-def _evaluation_mode(model: PreTrainedModel) -> Generator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
