@@ -66,7 +66,7 @@ def train(folder: Path, num_steps: int, num_ranks: int) -> dict[str, Any]:
     }
 
 
-def save_policy(folder: Path, num_warm_steps: int = 300) -> None:
+def save_policy(folder: Path, num_warm_steps: int) -> None:
     """Make a small policy that asks sensible questions now and then, so that games differ in length."""
     env = TwentyQuestionsEnv(None, ENV_CONFIG)
     tasks = list(TwentyQuestionsEnv.get_train_dataset(ENV_CONFIG)["task_data"])
@@ -95,11 +95,11 @@ def launch(folder: Path, num_ranks: int, num_steps: int) -> list[dict[str, Any]]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
-def measure(num_steps: int) -> dict[str, Any]:
+def measure(num_steps: int, num_warm_steps: int) -> dict[str, Any]:
     """Both runs, and how far apart they are."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_policy(folder / "model")
+        save_policy(folder / "model", num_warm_steps)
         [one], two = launch(folder, 1, num_steps), launch(folder, 2, num_steps)
 
     def gap(name: str) -> float:
@@ -122,6 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--num_steps", type=int, default=20, help="optimizer steps of each run (default: 20)")
+    parser.add_argument("--num_warm_steps", type=int, default=300, help="imitation before them (default: 300)")
     parser.add_argument("--rank_folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_folder:
@@ -129,7 +130,7 @@ def main() -> None:
         result = train(Path(options.rank_folder), options.num_steps, num_ranks)
         Path(options.rank_folder, f"{rank}.json").write_text(json.dumps(result))
         return
-    result = measure(options.num_steps)
+    result = measure(options.num_steps, options.num_warm_steps)
     lines = [f"{name}: {value}" for name, value in result.items()]
     print(json.dumps(result) if options.json else "\n".join(lines))
 
