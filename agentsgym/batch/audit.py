@@ -326,8 +326,8 @@ def _logprobs(trajectory: Any) -> _Findings:
         yield _wrong_length("logprobs", values, trajectory)
         return
     for k, turn in enumerate(trajectory.turns):
-        # A NaN is not in the interval either.
-        if wrong := [i for i in range(turn.start, turn.stop) if not -math.inf < values[i] <= _LOGPROB_TOLERANCE]:
+        span = range(turn.start, turn.stop)  # a NaN in it, not known, is neither below nor above
+        if wrong := [i for i in span if values[i] > _LOGPROB_TOLERANCE or values[i] == -math.inf]:
             yield "logprobs", k, f"log-probabilities must be finite and at most 0, got {_at(wrong, values)}"
     if wrong := _nonzero_outside(trajectory.turns, values):
         yield "logprobs", None, f"logprobs must be 0.0 on environment tokens, got {_at(wrong, values)}"

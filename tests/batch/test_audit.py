@@ -231,7 +231,7 @@ BROKEN = [
     (with_turn(GOOD, 1, episode=1), "messages", 2, "its episode must be 1 or later, got 0"),
     # log-probabilities
     (put(GOOD, logprobs=at(GOOD.logprobs, 6, 0.5)), "logprobs", 1, "must be finite and at most 0, got 0.5 at token 6"),
-    (put(GOOD, logprobs=at(GOOD.logprobs, 6, math.nan)), "logprobs", 1, "got nan at token 6"),
+    (put(GOOD, logprobs=at(GOOD.logprobs, 6, -math.inf)), "logprobs", 1, "got -inf at token 6"),
     (put(GOOD, logprobs=at(GOOD.logprobs, 6, -math.inf)), "logprobs", 1, "got -inf at token 6"),
     (put(GOOD, logprobs=at(GOOD.logprobs, 4, -1.0)), "logprobs", None, "on environment tokens, got -1.0 at token 4"),
     # rewards
@@ -284,12 +284,17 @@ def test_an_empty_rollout_may_lack_room_or_break() -> None:
     assert audit([FAILED, put(empty, stop_reason=StopReason.FAILED, error="Traceback")]).ok
 
 
+def test_a_log_probability_of_an_agent_token_may_be_unknown() -> None:
+    assert audit([put(GOOD, logprobs=at(GOOD.logprobs, 6, math.nan))]).ok
+    assert named(audit([put(GOOD, logprobs=at(GOOD.logprobs, 0, math.nan))])) == [("logprobs", None)]
+
+
 @given(st.sampled_from(PICTURES), st.data())
 def test_a_wrong_value_is_found_at_its_token_and_in_its_turn(picture: str, data: st.DataObject) -> None:
     good = drawn(picture)
     index = data.draw(st.integers(0, len(good.token_ids) - 1))
     name = data.draw(st.sampled_from(["logprobs", "per_token_rewards"]))
-    value = data.draw(st.sampled_from([math.nan, math.inf, 17.5]))
+    value = data.draw(st.sampled_from([-math.inf, math.inf, 17.5]))
     owners = [k for k, turn in enumerate(good.turns) if turn.start <= index < turn.stop]
     report = audit([put(good, **{name: at(getattr(good, name), index, value)})])
     assert named(report) == [(name.removeprefix("per_token_"), owners[0] if owners else None)]
