@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentsgym import GRPOEnvConfig, GRPOEnvTrainer
@@ -129,6 +130,7 @@ def main() -> None:
         rank, num_ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         result = train(Path(options.rank_folder), options.num_steps, num_ranks)
         Path(options.rank_folder, f"{rank}.json").write_text(json.dumps(result))
+        PartialState().destroy_process_group()  # else its threads may still run when the interpreter ends
         return
     result = measure(options.num_steps, options.num_warm_steps)
     lines = [f"{name}: {value}" for name, value in result.items()]

@@ -14,12 +14,14 @@ T = TypeVar("T")
 
 
 class Guarded:
-    """Calls a vLLM engine until it breaks: what it had under way then makes its next call run for ever.
+    """Calls a vLLM engine until it breaks: what it then has under way makes its next call run for ever.
 
-    A request that the engine refuses (a ``ValueError``: too long, say) is no break.
+    A request that the engine refuses (too long, say) leaves nothing under way, and is no break.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, llm: Any) -> None:
+        """Watch a ``vllm.LLM``; nothing is called."""
+        self._llm = llm
         self._broke = ""
 
     def __call__(self, generate: Callable[..., T], *arguments: Any, **options: Any) -> T:
@@ -32,11 +34,14 @@ class Guarded:
             raise AgentFault(f"the vLLM engine broke at an earlier call and is not called again: {self._broke}")
         try:
             return generate(*arguments, **options)
-        except ValueError:
-            raise
         except Exception as error:
-            self._broke = f"{type(error).__name__}: {error}"
+            if self._has_work_left():
+                self._broke = f"{type(error).__name__}: {error}"
             raise
+
+    def _has_work_left(self) -> bool:
+        ask: Any = getattr(getattr(self._llm, "llm_engine", None), "has_unfinished_requests", None)
+        return callable(ask) and bool(ask())
 
 
 class Engine:
@@ -62,7 +67,7 @@ class Engine:
         """
         self.tokenizer: Any = llm.get_tokenizer() if tokenizer is None else tokenizer
         self._llm = llm
-        self._call = Guarded()
+        self._call = Guarded(llm)
         defaults: Any = llm.get_default_sampling_params()
         self._params_type: Any = type(defaults)
         # The private fields are what vLLM works out from the others.

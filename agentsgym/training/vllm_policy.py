@@ -87,7 +87,7 @@ class VLLMPolicyAgent(Agent):
         is_server = generation.mode == "server"
         self._sleeps: bool = not is_server and generation.enable_sleep_mode
         self._in_step: bool = is_server or generation.tensor_parallel_size > 1
-        self._call = Guarded()
+        self._call = Guarded(getattr(generation, "llm", None))
         self._loaded_step: int | None = None
 
     def begin(self, step: int) -> None:

@@ -8,28 +8,38 @@ from agentsgym.agents.engine import Guarded
 from agentsgym.errors import AgentFault
 
 
-def test_a_broken_engine_is_called_once() -> None:
-    calls: list[int] = []
+class LLM:
+    """What is asked of a ``vllm.LLM`` after an error: whether it has something under way."""
 
-    def generate(number: int) -> int:
-        calls.append(number)
-        raise RuntimeError("out of memory")
+    def __init__(self, *, is_busy: bool) -> None:
+        self.llm_engine = self
+        self.is_busy = is_busy
+        self.calls: list[int] = []
 
-    call = Guarded()
+    def has_unfinished_requests(self) -> bool:
+        return self.is_busy
+
+    def generate(self, number: int) -> int:
+        self.calls.append(number)
+        if number == 1:
+            raise RuntimeError("out of memory")
+        return number
+
+
+def test_an_engine_that_broke_at_its_work_is_not_called_again() -> None:
+    llm = LLM(is_busy=True)
+    call = Guarded(llm)
     with pytest.raises(RuntimeError, match="out of memory"):
-        call(generate, 1)
+        call(llm.generate, 1)
     with pytest.raises(AgentFault, match="broke at an earlier call and is not called again: RuntimeError: out of mem"):
-        call(generate, 2)
-    assert calls == [1]
+        call(llm.generate, 2)
+    assert llm.calls == [1]
 
 
-def test_what_the_engine_refuses_is_no_break() -> None:
-    def generate(prompt: str, *, limit: int) -> Any:
-        if len(prompt) > limit:
-            raise ValueError("the prompt is too long")
-        return prompt
-
-    call = Guarded()
-    with pytest.raises(ValueError, match="too long"):
-        call(generate, "a prompt", limit=3)
-    assert call(generate, "ok", limit=3) == "ok"
+@pytest.mark.parametrize("engine", [LLM(is_busy=False), object(), None])
+def test_an_engine_that_refused_a_request_is_called_again(engine: Any) -> None:
+    llm = LLM(is_busy=False)
+    call = Guarded(engine)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        call(llm.generate, 1)
+    assert call(llm.generate, 2) == 2

@@ -125,7 +125,14 @@ def test_a_model_and_settings_of_ones_own(run: tuple[Path, str], tmp_path: Path)
 
 def test_ctrl_c_keeps_what_was_learnt(tmp_path: Path) -> None:
     arguments = [*command(tmp_path, "--max_steps", "100000"), "--logging_steps", "1"]
-    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        arguments,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Where the tests themselves run in the background, SIGINT is ignored, and children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
     assert process.stderr is not None
     watchdog = threading.Timer(240, process.kill)
     watchdog.start()

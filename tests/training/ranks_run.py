@@ -120,3 +120,4 @@ if __name__ == "__main__":
     target = Path(sys.argv[1])
     results = {name: outcome(name, target / "runs") for name in SCENARIOS}
     target.joinpath(f"rank{PartialState().process_index}.json").write_text(json.dumps(results))
+    PartialState().destroy_process_group()  # else its threads may still run when the interpreter ends

@@ -177,6 +177,7 @@ def test_a_colocated_engine_fails_only_the_session_it_cannot_read() -> None:
 def test_a_colocated_engine_that_broke_is_not_called_again() -> None:
     generation = ScriptedGeneration(Engine())
     generation.engine.fails_at = {1}
+    generation.llm.llm_engine = SimpleNamespace(has_unfinished_requests=lambda: True)
     played = drive([session(first, 3) for first in range(5, 13)], generation.agent())
     assert all(result["fault"] for result in played)
     assert len(generation.engine.calls) == 2
