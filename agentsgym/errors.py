@@ -8,8 +8,8 @@
     ├── TemplateError        a chat template whose tokens cannot be kept exact
     ├── MissingDependency    an optional package is needed (also an ImportError)
     └── EpisodeFault         one episode broke; the others go on
-        ├── EnvironmentFault     the game raised or answered nonsense
-        └── AgentFault           the agent raised or answered nonsense
+        ├── EnvironmentFault     the game raised, answered nonsense or took too long
+        └── AgentFault           the agent raised, answered nonsense or took too long
 """
 
 from __future__ import annotations

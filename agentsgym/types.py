@@ -30,7 +30,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"  # a budget ended it
     MAX_TOKENS = "max_tokens"
     INVALID = "invalid"  # the allowance for invalid actions is spent
-    FAILED = "failed"  # the environment or the agent raised
+    FAILED = "failed"  # the environment or the agent raised or took too long
 
     @property
     def truncated(self) -> bool:

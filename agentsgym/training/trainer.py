@@ -206,8 +206,6 @@ class GRPOEnvTrainer(GRPOTrainer):
         """Play this rank's rows, which are rows ``first`` and following of the generation batch."""
         phase = self._next_phase()
         seeds = group_seeds(len(rows), _trl.num_generations(self), self.args.seed, *phase, first=first)
-        if isinstance(self.agent, VLLMPolicyAgent):
-            self.agent.begin(self.state.global_step)
         with raised_together():  # before any rank plays: an agent may be in step with those of the others
             trials = self.environments.trials(
                 rows,
@@ -215,11 +213,7 @@ class GRPOEnvTrainer(GRPOTrainer):
                 max_turn_tokens=self.args.max_turn_tokens,
                 max_completion_length=self.args.max_completion_length,
             )
-        if isinstance(self.agent, PolicyAgent):
-            sessions = [trial.session_id for trial in trials]
-            self.agent.reseed(self.args.seed, *phase, first=first, sessions=sessions)
-        if isinstance(self.agent, ShardedPolicyAgent):
-            self.agent.begin()
+        self._prepare_agent(phase, first, [trial.session_id for trial in trials])
         with raised_together():
             trajectories = drive(
                 trials,
@@ -229,6 +223,15 @@ class GRPOEnvTrainer(GRPOTrainer):
                 episode_timeout_s=self.args.episode_timeout_s,
             )
         return trajectories
+
+    def _prepare_agent(self, phase: tuple[str, int], first: int, sessions: list[str]) -> None:
+        """Make the policy ready to play, on all ranks together: its draws, its weights, how it is sampled."""
+        if isinstance(self.agent, VLLMPolicyAgent):
+            self.agent.begin(self.state.global_step)
+        if isinstance(self.agent, PolicyAgent):
+            self.agent.reseed(self.args.seed, *phase, first=first, sessions=sessions)
+        if isinstance(self.agent, ShardedPolicyAgent):
+            self.agent.begin()
 
     def _share(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The rollouts of all ranks, in training without what only their own rank needs of them."""
