@@ -99,6 +99,8 @@ class Turn:
         episode: Index of the episode in its trial.
         message_index: Index of the action in the trajectory's ``messages``.
         state_key: Equal keys are the same decision problem; None if the game does not say.
+        role: Who the agent was in this turn, a seat of the game for example; None if the game does not say.
+        potential: What the game says the state was worth, for potential-based shaping; None if it does not say.
         prompt_start: Index of the first token of its prompt: 0, or where the segment begins that a rewritten history
             opened.
         prompt_messages: The conversation that the prompt shows, where ``history`` changed it; None if it is the
@@ -113,6 +115,8 @@ class Turn:
     episode: int = 0
     message_index: int = 0
     state_key: Hashable = None
+    role: Hashable = None
+    potential: float | None = None
     prompt_start: int = 0
     prompt_messages: Sequence[Message] | None = None
 

@@ -1,14 +1,15 @@
-"""What the estimators share: numbers compared within groups, minus a baseline, over a spread."""
+"""What the estimators share: numbers compared with a baseline, over a spread, and laid out on turns."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import ConfigError, did_you_mean
 
 Scale = Literal["none", "group", "batch"]
@@ -21,18 +22,61 @@ class Sample:
     """One number that is compared with others.
 
     Attributes:
-        value: A final reward or a return.
+        value: A final reward, a return or a turn's reward.
         rollout: Index of the rollout it comes from.
+        turns: The turns of that rollout whose advantage it becomes.
         group: It is compared with the samples of the same group.
     """
 
     value: float
     rollout: int
+    turns: Sequence[int]
     group: Hashable
 
 
 Mean = Callable[[Sequence[Sample]], list[float] | None]
 """The samples of one group → the baseline of each; None where there is nothing to compare with."""
+
+
+def final_rewards(rollouts: Sequence[ScoredRollout]) -> list[Sample]:
+    """The final reward of each rollout that counts, for all of its turns; the groups are the task groups."""
+    return [
+        Sample(value=one.final_reward, rollout=i, turns=range(len(one.turn_rewards)), group=one.group)
+        for i, one in enumerate(rollouts)
+        if one.counts
+    ]
+
+
+def turn_values(
+    rollouts: Sequence[ScoredRollout],
+    values_of: Callable[[ScoredRollout], Sequence[float]],
+    group_of: Callable[[ScoredRollout, int], Hashable],
+) -> list[Sample]:
+    """A number for each turn of the rollouts that count.
+
+    Args:
+        rollouts: The batch.
+        values_of: Gives a rollout's numbers for its first turns, at most K.
+        group_of: Says which turns are compared; those that it gives None are left out.
+    """
+    return [
+        Sample(value=value, rollout=i, turns=(k,), group=group)
+        for i, one in enumerate(rollouts)
+        if one.counts
+        for k, value in enumerate(values_of(one))
+        if (group := group_of(one, k)) is not None
+    ]
+
+
+def laid_out(
+    rollouts: Sequence[ScoredRollout], samples: Sequence[Sample], numbers: Sequence[float]
+) -> list[list[float]]:
+    """Put the number of each sample on its turns; the other turns get 0.0."""
+    advantages = [[0.0] * len(one.turn_rewards) for one in rollouts]
+    for sample, number in zip(samples, numbers, strict=True):
+        for k in sample.turns:
+            advantages[sample.rollout][k] = number
+    return advantages
 
 
 def mean_of_all(samples: Sequence[Sample]) -> list[float]:
@@ -54,7 +98,7 @@ def mean_of_others(samples: Sequence[Sample]) -> list[float] | None:
 
 
 def compare(samples: Sequence[Sample], mean: Mean, scale: Scale) -> list[float]:
-    """Subtract from each sample the baseline of its group, and scale the differences.
+    """Subtract from each sample a baseline that its own group gives, and scale the differences.
 
     Args:
         samples: All of a batch, (N,).
@@ -67,22 +111,76 @@ def compare(samples: Sequence[Sample], mean: Mean, scale: Scale) -> list[float]:
     Raises:
         ConfigError: ``scale`` is unknown.
     """
-    if scale not in get_args(Scale):
-        raise ConfigError(f"scale_rewards is unknown: {scale!r}{did_you_mean(str(scale), get_args(Scale))}")
-    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for index, sample in enumerate(samples):
-        groups[sample.group].append(index)
+    check_choice("scale_rewards", scale, get_args(Scale))
     differences = [0.0] * len(samples)
-    for indices in groups.values():
+    for indices in _groups(samples).values():
         numbers = _compare_group([samples[index] for index in indices], mean, by_spread=scale == "group")
         for index, number in zip(indices, numbers, strict=True):
             differences[index] = number
     return _divided(differences, _spread(differences, about=0.0)) if scale == "batch" else differences
 
 
+def compare_with(samples: Sequence[Sample], baseline_of: Callable[[Hashable], float], scale: Scale) -> list[float]:
+    """Subtract from each sample a baseline that comes from elsewhere, and scale the differences.
+
+    Their spread is taken about 0 in a group as in the batch: that of the values about their own mean would be next to
+    nothing, and what it divides enormous, where all values are equal and far from the baseline.
+
+    Args:
+        samples: All of a batch, (N,).
+        baseline_of: Gives the baseline of a group.
+        scale: What the differences are divided by.
+
+    Returns:
+        One number a sample, (N,).
+
+    Raises:
+        ConfigError: ``scale`` is unknown.
+    """
+    check_choice("scale_rewards", scale, get_args(Scale))
+    differences = [sample.value - baseline_of(sample.group) for sample in samples]
+    if scale == "none":
+        return differences
+    for indices in [range(len(samples))] if scale == "batch" else _groups(samples).values():
+        own = [differences[index] for index in indices]
+        for index, number in zip(indices, _divided(own, _spread(own, about=0.0)), strict=True):
+            differences[index] = number
+    return differences
+
+
 def nearly_equal(values: Sequence[float]) -> bool:
     """Whether values differ by no more than single precision leaves over."""
     return math.isclose(min(values), max(values), rel_tol=1e-6, abs_tol=1e-6)
+
+
+def check_choice(option: str, given: Any, known: Iterable[str]) -> None:
+    """Refuse a name that is none of those known.
+
+    Raises:
+        ConfigError: It is unknown.
+    """
+    names = tuple(known)
+    if given not in names:
+        raise ConfigError(f"{option} is unknown: {given!r}{did_you_mean(str(given), names)}")
+
+
+def check_number(option: str, given: Any, low: float = -math.inf, high: float = math.inf) -> None:
+    """Refuse what is no finite number in [low, high].
+
+    Raises:
+        ConfigError: It is none.
+    """
+    is_number = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
+    if not (is_number and low <= given <= high):
+        wanted = "a finite number" if math.isinf(low) else f"a number in [{low:g}, {high:g}]"
+        raise ConfigError(f"{option} must be {wanted}, got {given!r}")
+
+
+def _groups(samples: Sequence[Sample]) -> dict[Hashable, list[int]]:
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for index, sample in enumerate(samples):
+        groups[sample.group].append(index)
+    return groups
 
 
 def _compare_group(samples: Sequence[Sample], mean: Mean, *, by_spread: bool) -> list[float]:

@@ -129,6 +129,14 @@ class MultistepEnv(ABC):
         """Equal keys are the same decision problem (used by ``gigpo``); None if the game cannot say."""
         return None
 
+    def _role(self, state: State) -> Hashable | None:
+        """Who the agent is in this turn, a seat of the game for example; estimators keep a baseline for each role."""
+        return None
+
+    def _potential(self, state: State) -> float | None:
+        """What the state is worth, the higher the nearer to success (potential-based shaping); None: cannot say."""
+        return None
+
     def _check_task(self, task_data: TaskData) -> None:  # noqa: B027  # most games can play any task
         """Raise :class:`TaskError` for a task that cannot be played; run for every task before any episode starts."""
 

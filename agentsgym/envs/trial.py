@@ -214,7 +214,8 @@ class Trial:
         if room is not None and room <= 0:
             self._leave()
             return None
-        key = self._state_key(state)
+        key, role = self._hashable("_state_key", state), self._hashable("_role", state)
+        potential = self._potential(state)
         prompt_messages = None if transcript.prompt_messages is transcript.messages else [*transcript.prompt_messages]
         action = yield TurnRequest(
             session_id=self.session_id,
@@ -237,6 +238,8 @@ class Trial:
                 episode=episode,
                 message_index=len(transcript.messages) - 1,
                 state_key=None if key is None else (episode, key),
+                role=role,
+                potential=potential,
                 prompt_start=transcript.segment_start,
                 prompt_messages=prompt_messages,
             )
@@ -262,13 +265,17 @@ class Trial:
         conversation = self.conversation
         return self.budget.room(length=len(conversation.transcript.token_ids), prompt_length=conversation.prompt_length)
 
-    def _state_key(self, state: dict[str, Any]) -> Hashable:
-        key = call_game(self.env._state_key, state)  # pyright: ignore[reportPrivateUsage]
+    def _hashable(self, hook: str, state: dict[str, Any]) -> Hashable:
+        answer = call_game(getattr(self.env, hook), state)
         try:
-            hash(key)
+            hash(answer)
         except TypeError as error:
-            raise EnvironmentFault(f"_state_key must return something hashable, got {key!r}") from error
-        return key
+            raise EnvironmentFault(f"{hook} must return something hashable, got {answer!r}") from error
+        return answer
+
+    def _potential(self, state: dict[str, Any]) -> float | None:
+        potential = call_game(self.env._potential, state)  # pyright: ignore[reportPrivateUsage]
+        return None if potential is None else as_number("_potential", potential)
 
     def _leave(self) -> None:
         """Make the record end where the last turn did."""

@@ -4,76 +4,59 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scored_batches import (
+    SCALES,
+    Batch,
+    assert_close,
+    batches,
+    discounts,
+    final_rewards_by_loops,
+    returns_by_loops,
+    rollout,
+    scales,
+)
 
 from agentsgym.credit.advantages import (
     ESTIMATORS,
-    Baseline,
     Scale,
     ScoredRollout,
-    discounted_returns,
-    get_estimator,
     gigpo,
     grpo,
     return_to_go,
     reward,
     rloo,
+    step_group_sizes,
+    zero_variance_groups,
     zero_variance_share,
 )
+from agentsgym.credit.returns import Baseline, discounted_returns
 from agentsgym.errors import ConfigError
 
-Batch = list[ScoredRollout]
-Numbers = list[list[float]]
-
-SCALES: tuple[Scale, ...] = ("none", "group", "batch")
-WITH_BASELINE: dict[str, Any] = {name: estimator for name, estimator in ESTIMATORS.items() if name != "reward"} | {
-    "gigpo_others": partial(gigpo, baseline="others")
+NEEDS_VALUES = ("turn_gae", "bilevel_gae")
+ALL: dict[str, Any] = {name: estimator for name, estimator in ESTIMATORS.items() if name not in NEEDS_VALUES} | {
+    "gigpo_others": partial(gigpo, baseline="others"),
+    "return_to_go_batch": partial(return_to_go, baseline="batch"),
+    "return_to_go_none": partial(return_to_go, baseline="none"),
+    "return_to_go_role_ema": partial(return_to_go, baseline="role_ema"),
 }
-ALL: dict[str, Any] = dict(ESTIMATORS) | WITH_BASELINE
-
-
-def rollout(
-    rewards: Sequence[float],
-    *,
-    group: int = 0,
-    final: float | None = None,
-    keys: Iterable[Hashable] | None = None,
-    failed: bool = False,
-) -> ScoredRollout:
-    return ScoredRollout(
-        turn_rewards=rewards,
-        final_reward=sum(rewards) if final is None else final,
-        group=group,
-        state_keys=[None] * len(rewards) if keys is None else list(keys),
-        failed=failed,
-    )
-
-
-@st.composite
-def scored_rollouts(draw: st.DrawFn) -> ScoredRollout:
-    """Few groups, states and reward levels, so that everything that can coincide does."""
-    quarters = st.integers(-8, 8).map(lambda n: n / 4)
-    turns = draw(st.lists(st.tuples(quarters, st.sampled_from([None, "a", "b"])), max_size=4))
-    return ScoredRollout(
-        turn_rewards=[paid for paid, _ in turns],
-        final_reward=draw(quarters),
-        group=draw(st.integers(0, 2)),
-        state_keys=[key for _, key in turns],
-        failed=draw(st.sampled_from([False, False, False, True])),
-    )
-
-
-batches = st.lists(scored_rollouts(), max_size=9)
-scales = st.sampled_from(SCALES)
-discounts = st.sampled_from([0.0, 0.5, 1.0])
+COMPARES_WITHIN_THE_BATCH = (
+    "grpo",
+    "rloo",
+    "return_to_go",
+    "return_to_go_batch",
+    "rebn",
+    "mt_grpo",
+    "gigpo",
+    "gigpo_others",
+)
+COMPARES_WITHIN_THE_TASK_GROUP = ("reward", "grpo", "rloo", "return_to_go", "mt_grpo")
 
 
 # --- by hand ------------------------------------------------------------------------------------------------------
@@ -160,57 +143,6 @@ def test_the_final_reward_not_the_sum_of_turns_is_compared() -> None:
 # --- against loops ------------------------------------------------------------------------------------------------
 
 
-def compared_by_loops(entries: list[tuple[float, int, Hashable]], *, others: bool, scale: Scale) -> list[float]:
-    """entries: (value, owner, group); one number each."""
-    differences = []
-    for value, owner, group in entries:
-        peers = [v for v, _, g in entries if g == group]
-        others_values = [v for v, o, g in entries if g == group and o != owner]
-        spread = np.std(peers, ddof=1) + 1e-4 if len(peers) > 1 else 1.0
-        if not others:
-            difference = value - np.mean(peers)
-        elif others_values:
-            difference = value - np.mean(others_values)
-        else:
-            difference = 0.0 if scale == "group" else value
-        differences.append(difference / spread if scale == "group" else difference)
-    if scale == "batch" and differences:
-        spread = np.sqrt(np.sum(np.square(differences)) / max(len(differences) - 1, 1))
-        differences = [difference / (spread + 1e-4) for difference in differences]
-    return differences
-
-
-def final_rewards_by_loops(rollouts: Batch, *, others: bool, scale: Scale) -> Numbers:
-    live = [i for i in range(len(rollouts)) if not rollouts[i].failed]
-    entries = [(rollouts[i].final_reward, i, rollouts[i].group) for i in live]
-    result = [[0.0] * len(one.turn_rewards) for one in rollouts]
-    for i, number in zip(live, compared_by_loops(entries, others=others, scale=scale), strict=True):
-        result[i] = [number] * len(rollouts[i].turn_rewards)
-    return result
-
-
-def returns_by_loops(
-    rollouts: Batch, key_of: Callable[[ScoredRollout, int], Hashable], *, discount: float, others: bool, scale: Scale
-) -> Numbers:
-    entries, places = [], []
-    for i, one in enumerate(rollouts):
-        for k in range(len(one.turn_rewards)):
-            if not one.failed and key_of(one, k) is not None:
-                future = sum(paid * discount**j for j, paid in enumerate(one.turn_rewards[k:]))
-                entries.append((future, i, (one.group, key_of(one, k))))
-                places.append((i, k))
-    result = [[0.0] * len(one.turn_rewards) for one in rollouts]
-    for (i, k), number in zip(places, compared_by_loops(entries, others=others, scale=scale), strict=True):
-        result[i][k] = number
-    return result
-
-
-def assert_close(result: Numbers, expected: Numbers) -> None:
-    assert len(result) == len(expected)
-    for row, expected_row in zip(result, expected, strict=True):
-        assert row == pytest.approx(expected_row, rel=1e-9, abs=1e-9)
-
-
 @given(batches, scales)
 def test_grpo_and_rloo_equal_the_loops(rollouts: Batch, scale: Scale) -> None:
     assert_close(grpo(rollouts, scale=scale), final_rewards_by_loops(rollouts, others=False, scale=scale))
@@ -219,7 +151,7 @@ def test_grpo_and_rloo_equal_the_loops(rollouts: Batch, scale: Scale) -> None:
 
 @given(batches, scales, discounts)
 def test_return_to_go_equals_the_loops(rollouts: Batch, scale: Scale, discount: float) -> None:
-    expected = returns_by_loops(rollouts, lambda one, k: k, discount=discount, others=True, scale=scale)
+    expected = returns_by_loops(rollouts, lambda one, k: (one.group, k), discount=discount, others=True, scale=scale)
     assert_close(return_to_go(rollouts, discount=discount, scale=scale), expected)
 
 
@@ -227,9 +159,12 @@ def test_return_to_go_equals_the_loops(rollouts: Batch, scale: Scale, discount: 
 def test_gigpo_equals_the_loops(
     rollouts: Batch, scale: Scale, discount: float, weight: float, baseline: Baseline
 ) -> None:
+    def key_of(one: ScoredRollout, k: int) -> Any:
+        return None if one.state_keys[k] is None else (one.group, one.state_keys[k])
+
     others = baseline == "others"
     whole = final_rewards_by_loops(rollouts, others=others, scale=scale)
-    steps = returns_by_loops(rollouts, lambda one, k: one.state_keys[k], discount=discount, others=others, scale=scale)
+    steps = returns_by_loops(rollouts, key_of, discount=discount, others=others, scale=scale)
     expected = [[a + weight * b for a, b in zip(*pair, strict=True)] for pair in zip(whole, steps, strict=True)]
     result = gigpo(rollouts, discount=discount, scale=scale, step_weight=weight, baseline=baseline)
     assert_close(result, expected)
@@ -238,38 +173,71 @@ def test_gigpo_equals_the_loops(
 # --- what holds for all -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL)
-@settings(max_examples=40)
+@settings(max_examples=50)
 @given(rollouts=batches, scale=scales, order=st.randoms(use_true_random=False))
 def test_order_of_rollouts_and_names_of_groups_do_not_matter(
-    name: str, rollouts: Batch, scale: Scale, order: random.Random
+    rollouts: Batch, scale: Scale, order: random.Random
 ) -> None:
     places = list(range(len(rollouts)))
     order.shuffle(places)
     shuffled = [replace(rollouts[i], group=7 - 3 * rollouts[i].group) for i in places]
-    result = ALL[name](rollouts, discount=0.5, scale=scale)
-    assert ALL[name](shuffled, discount=0.5, scale=scale) == [result[i] for i in places]
+    for name, estimator in ALL.items():
+        result = estimator(rollouts, discount=0.5, scale=scale)
+        assert estimator(shuffled, discount=0.5, scale=scale) == [result[i] for i in places], name
 
 
-@pytest.mark.parametrize("name", ALL)
-@settings(max_examples=40)
+@settings(max_examples=50)
 @given(rollouts=batches, scale=scales)
-def test_failed_rollouts_get_zero_and_change_nothing(name: str, rollouts: Batch, scale: Scale) -> None:
-    result = ALL[name](rollouts, discount=1.0, scale=scale)
-    assert [len(row) for row in result] == [len(one.turn_rewards) for one in rollouts]
-    assert all(number == 0.0 for row, one in zip(result, rollouts, strict=True) if one.failed for number in row)
-    live = [i for i, one in enumerate(rollouts) if not one.failed]
-    assert ALL[name]([rollouts[i] for i in live], discount=1.0, scale=scale) == [result[i] for i in live]
+def test_rollouts_that_do_not_count_get_zero_and_change_nothing(rollouts: Batch, scale: Scale) -> None:
+    live = [i for i, one in enumerate(rollouts) if one.counts]
+    for name, estimator in ALL.items():
+        result = estimator(rollouts, discount=1.0, scale=scale)
+        assert [len(row) for row in result] == [len(one.turn_rewards) for one in rollouts], name
+        assert all(not any(row) for row, one in zip(result, rollouts, strict=True) if not one.counts), name
+        assert estimator([rollouts[i] for i in live], discount=1.0, scale=scale) == [result[i] for i in live], name
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_BASELINE if "gigpo" not in name])
-@pytest.mark.parametrize("scale", ["none", "group"])
-@settings(max_examples=40)
-@given(rollouts=batches)
-def test_a_group_does_not_see_the_others(name: str, scale: Scale, rollouts: Batch) -> None:
-    result = ALL[name](rollouts, discount=1.0, scale=scale)
+@settings(max_examples=50)
+@given(rollouts=batches, scale=st.sampled_from(["none", "group"]))
+def test_a_task_group_does_not_see_the_others(rollouts: Batch, scale: Scale) -> None:
     own = [i for i, one in enumerate(rollouts) if one.group == 0]
-    assert ALL[name]([rollouts[i] for i in own], discount=1.0, scale=scale) == [result[i] for i in own]
+    for name in COMPARES_WITHIN_THE_TASK_GROUP:
+        result = ALL[name](rollouts, discount=1.0, scale=scale)
+        assert ALL[name]([rollouts[i] for i in own], discount=1.0, scale=scale) == [result[i] for i in own], name
+
+
+@settings(max_examples=50)
+@given(rollouts=batches, scale=scales, constant=st.sampled_from([-2.0, 1.0, 16.0]))
+def test_a_constant_on_the_last_turn_of_all_rollouts_changes_nothing(
+    rollouts: Batch, scale: Scale, constant: float
+) -> None:
+    rollouts = [one for one in rollouts if one.turn_rewards]
+    moved = [
+        replace(
+            one,
+            turn_rewards=[*one.turn_rewards[:-1], one.turn_rewards[-1] + constant],
+            final_reward=one.final_reward + constant,
+        )
+        for one in rollouts
+    ]
+    for name in ("grpo", "rebn", "mt_grpo", "gigpo"):  # the others have nothing to compare a lone turn with
+        assert_close(ALL[name](moved, discount=1.0, scale=scale), ALL[name](rollouts, discount=1.0, scale=scale))
+    twice = rollouts + rollouts
+    for name in ("rloo", "return_to_go", "return_to_go_batch", "gigpo_others"):
+        result = ALL[name](moved + moved, discount=1.0, scale=scale)
+        assert_close(result, ALL[name](twice, discount=1.0, scale=scale))
+
+
+@settings(max_examples=50)
+@given(rollouts=batches, factor=st.sampled_from([0.5, 2.0, 8.0]))
+def test_advantages_scale_with_the_rewards_where_nothing_divides_them(rollouts: Batch, factor: float) -> None:
+    larger = [
+        replace(one, turn_rewards=[factor * paid for paid in one.turn_rewards], final_reward=factor * one.final_reward)
+        for one in rollouts
+    ]
+    for estimator in ALL.values():
+        expected = [[factor * number for number in row] for row in estimator(rollouts, discount=0.5, scale="none")]
+        assert_close(estimator(larger, discount=0.5, scale="none"), expected)
 
 
 def test_equal_states_of_different_tasks_are_different_problems() -> None:
@@ -278,14 +246,14 @@ def test_equal_states_of_different_tasks_are_different_problems() -> None:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", WITH_BASELINE)
+@pytest.mark.parametrize("name", COMPARES_WITHIN_THE_BATCH)
 @pytest.mark.parametrize(
     "finals",
     [(1.0, 1.0, 1.0), (0.1 + 0.2, 0.3, 0.3), (1.0, 1.00000006, 0.99999994), (3e8, 3e8 + 32.0), (1e-16, 0.0, -1e-16)],
 )
 def test_equal_rewards_give_exactly_zero(name: str, scale: Scale, finals: tuple[float, ...]) -> None:
     rollouts = [rollout([final], keys="s") for final in finals]
-    assert WITH_BASELINE[name](rollouts, discount=1.0, scale=scale) == [[0.0]] * len(finals)
+    assert ALL[name](rollouts, discount=1.0, scale=scale) == [[0.0]] * len(finals)
 
 
 @pytest.mark.parametrize(
@@ -329,10 +297,10 @@ def test_gigpo_without_states_or_weight_is_grpo(rollouts: Batch, scale: Scale) -
 
 @given(batches)
 def test_rloo_is_grpo_times_the_bessel_factor(rollouts: Batch) -> None:
-    sizes = [sum(other.group == one.group and not other.failed for other in rollouts) for one in rollouts]
+    sizes = [sum(other.group == one.group and other.counts for other in rollouts) for one in rollouts]
     centred = grpo(rollouts, scale="none")
     for one, size, row, expected in zip(rollouts, sizes, rloo(rollouts, scale="none"), centred, strict=True):
-        if size > 1 and not one.failed:
+        if size > 1 and one.counts:
             assert row == pytest.approx([number * size / (size - 1) for number in expected])
 
 
@@ -350,18 +318,21 @@ def test_zero_variance_share_by_hand() -> None:
 
 @given(batches)
 def test_zero_variance_groups_are_those_that_grpo_learns_nothing_from(rollouts: Batch) -> None:
-    with_turn = [replace(one, turn_rewards=[0.0], state_keys=[None]) for one in rollouts]
-    live = {one.group for one in rollouts if not one.failed}
+    with_turn = [replace(one, turn_rewards=[0.0], state_keys=[None], roles=[], potentials=[]) for one in rollouts]
+    live = {one.group for one in rollouts if one.counts}
     heard = {one.group for one, row in zip(with_turn, grpo(with_turn), strict=True) if any(row)}
+    assert zero_variance_groups(rollouts) == live - heard
     expected = len(live - heard) / len(live) if live else 0.0
     assert zero_variance_share(rollouts) == pytest.approx(expected)
 
 
+@given(batches)
+def test_step_groups_are_the_turns_that_share_task_and_state(rollouts: Batch) -> None:
+    keys = [(one.group, key) for one in rollouts if one.counts for key in one.state_keys if key is not None]
+    assert step_group_sizes(rollouts) == [keys.count(key) for key in dict.fromkeys(keys)]
+
+
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'grppo'; did you mean 'grpo'\?"):
-        get_estimator("grppo")
-    with pytest.raises(ConfigError, match=r"neither known nor callable: 3; known are 'gigpo'"):
-        get_estimator(3)
     with pytest.raises(ConfigError, match=r"scale_rewards is unknown: 'groups'; did you mean 'group'\?"):
         grpo([rollout([1.0])], scale="groups")
     with pytest.raises(ConfigError, match=r"baseline is unknown: 'other'; did you mean 'others'\?"):

@@ -1,18 +1,16 @@
-"""The ways in and out of the estimators: trajectory to scored rollout, name to function, numbers to tokens."""
+"""The ways in and out of the estimators: trajectory to scored rollout, numbers to tokens."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import pytest
 
 from agentsgym.credit.advantages import (
-    ESTIMATORS,
+    PotentialShaping,
     ScoredRollout,
     expand_to_tokens,
     get_estimator,
-    gigpo,
     grpo,
+    return_to_go,
     reward,
     token_advantages,
 )
@@ -24,7 +22,10 @@ def trajectory(
     stop_reason: StopReason = StopReason.DONE,
     per_token_rewards: tuple[float, ...] = (0.0, 0.5, 0.5, 0.0, 2.0),
 ) -> Trajectory:  # the picture .AA.B
-    turns = [Turn(start=1, stop=3, reward=1.0, state_key="s"), Turn(start=4, stop=5, reward=2.0)]
+    turns = [
+        Turn(start=1, stop=3, reward=1.0, state_key="s", role="white", potential=-1.0),
+        Turn(start=4, stop=5, reward=2.0),
+    ]
     return Trajectory(
         token_ids=range(5),
         turns=turns,
@@ -41,9 +42,31 @@ def test_expand_to_tokens_puts_the_whole_number_on_each_token_of_the_turn() -> N
         expand_to_tokens(trajectory(), [3.0])
 
 
+def test_a_turn_may_have_one_number_for_each_of_its_tokens() -> None:
+    assert expand_to_tokens(trajectory(), [[3.0, 2.0], [-1.0]]) == [0.0, 3.0, 2.0, 0.0, -1.0]
+    assert expand_to_tokens(trajectory(), [[3.0, 2.0], -1.0]) == [0.0, 3.0, 2.0, 0.0, -1.0]
+    for wrong in ([3.0], [3.0, 2.0, 1.0], []):
+        with pytest.raises(ValueError, match=f"turn 0 has 2 tokens, got {len(wrong)} advantages"):
+            expand_to_tokens(trajectory(), [wrong, -1.0])
+
+
+def test_a_turn_without_tokens_has_no_place_for_a_number() -> None:
+    silent = Trajectory(
+        token_ids=[0],
+        turns=[Turn(start=1, stop=1, reward=1.0)],
+        messages=[],
+        final_reward=1.0,
+        stop_reason=StopReason.DONE,
+    )
+    assert expand_to_tokens(silent, [3.0]) == expand_to_tokens(silent, [[]]) == [0.0]
+
+
 def test_token_advantages_expand_every_estimator_but_reward() -> None:
     assert token_advantages(trajectory(), [3.0, -1.0], estimator=grpo) == [0.0, 3.0, 3.0, 0.0, -1.0]
     assert token_advantages(trajectory(), [3.0, -1.0], estimator=reward) == [0.0, 0.5, 0.5, 0.0, 2.0]
+    bound, wrapped = get_estimator("reward"), PotentialShaping(return_to_go, 1.0)
+    assert token_advantages(trajectory(), [3.0, -1.0], estimator=bound) == [0.0, 0.5, 0.5, 0.0, 2.0]
+    assert token_advantages(trajectory(), [3.0, -1.0], estimator=wrapped) == [0.0, 3.0, 3.0, 0.0, -1.0]
 
 
 def test_reward_gives_a_failed_rollout_nothing() -> None:
@@ -53,11 +76,21 @@ def test_reward_gives_a_failed_rollout_nothing() -> None:
 
 
 def test_a_scored_rollout_holds_what_the_trajectory_says() -> None:
-    scored = ScoredRollout.from_trajectory(trajectory(), group=3)
-    assert scored == ScoredRollout(turn_rewards=[1.0, 2.0], final_reward=4.0, group=3, state_keys=["s", None])
+    scored = ScoredRollout.from_trajectory(trajectory(), group=3, game="chess")
+    assert scored == ScoredRollout(
+        turn_rewards=[1.0, 2.0],
+        final_reward=4.0,
+        group=3,
+        state_keys=["s", None],
+        game="chess",
+        roles=["white", None],
+        potentials=[-1.0, None],
+    )
+    assert (scored.counts, scored.role(0), scored.role(1)) == (True, "white", None)
     final = ScoredRollout.from_trajectory(trajectory(stop_reason=StopReason.FAILED), group=3, turn_credit="final")
     assert final.turn_rewards == [0.0, 4.0]
     assert final.failed
+    assert not final.counts
 
 
 def test_a_scored_rollout_needs_a_key_for_each_turn() -> None:
@@ -65,12 +98,10 @@ def test_a_scored_rollout_needs_a_key_for_each_turn() -> None:
         ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[])
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_estimators_are_found_by_name(name: str) -> None:
-    assert get_estimator(name) is ESTIMATORS[name]
-    assert get_estimator(name).__name__ == name
-
-
-def test_a_callable_is_taken_as_it_is() -> None:
-    mine = partial(gigpo, baseline="others")
-    assert get_estimator(mine) is mine
+@pytest.mark.parametrize("name", ["roles", "potentials", "values"])
+def test_what_a_scored_rollout_may_leave_out_has_an_entry_a_turn_if_it_is_there(name: str) -> None:
+    plain = ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None])
+    assert not getattr(plain, name)
+    assert plain.role(0) is None
+    with pytest.raises(ValueError, match=f"{name} needs one entry a turn or none, got 2 of 1"):
+        ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None], **{name: [[0.0]] * 2})

@@ -250,3 +250,21 @@ def test_state_keys_are_kept_by_episode() -> None:
     [trajectory] = Keyed(env_config=config).rollout(tasks(2), ScriptedAgent(["1", "2", "1", "2"]))
     assert [turn.state_key for turn in trajectory.turns] == [(0, ()), (0, (1,)), (1, ()), (1, (1,))]
     assert {turn.state_key for turn in GuessEnv().rollout(tasks(2), Counting())[0].turns} == {None}
+
+
+def test_turns_know_who_the_agent_was_and_what_the_state_before_them_was_worth() -> None:
+    class Valued(GuessEnv):
+        """Takes turns between two seats, and counts guesses down."""
+
+        def _role(self, state: dict[str, Any]) -> str:
+            return "odd" if len(state["guesses"]) % 2 else "even"
+
+        def _potential(self, state: dict[str, Any]) -> int:
+            return -len(state["guesses"])
+
+    config = {"episodes_per_trial": 2, "keep_history": True}
+    [trajectory] = Valued(env_config=config).rollout(tasks(2), ScriptedAgent(["1", "2", "1", "2"]))
+    assert [turn.role for turn in trajectory.turns] == ["even", "odd"] * 2
+    assert [turn.potential for turn in trajectory.turns] == [0.0, -1.0] * 2
+    plain = GuessEnv().rollout(tasks(2), Counting())[0].turns
+    assert {(turn.role, turn.potential) for turn in plain} == {(None, None)}

@@ -22,6 +22,8 @@ HOOKS = [
     "_format_prompt",
     "_system_prompt",
     "_state_key",
+    "_role",
+    "_potential",
     "_step_episode",
     "_final_reward",
     "_calculate_rewards",
@@ -61,6 +63,11 @@ NONSENSE = [
     ],
     ("_system_prompt", 3, "_system_prompt must return a str or None, got 3"),
     ("_state_key", [1], "_state_key must return something hashable, got [1]"),
+    ("_role", {}, "_role must return something hashable, got {}"),
+    *[
+        ("_potential", value, f"_potential must be a finite number, got {value!r}")
+        for value in (math.nan, math.inf, "1", [1.0])
+    ],
     *[("_step_episode", value, STEP + repr(value)) for value in (None, ({}, 0.0, False), [{}, 0.0, False, {}])],
     *[("_step_episode", value, STEP + repr(value)) for value in (([], 0.0, False, {}), ({}, 0.0, False, None))],
     *[

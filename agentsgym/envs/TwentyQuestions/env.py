@@ -140,6 +140,14 @@ class TwentyQuestionsEnv(MultistepEnv):
         """The objects that fit all answers: where they are the same, so is what is left to find out."""
         return state["candidates"]
 
+    def _potential(self, state: dict[str, Any]) -> float:
+        """Minus the share of information that is missing, ``-log2(n) / log2(n_0)``, where n objects fit all answers.
+
+        Shaping with it, without discount, pays a turn exactly the share of information that it brings, and the last
+        turn of a game what is missing before it, won or lost: over a game it always comes to 1.
+        """
+        return -information_share(state["candidates"].bit_count(), 1, state["num_at_start"])
+
     def _system_prompt(self) -> str:
         turns = self.env_config["max_steps_per_episode"]
         return _SYSTEM_PROMPT.format(

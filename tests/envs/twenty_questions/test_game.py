@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from small_game import OBJECTS, PROPERTIES
 
 from agentsgym.agents.scripted import ScriptedAgent
+from agentsgym.credit.scored import ScoredRollout
+from agentsgym.credit.shaping import shaped
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions.env import FIRST_PROMPT, LAST_TURN
 from agentsgym.types import StopReason
@@ -177,6 +179,28 @@ def test_state_keys_are_equal_where_the_same_objects_are_left() -> None:
     other = play(ENV, "bee", ["Is it an animal?", "What is it?", "Can it fly?"])[1]
     assert ENV._state_key(one) == ENV._state_key(other) != ENV._state_key(play(ENV, "bee", ["Can it fly?"])[1])
     hash(ENV._state_key(one))
+
+
+def shaped_rewards(solution: str, actions: list[str], **config: Any) -> list[float]:
+    """The turn rewards of the scheme that pays wins alone, shaped with the game's potential."""
+    env = TwentyQuestionsEnv(None, {**GAME, "reward_scheme": "win", **config})
+    [trajectory] = env.rollout([{"solution": solution}], ScriptedAgent(actions))
+    scored = ScoredRollout.from_trajectory(trajectory, group=0)
+    return [*shaped([scored], discount=1.0, weight=1.0)[0].turn_rewards]
+
+
+def test_shaping_pays_each_turn_the_information_that_it_brings() -> None:
+    script = ["Is it an animal?", "What is it?", "Is it a dog?", "Can it fly?", "[bee]"]
+    env = TwentyQuestionsEnv(None, {**GAME, "repeat_penalty": 0.0})
+    assert shaped_rewards("bee", script) == pytest.approx(rewards(env, "bee", script))
+    lost = shaped_rewards("bee", ["Is it an animal?", "[dog]"], final_guess=True)
+    assert sum(lost) == pytest.approx(1.0)  # whatever is played, a game's shaping comes to the same
+    assert sum(shaped_rewards("zeppelin", ["Can it fly?", "[zeppelin]"])) == pytest.approx(2.0)
+
+
+def test_an_only_object_leaves_nothing_to_find_out() -> None:
+    env = TwentyQuestionsEnv(None, {**GAME, "objects": ["bee"]})
+    assert env._potential(env._initialize_episode("s", {"solution": "bee"})) == 0.0
 
 
 def test_a_step_leaves_the_state_before_it_alone() -> None:

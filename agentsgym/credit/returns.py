@@ -1,0 +1,288 @@
+"""Estimators that see what each turn was paid: returns and turn rewards, compared turn by turn.
+
+What they share with the others, and what ``scale`` does, is said in :mod:`agentsgym.credit.advantages`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from statistics import fmean
+from typing import Final, Literal
+
+from agentsgym.credit._comparison import (
+    Mean,
+    Sample,
+    Scale,
+    check_choice,
+    check_number,
+    compare,
+    compare_with,
+    final_rewards,
+    laid_out,
+    mean_of_all,
+    mean_of_others,
+    turn_values,
+)
+from agentsgym.credit.memory import MovingBaselines
+from agentsgym.credit.scored import ScoredRollout
+
+Baseline = Literal["self", "others"]
+ReturnBaseline = Literal["none", "batch", "others", "role_ema"]
+GroupOf = Callable[[ScoredRollout, int], Hashable]
+
+
+def discounted_returns(rewards: Sequence[float], *, discount: float) -> list[float]:
+    """Sum each turn's reward and what follows it, ``G_k = r_k + γ·G_{k+1}`` (Sutton & Barto 2018, eq. 3.9).
+
+    Args:
+        rewards: One a turn, (K,).
+        discount: γ in [0, 1].
+
+    Returns:
+        One return a turn, (K,).
+
+    >>> discounted_returns([0.0, 0.0, 1.0], discount=0.5)
+    [0.25, 0.5, 1.0]
+    """
+    returns: list[float] = []
+    following = 0.0
+    for own in reversed(rewards):
+        following = own + discount * following
+        returns.append(following)
+    return returns[::-1]
+
+
+def return_to_go(
+    rollouts: Sequence[ScoredRollout],
+    *,
+    discount: float = 1.0,
+    scale: Scale = "group",
+    baseline: ReturnBaseline = "others",
+    decay: float = 0.95,
+    memory: MovingBaselines | None = None,
+) -> list[list[float]]:
+    """Each turn's return against a baseline, ``A_k,i = G_k,i - b_k,i``: REINFORCE with reward to go.
+
+    =============  =======================================================================  =====================
+    ``baseline``   b                                                                        groups of ``scale``
+    =============  =======================================================================  =====================
+    ``"others"``   mean of G over the task group's other rollouts at the same turn index k  task group and k
+    ``"batch"``    mean of G over all turns of the batch's other rollouts of the same game  game
+    ``"role_ema"`` moving average of G by (game, role), as it was before this batch         game and role
+    ``"none"``     0                                                                        game
+    =============  =======================================================================  =====================
+
+    None of them has seen the rollout that it is held against, so with ``scale="none"`` and no discount each is an
+    exactly unbiased estimate of the gradient; they differ in variance. Where no other rollout is there to compare
+    with, b is 0 (and the advantage 0 under ``scale="group"``, since there is no spread). ``"others"`` is leave-one-out
+    (Kool et al. 2019; 2402.14740) over the rollouts that are still in play at k: the last one in play has b = 0,
+    since any other choice that spares it (an advantage of 0, say) weighs late turns too little. ``"role_ema"`` updates
+    ``b ← decay·b + (1 - decay)·mean G`` from b = 0, once a call for each game and role of the batch.
+
+    Args:
+        rollouts: The batch.
+        discount: γ in ``G_k = r_k + γ·G_{k+1}``.
+        scale: What the difference is divided by; for the last two baselines the spread is that about b.
+        baseline: One of the four.
+        decay: What remains of the moving average at each update, in [0, 1].
+        memory: Holds the moving averages; without it every call begins at 0.
+
+    Returns:
+        One number for each turn of each rollout.
+
+    Raises:
+        ConfigError: ``baseline``, ``decay`` or ``scale`` is not valid, or a game or role is none that a checkpoint can
+            hold.
+
+    >>> long = ScoredRollout(turn_rewards=[1.0, 2.0], final_reward=3.0, group=0, state_keys=[None] * 2)
+    >>> short = ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None])
+    >>> return_to_go([long, short], scale="none")
+    [[2.0, 2.0], [-2.0]]
+    >>> return_to_go([long, short], scale="none", baseline="batch")
+    [[2.0, 1.0], [-1.5]]
+    """
+    check_choice("baseline", baseline, _GROUPS)
+    check_number("decay", decay, 0.0, 1.0)
+    samples = _returns(rollouts, discount, _GROUPS[baseline])
+    if baseline == "role_ema":
+        averages = MovingBaselines() if memory is None else memory
+        numbers = compare_with(samples, averages.get, scale)
+        _update(averages, samples, decay)
+    elif baseline == "none":
+        numbers = compare_with(samples, lambda _group: 0.0, scale)
+    else:
+        numbers = compare(samples, mean_of_others, scale)
+    return laid_out(rollouts, samples, numbers)
+
+
+def rebn(rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Scale = "group") -> list[list[float]]:
+    """Each turn's return against all of the batch, ``A_k = (G_k - mean G) / (std G + 1e-4)`` (ReBN, 2510.01051).
+
+    Mean and spread are over all turns of the same game in the batch, its own included, whatever their task: no task
+    groups are needed, but how hard a task is becomes part of the advantage, and long rollouts weigh more in the mean.
+    Biased, as its own returns are in the mean and the spread: by a share that falls with the number of rollouts, so
+    that a large batch all but keeps the direction and a batch of a few rollouts does not. The paper adds 1e-9 to the
+    spread.
+
+    Args:
+        rollouts: The batch.
+        discount: γ in ``G_k = r_k + γ·G_{k+1}``; below 1 in the paper.
+        scale: What the difference is divided by; ``"group"``, as in the paper, is the spread of the game.
+
+    Returns:
+        One number for each turn of each rollout.
+
+    Raises:
+        ConfigError: ``scale`` is unknown.
+
+    >>> rollout = ScoredRollout(turn_rewards=[1.0, 2.0], final_reward=3.0, group=0, state_keys=[None] * 2)
+    >>> rebn([rollout], scale="none")
+    [[0.5, -0.5]]
+    """
+    samples = _returns(rollouts, discount, _same_game)
+    return laid_out(rollouts, samples, compare(samples, mean_of_all, scale))
+
+
+def mt_grpo(
+    rollouts: Sequence[ScoredRollout],
+    *,
+    discount: float = 1.0,  # noqa: ARG001  # every estimator is called alike
+    scale: Scale = "group",
+    turn_weight: float = 1.0,
+) -> list[list[float]]:
+    """The outcome for every turn, and for all but the last what the turn itself was paid (MT-GRPO, 2505.11821).
+
+    ``A_k = A_O + c·A_T,k`` for a turn that is not its rollout's last, and ``A_k = A_O`` for the last. ``A_O`` is that
+    of :func:`~agentsgym.credit.outcomes.grpo`; ``A_T,k = (r_k - mean r_k) / (std r_k + 1e-4)`` compares what the turn
+    was paid with the same turn of the task group's rollouts that went on after it. With two turns this is the paper's
+    form; its outcome reward is here the final reward.
+
+    Biased, also with ``scale="none"``: c·A_T follows what a turn is paid at once and not what it leads to, so that
+    beside the gradient of R it climbs that of the immediate rewards; and who is compared at k depends on who went on.
+
+    Args:
+        rollouts: The batch.
+        discount: Not used: neither R nor a turn's reward is discounted.
+        scale: What the differences are divided by, ``A_O`` and ``A_T`` each for itself.
+        turn_weight: c, the weight of ``A_T``.
+
+    Returns:
+        One number for each turn of each rollout.
+
+    Raises:
+        ConfigError: ``turn_weight`` or ``scale`` is not valid.
+
+    >>> one, two = (
+    ...     ScoredRollout(turn_rewards=[r, 1.0], final_reward=1.0, group=0, state_keys=[None] * 2) for r in (0.0, 0.5)
+    ... )
+    >>> mt_grpo([one, two], scale="none")
+    [[-0.25, 0.0], [0.25, 0.0]]
+    """
+    check_number("turn_weight", turn_weight)
+    outcome = final_rewards(rollouts)
+    turns = turn_values(rollouts, lambda one: one.turn_rewards[:-1], _same_turn)
+    return _sum(
+        laid_out(rollouts, outcome, compare(outcome, mean_of_all, scale)),
+        laid_out(rollouts, turns, compare(turns, mean_of_all, scale)),
+        turn_weight,
+    )
+
+
+def gigpo(
+    rollouts: Sequence[ScoredRollout],
+    *,
+    discount: float = 1.0,
+    scale: Scale = "group",
+    step_weight: float = 1.0,
+    baseline: Baseline = "self",
+) -> list[list[float]]:
+    """The whole rollout against its task group, and each turn against those in the same state (GiGPO, 2505.10978).
+
+    ``A_k = A_E + w·A_S,k`` with ``A_E`` that of :func:`~agentsgym.credit.outcomes.grpo` and
+    ``A_S,k = (G_k - mean_s G) / (std_s G + 1e-4)`` over all turns of the task group whose state key is that of turn k.
+    ``A_S`` is 0 where nothing is in the same state and where the game gives no key, so without any keys this is
+    ``grpo``.
+
+    ``baseline="self"``, the default, is the paper's: the mean includes what it is compared with. A rollout that
+    comes back to a state then holds its own future against itself, which bends the gradient; what remains is the
+    form with published results, and under ``scale="group"`` the exact direction is given up anyway.
+    ``baseline="others"`` leaves the whole rollout out of its baselines, ``A_E`` being that of ``rloo``: with
+    ``scale="none"`` and no discount it is in expectation exactly ``1 + w`` times the gradient. Where no other rollout
+    was in the state, the baseline is then 0 (under ``scale="group"`` the advantage is).
+
+    Args:
+        rollouts: The batch.
+        discount: γ in ``G_k = r_k + γ·G_{k+1}``; 0.95 in the paper.
+        scale: What the differences are divided by, ``A_E`` and ``A_S`` each for itself.
+        step_weight: w, the weight of ``A_S``.
+        baseline: ``"self"`` or ``"others"``.
+
+    Returns:
+        One number for each turn of each rollout.
+
+    Raises:
+        ConfigError: ``baseline``, ``step_weight`` or ``scale`` is not valid.
+
+    >>> left, right = (
+    ...     ScoredRollout(turn_rewards=[0.0, r], final_reward=r, group=0, state_keys=["start", r]) for r in (1.0, 3.0)
+    ... )
+    >>> gigpo([left, right], scale="none")
+    [[-2.0, -1.0], [2.0, 1.0]]
+    """
+    check_choice("baseline", baseline, _MEANS)
+    check_number("step_weight", step_weight)
+    mean = _MEANS[baseline]
+    whole = final_rewards(rollouts)
+    steps = _returns(rollouts, discount, same_state)
+    return _sum(
+        laid_out(rollouts, whole, compare(whole, mean, scale)),
+        laid_out(rollouts, steps, compare(steps, mean, scale)),
+        step_weight,
+    )
+
+
+def same_state(rollout: ScoredRollout, k: int) -> Hashable:
+    """What turns share that :func:`gigpo` compares: task group and state key; None where the game gives no key."""
+    key = rollout.state_keys[k]
+    return None if key is None else (rollout.group, key)
+
+
+def _same_turn(rollout: ScoredRollout, k: int) -> Hashable:
+    return rollout.group, k
+
+
+def _same_game(rollout: ScoredRollout, _k: int) -> Hashable:
+    return (rollout.game,)
+
+
+def _same_role(rollout: ScoredRollout, k: int) -> Hashable:
+    return rollout.game, rollout.role(k)
+
+
+_MEANS: Final[Mapping[str, Mean]] = {"self": mean_of_all, "others": mean_of_others}
+_GROUPS: Final[Mapping[str, GroupOf]] = {
+    "none": _same_game,
+    "batch": _same_game,
+    "others": _same_turn,
+    "role_ema": _same_role,
+}
+
+
+def _returns(rollouts: Sequence[ScoredRollout], discount: float, group_of: GroupOf) -> list[Sample]:
+    return turn_values(rollouts, lambda one: discounted_returns(one.turn_rewards, discount=discount), group_of)
+
+
+def _update(averages: MovingBaselines, samples: Sequence[Sample], decay: float) -> None:
+    """Let the mean of each group into its moving average."""
+    values: defaultdict[Hashable, list[float]] = defaultdict(list)
+    for sample in samples:
+        values[sample.group].append(sample.value)
+    for group, own in values.items():
+        averages.update(group, fmean(own), decay=decay)
+
+
+def _sum(first: list[list[float]], second: list[list[float]], weight: float) -> list[list[float]]:
+    return [
+        [one + weight * other for one, other in zip(*rows, strict=True)] for rows in zip(first, second, strict=True)
+    ]

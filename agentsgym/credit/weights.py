@@ -1,0 +1,148 @@
+"""Non-negative weights, one a turn, that are multiplied into the turn's advantages.
+
+**Why that is exact.** For ``w ≥ 0`` and numbers x, y, ``min(w·x, w·y) = w·min(x, y)``. So for a token with the ratio r
+and the advantage A::
+
+    min(r·wA, clip(r)·wA) = w·min(r·A, clip(r)·A)
+
+whichever the sign of A, inside the clip and outside of it, and ``A → wA`` is the loss of the token times w: under
+``grpo``, ``bnpo``, ``dr_grpo``, ``dapo`` and ``luspo``, with the two-sided clip of ``delta`` too, and with a sequence's
+ratio in place of the token's (GSPO). The loss of ``cispo`` is linear in A; that of ``sapo`` is linear in A on each side
+of 0, and ``w > 0`` leaves it on its side, while at ``w = 0`` both sides give 0. That of ``vespo`` is linear in A but
+for the sign of what the row's wA come to, which chooses its weight of the row.
+
+**What does not fold.** The KL and entropy terms, which hold no advantage: they keep the loss's own weights. What
+changes the ratio *inside* the clip, since it moves the edge: GSPO itself. And a denominator that is a sum over the
+batch: weights redistribute the numerator alone. So :func:`aggregation_weights` are relative to the token mean and
+become the aggregation they are named after under a loss that divides by the number of agent tokens of the whole batch
+(``dapo``, ``cispo``, ``vespo``), not under one that divides by a row's tokens, a number of rows or the tokens of a
+micro-batch as well. A token of weight 0 counts in those denominators, and in TRL's clip metrics as not clipped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from agentsgym.errors import ConfigError, did_you_mean
+
+# How much of (task group, rollout, turn) names the unit: units weigh alike, and so do the tokens within a unit.
+_UNIT_DEPTHS: Final[Mapping[str, int]] = {"token": 0, "group": 1, "trajectory": 2, "turn": 3}
+
+AGGREGATIONS: Final = (*_UNIT_DEPTHS, "constant")
+INVALID_TURN_MODES: Final = ("keep", "mask", "mask_rollout")
+
+
+def aggregation_weights(
+    token_counts: Sequence[Sequence[int]],
+    groups: Sequence[int],
+    counts: Sequence[bool],
+    aggregation: str,
+    *,
+    constant: int | None = None,
+) -> list[list[float]]:
+    """Weigh each turn's tokens so that the mean over all tokens becomes another mean.
+
+    With N agent tokens in the batch, a token of weight w takes the part ``w/N`` of the loss:
+
+    ==============  ==========================================================  ==================================
+    aggregation     a token's part of the loss                                  what weighs alike
+    ==============  ==========================================================  ==================================
+    ``token``       1 / N                                                       all tokens (DAPO, 2503.14476)
+    ``turn``        1 / (number of turns · tokens of the turn)                  all turns
+    ``trajectory``  1 / (number of rollouts · tokens of the rollout)            all rollouts (GRPO, 2402.03300)
+    ``group``       1 / (number of task groups · tokens of the group)           all tasks
+    ``constant``    1 / (number of rollouts · ``constant``)                     all tokens (Dr. GRPO, 2503.20783)
+    ==============  ==========================================================  ==================================
+
+    Only what counts is counted: rollouts of ``counts``, and of them, ``constant`` aside, the turns, rollouts and
+    groups that have agent tokens. The weights of all tokens add up to N (``constant`` aside), so that a batch weighs
+    the same whichever is chosen. ``token`` and ``constant`` keep the direction of the gradient; the others make a
+    token weigh the less the more tokens its turn, rollout or group has, which depends on what the policy said.
+
+    Args:
+        token_counts: Agent tokens of each turn of each rollout of the whole batch, those of all ranks.
+        groups: The task group of each rollout.
+        counts: Whether something is learnt from the rollout; one that does not count gets weights of 0.
+        aggregation: One of :data:`AGGREGATIONS`.
+        constant: What ``"constant"`` divides a rollout's sum by, the same for short and long ones; the others do not
+            look at it.
+
+    Returns:
+        One weight for each turn of each rollout, 0.0 where it has no tokens.
+
+    Raises:
+        ConfigError: ``aggregation`` is unknown, or ``"constant"`` comes without a positive ``constant``.
+        ValueError: ``groups`` or ``counts`` does not have one entry a rollout.
+
+    >>> aggregation_weights([[2, 4], [2]], groups=[0, 0], counts=[True, True], aggregation="trajectory")
+    [[0.6666666666666666, 0.6666666666666666], [2.0]]
+    """
+    _check_name("loss_aggregation", aggregation, AGGREGATIONS)
+    if not len(token_counts) == len(groups) == len(counts):
+        raise ValueError(
+            f"each of {len(token_counts)} rollouts needs a group and a flag, got {len(groups)} and {len(counts)}"
+        )
+    counted = [list(row) if count else [0] * len(row) for row, count in zip(token_counts, counts, strict=True)]
+    if aggregation == "constant":
+        if constant is None or constant < 1:
+            raise ConfigError(f"loss_aggregation 'constant' needs a positive number of tokens, got {constant!r}")
+        share = sum(map(sum, counted)) / (max(1, sum(counts)) * constant)
+        return [[share if size else 0.0 for size in row] for row in counted]
+    return _unit_weights(counted, groups, _UNIT_DEPTHS[aggregation])
+
+
+def invalid_turn_weights(invalid: Sequence[Sequence[bool]], mode: str) -> list[list[float]]:
+    """Leave turns with an invalid action out of the loss, or the whole rollouts that hold one.
+
+    * ``"keep"`` changes nothing: an invalid turn is learnt from by its advantage, as any other.
+    * ``"mask"`` gives the invalid turns themselves 0. Whether an action is valid depends on the action, so what is
+      left is the gradient of no objective in general: the policy is not told to avoid invalid actions, and only what
+      it said in the other turns is held to account for them.
+    * ``"mask_rollout"`` gives 0 to every turn of a rollout with an invalid turn (the void-turn filter of SimpleTIR,
+      2509.02479). The objective becomes one in which such a rollout is worth just its baseline, whatever it was
+      paid: a bad one is not punished, and one that recovered not rewarded.
+
+    Both masks change what is optimised; they steady training where invalid turns hold text far from what the policy
+    usually says. The baselines go on counting what is masked.
+
+    Args:
+        invalid: Whether the turn's action was invalid, for each turn of each rollout.
+        mode: One of :data:`INVALID_TURN_MODES`.
+
+    Returns:
+        0.0 or 1.0 for each turn of each rollout.
+
+    Raises:
+        ConfigError: ``mode`` is unknown.
+
+    >>> invalid_turn_weights([[False, True], [False]], "mask_rollout")
+    [[0.0, 0.0], [1.0]]
+    """
+    _check_name("invalid_turns", mode, INVALID_TURN_MODES)
+    if mode == "keep":
+        return [[1.0] * len(flags) for flags in invalid]
+    if mode == "mask_rollout":
+        return [[float(not any(flags))] * len(flags) for flags in invalid]
+    return [[float(not flag) for flag in flags] for flags in invalid]
+
+
+def _unit_weights(counted: Sequence[Sequence[int]], groups: Sequence[int], depth: int) -> list[list[float]]:
+    """N / (number of units that have tokens · tokens of the unit), for each turn that has tokens."""
+    units = [[(groups[i], i, k)[:depth] for k in range(len(row))] for i, row in enumerate(counted)]
+    sizes: Counter[tuple[int, ...]] = Counter()
+    for own, row in zip(units, counted, strict=True):
+        for unit, size in zip(own, row, strict=True):
+            if size:
+                sizes[unit] += size
+    total = sizes.total()
+    return [
+        [total / (len(sizes) * sizes[unit]) if size else 0.0 for unit, size in zip(own, row, strict=True)]
+        for own, row in zip(units, counted, strict=True)
+    ]
+
+
+def _check_name(option: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise ConfigError(f"{option} is unknown: {name!r}{did_you_mean(str(name), known)}")

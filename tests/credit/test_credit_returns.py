@@ -1,0 +1,146 @@
+"""Baselines of the return, ReBN and MT-GRPO: by hand, and against references that only loop."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scored_batches import (
+    Batch,
+    assert_close,
+    batches,
+    compared_by_loops,
+    discounts,
+    final_rewards_by_loops,
+    held_against_by_loops,
+    placed,
+    returns_by_loops,
+    returns_of,
+    rollout,
+    scales,
+)
+
+from agentsgym.credit.advantages import Scale, grpo, mt_grpo, rebn, return_to_go
+from agentsgym.credit.memory import MovingBaselines
+from agentsgym.errors import ConfigError
+
+# --- by hand ------------------------------------------------------------------------------------------------------
+
+
+def test_no_baseline_by_hand() -> None:
+    rollouts = [rollout([1.0, 3.0]), rollout([2.0], game="go")]
+    assert return_to_go(rollouts, scale="none", baseline="none") == [[4.0, 3.0], [2.0]]
+    spread = math.sqrt(16 + 9) + 1e-4  # of one game, about 0
+    expected = [[4 / spread, 3 / spread], [2 / 2.0001]]
+    assert_close(return_to_go(rollouts, baseline="none"), expected)
+    spread = math.sqrt((16 + 9 + 4) / 2) + 1e-4
+    assert_close(return_to_go(rollouts, scale="batch", baseline="none"), [[4 / spread, 3 / spread], [2 / spread]])
+
+
+def test_the_batch_as_baseline_by_hand() -> None:
+    rollouts = [rollout([1.0, 3.0]), rollout([2.0], group=1), rollout([6.0, 0.0], group=1), rollout([9.0], game="go")]
+    # returns [4, 3], [2], [6, 0]: against the mean of 2, 6, 0, of 4, 3, 6, 0 and of 4, 3, 2; nobody else plays go
+    expected = [[4 - 8 / 3, 3 - 8 / 3], [2 - 13 / 4], [6 - 3, 0 - 3], [9.0]]
+    assert_close(return_to_go(rollouts, scale="none", baseline="batch"), expected)
+    assert return_to_go(rollouts, scale="group", baseline="batch")[3] == [0.0]
+
+
+def test_role_averages_by_hand() -> None:
+    memory = MovingBaselines()
+    rollouts = [rollout([1.0, 3.0], roles="ab"), rollout([2.0], roles="a")]
+    first = return_to_go(rollouts, scale="none", baseline="role_ema", decay=0.5, memory=memory)
+    assert first == [[4.0, 3.0], [2.0]]  # nothing is known yet
+    assert [memory.get((None, role)) for role in "ab"] == [1.5, 1.5]  # half the means 3 and 3
+    second = return_to_go(rollouts, scale="none", baseline="role_ema", decay=0.5, memory=memory)
+    assert second == [[2.5, 1.5], [0.5]]
+    assert [memory.get((None, role)) for role in "ab"] == [2.25, 2.25]
+
+
+def test_rebn_by_hand() -> None:
+    rollouts = [rollout([0.0, 4.0]), rollout([1.0], group=1), rollout([5.0], game="go")]  # returns 4, 4, 1; mean 3
+    assert rebn(rollouts, scale="none") == [[1.0, 1.0], [-2.0], [0.0]]
+    spread = math.sqrt(3) + 1e-4
+    assert_close(rebn(rollouts), [[1 / spread, 1 / spread], [-2 / spread], [0.0]])
+    assert rebn(rollouts, discount=0.5, scale="none") == [[2 - 7 / 3, 4 - 7 / 3], [1 - 7 / 3], [0.0]]
+
+
+def test_mt_grpo_by_hand() -> None:
+    rollouts = [rollout([1.0, 2.0, 0.0], final=4.0), rollout([3.0, 7.0], final=0.0), rollout([8.0], final=2.0)]
+    # outcomes 2, -2, 0; in turn 0 the first two went on: 1 and 3; in turn 1 the first alone
+    assert mt_grpo(rollouts, scale="none") == [[1.0, 2.0, 2.0], [-1.0, -2.0], [0.0]]
+    assert mt_grpo(rollouts, scale="none", turn_weight=3.0) == [[-1.0, 2.0, 2.0], [1.0, -2.0], [0.0]]
+    outcome, turn = 2 + 1e-4, math.sqrt(2) + 1e-4
+    expected = [[2 / outcome - 1 / turn, 2 / outcome, 2 / outcome], [1 / turn - 2 / outcome, -2 / outcome], [0.0]]
+    assert_close(mt_grpo(rollouts), expected)
+
+
+def test_with_two_turns_mt_grpo_is_the_form_of_the_paper() -> None:
+    rollouts = [rollout([paid, 0.0], final=final) for paid, final in [(0.2, 1.0), (0.0, 0.0), (0.2, 0.0)]]
+    outcome = [row[0] for row in grpo(rollouts)]
+    turn = [row[0] for row in grpo([rollout([paid]) for paid in (0.2, 0.0, 0.2)])]
+    assert_close(mt_grpo(rollouts), [[a + b, a] for a, b in zip(outcome, turn, strict=True)])
+
+
+# --- against loops ------------------------------------------------------------------------------------------------
+
+
+@given(batches, scales, discounts)
+def test_the_batch_as_baseline_equals_the_loops(rollouts: Batch, scale: Scale, discount: float) -> None:
+    expected = returns_by_loops(rollouts, lambda one, k: one.game, discount=discount, others=True, scale=scale)
+    assert_close(return_to_go(rollouts, discount=discount, scale=scale, baseline="batch"), expected)
+
+
+@given(batches, scales, discounts)
+def test_no_baseline_equals_the_loops(rollouts: Batch, scale: Scale, discount: float) -> None:
+    entries, places = returns_of(rollouts, lambda one, k: one.game, discount=discount)
+    expected = placed(rollouts, places, held_against_by_loops(entries, lambda game: 0.0, scale=scale))
+    assert_close(return_to_go(rollouts, discount=discount, scale=scale, baseline="none"), expected)
+
+
+@given(st.lists(batches, max_size=3), scales, discounts, st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+def test_role_averages_equal_the_loops(played: list[Batch], scale: Scale, discount: float, decay: float) -> None:
+    memory, averages = MovingBaselines(), {}
+    for rollouts in played:
+        entries, places = returns_of(rollouts, lambda one, k: (one.game, one.roles[k]), discount=discount)
+        numbers = held_against_by_loops(entries, lambda key: averages.get(key, 0.0), scale=scale)
+        result = return_to_go(rollouts, discount=discount, scale=scale, baseline="role_ema", decay=decay, memory=memory)
+        assert_close(result, placed(rollouts, places, numbers))
+        for key in {key for _, _, key in entries}:
+            values = [value for value, _, other in entries if other == key]
+            averages[key] = decay * averages.get(key, 0.0) + (1 - decay) * sum(values) / len(values)
+            assert memory.get(key) == pytest.approx(averages[key])
+
+
+@given(batches, scales, discounts)
+def test_rebn_equals_the_loops(rollouts: Batch, scale: Scale, discount: float) -> None:
+    expected = returns_by_loops(rollouts, lambda one, k: one.game, discount=discount, others=False, scale=scale)
+    assert_close(rebn(rollouts, discount=discount, scale=scale), expected)
+
+
+@given(batches, scales, st.sampled_from([0.0, 0.5, 1.0]))
+def test_mt_grpo_equals_the_loops(rollouts: Batch, scale: Scale, weight: float) -> None:
+    places = [
+        (i, k)
+        for i, one in enumerate(rollouts)
+        if one.counts
+        for k in range(len(one.turn_rewards))
+        if k + 1 < len(one.turn_rewards)
+    ]
+    entries = [(rollouts[i].turn_rewards[k], i, (rollouts[i].group, k)) for i, k in places]
+    turns = placed(rollouts, places, compared_by_loops(entries, others=False, scale=scale))
+    whole = final_rewards_by_loops(rollouts, others=False, scale=scale)
+    expected = [[a + weight * b for a, b in zip(*pair, strict=True)] for pair in zip(whole, turns, strict=True)]
+    assert_close(mt_grpo(rollouts, scale=scale, turn_weight=weight), expected)
+
+
+def test_impossible_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"baseline is unknown: 'other'; did you mean 'others'\?"):
+        return_to_go([], baseline="other")
+    with pytest.raises(ConfigError, match=r"decay must be a number in \[0, 1\], got 1.5"):
+        return_to_go([], baseline="role_ema", decay=1.5)
+    with pytest.raises(ConfigError, match="turn_weight must be a finite number, got '1'"):
+        mt_grpo([], turn_weight="1")
+    with pytest.raises(ConfigError, match="turn_weight must be a finite number, got nan"):
+        mt_grpo([], turn_weight=math.nan)
