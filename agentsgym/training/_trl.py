@@ -70,6 +70,11 @@ def free_copies(trainer: Any) -> None:
     model.forward = MethodType(forward, model)
 
 
+def take_ratios_of_tokens(trainer: Any) -> None:
+    """Have the loss take token-level ratios whatever the settings say: :func:`use_sequence_ratio` does the rest."""
+    trainer.importance_sampling_level = "token"
+
+
 @contextlib.contextmanager
 def reference_model(trainer: Any) -> Generator[Any]:
     """The model that the KL term is about: TRL's own, or under PEFT the policy with its adapters off.
@@ -84,8 +89,13 @@ def reference_model(trainer: Any) -> Generator[Any]:
         yield trainer.model
 
 
+def accumulation_steps(trainer: Any) -> int:
+    """How many micro-batches the optimizer step that is under way accumulates."""
+    return trainer.current_gradient_accumulation_steps
+
+
 def total(trainer: Any, number: torch.Tensor) -> torch.Tensor:
-    """The sum over all ranks of a 0-dim tensor."""
+    """The sum over all ranks of a tensor."""
     return trainer.accelerator.reduce(number, reduction="sum")
 
 
@@ -142,16 +152,129 @@ def loss_inputs(batch: Mapping[str, Any], first: int, last: int) -> dict[str, An
         "advantages": batch["advantages"][:, first:last],
         "num_items_in_batch": batch["num_items_in_batch"],
     }
-    for key in ("old_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio"):
+    for key in ("old_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio", "sampling_per_token_logps"):
         if batch.get(key) is not None:
             inputs[key] = batch[key][:, first:last]
     return inputs
+
+
+@contextlib.contextmanager
+def scored_by_loss(trainer: Any, look: Callable[[torch.Tensor, torch.Tensor], None]) -> Generator[None]:
+    """Show ``look`` what the loss's own forward pass gives, before the loss reads anything else.
+
+    Args:
+        trainer: Whose loss is computed inside.
+        look: Called with log-probabilities, with their graph, and entropies, both (B, T).
+    """
+    name = "_get_per_token_logps_and_entropies"
+    score, is_own = getattr(trainer, name), name in vars(trainer)
+
+    def scored(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        logps, entropies, *others = score(*args, **kwargs)
+        look(logps, entropies)
+        return logps, entropies, *others
+
+    setattr(trainer, name, scored)
+    try:
+        yield
+    finally:
+        setattr(trainer, name, score) if is_own else delattr(trainer, name)
+
+
+def use_sequence_ratio(inputs: dict[str, Any], logps: torch.Tensor) -> None:
+    """Make TRL's token-level ratio that of the row, each token with its own gradient (GSPO, 2507.18071).
+
+    ``s = exp(mean_t (logp_t - old_t))`` over the row's agent tokens t is what every token's ratio becomes, and
+    ``s·∇logp_t`` its gradient. Where nothing says what the old log-probabilities are the ratio is 1 anyway. TRL's own
+    sequence level averages the advantages of a row.
+
+    Args:
+        inputs: What :func:`loss_inputs` gave; changed in place.
+        logps: (B, T), with their graph.
+    """
+    old = inputs.get("old_per_token_logps")
+    if old is None:
+        return
+    mask = inputs["tool_mask"] * inputs["completion_mask"]
+    log_ratio = ((logps - old) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    inputs["old_per_token_logps"] = (logps - log_ratio).detach()
+
+
+def row_sum(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The sum of a row's advantages, (B, 1), in whose sign TRL's rules for whole sequences are interested."""
+    return (advantages * mask).sum(1, keepdim=True)
+
+
+def with_sorted_windows(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Sort the micro-batches that TRL has just buffered, and return the one whose turn it is."""
+    if not is_training(trainer):
+        return inputs
+    batches = trainer._buffered_inputs
+    place = trainer._step % len(batches)
+    if trainer._step % (len(batches) * trainer.num_iterations) == 0:
+        trainer._buffered_inputs = batches = sort_windows(trainer, batches)
+    return batches[place]
+
+
+def sort_windows(trainer: Any, batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put rows of like length into the same micro-batch, within the rows of one optimizer step.
+
+    TRL shuffles rows, so that a micro-batch is as wide as the longest row that happens to be in it. Gradients of one
+    step are summed, so that it does not matter in which of its micro-batches a row stands, except to what is a mean
+    over the tokens of one, or a quantile: ``bnpo``, the entropy bonus, ``top_entropy_quantile``.
+
+    Args:
+        trainer: Whose settings they are.
+        batches: The micro-batches of a generation batch, as TRL buffers them.
+    """
+    args, size = trainer.args, len(batches[0]["attention_mask"])
+    window = min(args.gradient_accumulation_steps, len(batches))
+    has_bonus = args.entropy_coef != 0 or args.use_adaptive_entropy
+    is_mean_of_microbatch = args.loss_type == "bnpo" or has_bonus or args.top_entropy_quantile < 1
+    is_cut_apart = len(batches) % window or args.gradient_accumulation_steps % window
+    if window == 1 or is_cut_apart or is_mean_of_microbatch:
+        return batches
+    ordered: list[dict[str, Any]] = []
+    for start in range(0, len(batches), window):
+        rows = {key: _joined([batch[key] for batch in batches[start : start + window]]) for key in batches[0]}
+        order = rows["attention_mask"].sum(1).argsort(descending=True, stable=True)
+        ordered += [_rows(rows, places) for places in order.split(size)]
+    return ordered
+
+
+def _joined(parts: list[Any]) -> Any:
+    return torch.cat(parts) if torch.is_tensor(parts[0]) and parts[0].dim() else parts[0]
+
+
+def _rows(batch: Mapping[str, Any], places: torch.Tensor) -> dict[str, Any]:
+    return {key: value[places] if torch.is_tensor(value) and value.dim() else value for key, value in batch.items()}
+
+
+def in_parts(batch: Mapping[str, Any], size: int) -> list[dict[str, Any]]:
+    """Cut a micro-batch of more than ``size`` rows into parts of so many, rows of like length together."""
+    num_rows = len(batch["attention_mask"])
+    if num_rows <= size:
+        return [dict(batch)]
+    order = batch["attention_mask"].sum(1).argsort(descending=True, stable=True)
+    return [_rows(batch, places) for places in order.split(size)]
 
 
 def record_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
     """Add to what TRL averages and logs at its next step."""
     for name, value in metrics.items():
         _metrics(trainer)[name].append(value)
+
+
+@contextlib.contextmanager
+def unrecorded(trainer: Any) -> Generator[None]:
+    """Forget what is recorded inside: of rows without agent tokens TRL would tell that their entropy is 0."""
+    metrics = _metrics(trainer)
+    counts = {name: len(values) for name, values in metrics.items()}
+    yield
+    for name in list(metrics):
+        del metrics[name][counts.get(name, 0) :]
+        if not metrics[name]:
+            del metrics[name]
 
 
 def drop_metrics(trainer: Any, names: Iterable[str]) -> None:

@@ -2,102 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import pickle
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from trl import GRPOConfig
 
-from agentsgym.credit.advantages import get_estimator
-from agentsgym.envs.config import Check, is_int, is_number, or_none
-from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.rollouts.pools import Pool, ThreadPool
-from agentsgym.rollouts.processes import ProcessPool
+from agentsgym.credit.advantages import BoundEstimator, PotentialShaping, get_estimator
+from agentsgym.errors import ConfigError
+from agentsgym.training.rules import check_settings
 
 logger = logging.getLogger(__name__)
-
-# Those whose gradient is right where each token has an advantage of its own.
-LOSS_TYPES: Final = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
-
-ENV_POOLS: Final[dict[str, Callable[[int], Pool]]] = {"threads": ThreadPool, "processes": ProcessPool}
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(text, str) and text for text in values)
-
-
-# What TRL offers and this trainer does not do, each with the reason: refused, so that nothing is silently ignored.
-_REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("use_transformers_continuous_batching", bool, "rollouts keep their own key/value cache across turns"),
-    ("layout", lambda value: value != "trajectory", "only layout='trajectory' is supported yet"),
-    (
-        "importance_sampling_level",
-        lambda value: value != "token",
-        "TRL's sequence-level ratio gives every token of a row the same gradient, which would erase per-turn credit",
-    ),
-    (
-        "loss_type",
-        lambda value: value == "vespo",
-        "its weight turns on the sign of the whole sequence's advantage, which per-turn advantages do not have",
-    ),
-    (
-        "off_policy_mask_threshold",
-        lambda value: value is not None,
-        "with per-token advantages it would drop a stale row's bad turns and keep its good ones",
-    ),
-    (
-        "mask_truncated_completions",
-        bool,
-        "TRL judges truncation by a row's last token, which says nothing about a game; read stop reasons instead",
-    ),
-    (
-        "multi_objective_aggregation",
-        lambda value: value != "sum_then_normalize",
-        "rewards come from the environment, one number a turn",
-    ),
-    (
-        "scale_rewards",
-        lambda value: value not in {"none", "group", "batch"},
-        "it must be 'none', 'group' or 'batch'",
-    ),
-    ("reward_weights", lambda value: value is not None, "rewards come from the environment, one number a turn"),
-    (
-        "chat_template_kwargs",
-        bool,
-        "the transcript writes the template's default form: set tokenizer.chat_template to a variant that needs none",
-    ),
-    ("cache_implementation", lambda value: value is not None, "rollouts keep their own key/value cache across turns"),
-    ("remove_unused_columns", bool, "the environment's columns would be dropped from the rows"),
-    ("max_tool_calling_iterations", lambda value: value is not None, "use env_config['max_steps_per_episode']"),
-    ("deepspeed", bool, "it has not been proven with this trainer: shard with fsdp=True"),
-)
-
-
-def _is_share(value: Any) -> bool:
-    return is_number(low=0.0)(value) and value <= 1
-
-
-def _is_positive(value: Any) -> bool:
-    return is_number(low=0.0)(value) and value > 0
-
-
-# Our own settings: what each must be, as the end of a sentence, and whether a value is.
-_WANTED: tuple[tuple[str, str, Check], ...] = (
-    ("discount", "a number in [0, 1]", _is_share),
-    ("max_turn_tokens", "a positive int", is_int(1)),
-    ("max_completion_length", "a positive int", is_int(1)),
-    ("temperature", "a positive number (the loss divides by it)", _is_positive),
-    ("max_failed_fraction", "a number in [0, 1]", _is_share),
-    ("num_env_workers", "a positive int", is_int(1)),
-    ("turn_timeout_s", "a positive number or None", or_none(_is_positive)),
-    ("episode_timeout_s", "a positive number or None", or_none(_is_positive)),
-    ("drift_interval", "a non-negative int", is_int(0)),
-    ("stop_strings", "a list of non-empty strings or None", or_none(_are_texts)),
-)
 
 
 @dataclass
@@ -112,8 +31,29 @@ class GRPOEnvConfig(GRPOConfig):
     Attributes:
         advantage_estimator: Name of a function of :mod:`agentsgym.credit.advantages`, or one of your own with its
             signature.
+        estimator_kwargs: Further options of that function, by name.
+        potential_weight: Weight of potential-based shaping by what the environment's ``_potential`` says; 0 for none.
         discount: γ over turns, in [0, 1].
-        layout: How rollouts become rows: ``"trajectory"`` is one row a rollout.
+        layout: How rollouts become rows: ``"trajectory"`` is one row a rollout; ``"turn"`` one for each stretch in
+            which history only grew, which also trains rollouts whose history was rewritten.
+        loss_aggregation: What the loss is a mean over, in place of the loss type's own: ``"token"``, ``"turn"``,
+            ``"trajectory"``, ``"group"`` or ``"constant"``; None leaves it to the loss type.
+        invalid_turns: ``"keep"``, ``"mask"`` (nothing is learnt from them) or ``"mask_rollout"`` (nor from the rest of
+            their rollouts).
+        truncated_rollouts: Those that a budget ended: ``"keep"``, ``"penalise"`` or ``"mask"``.
+        truncation_penalty: What ``"penalise"`` takes off the last turn's reward and the final reward.
+        zero_variance_groups: Task groups whose final rewards are all equal: ``"keep"``, ``"drop"``, or ``"resample"``
+            by other tasks, and drop what is left.
+        max_resamples: How many times a generation batch is filled up at most.
+        min_group_size: Task groups with fewer rollouts that count are dropped.
+        sampler_correction: Without vLLM, the weight by which tokens are corrected for a sampler that was not the
+            trained model: one of :data:`agentsgym.training.correction.CORRECTIONS`; None for no correction.
+        sampler_correction_min: Its lower bound; None for the mode's own.
+        sampler_correction_max: Its upper bound; None for the mode's own.
+        value_head: Where ``turn_gae`` and ``bilevel_gae`` get their values from: a head on the policy's own trunk
+            (``"shared"``) or on a copy of it (``"separate"``).
+        value_learning_rate: The head's own; None for the policy's.
+        value_loss_weight: Of the head's loss beside the policy's.
         max_turn_tokens: The budget of one turn in tokens.
         stop_strings: Texts that end a turn as its end-of-turn token does; their tokens stay in the turn.
         env_pool: Where the environments run: None for the training process itself, ``"threads"`` for those that wait,
@@ -133,10 +73,32 @@ class GRPOEnvConfig(GRPOConfig):
 
     advantage_estimator: str = field(
         default="return_to_go",
-        metadata={"help": "How turn rewards become advantages: reward, grpo, rloo, return_to_go or gigpo."},
+        metadata={"help": "How turn rewards become advantages: return_to_go, grpo, rloo, gigpo, rebn, ..."},
     )
+    # As TRL types its own: a str is JSON from a command line.
+    estimator_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Further options of the estimator, by name."}
+    )
+    potential_weight: float = field(default=0.0, metadata={"help": "Weight of potential-based shaping."})
     discount: float = field(default=1.0, metadata={"help": "Discount over turns, in [0, 1]."})
-    layout: str = field(default="trajectory", metadata={"help": "How rollouts become rows: 'trajectory'."})
+    layout: str = field(default="trajectory", metadata={"help": "How rollouts become rows: 'trajectory' or 'turn'."})
+    loss_aggregation: str | None = field(
+        default=None, metadata={"help": "What the loss is a mean over; None leaves it to loss_type."}
+    )
+    invalid_turns: str = field(default="keep", metadata={"help": "'keep', 'mask' or 'mask_rollout'."})
+    truncated_rollouts: str = field(default="keep", metadata={"help": "'keep', 'penalise' or 'mask'."})
+    truncation_penalty: float = field(default=1.0, metadata={"help": "What 'penalise' takes off."})
+    zero_variance_groups: str = field(default="keep", metadata={"help": "'keep', 'drop' or 'resample'."})
+    max_resamples: int = field(default=3, metadata={"help": "How often a generation batch is filled up at most."})
+    min_group_size: int = field(default=1, metadata={"help": "Task groups with fewer rollouts are dropped."})
+    sampler_correction: str | None = field(
+        default=None, metadata={"help": "How tokens are corrected for the sampler, without vLLM."}
+    )
+    sampler_correction_min: float | None = field(default=None, metadata={"help": "Its lower bound."})
+    sampler_correction_max: float | None = field(default=None, metadata={"help": "Its upper bound."})
+    value_head: str | None = field(default=None, metadata={"help": "None, 'shared' or 'separate'."})
+    value_learning_rate: float | None = field(default=None, metadata={"help": "The value head's learning rate."})
+    value_loss_weight: float = field(default=1.0, metadata={"help": "Weight of the value head's loss."})
     max_turn_tokens: int = field(default=256, metadata={"help": "Token budget of one turn."})
     max_completion_length: int | None = field(
         default=4096,
@@ -176,30 +138,24 @@ class GRPOEnvConfig(GRPOConfig):
         if self.activation_checkpointing is None and self.gradient_checkpointing is None:
             self.activation_checkpointing = has_accelerator  # its new name; transformers warns of the old one
         super().__post_init__()
-        get_estimator(self.advantage_estimator)
+        if isinstance(self.estimator_kwargs, str):
+            self.estimator_kwargs = json.loads(self.estimator_kwargs)
+        if self.mask_truncated_completions and self.truncated_rollouts == "penalise":
+            raise ConfigError("GRPOEnvConfig: truncated rollouts are masked or penalised, got both: leave one out")
+        if self.mask_truncated_completions:  # TRL judges by a row's last token, which says nothing about a game
+            self.mask_truncated_completions, self.truncated_rollouts = False, "mask"
+        check_settings(self)
+        self.estimator()
         _check_picklable(self.advantage_estimator)
-        self._check()
 
-    def _check(self) -> None:
-        for name, wanted, is_valid in _WANTED:
-            value = getattr(self, name)
-            if not is_valid(value):
-                raise ConfigError(f"GRPOEnvConfig.{name} must be {wanted}, got {value!r}")
-        for name, is_refused, reason in _REFUSED:
-            value = getattr(self, name)
-            if is_refused(value):
-                raise ConfigError(f"GRPOEnvConfig({name}={value!r}) is refused: {reason}")
-        for name, known in (("loss_type", LOSS_TYPES), ("env_pool", (None, *ENV_POOLS))):
-            value = getattr(self, name)
-            if value not in known:
-                raise ConfigError(
-                    f"GRPOEnvConfig.{name} is unknown: {value!r}{did_you_mean(str(value), filter(None, known))}"
-                )
-        if self.generation_kwargs and not self.use_vllm:
-            raise ConfigError(
-                f"GRPOEnvConfig(generation_kwargs={self.generation_kwargs!r}) is refused without use_vllm: set "
-                "temperature, top_p, top_k, min_p, repetition_penalty and stop_strings themselves"
-            )
+    def estimator(self) -> BoundEstimator | PotentialShaping:
+        """A fresh estimator as the settings say.
+
+        Raises:
+            ConfigError: Its name or an option is unknown, or shaping would change nothing.
+        """
+        estimator = get_estimator(self.advantage_estimator, **cast("dict[str, Any]", self.estimator_kwargs or {}))
+        return PotentialShaping(estimator, weight=self.potential_weight) if self.potential_weight else estimator
 
     def to_dict(self) -> dict[str, Any]:
         """TRL's, with an estimator of one's own by its name, since loggers write it as JSON."""

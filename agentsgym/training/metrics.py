@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import stdev
 
-from agentsgym.evaluation.metrics import Evaluation
+from agentsgym.evaluation.metrics import Evaluation, fraction_of_optimal
 from agentsgym.types import StopReason, Trajectory
 
 
@@ -18,7 +18,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         ``reward`` (mean final reward), ``reward_std`` (n - 1 in the denominator; where two or more were played),
         ``completions/{mean,min,max}_length`` (tokens after the first prompt, observations included),
         ``completions/clipped_ratio`` (share that a budget ended), all four as TRL names them;
-        ``win_rate`` (where the game says who won), ``turns/{mean,min,max}``,
+        ``win_rate`` (where the game says who won), ``fraction_of_optimal`` (where it says what random and optimal play
+        are paid on average), ``turns/{mean,min,max}``,
         ``reward/turn_{k}`` (mean over the rollouts that had a turn k) and ``alive/turn_{k}`` (their share),
         ``stop/{reason}`` (shares), ``invalid_turns`` (share), ``tokens/agent_per_turn``,
         ``tokens/environment_per_turn``, ``failed`` and ``exact`` (shares).
@@ -39,6 +40,12 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     outcomes = [trajectory.success for trajectory in played]
     if any(outcome is not None for outcome in outcomes):
         metrics["win_rate"] = _mean([bool(outcome) for outcome in outcomes])
+    anchors = [_anchors(trajectory) for trajectory in played]
+    told = [(row.final_reward, *pair) for row, pair in zip(played, anchors, strict=True) if pair is not None]
+    if told:
+        value, random, optimal = (_mean(numbers) for numbers in zip(*told, strict=True))
+        if random != optimal:
+            metrics["fraction_of_optimal"] = fraction_of_optimal(value, random=random, optimal=optimal)
     return metrics | _turn_metrics(played) | _token_metrics(played) | _completion_metrics(played)
 
 
@@ -50,7 +57,7 @@ def without_tokens(trajectory: Trajectory) -> Trajectory:
         logprobs=None,
         per_token_rewards=(),
         turns=[replace(turn, state_key=None, prompt_messages=None) for turn in trajectory.turns],
-        info={} if trajectory.success is None else {"success": trajectory.success},
+        info={name: trajectory.info[name] for name in _TOLD if name in trajectory.info},
     )
 
 
@@ -62,6 +69,15 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
         if estimate is not None:
             metrics |= {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
     return metrics
+
+
+_TOLD = ("success", "random_reward", "optimal_reward")
+
+
+def _anchors(trajectory: Trajectory) -> tuple[float, float] | None:
+    """What random and optimal play are paid on average from where this rollout began."""
+    random, optimal = (trajectory.info.get(name) for name in ("random_reward", "optimal_reward"))
+    return None if random is None or optimal is None else (float(random), float(optimal))
 
 
 def _turn_metrics(played: Sequence[Trajectory]) -> dict[str, float]:

@@ -24,8 +24,10 @@ Row = Mapping[str, Any]
 class Environments:
     """The environments of a run, one for each class and configuration that its rows name."""
 
-    def __init__(self, env: MultistepEnv | None, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Take the one environment of the run, or None to build each row's own.
+    def __init__(
+        self, env: MultistepEnv | None, tokenizer: PreTrainedTokenizerBase, *, layout: str = "trajectory"
+    ) -> None:
+        """Take the one environment of the run, or None to build each row's own, and what is made of its rollouts.
 
         Raises:
             ConfigError: ``env`` has no tokenizer or another one than the policy's.
@@ -34,6 +36,7 @@ class Environments:
             raise ConfigError("env.tokenizer must be the trainer's: build the environment with the policy's tokenizer")
         self._env = env
         self._tokenizer = tokenizer
+        self._layout = layout
         self._built: dict[tuple[str, str], MultistepEnv] = {}
 
     def check(self, rows: Iterable[Row], name: str = "the dataset") -> None:
@@ -66,7 +69,8 @@ class Environments:
         key = (str(row.get("env_class_path")), json.dumps(row.get("env_config"), sort_keys=True, default=repr))
         if key not in self._built:
             env = make(row, self._tokenizer) if self._env is None else self._given(self._env, row)
-            _check_history(env)
+            if self._layout == "trajectory":
+                _check_history(env)
             self._built[key] = env
         return self._built[key]
 
@@ -108,7 +112,7 @@ def _check_history(env: MultistepEnv) -> None:
     if env.env_config["history"] != "append":
         raise ConfigError(
             f"env_config['history']={env.env_config['history']!r} rewrites history, so that a rollout is no single row "
-            "of tokens, and layout='trajectory' trains one row a rollout: use history='append'"
+            "of tokens, and layout='trajectory' trains one row a rollout: use layout='turn' or history='append'"
         )
 
 

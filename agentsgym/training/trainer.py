@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOTrainer
 
 from agentsgym.agents.base import Agent, as_agent
-from agentsgym.agents.policy import PolicyAgent, Sampling
-from agentsgym.credit.advantages import ScoredRollout, get_estimator, gigpo, token_advantages, zero_variance_share
-from agentsgym.errors import AgentsGymError, ConfigError
+from agentsgym.batch.layouts import LAYOUTS
+from agentsgym.credit.scored import ScoredRollout
+from agentsgym.envs.registry import class_path
+from agentsgym.errors import ConfigError
 from agentsgym.evaluation.metrics import Evaluation, summarize
-from agentsgym.rollouts.driver import drive
 from agentsgym.training import _trl
-from agentsgym.training.batches import round_up, row_tensors
+from agentsgym.training.batches import Batch, round_up
 from agentsgym.training.checks import check_model, check_size, finite_datasets
-from agentsgym.training.config import ENV_POOLS, GRPOEnvConfig
+from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.crediting import Credited, Crediting
 from agentsgym.training.evaluating import counted_rollouts, untouched_global_generators
-from agentsgym.training.in_step import ShardedPolicyAgent, policy_agent_type
-from agentsgym.training.metrics import evaluation_metrics, rollout_metrics, without_tokens
-from agentsgym.training.ranks import gathered, num_before, raised_together
-from agentsgym.training.rows import Environments, group_seeds
+from agentsgym.training.in_step import policy_agent_type
+from agentsgym.training.learnt import ValueSteps, load_learnt, save_learnt
+from agentsgym.training.losses import loss_in_parts
+from agentsgym.training.metrics import evaluation_metrics, rollout_metrics
+from agentsgym.training.observing import BeforeLogs, LossStatistics
+from agentsgym.training.playing import Played, Player
+from agentsgym.training.policies import agent_of, value_model_of
+from agentsgym.training.ranks import gathered, raised_together
+from agentsgym.training.resuming import ResumedOrder
+from agentsgym.training.rows import Environments
 from agentsgym.training.scoring import scores
 from agentsgym.training.vllm_policy import VLLMPolicyAgent
 
@@ -34,7 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
     from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-    from agentsgym.credit.advantages import Scale
+    from agentsgym.credit.memory import MovingBaselines
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.types import Trajectory
 
@@ -49,6 +60,9 @@ class GRPOEnvTrainer(GRPOTrainer):
     Attributes:
         environments: What the rows are played in.
         agent: Who plays them; by default the policy in training.
+        player: Plays the rows.
+        value_model: Foretells returns for ``turn_gae`` and ``bilevel_gae``; None without ``args.value_head``.
+        statistics: What the loss told of its turns since the last log.
         last_evaluation: The newest evaluation during training, trajectories included; None before the first.
     """
 
@@ -110,47 +124,70 @@ class GRPOEnvTrainer(GRPOTrainer):
             peft_config=peft_config,
         )
         _trl.free_copies(self)
+        _trl.take_ratios_of_tokens(self)
         self._policy_tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
-        self.environments = Environments(env, self._policy_tokenizer)
+        self.environments = Environments(env, self._policy_tokenizer, layout=args.layout)
         for name, dataset in finite_datasets(train_dataset=train_dataset, eval_dataset=eval_dataset):
             self.environments.check(dataset, name)
         check_size(train_dataset, args)
         agent_type = policy_agent_type(self.accelerator)
-        self.agent = self._policy_agent(agent_type) if agent is None else as_agent(agent)
+        self.agent = agent_of(self, agent_type) if agent is None else as_agent(agent)
         self.last_evaluation: Evaluation | None = None
-        self._estimator = get_estimator(args.advantage_estimator)
-        self._pool = ENV_POOLS[args.env_pool](args.num_env_workers) if args.env_pool else None
+        self.player = Player(self)
+        self.add_callback(ResumedOrder())
+        self.add_callback(BeforeLogs(self.record_statistics))
+        self.value_model = value_model_of(self)
+        if self.value_model is not None:
+            self.add_callback(ValueSteps(self.value_model))
+        self._crediting = Crediting(args)
+        self.statistics = LossStatistics(self)
         self._width_multiple = int(args.pad_to_multiple_of or 1)
-        self._generation: int | None = None
-        self._evaluated: list[Trajectory] = []
-        self._warnings: set[str] = set()
+        self._has_warned_of_text = False
 
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in transformers; a run that starts or resumes takes nothing over from an earlier one of this trainer."""
-        self._generation = None
+        self.player.generation = None
+        self.statistics = LossStatistics(self)
         if isinstance(self.agent, VLLMPolicyAgent):
             self.agent.weights_changed()
         _trl.start_afresh(self)
-        return super().train(*args, **kwargs)
+        if resume_from_checkpoint:
+            folder = resume_from_checkpoint
+            if folder is True:
+                folder = get_last_checkpoint(cast("str", self.args.output_dir))
+            if folder is not None:  # where there is none, transformers says so
+                load_learnt(self, Path(folder))
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Play the rows and return right-padded tensors for the loss.
 
         Returns:
-            ``prompt_completion_ids``, ``attention_mask``, ``agent_token_mask`` and ``advantages``, all (B, L);
-            ``old_per_token_logps``, ``ref_per_token_logps`` and (under vLLM) ``importance_sampling_ratio``, (B, L) or
-            None; ``num_items_in_batch``, 0-dim, the
-            number of agent tokens over all ranks.
+            ``prompt_completion_ids``, ``attention_mask``, ``agent_token_mask``, ``advantages`` and ``turn_index`` (-1
+            off agent tokens), all (B, L), B the number of rows that the layout makes, fillers included;
+            ``old_per_token_logps``, ``ref_per_token_logps``, ``sampling_per_token_logps``, (under vLLM)
+            ``importance_sampling_ratio`` and (with a value head) ``value_targets``, (B, L) or None;
+            ``num_items_in_batch`` and ``num_value_targets``, 0-dim, agent tokens and targets over all ranks.
         """
-        first = num_before(len(inputs))
-        trajectories = self._play(inputs, first)
-        everyone = self._share(trajectories)
-        rollouts = gathered(self._scored(inputs, trajectories, first))  # a group may straddle ranks
+        is_training = _trl.is_training(self)
+        self.record_statistics()
+        played = self.player.play(inputs)
+        layout = self._layout(played.trajectories)
+        rollouts = gathered(self._scored(played, layout))  # a group may straddle ranks
+        rollouts, filtered = self._crediting.selected(rollouts, played.everyone) if is_training else (rollouts, {})
         with raised_together():  # an estimator of one's own may give this rank alone what does not fit its rollouts
-            advantages = self._advantages(trajectories, rollouts, first)
-        batch = self._batch(trajectories, advantages)
-        self._record(everyone, rollouts, batch)
+            numbers = self._crediting.turn_advantages(rollouts, is_training=is_training)
+            credited = self._crediting.credited(played, rollouts, numbers)
+        batch = self._batch(played, layout, credited)
+        # Of an evaluation they would tell about groups that nothing is learnt from.
+        told = {**filtered, **self._crediting.metrics(rollouts, numbers)} if is_training else {}
+        self._record(played, layout, credited, told)
         return batch
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """TRL's micro-batches, in each rows of like length where that changes no gradient."""
+        inputs = super()._prepare_inputs(generation_batch)
+        return _trl.with_sorted_windows(self, inputs)
 
     def compute_loss(
         self,
@@ -159,17 +196,43 @@ class GRPOEnvTrainer(GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> torch.Tensor:
-        """TRL's own loss on the columns that matter: from the first agent token to the longest row's end."""
-        mask = inputs["agent_token_mask"]
-        last = round_up(max(3, int(inputs["attention_mask"].sum(1).max())), self._width_multiple)
-        columns = mask.any(0).nonzero()
-        # Never one column alone, which TRL's metrics would take for one number a row.
-        first = max(1, min(int(columns[0]), last - 2)) if len(columns) else last - 2
-        narrowed = _trl.loss_inputs(inputs, first, last)
-        loss = super().compute_loss(
-            _trl.only_labelled(model, mask[:, :last]), narrowed, return_outputs, num_items_in_batch
+        """TRL's own loss on the columns that matter, from the first agent token to the longest row's end."""
+        loss = loss_in_parts(
+            self,
+            model,
+            inputs,
+            lambda model, rows: super(GRPOEnvTrainer, self).compute_loss(
+                model, rows, return_outputs, num_items_in_batch
+            ),
         )
         return loss if _trl.is_training(self) else _trl.mean(self, loss)
+
+    @staticmethod
+    def get_off_policy_mask(  # pyright: ignore[reportIncompatibleMethodOverride]  # TRL calls it by keywords
+        advantages: torch.Tensor, mask: torch.Tensor, **kwargs: Any
+    ) -> torch.Tensor:
+        """TRL's rule for whole sequences, by the sign of what a row's advantages come to."""
+        return GRPOTrainer.get_off_policy_mask(advantages=_trl.row_sum(advantages, mask), mask=mask, **kwargs)
+
+    @staticmethod
+    def get_gamma_weights(  # pyright: ignore[reportIncompatibleMethodOverride]  # likewise
+        advantages: torch.Tensor, mask: torch.Tensor, **kwargs: Any
+    ) -> torch.Tensor:
+        """Likewise: VESPO weighs a whole row by one number."""
+        return GRPOTrainer.get_gamma_weights(advantages=_trl.row_sum(advantages, mask), mask=mask, **kwargs)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """TRL's, and in it the value head's parameters with a learning rate of their own."""
+        optimizer = super().create_optimizer(model)
+        if self.value_model is not None:
+            optimizer.add_param_group(self.value_model.parameter_group())
+        return optimizer
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in transformers, with the value head and what the estimator remembers beside the model."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            save_learnt(self, Path(output_dir or cast("str", self.args.output_dir)))
 
     def evaluation_loop(
         self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
@@ -188,187 +251,114 @@ class GRPOEnvTrainer(GRPOTrainer):
                 f"per_device_eval_batch_size, times the number of ranks, must be a multiple of num_generations_eval "
                 f"({num_rollouts}), so that the rollouts of a task stay together, got {batch_size}"
             )
-        self._evaluated = []
+        self.player.evaluated = []
         if isinstance(self.agent, VLLMPolicyAgent):
             self.agent.weights_changed()  # by whom, nobody says: evaluation may be called at any time
         with untouched_global_generators(), counted_rollouts(dataloader, num_rollouts) as count:
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-            self._evaluated = self._evaluated[: count()]
-        if self._evaluated and output.metrics is not None:
-            clusters = [index // num_rollouts for index in range(len(self._evaluated))]
-            self.last_evaluation = summarize(self._evaluated, clusters=clusters)
-            numbers = rollout_metrics(self._evaluated) | evaluation_metrics(self.last_evaluation)
+            self.player.evaluated = self.player.evaluated[: count()]
+        if self.player.evaluated and output.metrics is not None:
+            clusters = [index // num_rollouts for index in range(len(self.player.evaluated))]
+            self.last_evaluation = summarize(self.player.evaluated, clusters=clusters)
+            numbers = rollout_metrics(self.player.evaluated) | evaluation_metrics(self.last_evaluation)
             _trl.drop_metrics(self, numbers)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in numbers.items()})
         return output
 
-    def _play(self, rows: Sequence[dict[str, Any]], first: int) -> list[Trajectory]:
-        """Play this rank's rows, which are rows ``first`` and following of the generation batch."""
-        phase = self._next_phase()
-        seeds = group_seeds(len(rows), _trl.num_generations(self), self.args.seed, *phase, first=first)
-        with raised_together():  # before any rank plays: an agent may be in step with those of the others
-            trials = self.environments.trials(
-                rows,
-                seeds,
-                max_turn_tokens=self.args.max_turn_tokens,
-                max_completion_length=self.args.max_completion_length,
-            )
-        self._prepare_agent(phase, first, [trial.session_id for trial in trials])
+    def _layout(self, trajectories: Sequence[Trajectory]) -> Batch:
+        """Lay this rank's rollouts out as rows, on all ranks equally many."""
+        args, layout = self.args, LAYOUTS[self.args.layout]
         with raised_together():
-            trajectories = drive(
-                trials,
-                self.agent,
-                pool=self._pool,
-                turn_timeout_s=self.args.turn_timeout_s,
-                episode_timeout_s=self.args.episode_timeout_s,
-            )
-        return trajectories
+            rows = [row for i, trajectory in enumerate(trajectories) for row in layout(i, trajectory)]
+        num_rows = 0
+        if args.layout != "trajectory":
+            size = args.per_device_eval_batch_size
+            if _trl.is_training(self):
+                size = args.per_device_train_batch_size * cast("int", args.steps_per_generation)
+            num_rows = round_up(max(gathered([len(rows)])), size)
+        return Batch(
+            trajectories,
+            rows,
+            pad_token_id=cast("int", self._policy_tokenizer.pad_token_id),
+            num_rows=num_rows,
+            multiple_of=self._width_multiple,
+            device=self.accelerator.device,
+        )
 
-    def _prepare_agent(self, phase: tuple[str, int], first: int, sessions: list[str]) -> None:
-        """Make the policy ready to play, on all ranks together: its draws, its weights, how it is sampled."""
-        if isinstance(self.agent, VLLMPolicyAgent):
-            self.agent.begin(self.state.global_step)
-        if isinstance(self.agent, PolicyAgent):
-            self.agent.reseed(self.args.seed, *phase, first=first, sessions=sessions)
-        if isinstance(self.agent, ShardedPolicyAgent):
-            self.agent.begin()
-
-    def _share(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The rollouts of all ranks, in training without what only their own rank needs of them."""
-        if _trl.is_training(self):
-            everyone = gathered([without_tokens(trajectory) for trajectory in trajectories])
-        else:
-            everyone = gathered(trajectories)
-            self._evaluated.extend(everyone)
-        self._check_rollouts(everyone)
-        return everyone
-
-    def _next_phase(self) -> tuple[str, int]:
-        """Name this generation batch, so that its seeds are its own, also after a resume."""
-        if not _trl.is_training(self):
-            return "eval", len(self._evaluated)
-        if self._generation is None:
-            self._generation = self._generations_before()
-        self._generation += 1
-        return "train", self._generation
-
-    def _generations_before(self) -> int:
-        step, cycle = self.state.global_step, self.args.steps_per_cycle
-        if step % cycle:
-            raise ConfigError(
-                f"a run resumes at a multiple of {cycle} steps, the boundaries of its generation cycle, since the rows "
-                f"of a half-used cycle are not saved; got step {step}: resume from an earlier checkpoint, or start a "
-                "new run with this one as its model"
-            )
-        return self.args.generations_at(step)
-
-    def _check_rollouts(self, trajectories: Sequence[Trajectory]) -> None:
-        """Stop where too many failed: every rank is given the rollouts of all, so that all of them stop."""
-        failed = [trajectory for trajectory in trajectories if trajectory.failed]
-        if len(failed) > self.args.max_failed_fraction * len(trajectories):
-            raise AgentsGymError(
-                f"{len(failed)} of {len(trajectories)} rollouts failed, more than max_failed_fraction = "
-                f"{self.args.max_failed_fraction}; the first failed so:\n{failed[0].error}"
-            )
-        num_inexact = sum(not trajectory.exact for trajectory in trajectories)
-        if num_inexact:
-            self._warn_once(
-                "%d of %d rollouts hold text that came without token ids: it was encoded here, and its tokens may not "
-                "be those that were sampled",
-                num_inexact,
-                len(trajectories),
-            )
-
-    def _scored(
-        self, rows: Sequence[dict[str, Any]], trajectories: Sequence[Trajectory], first: int
-    ) -> list[ScoredRollout]:
+    def _scored(self, played: Played, layout: Batch) -> list[ScoredRollout]:
         num_rollouts = _trl.num_generations(self)
         scored = [
             ScoredRollout.from_trajectory(
                 trajectory,
                 group=index // num_rollouts,
                 turn_credit=self.environments.of(row).env_config["turn_credit"],
+                game=class_path(type(self.environments.of(row))),
             )
-            for index, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True), first)
+            for index, (row, trajectory) in enumerate(zip(played.rows, played.trajectories, strict=True), played.first)
         ]
-        keys = [key for rollout in scored for key in rollout.state_keys]
-        if _is_gigpo(self._estimator) and keys and all(key is None for key in keys):
-            self._warn_once("the game gives no state keys, so that gigpo is grpo: write its _state_key")
-        return scored
+        if self.value_model is None:
+            return scored
+        values = self.value_model.values(layout.ids, layout.attention_mask, self.args.per_device_train_batch_size)
+        nested = layout.by_turn(values, [len(trajectory.turns) for trajectory in played.trajectories])
+        return [replace(rollout, values=own) for rollout, own in zip(scored, nested, strict=True)]
 
-    def _advantages(
-        self, trajectories: Sequence[Trajectory], rollouts: Sequence[ScoredRollout], first: int
-    ) -> list[list[float]]:
-        """One number a token of this rank's trajectories, which are ``rollouts[first:]`` and following."""
-        scale = cast("Scale", self.args.scale_rewards)  # the configuration has checked it
-        turn_advantages = self._estimator(rollouts, discount=self.args.discount, scale=scale)
-        if len(turn_advantages) != len(rollouts):
-            raise ConfigError(
-                f"advantage_estimator must return one list of numbers for each of {len(rollouts)} rollouts, got "
-                f"{len(turn_advantages)}"
-            )
-        return [
-            token_advantages(trajectory, numbers, estimator=self._estimator)
-            for trajectory, numbers in zip(trajectories, turn_advantages[first:], strict=False)
-        ]
+    def _batch(self, played: Played, layout: Batch, credited: Credited) -> dict[str, Any]:
+        mask = layout.agent_token_mask(credited.counts)
+        advantages = layout.tensor(credited.advantages) * mask * layout.row_weights(mask, self.args.loss_type)
+        scored = scores(self, played.trajectories, layout, mask, with_drift=self._is_drift_due())
+        if scored.ratio is not None and not self.args.use_vllm:  # TRL multiplies with it under vLLM alone
+            advantages = advantages * scored.ratio
+        batch = {
+            "prompt_completion_ids": layout.ids,
+            "attention_mask": layout.attention_mask,
+            "agent_token_mask": mask,
+            "advantages": advantages,
+            "turn_index": layout.turn_index.where(mask.bool(), -1),
+            "old_per_token_logps": scored.old,
+            "ref_per_token_logps": scored.ref,
+            "sampling_per_token_logps": scored.sampling,
+            "importance_sampling_ratio": scored.ratio if self.args.use_vllm else None,
+            "num_items_in_batch": _trl.total(self, mask.sum()),
+        }
+        _trl.record_metrics(self, scored.metrics)
+        if credited.value_targets is None:
+            return batch
+        targets = layout.tensor(credited.value_targets).masked_fill(mask == 0, math.nan)
+        return {**batch, "value_targets": targets, "num_value_targets": _trl.total(self, targets.isfinite().sum())}
 
-    def _batch(self, trajectories: Sequence[Trajectory], advantages: Sequence[Sequence[float]]) -> dict[str, Any]:
-        rows = row_tensors(
-            trajectories,
-            advantages,
-            pad_token_id=cast("int", self._policy_tokenizer.pad_token_id),
-            multiple_of=self._width_multiple,
-            device=self.accelerator.device,
-        )
-        tensors, drift = scores(self, trajectories, rows, with_drift=self._is_drift_due())
-        _trl.record_metrics(self, drift)
-        return {**rows, **tensors, "num_items_in_batch": _trl.total(self, rows["agent_token_mask"].sum())}
+    def record_statistics(self) -> None:
+        """Add what the loss told of its turns since the last time to what is logged next; collective."""
+        if _trl.is_training(self):
+            _trl.record_metrics(self, self.statistics.metrics(partial(_trl.total, self)))
 
     def _is_drift_due(self) -> bool:
         interval = self.args.drift_interval
-        return bool(interval) and _trl.is_training(self) and ((self._generation or 1) - 1) % interval == 0
+        return bool(interval) and _trl.is_training(self) and ((self.player.generation or 1) - 1) % interval == 0
 
-    def _record(
-        self, trajectories: Sequence[Trajectory], rollouts: Sequence[ScoredRollout], batch: dict[str, Any]
-    ) -> None:
-        counts = batch["agent_token_mask"].sum(1).clamp(min=1)
-        _trl.record_tokens(self, sum(gathered([int(batch["attention_mask"].sum())])))
-        _trl.record_metrics(
-            self, {**rollout_metrics(trajectories), "frac_reward_zero_std": zero_variance_share(rollouts)}
-        )
-        _trl.record_conversations(self, trajectories, gathered((batch["advantages"].sum(1) / counts).tolist()))
+    def _record(self, played: Played, layout: Batch, credited: Credited, metrics: dict[str, float]) -> None:
+        self._warn_of_text(played.everyone)
+        _trl.record_tokens(self, sum(gathered([len(row) for row in layout.rows])))
+        _trl.record_metrics(self, {**rollout_metrics([*played.everyone, *played.replaced]), **metrics})
+        if _trl.is_training(self) and self.args.zero_variance_groups == "resample":
+            _trl.record_metrics(self, {"groups/resampled": len(played.replaced) / len(played.everyone)})
+        means = [
+            sum(numbers) / max(1, sum(trajectory.agent_token_mask))
+            for numbers, trajectory in zip(credited.advantages, played.trajectories, strict=True)
+        ]
+        _trl.record_conversations(self, played.everyone, gathered(means))
 
-    def _warn_once(self, message: str, *values: object) -> None:
-        if message not in self._warnings:
-            self._warnings.add(message)
-            logger.warning(message, *values)
+    def _warn_of_text(self, trajectories: Sequence[Trajectory]) -> None:
+        num_inexact = sum(not trajectory.exact for trajectory in trajectories)
+        if num_inexact and not self._has_warned_of_text:
+            self._has_warned_of_text = True
+            logger.warning(
+                "%d of %d rollouts hold text that came without token ids: it was encoded here, and its tokens may not "
+                "be those that were sampled",
+                num_inexact,
+                len(trajectories),
+            )
 
     @property
-    def _policy(self) -> PreTrainedModel:
-        return cast("PreTrainedModel", self.accelerator.unwrap_model(self.model))
-
-    def _policy_agent(self, agent_type: type[PolicyAgent]) -> PolicyAgent | VLLMPolicyAgent:
-        args = self.args
-        stop = tuple(args.stop_strings or ())
-        if args.use_vllm:
-            return VLLMPolicyAgent(
-                self.vllm_generation, self._policy_tokenizer, max_turn_tokens=args.max_turn_tokens, stop=stop
-            )
-        return agent_type(
-            self._policy,
-            self._policy_tokenizer,
-            sampling=Sampling(
-                temperature=args.temperature,
-                top_k=args.top_k,
-                top_p=args.top_p,
-                min_p=args.min_p,
-                repetition_penalty=args.repetition_penalty,
-                stop=stop,
-            ),
-            max_turn_tokens=args.max_turn_tokens,
-            context=self.accelerator.autocast,  # pyright: ignore[reportArgumentType]  # its default is None, untold
-        )
-
-
-def _is_gigpo(estimator: Any) -> bool:
-    return (estimator.func if isinstance(estimator, partial) else estimator) is gigpo
+    def estimator_memory(self) -> MovingBaselines | None:
+        """What the estimator keeps from one generation batch to the next; None for nothing."""
+        return self._crediting.estimator.memory

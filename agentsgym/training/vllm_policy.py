@@ -8,8 +8,6 @@ import traceback
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
 from agentsgym.agents.base import Agent
 from agentsgym.agents.engine import Guarded
 from agentsgym.agents.policy import DEFAULT_TURN_TOKENS
@@ -32,7 +30,6 @@ _REFUSED_OPTIONS: Final = {
     "temperature": "the loss divides by the trainer's own: set temperature there",
     "seed": "it would give equal prompts equal answers, so that the rollouts of a task were one and the same",
 }
-RATIO_MODES: Final = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
 class VLLMPolicyAgent(Agent):
@@ -193,49 +190,6 @@ class VLLMPolicyAgent(Agent):
             agent_state=request.agent_state,
             finish_reason="stop" if ended_by_id or said != text else "length",
         )
-
-
-def importance_sampling_ratio(
-    old: torch.Tensor,
-    sampling: torch.Tensor,
-    mask: torch.Tensor,
-    mode: str,
-    clip_min: float | None,
-    clip_max: float | None,
-) -> torch.Tensor:
-    r"""Weigh each token by how much likelier the trained model makes it than the engine that sampled it.
-
-    The token modes take ``r_t = exp(old_t - sampling_t)``, the sequence modes ``r = exp(Σ_t (old_t - sampling_t))``
-    over all agent tokens of the row; ``truncate`` clamps to ``[clip_min, clip_max]``, ``mask`` puts 0 where the ratio
-    lies outside. As TRL computes it, token by token the same.
-
-    Over many turns only the token modes are sane: the sequence ratio multiplies the small numerical differences of the
-    whole episode, so that long episodes are masked away or all sit at the clip. ``token_truncate`` is the one to take.
-
-    Args:
-        old: (B, T), log-probabilities by the trained model, at the weights that sampled.
-        sampling: (B, T), by the engine; NaN where it could not tell, which counts as no difference.
-        mask: (B, T), 1 on agent tokens.
-        mode: One of :data:`RATIO_MODES`.
-        clip_min: None for no lower bound.
-        clip_max: None for no upper bound.
-
-    Returns:
-        (B, T); in the sequence modes each row holds one number, elsewhere it is 1 (or its clip) off the mask.
-
-    Raises:
-        ConfigError: There is no such mode.
-    """
-    if mode not in RATIO_MODES:
-        raise ConfigError(f"an importance sampling mode must be one of {', '.join(RATIO_MODES)}, got {mode!r}")
-    difference = ((old - sampling) * mask).nan_to_num(nan=0.0)
-    if mode.startswith("sequence"):
-        difference = difference.sum(-1, keepdim=True).expand_as(difference)
-    ratio = difference.exp()
-    low, high = -math.inf if clip_min is None else clip_min, math.inf if clip_max is None else clip_max
-    if mode.endswith("truncate"):
-        return ratio.clamp(low, high)
-    return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
 
 
 @contextlib.contextmanager

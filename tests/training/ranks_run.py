@@ -22,7 +22,7 @@ from agentsgym.agents.policy import PolicyAgent
 from agentsgym.credit.advantages import Scale, ScoredRollout, grpo
 from agentsgym.errors import AgentFault, ConfigError
 from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import Action, TurnRequest
+from agentsgym.types import Action, Message, TurnRequest
 
 NUM_ROWS = 12  # of a generation batch over all ranks; three groups of four, so that the middle one straddles two ranks
 NUM_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -30,6 +30,9 @@ WATCHED = (
     *("loss", "grad_norm", "entropy", "kl", "num_tokens"),
     *("reward", "reward_std", "win_rate", "turns/mean", "alive/turn_03"),
     *("sampling/kl/k1", "sampling/sampling_logp_difference/mean", "sampling/importance_sampling_ratio/min"),
+    *("groups/kept", "groups/resampled"),
+    *("advantage/turn_01", "advantage_std/turn_01", "step_groups/mean_size", "frac_reward_zero_std"),
+    *("entropy/turn_01", "ratio/turn_01", "clip_ratio/turn_01", "effective_sample_size"),
 )
 EVALUATED = ("eval_win_rate", "eval_reward", "eval_num_games", "eval_turns/mean")
 
@@ -54,6 +57,16 @@ def misfitting(rollouts: Sequence[ScoredRollout], *, discount: float, scale: Sca
     return [*others, [*last, 0.0]]
 
 
+def newest(messages: list[Message]) -> list[Message]:
+    """A history that is rewritten from the third turn on, so that rollouts are of one row to three."""
+    return messages[-3:]
+
+
+def impossible(*numbers: int) -> Dataset:
+    """Six tasks, those of these numbers such as nobody can solve, so that their rollouts are paid alike."""
+    return Dataset.from_list([{"task_data": {"seed": i, "secret": 99 if i in numbers else i}} for i in range(6)])
+
+
 def rows(broken: Sequence[bool]) -> Dataset:
     """A task group a flag; those marked cannot even start."""
     return Dataset.from_list([{"task_data": {"seed": seed, "cannot_start": flag}} for seed, flag in enumerate(broken)])
@@ -68,6 +81,19 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "streamed": {"eval_dataset": stream(3), "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8},
     "two_episodes": {"env_config": {"episodes_per_trial": 2}},
     "adapters": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), "beta": 0.1, "max_steps": 3},
+    "rewritten": {"layout": "turn", "env_config": {"history": newest}, "loss_type": "grpo", "num_iterations": 2},
+    "rewritten_accumulated": {
+        "layout": "turn",
+        "env_config": {"history": newest},
+        "gradient_accumulation_steps": 3,
+        "max_steps": 2,
+    },
+    "resampled": {
+        "dataset": impossible(1, 3, 4),
+        "shuffle_dataset": False,
+        "zero_variance_groups": "resample",
+        "max_resamples": 2,
+    },
     # Of two groups the second is broken, so that rank 1 of 2 has no row that could be played.
     "silent_rank": {
         "dataset": rows([False, True]),
@@ -113,7 +139,8 @@ def outcome(name: str, folder: Path) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001  # what each rank raises is what is asked
         return {"error": f"{type(error).__name__}: {error}"}
     evaluated = {key: logged(trainer, key) for key in (*EVALUATED, "eval_loss")}
-    return {"weights": weights(trainer), **{key: logged(trainer, key) for key in WATCHED}, **evaluated}
+    names = sorted({f"{log['step']}: {name}" for log in trainer.state.log_history for name in log})
+    return {"weights": weights(trainer), "names": names, **{key: logged(trainer, key) for key in WATCHED}, **evaluated}
 
 
 if __name__ == "__main__":

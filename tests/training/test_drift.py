@@ -16,9 +16,9 @@ from trl import GRPOTrainer
 
 from agentsgym.agents.policy import PolicyAgent, Sampling
 from agentsgym.batch.audit import audit
-from agentsgym.batch.layouts import transitions
+from agentsgym.batch.layouts import trajectory_rows, transitions
 from agentsgym.errors import ConfigError
-from agentsgym.training.batches import recorded_logprobs, row_tensors
+from agentsgym.training.batches import Batch, recorded_logprobs
 from agentsgym.training.drift import Drift, drift_metrics, logprob_gap
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 
@@ -357,15 +357,15 @@ def test_the_metrics_of_a_batch_are_the_gap_of_its_trajectories() -> None:
     assert audit(trajectories, vocabulary_size=len(tokenizer)).ok
     other = perturbed(model, 0.05)
     drift = logprob_gap(other, trajectories)
-    rows = row_tensors(trajectories, [[0.0] * len(row.token_ids) for row in trajectories], pad_token_id=0)
-    ids = rows["prompt_completion_ids"]
-    recorded = recorded_logprobs(trajectories, rows["advantages"])
+    rows = [row for index, trajectory in enumerate(trajectories) for row in trajectory_rows(index, trajectory)]
+    batch = Batch(trajectories, rows, pad_token_id=0)
+    recorded = recorded_logprobs(trajectories, batch)
     assert recorded is not None
     with torch.no_grad():
-        logits = other(ids, attention_mask=rows["attention_mask"]).logits[:, :-1]
-    recomputed = torch.zeros(ids.shape)
-    recomputed[:, 1:] = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
-    metrics = drift_metrics(recorded, recomputed, rows["agent_token_mask"])
+        logits = other(batch.ids, attention_mask=batch.attention_mask).logits[:, :-1]
+    recomputed = torch.zeros(batch.ids.shape)
+    recomputed[:, 1:] = logits.log_softmax(-1).gather(2, batch.ids[:, 1:, None])[..., 0]
+    metrics = drift_metrics(recorded, recomputed, batch.agent_token_mask([True] * len(trajectories)))
     assert list(metrics.values()) == pytest.approx(
         [
             drift.mean_gap,

@@ -17,7 +17,11 @@ LAUNCH = [
     *("--num_cpu_threads_per_process", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
     *("--main_process_port", "0"),
 ]
-TRAINED = ["dapo", "grpo", "accumulated", "iterated", "evaluated", "two_episodes", "adapters", "silent_rank"]
+TRAINED = [
+    *("dapo", "grpo", "accumulated", "iterated", "evaluated", "two_episodes", "adapters", "silent_rank"),
+    *("rewritten", "rewritten_accumulated", "resampled"),
+]
+REWRITTEN = ["rewritten", "rewritten_accumulated"]
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +49,18 @@ def test_two_ranks_train_as_one_process_does(name: str, ranks: list[dict[str, An
     assert one["loss"]
     assert any(one["loss"])
     # Where micro-batches are others, so is TRL's mean over them.
-    uncompared = {"weights", "entropy"} if name == "accumulated" else {"weights"}
+    uncompared = {"weights", "entropy"} if name in {"accumulated", *REWRITTEN} else {"weights"}
     for key in one.keys() - uncompared:
         assert first[key] == pytest.approx(one[key], abs=1e-5), key
     assert first["weights"] == second["weights"]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_all_ranks_log_the_same_names(name: str, ranks: list[dict[str, Any]]) -> None:
+    first, second = (outcomes[name]["names"] for outcomes in ranks)
+    assert first == second
+    wanted = {"advantage/turn_00", "entropy/turn_00", "ratio/turn_00", "clip_ratio/turn_00", "effective_sample_size"}
+    assert {f"1: {one}" for one in wanted} <= {*first}
 
 
 def test_episodes_of_the_scenarios_are_uneven(ranks: list[dict[str, Any]]) -> None:
@@ -65,6 +77,11 @@ def test_rows_that_only_fill_the_last_batch_do_not_count(ranks: list[dict[str, A
     for outcomes in ranks:
         for key in ranks_run.EVALUATED:
             assert outcomes["streamed"][key] == pytest.approx(one[key], abs=1e-5), key
+
+
+def test_groups_without_spread_are_replaced_in_the_scenario(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["resampled"]["groups/resampled"][0] >= 1 / 3
+    assert ranks[0]["resampled"]["groups/kept"] == ranks[1]["resampled"]["groups/kept"]
 
 
 def test_the_scenarios_have_a_divergence_and_a_drift_to_tell(ranks: list[dict[str, Any]]) -> None:
@@ -84,7 +101,7 @@ def test_a_rank_whose_every_rollout_failed_does_not_stop_the_others(ranks: list[
     [
         ("too_many_failed", "4 of 8 rollouts failed"),
         ("refused", "no model is loaded here"),
-        ("misfitting", "one amount a turn is wanted"),
+        ("misfitting", "one advantage a turn is wanted"),
     ],
 )
 def test_what_ends_the_run_on_one_rank_ends_it_on_all(name: str, said: str, ranks: list[dict[str, Any]]) -> None:

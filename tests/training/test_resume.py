@@ -197,3 +197,14 @@ def test_a_policy_that_is_rewarded_for_a_word_learns_to_say_it(tmp_path: Path) -
     after = trainer.evaluate()["eval_win_rate"]
     assert before < 0.2
     assert after > 0.9
+
+
+@pytest.mark.parametrize("step", [3, 5, 6])
+def test_a_later_pass_over_the_tasks_goes_on_in_its_own_order(step: int, tmp_path: Path) -> None:
+    """Six tasks, two a step: a pass is three steps, and each has an order of its own."""
+    changes = {"dataset": tasks(6), "max_steps": 8}
+    straight = trained(tmp_path / "straight", **changes, save_strategy="steps", save_steps=1)
+    resumed = trainer_of(tmp_path / "second", **changes)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / f"checkpoint-{step}"))
+    assert history(resumed)[step:] == history(straight)[step:]
+    assert_equal_weights(resumed, straight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym.agents.base import Agent
+from agentsgym.batch.layouts import Layout, trajectory_rows, turn_rows
 from agentsgym.envs import registry
 from agentsgym.envs.registry import register
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.rollouts.driver import drive
 from agentsgym.testing import chat_tokenizer
-from agentsgym.training.batches import recorded_logprobs, row_tensors
+from agentsgym.training.batches import Batch, recorded_logprobs
 from agentsgym.training.rows import Environments, group_seeds
 from agentsgym.types import StopReason, Trajectory, Turn
 
@@ -34,13 +36,22 @@ def _games(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drawn(picture: str, *, logprobs: list[float] | None = None, failed: bool = False) -> Trajectory:
-    """'.' is an environment token, any letter an agent token, one letter a turn."""
-    turns = [
-        Turn(start=picture.index(letter), stop=picture.rindex(letter) + 1, reward=0.0)
-        for letter in sorted(set(picture) - {"."})
-    ]
+    """'.' is an environment token, any letter an agent token, one letter a turn; '|' opens a segment."""
+    turns: list[Turn] = []
+    length = 0
+    for part in picture.split("|"):
+        turns += [
+            Turn(
+                start=length + part.index(letter),
+                stop=length + part.rindex(letter) + 1,
+                reward=0.0,
+                prompt_start=length,
+            )
+            for letter in sorted({*part} - {"."})
+        ]
+        length += len(part)
     return Trajectory(
-        token_ids=list(range(1, len(picture) + 1)),
+        token_ids=list(range(1, length + 1)),
         turns=turns,
         messages=[],
         final_reward=0.0,
@@ -49,45 +60,134 @@ def drawn(picture: str, *, logprobs: list[float] | None = None, failed: bool = F
     )
 
 
+def stacked(trajectories: list[Trajectory], layout: Layout = trajectory_rows, **changes: int) -> Batch:
+    rows = [row for index, trajectory in enumerate(trajectories) for row in layout(index, trajectory)]
+    return Batch(trajectories, rows, **{"pad_token_id": 77, **changes})
+
+
+single = partial(turn_rows, merge=False)
+
+
 def test_rows_are_stacked_and_padded_on_the_right() -> None:
     rows = [drawn("..aa.b"), drawn("..a"), drawn("..aa", failed=True)]
-    advantages = [[9.0, 9.0, 1.0, 2.0, 9.0, 3.0], [9.0, 9.0, 4.0], [5.0] * 4]
-    tensors = row_tensors(rows, advantages, pad_token_id=77)
-    assert tensors["prompt_completion_ids"].tolist() == [
-        [1, 2, 3, 4, 5, 6],
-        [1, 2, 3, 77, 77, 77],
-        [1, 2, 3, 4, 77, 77],
+    batch = stacked(rows)
+    mask = batch.agent_token_mask([True, True, False])
+    assert batch.ids.tolist() == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 77, 77, 77], [1, 2, 3, 4, 77, 77]]
+    assert batch.attention_mask.tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0]]
+    assert batch.turn_index.tolist() == [[-1, -1, 0, 0, -1, 1], [-1, -1, 0, -1, -1, -1], [-1, -1, 0, 0, -1, -1]]
+    assert mask.tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0], [0] * 6]
+    assert batch.tensor([[9.0, 9.0, 1.0, 2.0, 9.0, 3.0], [9.0, 9.0, 4.0], [5.0] * 4]).tolist() == [
+        [9, 9, 1, 2, 9, 3],
+        [9, 9, 4, 0, 0, 0],
+        [5, 5, 5, 5, 0, 0],
     ]
-    assert tensors["attention_mask"].tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0]]
-    assert tensors["agent_token_mask"].tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0], [0] * 6]
-    assert tensors["advantages"].tolist() == [[0, 0, 1, 2, 0, 3], [0, 0, 4, 0, 0, 0], [0] * 6]
+    assert {tensor.dtype for tensor in (batch.ids, batch.attention_mask, batch.turn_index, mask)} == {torch.long}
+
+
+def test_rows_of_a_rewritten_rollout_stand_beneath_each_other() -> None:
+    batch = stacked([drawn("..a.b|...c"), drawn(".a")], turn_rows)
+    assert batch.ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 77], [1, 2, 77, 77, 77]]
+    assert batch.turn_index.tolist() == [[-1, -1, 0, -1, 1], [-1, -1, -1, 2, -1], [-1, 0, -1, -1, -1]]
+    assert batch.tensor([list(range(9)), [10.0, 11.0]]).tolist() == [
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 0],
+        [10, 11, 0, 0, 0],
+    ]
+    assert batch.agent_token_mask([False, True]).tolist() == [[0] * 5, [0] * 5, [0, 1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(("num_rows", "num_fillers"), [(0, 0), (2, 0), (3, 1), (6, 4)])
+def test_rows_that_fill_a_batch_up_hold_nothing_to_learn(num_rows: int, num_fillers: int) -> None:
+    batch = stacked([drawn("..a.b"), drawn(".a")], num_rows=num_rows)
+    mask = batch.agent_token_mask([True, True])
+    tensors = batch.ids, batch.attention_mask, batch.turn_index, mask, batch.tensor([[1.0] * 5, [1.0] * 2])
+    assert {tensor.shape for tensor in tensors} == {(2 + num_fillers, 5)}
+    ids, attention_mask, turn_index, mask, values = (tensor[2:] for tensor in tensors)
+    assert ids.tolist() == [[77] * 5] * num_fillers
+    assert attention_mask.tolist() == [[1, 1, 1, 0, 0]] * num_fillers  # a model that attends to nothing gives NaN
+    assert (turn_index == -1).all()
+    assert not mask.any()
+    assert not values.any()
 
 
 @pytest.mark.parametrize(("multiple_of", "width"), [(1, 6), (4, 8), (6, 6)])
 def test_the_width_is_rounded_up(multiple_of: int, width: int) -> None:
-    tensors = row_tensors([drawn("..aa.b")], [[0.0] * 6], pad_token_id=0, multiple_of=multiple_of)
-    assert {tensor.shape for tensor in tensors.values()} == {(1, width)}
+    batch = stacked([drawn("..aa.b")], multiple_of=multiple_of)
+    assert {tensor.shape for tensor in (batch.ids, batch.attention_mask, batch.turn_index)} == {(1, width)}
 
 
 def test_a_token_that_nothing_stands_before_is_not_trained() -> None:
-    tensors = row_tensors([drawn("aa.b")], [[1.0] * 4], pad_token_id=0)
-    assert tensors["agent_token_mask"].tolist() == [[0, 1, 0, 1]]
-    assert tensors["advantages"].tolist() == [[0.0, 1.0, 0.0, 1.0]]
+    assert stacked([drawn("aa.b")]).agent_token_mask([True]).tolist() == [[0, 1, 0, 1]]
+    assert stacked([drawn("aa.b")], single).agent_token_mask([True]).tolist() == [[0, 1, 0, 0], [0, 0, 0, 1]]
+    assert stacked([drawn("a.b|cd")], turn_rows).agent_token_mask([True]).tolist() == [[0, 0, 1], [0, 1, 0]]
 
 
 def test_rows_without_any_token_still_have_columns_for_the_loss() -> None:
-    tensors = row_tensors([drawn("", failed=True)] * 2, [[], []], pad_token_id=7)
-    assert tensors["prompt_completion_ids"].tolist() == [[7] * 3] * 2
-    assert not tensors["attention_mask"].any()
+    batch = stacked([drawn("", failed=True)] * 2)
+    assert batch.ids.tolist() == [[77] * 3] * 2
+    assert not batch.attention_mask.any()
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "sapo"])
+def test_parts_of_a_rollout_weigh_what_they_hold_of_it_where_each_row_is_a_mean(loss_type: str) -> None:
+    batch = stacked([drawn("..aaa.b|.cc"), drawn(".a"), drawn(".a|.b")], turn_rows, num_rows=8)
+    mask = batch.agent_token_mask([True, True, False])
+    assert batch.row_weights(mask, loss_type)[:, 0].tolist() == pytest.approx([4 / 6, 2 / 6, 1, 0, 0, 1, 1, 1])
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "cispo", "dr_grpo", "luspo", "vespo"])
+def test_rows_weigh_alike_where_each_token_does(loss_type: str) -> None:
+    batch = stacked([drawn("..aaa.b|.cc"), drawn(".a")], turn_rows, num_rows=4)
+    assert torch.equal(batch.row_weights(batch.agent_token_mask([True, True]), loss_type), torch.ones(4, 1))
+
+
+@given(
+    pictures=st.lists(st.sampled_from(["..aa.b", ".a|..bb.c", "ab", "a|b", ".", "", "...aaa|.b|.c.d"]), min_size=1),
+    num_rows=st.integers(0, 12),
+)
+def test_each_rollout_weighs_the_same_in_one_row_or_in_many(pictures: list[str], num_rows: int) -> None:
+    trajectories = list(map(drawn, pictures))
+    for layout in (turn_rows, single):
+        batch = stacked(trajectories, layout, num_rows=num_rows)
+        mask = batch.agent_token_mask([True] * len(pictures))
+        weights = batch.row_weights(mask, "grpo") / mask.sum(1, keepdim=True).clamp(min=1)  # of a token in a row's mean
+        totals = torch.zeros(len(pictures))
+        for row, total in zip(batch.rows, (weights * mask).sum(1), strict=False):
+            totals[row.rollout] += total
+        learnt = [
+            sum(mask[i].any().item() for i, row in enumerate(batch.rows) if row.rollout == j) > 0
+            for j in range(len(pictures))
+        ]
+        torch.testing.assert_close(totals, torch.tensor(learnt, dtype=torch.float32))
+        for j in range(len(pictures)):  # and each of its tokens as much as any other
+            own = [weights[i].item() for i, row in enumerate(batch.rows) if row.rollout == j and mask[i].any()]
+            assert own == pytest.approx(own[:1] * len(own))
+
+
+def test_values_on_tokens_go_back_to_rollouts_and_turns() -> None:
+    trajectories = [drawn("..aaa.b|.cc"), drawn("."), drawn(".a.b")]
+    values = [
+        [100 * index + position for position in range(len(row.token_ids))] for index, row in enumerate(trajectories)
+    ]
+    for layout in (turn_rows, single):
+        batch = stacked(trajectories, layout, num_rows=9)
+        assert batch.by_turn(batch.tensor(values), [3, 0, 2]) == [[[2, 3, 4], [6], [8, 9]], [], [[201], [203]]]
 
 
 def test_logprobs_are_stacked_if_every_row_that_counts_has_them() -> None:
-    like = torch.zeros(2, 4)
     known = drawn("..a", logprobs=[0.0, 0.0, -1.5])
-    assert recorded_logprobs([known, drawn(".aaa")], like) is None
-    stacked = recorded_logprobs([known, drawn(".aaa", failed=True)], like)
-    assert stacked is not None
-    assert stacked.tolist() == [[0.0, 0.0, -1.5, 0.0], [0.0] * 4]
+    assert recorded_logprobs([known, drawn(".aaa")], stacked([known, drawn(".aaa")])) is None
+    rows = [known, drawn(".aaa", failed=True)]
+    logprobs = recorded_logprobs(rows, stacked(rows, num_rows=3))
+    assert logprobs is not None
+    assert logprobs.tolist() == [[0.0, 0.0, -1.5, 0.0], [0.0] * 4, [0.0] * 4]
+
+
+def test_logprobs_go_to_the_row_of_their_segment() -> None:
+    rows = [drawn("..a|.bc", logprobs=[0.0, 0.0, -1.0, 0.0, -2.0, -3.0])]
+    logprobs = recorded_logprobs(rows, stacked(rows, turn_rows))
+    assert logprobs is not None
+    assert logprobs.tolist() == [[0.0, 0.0, -1.0], [0.0, -2.0, -3.0]]
 
 
 @given(num_groups=st.integers(1, 5), num_rollouts=st.integers(1, 5), part=st.integers(0, 3))

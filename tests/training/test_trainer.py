@@ -15,9 +15,10 @@ from datasets import Dataset, IterableDataset
 from games import GuessNumber, SayBlue, has_moved, logged, policy, settings, tasks, trainer_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentsgym.credit.advantages import ESTIMATORS, ScoredRollout, gigpo
+from agentsgym.credit.advantages import ESTIMATORS, ScoredRollout, get_estimator, gigpo
 from agentsgym.envs import registry
 from agentsgym.envs.registry import register
+from agentsgym.training.rules import CRITICS
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 
@@ -35,7 +36,9 @@ def own_rewards(rollouts: Sequence[ScoredRollout], *, discount: float, scale: st
 @pytest.mark.parametrize("scale", ["none", "group", "batch"])
 @pytest.mark.parametrize("estimator", [*ESTIMATORS, functools.partial(gigpo, step_weight=0.5)])
 def test_every_estimator_trains(estimator: Any, scale: str, tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, advantage_estimator=estimator, scale_rewards=scale, discount=0.9, max_steps=1)
+    head = {"value_head": "shared"} if get_estimator(estimator).function in CRITICS else {}
+    changes = {"advantage_estimator": estimator, "scale_rewards": scale, "discount": 0.9, "max_steps": 1, **head}
+    trainer = trainer_of(tmp_path, **changes)
     trainer.train()
     assert has_moved(trainer)
     assert math.isfinite(logged(trainer, "loss")[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,24 @@ from games import GuessNumber, policy, settings, tasks, trainer_of
 from transformers import HfArgumentParser
 from trl import TrlParser
 
+from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.testing import chat_tokenizer
-from agentsgym.training.config import _REFUSED, GRPOEnvConfig
+from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.rules import _NAMES, _REFUSED, _TOGETHER, _WANTED, LOSS_TYPES
 from agentsgym.training.trainer import GRPOEnvTrainer
+
+
+def of_ones_own(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> Sequence[Sequence[float]]:
+    """An estimator that may look at values."""
+    return [[0.0] * len(rollout.turn_rewards) for rollout in rollouts]
+
 
 # For each setting that is refused, a value that is and the others that TRL wants along with it.
 REFUSED_VALUES: dict[str, dict[str, Any]] = {
     "use_transformers_continuous_batching": {"use_transformers_continuous_batching": True},
-    "layout": {"layout": "turn"},
-    "importance_sampling_level": {"importance_sampling_level": "sequence"},
-    "loss_type": {"loss_type": "vespo"},
-    "off_policy_mask_threshold": {"off_policy_mask_threshold": 0.5},
-    "mask_truncated_completions": {"mask_truncated_completions": True},
     "multi_objective_aggregation": {"multi_objective_aggregation": "normalize_then_sum"},
-    "scale_rewards": {"scale_rewards": "turn"},
     "reward_weights": {"reward_weights": [1.0]},
     "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
     "cache_implementation": {"cache_implementation": "static"},
@@ -56,51 +59,234 @@ def test_every_tested_refusal_is_one() -> None:
     assert {name for name, _, _ in _REFUSED} == REFUSED_VALUES.keys()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("discount", 1.1),
-        ("discount", -0.1),
-        ("discount", float("nan")),
-        ("discount", "high"),
-        ("temperature", 0.0),
-        ("max_turn_tokens", 0),
-        ("max_turn_tokens", 2.5),
-        ("max_turn_tokens", True),
-        ("max_completion_length", None),
-        ("max_failed_fraction", 1.5),
-        ("num_env_workers", 0),
-        ("turn_timeout_s", 0),
-        ("episode_timeout_s", float("inf")),
-        ("drift_interval", -1),
-        ("drift_interval", 0.5),
-        ("stop_strings", "\n"),
-        ("stop_strings", [""]),
-    ],
-)
-def test_an_impossible_value_is_named(name: str, value: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be"):
-        settings(tmp_path, **{name: value})
+# For each setting of our own that is a number or a text: values that it may not have, and some that it may.
+UNWANTED: dict[str, tuple[list[Any], list[Any]]] = {
+    "discount": ([1.1, -0.1, float("nan"), "high", None], [0, 0.5, 1.0]),
+    "potential_weight": ([float("inf"), "1", None], [0.5]),
+    "max_turn_tokens": ([0, 2.5, True], [1]),
+    "max_completion_length": ([0, None], [1]),
+    "temperature": ([0.0, -1.0], [0.1]),
+    "max_failed_fraction": ([1.5, -0.1], [0.0, 1.0]),
+    "truncation_penalty": ([float("nan"), None], [-1.0, 0.0]),
+    "max_resamples": ([0, 1.5], [1]),
+    "min_group_size": ([0, -1, 1.5], [1, 2]),
+    "value_learning_rate": ([0.0, -1e-3, "high"], [None, 1e-3]),
+    "value_loss_weight": ([0.0, None], [0.5]),
+    "sampler_correction_min": ([-0.1, "low"], [None]),
+    "sampler_correction_max": ([0.0, float("inf")], [None]),
+    "num_env_workers": ([0, 1.5], [1]),
+    "turn_timeout_s": ([0, -1.0], [None, 0.5]),
+    "episode_timeout_s": ([float("inf")], [None, 2]),
+    "drift_interval": ([-1, 0.5], [0, 3]),
+    "stop_strings": (["\n", [""], [1]], [None, [], ["\n"]]),
+}
 
 
-def test_an_unknown_pool_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"env_pool is unknown: 'thread'; did you mean 'threads'"):
-        settings(tmp_path, env_pool="thread")
+def test_every_setting_that_is_checked_is_tested() -> None:
+    assert [name for name, _, _ in _WANTED] == list(UNWANTED)
 
 
-def test_options_for_vllm_are_refused_without_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"generation_kwargs=\{'top_k': 3\}.*refused without use_vllm.*stop_strings"):
-        settings(tmp_path, generation_kwargs={"top_k": 3})
+@pytest.mark.parametrize(("name", "wanted"), [(name, wanted) for name, wanted, _ in _WANTED])
+def test_an_impossible_value_is_named(name: str, wanted: str, tmp_path: Path) -> None:
+    refused, accepted = UNWANTED[name]
+    for value in refused:
+        with pytest.raises(ConfigError) as refusal:
+            settings(tmp_path, **{name: value})
+        assert str(refusal.value) == f"GRPOEnvConfig.{name} must be {wanted}, got {value!r}"
+    for value in accepted:
+        assert getattr(settings(tmp_path, **{name: value}), name) == value
+
+
+# What a name needs beside it so that it is not refused for another reason.
+ALONG: dict[tuple[str, str | None], dict[str, Any]] = {
+    ("value_head", "shared"): {"advantage_estimator": "turn_gae"},
+    ("value_head", "separate"): {"advantage_estimator": "bilevel_gae"},
+}
+
+
+@pytest.mark.parametrize(("name", "known"), [(name, known) for name, choices in _NAMES.items() for known in choices])
+def test_every_known_name_is_accepted(name: str, known: str | None, tmp_path: Path) -> None:
+    assert getattr(settings(tmp_path, **{name: known}, **ALONG.get((name, known), {})), name) == known
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_an_unknown_name_is_refused_with_the_nearest(name: str, tmp_path: Path) -> None:
+    nearest = [choice for choice in _NAMES[name] if choice][-1]
+    misspelt = f"{nearest}s"
+    with pytest.raises(ConfigError) as refusal:
+        settings(tmp_path, **{name: misspelt})
+    assert str(refusal.value) == f"GRPOEnvConfig.{name} is unknown: {misspelt!r}; did you mean {nearest!r}?"
+
+
+def test_what_trl_also_allows_for_scale_rewards_goes_by_its_name(tmp_path: Path) -> None:
+    assert [settings(tmp_path, scale_rewards=value).scale_rewards for value in (True, False)] == ["group", "none"]
+
+
+def test_trls_mask_of_truncated_completions_is_ours_of_truncated_rollouts(tmp_path: Path) -> None:
+    """TRL's looks at the last token, which is an observation's where a game ended between two turns."""
+    args = settings(tmp_path, mask_truncated_completions=True)
+    assert (args.mask_truncated_completions, args.truncated_rollouts) == (False, "mask")
+    assert settings(tmp_path).truncated_rollouts == "keep"
+
+
+# (setting to blame, words of the reason, settings that do not go together, neighbours that do).
+TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
+    ("min_group_size", "all would be dropped", {"min_group_size": 5}, [{"min_group_size": 4}]),
+    (
+        "generation_kwargs",
+        "without use_vllm",
+        {"generation_kwargs": {"top_k": 3}},
+        [{"generation_kwargs": {}}, {"generation_kwargs": {"top_k": 3}, "use_vllm": True}],
+    ),
+    (
+        "sampler_correction",
+        "under vLLM it is",
+        {"sampler_correction": "token_mask", "use_vllm": True},
+        [{"sampler_correction": "token_mask"}, {"use_vllm": True}],
+    ),
+    (
+        "sampler_correction",
+        "nothing without a mode",
+        {"sampler_correction_max": 3.0},
+        [
+            {"sampler_correction_max": 3.0, "sampler_correction": "token_truncate"},
+            {"sampler_correction_min": 0.1, "sampler_correction": "token_mask"},
+        ],
+    ),
+    (
+        "sampler_correction",
+        "lower bound must lie below",
+        {"sampler_correction": "token_mask", "sampler_correction_min": 2.0},
+        [
+            {"sampler_correction": "token_mask", "sampler_correction_min": 2.0, "sampler_correction_max": 3.0},
+            {"sampler_correction": "sequence_mask", "sampler_correction_max": 0.1},
+        ],
+    ),
+    (
+        "vllm_importance_sampling_mode",
+        "must be those of single tokens",
+        {"use_vllm": True, "loss_type": "vespo", "vllm_importance_sampling_mode": "geometric_mask"},
+        [
+            {"use_vllm": True, "loss_type": "vespo", "vllm_importance_sampling_mode": "token_truncate"},
+            {"use_vllm": True, "loss_type": "vespo", "vllm_importance_sampling_mode": "token_mask"},
+            {"use_vllm": True, "loss_type": "dapo", "vllm_importance_sampling_mode": "geometric_mask"},
+            {"loss_type": "vespo", "vllm_importance_sampling_mode": "sequence_mask"},
+            {
+                "use_vllm": True,
+                "loss_type": "vespo",
+                "vllm_importance_sampling_mode": "sequence_mask",
+                "vllm_importance_sampling_correction": False,
+            },
+        ],
+    ),
+    (
+        "use_bias_correction_kl",
+        "the ratio of its whole row",
+        {"use_bias_correction_kl": True, "beta": 0.1, "importance_sampling_level": "sequence"},
+        [
+            {"use_bias_correction_kl": True, "beta": 0.1},
+            {"use_bias_correction_kl": False, "beta": 0.1, "importance_sampling_level": "sequence"},
+            {"use_bias_correction_kl": True, "importance_sampling_level": "sequence"},
+        ],
+    ),
+    *(
+        (
+            "loss_aggregation",
+            "an aggregation of their own",
+            {"loss_aggregation": "turn", "loss_type": loss_type},
+            [{"loss_type": loss_type}, {"loss_aggregation": "turn", "loss_type": "dapo"}],
+        )
+        for loss_type in ("grpo", "bnpo", "dr_grpo", "sapo", "luspo")
+    ),
+    *(
+        (
+            "loss_aggregation",
+            "an aggregation of their own",
+            {"loss_aggregation": name, "loss_type": "grpo"},
+            [{"loss_aggregation": name, "loss_type": loss_type} for loss_type in ("dapo", "cispo", "vespo")],
+        )
+        for name in ("token", "trajectory", "group", "constant")
+    ),
+    (
+        "loss_type",
+        "bnpo divides by",
+        {"layout": "turn", "loss_type": "bnpo"},
+        [{"loss_type": "bnpo"}, *({"layout": "turn", "loss_type": name} for name in LOSS_TYPES if name != "bnpo")],
+    ),
+    *(
+        (
+            "beta",
+            "weigh the KL of each row",
+            {"layout": "turn", "beta": 0.1, "loss_type": loss_type},
+            [{"beta": 0.1, "loss_type": loss_type}, {"layout": "turn", "loss_type": loss_type}],
+        )
+        for loss_type in ("grpo", "sapo", "luspo")
+    ),
+    *(
+        ("entropy_coef", "entropy bonus", {"layout": "turn", **bonus}, [bonus, {"layout": "turn"}])
+        for bonus in ({"entropy_coef": 0.01}, {"use_adaptive_entropy": True, "entropy_coef": 0.0})
+    ),
+    *(
+        (
+            "value_head",
+            "needs values",
+            {"advantage_estimator": name},
+            [{"advantage_estimator": name, "value_head": head} for head in ("shared", "separate")],
+        )
+        for name in ("turn_gae", "bilevel_gae")
+    ),
+    (
+        "value_head",
+        "look at values",
+        {"value_head": "shared"},
+        [{"value_head": "shared", "advantage_estimator": of_ones_own}],
+    ),
+    (
+        "value_head",
+        "sharded weights",
+        {"value_head": "shared", "advantage_estimator": "turn_gae", "fsdp": True},
+        [{"value_head": "shared", "advantage_estimator": "turn_gae"}, {"fsdp": True}],
+    ),
+    (
+        "value_head",
+        "fp16",
+        {"value_head": "shared", "advantage_estimator": "turn_gae", "fp16": True},
+        [{"fp16": True}, {"value_head": "shared", "advantage_estimator": "turn_gae", "bf16": True}],
+    ),
+    (
+        "truncated_rollouts",
+        "laid them out",
+        {"truncated_rollouts": "penalise", "advantage_estimator": "reward"},
+        [
+            {"truncated_rollouts": "penalise"},
+            {"truncated_rollouts": "mask", "advantage_estimator": "reward"},
+            {"advantage_estimator": "reward"},
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "changes", "neighbours"), TOGETHER)
+def test_what_does_not_go_together_is_refused_and_its_neighbours_are_not(
+    name: str, words: str, changes: dict[str, Any], neighbours: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    [reason] = [reason for blamed, _, reason in _TOGETHER if blamed == name and words in reason]
+    given = changes.get(name, getattr(settings(tmp_path), name))
+    with pytest.raises(ConfigError) as refusal:
+        settings(tmp_path, **changes)
+    assert str(refusal.value) == f"GRPOEnvConfig({name}={given!r}) is refused: {reason}"
+    for neighbour in neighbours:
+        settings(tmp_path, **neighbour)
+
+
+def test_every_pair_that_is_refused_is_tested() -> None:
+    tested = {(name, reason) for name, words, *_ in TOGETHER for _, _, reason in _TOGETHER if words in reason}
+    assert {(name, reason) for name, _, reason in _TOGETHER} <= tested
 
 
 def test_an_unknown_estimator_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'gigpo'"):
         settings(tmp_path, advantage_estimator="gippo")
-
-
-def test_an_unknown_loss_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"loss_type is unknown: 'dappo'; did you mean 'dapo'"):
-        settings(tmp_path, loss_type="dappo")
 
 
 def test_an_estimator_that_no_checkpoint_could_hold_is_refused(tmp_path: Path) -> None:
@@ -116,7 +302,7 @@ def built(folder: Path, **arguments: Any) -> GRPOEnvTrainer:
 
 def test_a_history_that_is_rewritten_is_refused(tmp_path: Path) -> None:
     _, tokenizer = policy()
-    with pytest.raises(ConfigError, match=r"history.*rewrites history.*use history='append'"):
+    with pytest.raises(ConfigError, match=r"history.*rewrites history.*layout='turn' or history='append'"):
         built(tmp_path, env=GuessNumber(tokenizer, {"history": "rerender"}))
 
 
@@ -240,10 +426,9 @@ def test_every_setting_can_be_given_on_the_command_line(parser_class: type[HfArg
 
 
 def test_a_refusal_comes_through_the_command_line_too(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="layout"):
-        HfArgumentParser((GRPOEnvConfig,)).parse_args_into_dataclasses(
-            ["--output_dir", str(tmp_path), "--layout", "turn"]
-        )
+    line = ["--output_dir", str(tmp_path), "--layout", "turn", "--loss_type", "bnpo"]
+    with pytest.raises(ConfigError, match=r"loss_type='bnpo'.*layout='turn'"):
+        HfArgumentParser((GRPOEnvConfig,)).parse_args_into_dataclasses(line)
 
 
 @pytest.mark.parametrize(
@@ -259,3 +444,8 @@ def test_a_refusal_comes_through_the_command_line_too(tmp_path: Path) -> None:
 )
 def test_a_cycle_is_the_steps_between_boundaries(changes: dict[str, int], steps: int, tmp_path: Path) -> None:
     assert settings(tmp_path, **changes).steps_per_cycle == steps
+
+
+def test_truncated_rollouts_are_not_both_masked_and_penalised(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="masked or penalised, got both"):
+        settings(tmp_path, mask_truncated_completions=True, truncated_rollouts="penalise")

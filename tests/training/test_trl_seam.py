@@ -15,7 +15,8 @@ from trl import GRPOTrainer
 from agentsgym.training import _trl
 from agentsgym.training.trainer import GRPOEnvTrainer
 
-LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo"]
+LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo"]  # what a token gives is its own affair
+ALL_LOSS_TYPES = [*LOSS_TYPES, "vespo"]  # whose weight is a row's
 CLIPPED = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo"]
 EPSILON = 0.2
 ROWS = [{"task_data": {"seed": seed}} for seed in (0, 0, 0, 0, 1, 1, 1, 1)]
@@ -78,6 +79,7 @@ def token_weight(loss_type: str, trainer: GRPOEnvTrainer, batch: Batch) -> torch
         "dr_grpo": torch.tensor(1 / (num_rows * trainer.args.max_completion_length)),
         "dapo": 1 / window,
         "cispo": 1 / window,
+        "vespo": 1 / window,
         "luspo": torch.tensor(1 / num_rows),
     }
     return weights[loss_type].expand(num_rows, 1) / trainer.args.gradient_accumulation_steps
@@ -88,7 +90,7 @@ def parameter_gradients(trainer: GRPOEnvTrainer, loss: torch.Tensor) -> list[tor
 
 
 @pytest.mark.parametrize("steps", [{}, {"gradient_accumulation_steps": 4, "steps_per_generation": 2}])
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", ALL_LOSS_TYPES)
 def test_each_agent_token_pulls_by_its_own_advantage_and_no_other_token_at_all(
     loss_type: str, steps: dict[str, int], tmp_path: Path
 ) -> None:
@@ -145,7 +147,7 @@ def scalar_loss(trainer: GRPOEnvTrainer, batch: Batch, advantages: torch.Tensor)
     return GRPOTrainer.compute_loss(trainer, trainer.model, inputs)
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", ALL_LOSS_TYPES)
 def test_constant_rows_are_trls_own_scalar_advantages(loss_type: str, tmp_path: Path) -> None:
     trainer = prepared(tmp_path, loss_type=loss_type)
     batch = only(played(trainer), slice(1, 7))
@@ -157,7 +159,7 @@ def test_constant_rows_are_trls_own_scalar_advantages(loss_type: str, tmp_path: 
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", ALL_LOSS_TYPES)
 def test_narrowing_and_masked_labels_change_nothing(loss_type: str, tmp_path: Path) -> None:
     trainer = prepared(tmp_path, loss_type=loss_type)
     whole = played(trainer)
@@ -253,8 +255,10 @@ def test_what_a_generation_batch_holds(tmp_path: Path) -> None:
         "attention_mask",
         "agent_token_mask",
         "advantages",
+        "turn_index",
         "old_per_token_logps",
         "ref_per_token_logps",
+        "sampling_per_token_logps",
         "importance_sampling_ratio",
         "num_items_in_batch",
     ]
@@ -270,8 +274,11 @@ def test_what_a_generation_batch_holds(tmp_path: Path) -> None:
     assert (batch["advantages"][mask == 0] == 0).all()
     assert batch["num_items_in_batch"].dim() == 0
     assert batch["num_items_in_batch"] == mask.sum()
-    assert batch["old_per_token_logps"] is None
-    assert batch["ref_per_token_logps"] is None
+    for name in ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio"):
+        assert batch[name] is None
+    assert torch.equal(batch["turn_index"] >= 0, mask == 1)
+    starts = (mask.diff(dim=1, prepend=torch.zeros(len(mask), 1)) == 1).cumsum(1)  # each turn is a run of agent tokens
+    assert torch.equal(batch["turn_index"], torch.where(mask == 1, starts - 1, -1))
     assert mask.any(1).tolist() == [True] * 6 + [False] * 2
     assert attention_mask.any(1).all()  # a failed row stays, with its tokens
 
@@ -364,6 +371,83 @@ def test_trl_still_has_the_method(name: str, arguments: list[str]) -> None:
     assert method is not None, f"TRL no longer has GRPOTrainer.{name}: mend agentsgym/training"
     given = first_arguments(method)[: len(arguments)]
     assert given == arguments, f"TRL's GRPOTrainer.{name} now takes {given}: mend agentsgym/training"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        (
+            "get_off_policy_mask",
+            ["advantages", "per_token_logps", "sampling_per_token_logps", "mask", "off_policy_threshold"],
+        ),
+        (
+            "get_gamma_weights",
+            [
+                *("advantages", "log_ratio_per_token", "mask", "importance_sampling_ratio"),
+                *("k_pos", "lambda_pos", "k_neg", "lambda_neg"),
+            ],
+        ),
+    ],
+)
+def test_trl_still_has_the_rule_for_whole_rows(name: str, arguments: list[str]) -> None:
+    """Ours take ``advantages`` and ``mask`` by name and hand on what else there is."""
+    assert isinstance(inspect.getattr_static(GRPOTrainer, name), staticmethod)
+    given = list(inspect.signature(inspect.unwrap(getattr(GRPOTrainer, name))).parameters)
+    assert given == arguments, f"TRL's GRPOTrainer.{name} now takes {given}: mend agentsgym/training/trainer.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("get_off_policy_mask", {"off_policy_mask_threshold": 0.1}), ("get_gamma_weights", {"loss_type": "vespo"})],
+)
+def test_trls_loss_asks_the_rule_for_whole_rows_once_and_by_name(
+    name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    trainer = prepared(tmp_path, num_iterations=2, **changes)
+    calls: list[dict[str, Any]] = []
+    original = getattr(trainer, name)
+
+    def recorded(**given: Any) -> torch.Tensor:
+        calls.append(given)
+        return original(**given)
+
+    setattr(trainer, name, recorded)
+    batch = played(trainer)
+    trainer.compute_loss(trainer.model, batch)
+    [given] = calls
+    assert {"advantages", "mask"} <= given.keys()
+    assert given["advantages"].shape == given["mask"].shape
+    assert original(**given).shape == (len(batch["advantages"]), 1)
+
+
+def test_trls_forward_gives_log_probabilities_entropies_and_the_auxiliary_loss(tmp_path: Path) -> None:
+    trainer = prepared(tmp_path)
+    batch = played(trainer)
+    ids, attention_mask = batch["prompt_completion_ids"], batch["attention_mask"]
+    scored = trainer._get_per_token_logps_and_entropies(
+        trainer.model, ids, attention_mask, 5, compute_entropy=True, compute_aux_loss=False
+    )
+    assert len(scored) == 3, "TRL now returns something else: mend agentsgym/training/_trl.py"
+    logps, entropies, auxiliary = scored
+    assert (logps.shape, entropies.shape, auxiliary) == ((8, 5), (8, 5), None)
+    assert logps.dtype == entropies.dtype == torch.float32
+
+
+def test_the_forward_of_the_loss_is_as_before_once_it_was_looked_at(tmp_path: Path) -> None:
+    trainer = prepared(tmp_path)
+    name = "_get_per_token_logps_and_entropies"
+    batch = played(trainer)
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("seen")
+
+    with pytest.raises(RuntimeError, match="seen"), _trl.scored_by_loss(trainer, refuse):
+        GRPOTrainer.compute_loss(trainer, trainer.model, _trl.loss_inputs(batch, 1, batch["advantages"].shape[1]))
+    assert name not in vars(trainer)
+    own = trainer._get_per_token_logps_and_entropies
+    trainer._get_per_token_logps_and_entropies = own  # type: ignore[method-assign]
+    trainer.compute_loss(trainer.model, batch)
+    assert vars(trainer)[name] is own
 
 
 def test_what_trl_keeps_has_the_form_that_we_fill(tmp_path: Path) -> None:

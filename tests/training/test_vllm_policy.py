@@ -1,28 +1,21 @@
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 import math
 import socket
-import textwrap
 import time
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import multiprocessing
-from trl import GRPOTrainer
 from vllm_engines import MEETINGS, NUM_RANKS, UNEVEN, Engine, ScriptedGeneration, meet, scripted, session
 
 from agentsgym.errors import ConfigError
 from agentsgym.rollouts.driver import drive
-from agentsgym.training.vllm_policy import RATIO_MODES, importance_sampling_ratio
 from agentsgym.types import Action, TurnRequest
 
 END = 2
@@ -287,73 +280,3 @@ def test_what_breaks_one_rank_is_told_to_all(meetings: Any, mode: str, name: str
         assert "MemoryError: no room for the weights" in result["refused"]
         faults = [played["fault"] for rollout in result["played"] for played in rollout]
         assert all("MemoryError: no room for the answers" in fault for fault in faults)
-
-
-@cache
-def trl_lines() -> Any:
-    """The very lines of TRL's trainer that compute the ratio."""
-    method = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._generate_and_score_completions)))
-    blocks: list[ast.stmt] = [
-        node
-        for node in ast.walk(method)
-        if isinstance(node, ast.If)
-        and ast.unparse(node.test) == "self.use_vllm and self.vllm_importance_sampling_correction"
-        and "vllm_importance_sampling_ratio = torch.exp" in ast.unparse(node)
-    ]
-    assert len(blocks) == 1
-    return compile(ast.Module(blocks, []), "<trl>", "exec")
-
-
-def trl_ratio(old: torch.Tensor, sampling: torch.Tensor, mask: torch.Tensor, mode: str, *clips: Any) -> torch.Tensor:
-    trainer = SimpleNamespace(
-        use_vllm=True,
-        vllm_importance_sampling_correction=True,
-        vllm_importance_sampling_mode=mode,
-        vllm_importance_sampling_clip_min=clips[0],
-        vllm_importance_sampling_clip_max=clips[1],
-    )
-    values: dict[str, Any] = {
-        "self": trainer,
-        "torch": torch,
-        "math": math,
-        "old_per_token_logps": old,
-        "sampling_per_token_logps": sampling,
-        "completion_mask": torch.ones_like(mask),
-        "tool_mask": mask,
-    }
-    exec(trl_lines(), values)
-    return values["vllm_importance_sampling_ratio"]
-
-
-@pytest.mark.parametrize("mode", RATIO_MODES)
-@given(data=st.data())
-def test_the_ratio_is_trls(mode: str, data: st.DataObject) -> None:
-    shape = (data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6)))
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
-    old, sampling = -3 * torch.rand(2, *shape, generator=generator)
-    sampling = sampling.masked_fill(torch.rand(shape, generator=generator) < 0.2, math.nan)
-    mask = (torch.rand(shape, generator=generator) < 0.6).long()
-    clip_min = data.draw(st.none() | st.floats(0.1, 0.9))
-    clip_max = data.draw(st.floats(1.0, 4.0) if clip_min is None else st.none() | st.floats(1.0, 4.0))
-
-    ratio = importance_sampling_ratio(old, sampling, mask, mode, clip_min, clip_max)
-
-    assert ratio.shape == shape
-    assert torch.equal(ratio, trl_ratio(old, sampling, mask, mode, clip_min, clip_max).expand(shape))
-
-
-def test_the_ratio_by_hand() -> None:
-    sampling = torch.tensor([[-1.0, math.nan, -1.0, -2.0]])
-    old = sampling + torch.log(torch.tensor([[2.0, 9.0, 7.0, 8.0]]))
-    mask = torch.tensor([[1, 1, 0, 1]])
-    ratios = {mode: importance_sampling_ratio(old, sampling, mask, mode, None, 3.0) for mode in RATIO_MODES}
-    torch.testing.assert_close(ratios["token_truncate"], torch.tensor([[2.0, 1.0, 1.0, 3.0]]))
-    torch.testing.assert_close(ratios["token_mask"], torch.tensor([[2.0, 1.0, 1.0, 0.0]]))
-    torch.testing.assert_close(ratios["sequence_truncate"], torch.tensor([[3.0] * 4]))
-    torch.testing.assert_close(ratios["sequence_mask"], torch.tensor([[0.0] * 4]))
-
-
-def test_an_unknown_mode_is_refused() -> None:
-    zeros = torch.zeros(1, 1)
-    with pytest.raises(ConfigError, match=r"token_truncate.*got 'episode_mask'"):
-        importance_sampling_ratio(zeros, zeros, zeros, "episode_mask", None, 3.0)

@@ -1,0 +1,239 @@
+"""From the rollouts of all ranks to one advantage a token, as the settings say."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, cast
+
+from agentsgym.credit.advantages import (
+    gigpo,
+    step_group_sizes,
+    token_advantages,
+    zero_variance_share,
+)
+from agentsgym.credit.gae import targets_of, turn_gae
+from agentsgym.credit.rewards import place_on_tokens, token_counts
+from agentsgym.credit.shaping import shaped
+from agentsgym.credit.weights import aggregation_weights, invalid_turn_weights
+from agentsgym.errors import ConfigError
+from agentsgym.training import _trl
+from agentsgym.training.rules import CRITICS, correction_of
+from agentsgym.training.selection import drop_groups, treat_truncated, useless_groups
+
+if TYPE_CHECKING:
+    from agentsgym.credit._comparison import Scale
+    from agentsgym.credit.scored import ScoredRollout
+    from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.playing import Played
+    from agentsgym.types import Trajectory
+
+logger = logging.getLogger(__name__)
+
+Numbers = Sequence[Sequence[Any]]
+"""One entry a turn of each rollout: a float, or one float a token of the turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credited:
+    """What this rank's rollouts are learnt with.
+
+    Attributes:
+        counts: Whether each is learnt from, (B,).
+        advantages: One number a token of each, (T,).
+        value_targets: What a value head is to learn before each token, (T,), NaN for nothing; None without one.
+    """
+
+    counts: list[bool]
+    advantages: list[list[float]]
+    value_targets: list[list[float]] | None
+
+
+_SMALL_GROUP = 16
+_LONG_ROLLOUT = 500
+
+
+class Crediting:
+    """Filters, estimator and weights of a run.
+
+    Every method takes the rollouts of all ranks and gives the same on each of them.
+
+    Attributes:
+        estimator: As the settings say; what it keeps between batches is in its ``memory``.
+    """
+
+    def __init__(self, args: GRPOEnvConfig) -> None:
+        """Take the settings."""
+        self._args = args
+        self.estimator = args.estimator()
+        self._warned: set[str] = set()
+
+    def selected(
+        self, rollouts: Sequence[ScoredRollout], trajectories: Sequence[Trajectory]
+    ) -> tuple[list[ScoredRollout], dict[str, float]]:
+        """Decide which rollouts of a training batch are learnt from.
+
+        Returns:
+            The rollouts, those left out marked as dropped, and ``groups/kept``, the share of task groups that are
+            learnt from.
+        """
+        treated = treat_truncated(rollouts, trajectories, self._args)
+        useless = useless_groups(treated, self._args)
+        groups = {rollout.group for rollout in rollouts}
+        kept = drop_groups(treated, useless)
+        self._warn_of(kept, trajectories)
+        return kept, {"groups/kept": 1 - len(useless) / len(groups) if groups else 0.0}
+
+    def turn_advantages(self, rollouts: Sequence[ScoredRollout], *, is_training: bool) -> Numbers:
+        """Ask the estimator; in evaluation it keeps nothing for later.
+
+        Raises:
+            ConfigError: It does not return one list a rollout.
+        """
+        estimator = self.estimator if is_training else copy.deepcopy(self.estimator)
+        scale = cast("Scale", self._args.scale_rewards)  # the configuration has checked it
+        numbers = estimator(rollouts, discount=self._args.discount, scale=scale)
+        if len(numbers) != len(rollouts):
+            raise ConfigError(
+                f"advantage_estimator must return one list of numbers for each of {len(rollouts)} rollouts, got "
+                f"{len(numbers)}"
+            )
+        return numbers
+
+    def credited(self, played: Played, rollouts: Sequence[ScoredRollout], numbers: Numbers) -> Credited:
+        """Lay what the estimator gave on the tokens of this rank's rollouts, times the weights of their turns.
+
+        Args:
+            played: The generation batch.
+            rollouts: As they were given to the estimator, those of all ranks.
+            numbers: What it returned.
+        """
+        weights = self._weights(rollouts, played.everyone)
+        mine = range(played.first, played.first + len(played.trajectories))
+        advantages = [
+            self._on_tokens(trajectory, numbers[i], [weight[i] for weight in weights])
+            for i, trajectory in zip(mine, played.trajectories, strict=True)
+        ]
+        targets = None
+        if self._args.value_head is not None:
+            nested = self._value_targets(rollouts)
+            targets = [_laid(row, nested[i]) for i, row in zip(mine, played.trajectories, strict=True)]
+        return Credited(counts=[rollouts[i].counts for i in mine], advantages=advantages, value_targets=targets)
+
+    def metrics(self, rollouts: Sequence[ScoredRollout], numbers: Numbers) -> dict[str, float]:
+        """Advantages by turn index, the task groups without any spread, and the sizes of step groups."""
+        by_index: dict[int, list[float]] = {}
+        for rollout, turns in zip(rollouts, numbers, strict=True):
+            if rollout.counts:
+                for k, entry in enumerate(turns):
+                    values = entry if isinstance(entry, Sequence) else [entry]
+                    by_index.setdefault(k, []).extend(cast("Sequence[float]", values))
+        metrics = {"frac_reward_zero_std": zero_variance_share(rollouts)}
+        for k, values in by_index.items():
+            metrics[f"advantage/turn_{k:02d}"] = fmean(values) if values else 0.0
+            metrics[f"advantage_std/turn_{k:02d}"] = stdev(values) if len(values) > 1 else 0.0
+        if sizes := step_group_sizes(rollouts):
+            metrics["step_groups/mean_size"] = fmean(sizes)
+            metrics["step_groups/max_size"] = float(max(sizes))
+            metrics["step_groups/singletons"] = sizes.count(1) / sum(sizes)
+        return metrics
+
+    def _weights(
+        self, rollouts: Sequence[ScoredRollout], trajectories: Sequence[Trajectory]
+    ) -> list[list[list[float]]]:
+        """The weights that the settings put on each turn, each as (B, K); empty where they put none."""
+        args, found = self._args, list[list[list[float]]]()
+        if args.loss_aggregation is not None:
+            found.append(
+                aggregation_weights(
+                    [token_counts(trajectory) for trajectory in trajectories],
+                    [rollout.group for rollout in rollouts],
+                    [rollout.counts for rollout in rollouts],
+                    args.loss_aggregation,
+                    constant=args.max_completion_length,
+                )
+            )
+        if args.invalid_turns != "keep":
+            invalid = [[turn.invalid for turn in trajectory.turns] for trajectory in trajectories]
+            found.append(invalid_turn_weights(invalid, args.invalid_turns))
+        return found
+
+    def _on_tokens(
+        self, trajectory: Trajectory, numbers: Sequence[Any], weights: Sequence[Sequence[float]]
+    ) -> list[float]:
+        advantages = token_advantages(trajectory, numbers, estimator=self.estimator)
+        for weight in weights:
+            factors = place_on_tokens(trajectory, weight, "each")
+            advantages = [advantage * factor for advantage, factor in zip(advantages, factors, strict=True)]
+        return advantages
+
+    def _value_targets(self, rollouts: Sequence[ScoredRollout]) -> list[list[list[float]]]:
+        args, estimator = self._args, self.estimator
+        if args.potential_weight:  # values are of what the estimator sees
+            rollouts = shaped(rollouts, discount=args.discount, weight=args.potential_weight)
+        if estimator.function in CRITICS:
+            return targets_of(estimator.function, rollouts, discount=args.discount, **estimator.options)
+        return targets_of(turn_gae, rollouts, discount=args.discount, trace_decay=1.0)  # one's own: the plain return
+
+    def _warn_of(self, rollouts: Sequence[ScoredRollout], trajectories: Sequence[Trajectory]) -> None:
+        """Say once what about the settings does not fit what was played."""
+        args, num_rollouts = self._args, cast("int", self._args.num_generations)
+        counted = [rollout for rollout in rollouts if rollout.counts]
+        if not counted:
+            self._warn_once("no rollout of the generation batch is left to learn from: all failed or were filtered out")
+            return
+        keys = [key for rollout in counted for key in rollout.state_keys]
+        if self.estimator.function is gigpo and keys and all(key is None for key in keys):
+            self._warn_once("the game gives no state keys, so that gigpo is grpo: write its _state_key")
+        sizes = step_group_sizes(counted)
+        if self.estimator.function is gigpo and sizes and sizes.count(1) > 0.9 * sum(sizes):
+            self._warn_once(
+                "more than nine in ten turns are alone in their state, so that gigpo is all but grpo: _state_key is "
+                "too fine for %d rollouts a task",
+                num_rollouts,
+            )
+        if args.scale_rewards == "group" and num_rollouts < _SMALL_GROUP and _are_sparse(counted):
+            self._warn_once(
+                "scale_rewards='group' with %d rollouts a task and one paid turn at most: where wins are rare the "
+                "gradient can point the wrong way; 'batch' and 'none' keep its direction",
+                num_rollouts,
+            )
+        length = fmean([sum(token_counts(row)) for row in trajectories])
+        if length > _LONG_ROLLOUT:
+            self._warn_of_length(math.floor(length))
+
+    def _warn_of_length(self, length: int) -> None:
+        args, lags_behind = self._args, _trl.needs_old_logprobs(self._args)
+        mode, *_ = correction_of(args) or ("",)
+        if mode.startswith("sequence") or (args.loss_type == "vespo" and lags_behind):
+            self._warn_once(
+                "importance ratios that multiply those of all tokens of a row, %d agent tokens on average: small "
+                "differences add up, so that most rows end at a bound or at 0; use ratios of single tokens",
+                length,
+            )
+        if args.importance_sampling_level == "sequence" and lags_behind:
+            self._warn_once(
+                "importance_sampling_level='sequence' clips a mean over %d agent tokens on average, which hardly ever "
+                "leaves the bounds that suit single tokens: its authors set epsilon=3e-4 and epsilon_high=4e-4",
+                length,
+            )
+
+    def _warn_once(self, message: str, *values: object) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message, *values)
+
+
+def _are_sparse(rollouts: Sequence[ScoredRollout]) -> bool:
+    return all(sum(reward != 0 for reward in rollout.turn_rewards) <= 1 for rollout in rollouts)
+
+
+def _laid(trajectory: Trajectory, targets: Sequence[Sequence[float]]) -> list[float]:
+    laid = [math.nan] * len(trajectory.token_ids)
+    for turn, own in zip(trajectory.turns, targets, strict=True):
+        laid[turn.start : turn.stop] = own
+    return laid

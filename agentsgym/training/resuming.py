@@ -1,0 +1,24 @@
+"""What it takes to go on in the middle of a dataset as if nothing had happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+
+class ResumedOrder(TrainerCallback):
+    """Shuffles a resumed run's tasks as the run that it resumes would have.
+
+    The sampler draws a new order at each pass over the dataset, and a resumed run begins at the first: its draws are
+    taken up to the pass at which the checkpoint stands.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+        """Draw the orders of the passes that are over."""
+        sampler = train_dataloader.get_sampler() if hasattr(train_dataloader, "get_sampler") else None
+        generator = getattr(sampler, "generator", None)
+        num_passes = int(state.epoch + 1e-6)
+        for _ in range(num_passes if isinstance(generator, torch.Generator) else 0):
+            torch.randperm(sampler.num_samples, generator=generator)

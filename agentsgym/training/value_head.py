@@ -1,0 +1,246 @@
+"""A value head: what the rest of a rollout is expected to pay, told before each of its tokens.
+
+::
+
+    ids ─▶ trunk ─▶ hidden states ─▶ LM head ─▶ the policy
+                         └─────────▶ value head ─▶ V before the next token
+
+With ``"shared"`` the trunk is the policy's: the value loss learns through it, from the very hidden states of the
+policy's own forward. With ``"separate"`` it is a copy that the policy's loss and the value loss leave to themselves.
+The value model is no part of the policy, so that whatever saves, wraps or sends the policy sees nothing of it; what a
+trainer does for the policy, it is therefore to ask for here too: the gradients' mean over the ranks, their clipping,
+saving and loading.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from agentsgym.agents.modes import evaluation_mode
+from agentsgym.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+KINDS: Final = ("shared", "separate")
+FILE_NAME: Final = "value_head.safetensors"
+
+
+class ValueModel(nn.Module):
+    """A linear head, in single precision and at first 0, on the last hidden states of a trunk.
+
+    Attributes:
+        head: From a hidden state to the value before the next token.
+        trunk: The head's own copy of the policy's trunk, adapters included; None where the policy's is shared.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        kind: str,
+        *,
+        learning_rate: float,
+        loss_weight: float,
+        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """Put a head on a policy, or on a copy of its trunk.
+
+        A copy trains all of its weights, also where the policy trains adapters alone, so that it costs what training
+        all of a second model costs: its weights, their gradients, the optimizer's moments, and a forward of its own.
+
+        Args:
+            policy: A causal language model of transformers, with or without adapters of PEFT; neither wrapped nor
+                sharded.
+            kind: ``"shared"`` or ``"separate"``.
+            learning_rate: Of all that is not the policy's.
+            loss_weight: What :meth:`loss` is multiplied by.
+            context: In which the trunk runs where it is run here, such as ``accelerator.autocast``.
+
+        Raises:
+            ConfigError: ``kind`` is unknown, the policy has no trunk that could be told from it, or a copy of
+                quantized weights is asked for, which could not be trained.
+        """
+        super().__init__()
+        if kind not in KINDS:
+            raise ConfigError(f"value_head is unknown: {kind!r}{did_you_mean(str(kind), KINDS)}")
+        base = cast("PreTrainedModel", policy.get_base_model() if hasattr(policy, "get_base_model") else policy)
+        lm_head = cast("Any", base.get_output_embeddings())
+        self.learning_rate = learning_rate
+        self.loss_weight = loss_weight
+        self.head = nn.Linear(lm_head.in_features, 1, dtype=torch.float32, device=lm_head.weight.device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        policy_trunk = _trunk_of(base)
+        self.trunk = _trainable_copy(base, policy_trunk) if kind == "separate" else None
+        self._policy_trunk = (policy_trunk,)  # in a tuple, where torch takes it for no part of this module
+        self._context = context
+        self._observed: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def values(self, ids: torch.Tensor, attention_mask: torch.Tensor, batch_size: int) -> torch.Tensor:
+        """The value before each token, without gradient and without dropout.
+
+        Args:
+            ids: (B, L), right-padded.
+            attention_mask: (B, L).
+            batch_size: Rows that are run at once.
+
+        Returns:
+            (B, L) in single precision: what stands before token t tells the value at t. 0.0 on padding and in the first
+            column, which nothing stands before.
+        """
+        found = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
+        with evaluation_mode(self._trunk):
+            for start in range(0, len(ids), batch_size):
+                rows = slice(start, start + batch_size)
+                states = self._states(ids[rows], attention_mask[rows])
+                found[rows, 1 : states.shape[1]] = self._read(states[:, :-1]).to(found)
+        return found.masked_fill(attention_mask == 0, 0.0)
+
+    @contextmanager
+    def observing(self) -> Generator[None]:
+        """Keep the hidden states of the policy's own forward, with their graph, for the :meth:`loss` that follows.
+
+        Where the trunk is separate nothing is kept.
+        """
+        self._observed = []
+        if self.trunk is not None:
+            yield
+            return
+        handle = self._trunk.register_forward_hook(lambda _module, _args, output: self._observed.append(output[0]))
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def loss(
+        self,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        targets: torch.Tensor,
+        num_targets: torch.Tensor | float,
+    ) -> torch.Tensor:
+        """``loss_weight · ½ Σ (V - target)² / num_targets``, to be added to the loss of the policy.
+
+        Summed over the micro-batches of an optimizer step and averaged over the ranks, as gradients are, it is the mean
+        over all targets of the step. A separate trunk runs in the mode of this module: with dropout after ``train()``.
+
+        Args:
+            ids: (B, L), right-padded; where the trunk is shared, those of the forward that was observed, which may have
+                left out columns of padding.
+            attention_mask: (B, L).
+            targets: (B, L), NaN where nothing is learnt; those of the first column are not looked at.
+            num_targets: Number of targets of the whole optimizer step, over all ranks.
+
+        Returns:
+            A 0-dim tensor with a graph, also where nothing is learnt.
+
+        Raises:
+            RuntimeError: The trunk is shared, and no forward of the policy was observed.
+        """
+        states = self._observed_states() if self.trunk is None else self._states(ids, attention_mask)
+        wanted = targets[:, 1 : states.shape[1]]
+        learnt = ~wanted.isnan()
+        errors = self._read(states[:, :-1][learnt]) - wanted[learnt].to(self.head.weight)
+        divisor = torch.as_tensor(num_targets).clamp(min=1) / _num_ranks()
+        return self.loss_weight * 0.5 * errors.square().sum() / divisor
+
+    def parameter_group(self) -> dict[str, Any]:
+        """The group of the optimizer that trains the head, and the trunk if it is separate; without weight decay."""
+        return {"params": list(self.parameters()), "lr": self.learning_rate, "weight_decay": 0.0}
+
+    def reduce_gradients(self) -> None:
+        """Average the gradients over the ranks, once before each optimizer step; every rank calls it."""
+        num_ranks = _num_ranks()
+        if num_ranks == 1:
+            return
+        for parameter in self.parameters():
+            if parameter.grad is None:  # here; another rank may have one
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= num_ranks
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients down to a norm, and return the norm that they had; 0 leaves them as they are."""
+        return nn.utils.clip_grad_norm_(self.parameters(), max_norm or float("inf"))
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``value_head.safetensors``: the head, and the trunk if it is separate."""
+        tensors = {name: tensor.detach().cpu().clone() for name, tensor in self.state_dict().items()}
+        save_file(tensors, Path(folder) / FILE_NAME, metadata={"format": "pt"})
+
+    def load(self, folder: str | Path) -> None:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            ConfigError: The file is missing, or holds a value head of another kind or size.
+        """
+        path = Path(folder) / FILE_NAME
+        if not path.is_file():
+            raise ConfigError(f"{path} is missing: a value head is to go on from it, and {folder} holds none")
+        found, own = load_file(path), self.state_dict()
+        for name in sorted(found.keys() | own.keys()):
+            wanted, given = (_shape_of(tensors.get(name)) for tensors in (own, found))
+            if wanted != given:
+                raise ConfigError(f"{path} is of another value head or model: {name} must be {wanted}, got {given}")
+        self.load_state_dict(found)
+
+    @property
+    def _trunk(self) -> nn.Module:
+        """Which of the two is run."""
+        return self._policy_trunk[0] if self.trunk is None else self.trunk
+
+    def _states(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """The last hidden states, up to the end of the longest row, (B, at most L, H)."""
+        width = int(attention_mask.sum(1).max())
+        with self._context():
+            return self._trunk(input_ids=ids[:, :width], attention_mask=attention_mask[:, :width], use_cache=False)[0]
+
+    def _observed_states(self) -> torch.Tensor:
+        """What was kept, and keep it no longer: it holds the graph of the whole forward."""
+        if not self._observed:
+            raise RuntimeError("a shared value head learns from the policy's forward: run it inside observing() first")
+        observed, self._observed = self._observed, []
+        return torch.cat(observed)
+
+    def _read(self, states: torch.Tensor) -> torch.Tensor:
+        """The values after the tokens of these hidden states, (…, H) to (…)."""
+        with torch.autocast(states.device.type, enabled=False):  # it would run the head in half precision
+            return self.head(states.to(self.head.weight)).squeeze(-1)
+
+
+def _trunk_of(model: PreTrainedModel) -> nn.Module:
+    """What a causal language model calls to have the hidden states that its LM head is put on."""
+    trunk = model.base_model if model.base_model is not model else model.get_decoder()
+    if trunk is model:
+        raise ConfigError(
+            f"a value head needs a causal language model whose trunk transformers names (base_model or get_decoder), "
+            f"got a {type(model).__name__}"
+        )
+    return trunk
+
+
+def _trainable_copy(model: PreTrainedModel, trunk: nn.Module) -> nn.Module:
+    if getattr(model, "is_quantized", False):
+        raise ConfigError(
+            "value_head='separate' trains a copy of the policy's weights, and those of this policy are quantized: use "
+            "value_head='shared', or load the policy unquantized"
+        )
+    return copy.deepcopy(trunk).requires_grad_(True).train()
+
+
+def _shape_of(tensor: torch.Tensor | None) -> str:
+    return "absent" if tensor is None else f"of shape {tuple(tensor.shape)}"
+
+
+def _num_ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

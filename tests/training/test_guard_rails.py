@@ -1,0 +1,248 @@
+"""What is warned of once, and what comes out as a finite zero."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from games import logged, settings, tasks, trainer_of
+from test_trl_seam import ROWS, parameter_gradients, prepared
+
+from agentsgym.agents.base import Agent
+from agentsgym.credit.advantages import ESTIMATORS, gigpo
+from agentsgym.credit.scored import ScoredRollout
+from agentsgym.training.crediting import Crediting
+from agentsgym.training.rules import CRITICS
+from agentsgym.types import Action, StopReason, Trajectory, Turn, TurnRequest
+
+
+def rollout(
+    rewards: Sequence[float],
+    *,
+    keys: Sequence[Any] | None = None,
+    num_tokens: int = 2,
+    stop_reason: StopReason = StopReason.DONE,
+) -> Trajectory:
+    """One token of environment before each turn of so many tokens."""
+    turns = [
+        Turn(
+            start=k * (num_tokens + 1) + 1,
+            stop=(k + 1) * (num_tokens + 1),
+            reward=reward,
+            state_key=None if keys is None else keys[k],
+        )
+        for k, reward in enumerate(rewards)
+    ]
+    return Trajectory(
+        token_ids=range(len(rewards) * (num_tokens + 1)),
+        turns=turns,
+        messages=[],
+        final_reward=sum(rewards),
+        stop_reason=stop_reason,
+    )
+
+
+def warnings_of(
+    folder: Path, caplog: pytest.LogCaptureFixture, batch: Sequence[Trajectory], **changes: Any
+) -> list[str]:
+    """What is said of a batch of groups of four that comes three times."""
+    crediting = Crediting(settings(folder, **{"scale_rewards": "none", **changes}))
+    scored = [ScoredRollout.from_trajectory(one, group=index // 4) for index, one in enumerate(batch)]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="agentsgym"):
+        for _ in range(3):
+            crediting.selected(scored, batch)
+    return [record.getMessage() for record in caplog.records]
+
+
+STEADY = [rollout([0.5, 1.0]), rollout([0.25, 0.0])] * 4
+FAILED = rollout([1.0], stop_reason=StopReason.FAILED)
+TRUNCATED = rollout([1.0, 1.0], stop_reason=StopReason.MAX_TURNS)
+
+
+@pytest.mark.parametrize(
+    ("batch", "changes", "is_told"),
+    [
+        ([FAILED] * 8, {}, True),
+        ([FAILED] * 7 + [rollout([1.0])], {}, False),
+        ([TRUNCATED] * 8, {}, False),
+        ([TRUNCATED] * 8, {"truncated_rollouts": "mask"}, True),
+        ([TRUNCATED] * 7 + [rollout([1.0])], {"truncated_rollouts": "mask"}, False),
+        ([rollout([0.5, 0.5])] * 8, {"zero_variance_groups": "drop"}, True),
+        ([FAILED] * 3 + [rollout([1.0])] + [FAILED] * 4, {"min_group_size": 2}, True),
+    ],
+)
+def test_a_batch_that_nothing_is_learnt_from_is_told(
+    batch: list[Trajectory], changes: dict[str, Any], is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = ["no rollout of the generation batch is left to learn from: all failed or were filtered out"]
+    assert warnings_of(tmp_path, caplog, batch, **changes) == (wanted if is_told else [])
+
+
+def keyed(*keys: Sequence[Any]) -> list[Trajectory]:
+    return [rollout([0.5, 1.0], keys=own) for own in keys]
+
+
+ALONE = [[f"{i}-{k}" for k in range(2)] for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "estimator", "words"),
+    [
+        (STEADY, "gigpo", ["the game gives no state keys"]),
+        (STEADY, functools.partial(gigpo, step_weight=0.5), ["the game gives no state keys"]),
+        (STEADY, "grpo", []),
+        (keyed(*[("a", None)] * 8), "gigpo", []),
+        (keyed(*ALONE), "gigpo", ["too fine for 4 rollouts a task"]),
+        (keyed(*ALONE), "grpo", []),
+        (keyed(*ALONE[:7], ALONE[6]), "gigpo", []),  # 12 of 16 alone
+        (keyed(*[("a", "b")] * 8), "gigpo", []),
+    ],
+)
+def test_gigpo_without_groups_of_states_is_told(
+    batch: list[Trajectory], estimator: Any, words: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = warnings_of(tmp_path, caplog, batch, advantage_estimator=estimator)
+    assert len(told) == len(words)
+    assert all(part in message for part, message in zip(words, told, strict=True))
+
+
+SPARSE = [rollout([0.0, 1.0]), rollout([0.0, 0.0])] * 4
+
+
+@pytest.mark.parametrize(
+    ("batch", "changes", "is_told"),
+    [
+        (SPARSE, {"scale_rewards": "group"}, True),
+        (SPARSE, {"scale_rewards": "batch"}, False),
+        (SPARSE, {"scale_rewards": "none"}, False),
+        (STEADY, {"scale_rewards": "group"}, False),
+        ([*SPARSE[:7], STEADY[0]], {"scale_rewards": "group"}, False),
+        (SPARSE, {"scale_rewards": "group", "num_generations": 16, "per_device_train_batch_size": 16}, False),
+    ],
+)
+def test_the_spread_of_small_groups_under_sparse_reward_is_told(
+    batch: list[Trajectory], changes: dict[str, Any], is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = warnings_of(tmp_path, caplog, batch, **changes)
+    assert len(told) == is_told
+    assert all("scale_rewards='group' with 4 rollouts a task" in message for message in told)
+
+
+LONG = [rollout([0.5, 1.0], num_tokens=251)] * 8
+PRODUCT = "ratios that multiply those of all tokens of a row, 502 agent tokens on average"
+MEAN = "importance_sampling_level='sequence' clips a mean over 502 agent tokens"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, []),
+        ({"importance_sampling_level": "sequence"}, []),  # on policy the ratio is 1
+        ({"importance_sampling_level": "sequence", "num_iterations": 2}, [MEAN]),
+        ({"num_iterations": 2}, []),
+        ({"loss_type": "vespo"}, []),
+        ({"loss_type": "vespo", "num_iterations": 2}, [PRODUCT]),
+        ({"sampler_correction": "sequence_mask"}, [PRODUCT]),
+        ({"sampler_correction": "sequence_truncate"}, [PRODUCT]),
+        ({"sampler_correction": "token_truncate"}, []),
+        ({"sampler_correction": "geometric_mask"}, []),
+        ({"vllm_importance_sampling_mode": "sequence_mask"}, []),  # without vLLM nobody reads it
+        ({"vllm_importance_sampling_mode": "sequence_mask", "use_vllm": True}, [PRODUCT]),
+        (
+            {
+                "vllm_importance_sampling_mode": "sequence_mask",
+                "use_vllm": True,
+                "vllm_importance_sampling_correction": False,
+            },
+            [],
+        ),
+        ({"use_vllm": True}, []),
+    ],
+)
+def test_ratios_of_long_rows_are_told(
+    changes: dict[str, Any], words: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = warnings_of(tmp_path, caplog, LONG, **changes)
+    assert len(told) == len(words)
+    assert all(part in message for part, message in zip(words, told, strict=True))
+    assert warnings_of(tmp_path, caplog, STEADY, **changes) == []
+
+
+def test_a_run_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="agentsgym"):
+        trainer_of(tmp_path, max_steps=3, env_config={"max_steps_per_episode": 1}).train()
+    assert caplog.text.count("scale_rewards='group'") == 1
+
+
+class Silent(Agent):
+    """Says nothing, in no tokens."""
+
+    def act(self, requests: Sequence[TurnRequest]) -> list[Action]:
+        return [Action(text="", token_ids=[], logprobs=[], finish_reason="length") for _ in requests]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"agent": Silent()},
+        {"agent": Silent(), "num_iterations": 2, "importance_sampling_level": "sequence"},
+        {"agent": Silent(), "num_iterations": 2, "loss_type": "vespo", "off_policy_mask_threshold": 0.1},
+        *(
+            {"agent": Silent(), "sampler_correction": mode, "loss_aggregation": aggregation}
+            for mode, aggregation in [("geometric_mask", "turn"), ("sequence_truncate", "constant")]
+        ),
+        {"agent": Silent(), "layout": "turn", "loss_type": "grpo", "zero_variance_groups": "resample"},
+        {"agent": Silent(), "advantage_estimator": "bilevel_gae", "value_head": "shared"},
+        {"env_config": {"max_trajectory_tokens": 1}, "advantage_estimator": "turn_gae", "value_head": "shared"},
+        {"env_config": {"max_trajectory_tokens": 1}, "loss_aggregation": "trajectory"},  # no room for one turn
+        {"env_config": {"max_trajectory_tokens": 1}, "advantage_estimator": "gigpo", "invalid_turns": "mask_rollout"},
+        {"truncated_rollouts": "mask", "env_config": {"max_steps_per_episode": 1}, "dataset": tasks(8, secret=-1)},
+    ],
+)
+def test_a_run_without_anything_to_learn_from_stays_where_it_is(changes: dict[str, Any], tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, **changes)
+    weights = [parameter.clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    assert logged(trainer, "loss") == logged(trainer, "grad_norm") == [0.0, 0.0]
+    assert all((one == other).all() for one, other in zip(weights, trainer.model.parameters(), strict=True))
+    for log in trainer.state.log_history:
+        assert all(math.isfinite(value) for value in log.values() if isinstance(value, float))
+
+
+@pytest.mark.parametrize("scale", ["none", "group", "batch"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_groups_of_one_are_finite(estimator: str, scale: str, tmp_path: Path) -> None:
+    head = {"value_head": "shared"} if ESTIMATORS[estimator] in CRITICS else {}
+    trainer = prepared(tmp_path, advantage_estimator=estimator, scale_rewards=scale, **head)
+    broken = [{"task_data": {"seed": 0, "cannot_start": True}}] * 3
+    batch = trainer._generate_and_score_completions([*ROWS[:1], *broken, *broken, *ROWS[4:5]])
+    assert batch["agent_token_mask"].any(1).tolist() == [True, *[False] * 6, True]
+    assert batch["advantages"].isfinite().all()
+    if estimator == "grpo":
+        assert (batch["advantages"] == 0).all()
+    loss = trainer.compute_loss(trainer.model, batch)
+    assert loss.isfinite()
+    assert all(gradient.isfinite().all() for gradient in parameter_gradients(trainer, loss))
+
+
+def test_groups_that_are_too_small_are_left_out(tmp_path: Path) -> None:
+    trainer = prepared(tmp_path, advantage_estimator="reward", min_group_size=2)
+    broken = [{"task_data": {"seed": 0, "cannot_start": True}}] * 3
+    batch = trainer._generate_and_score_completions([*ROWS[:1], *broken, *ROWS[4:]])
+    assert batch["agent_token_mask"].any(1).tolist() == [*[False] * 4, *[True] * 4]
+    assert trainer._metrics["train"]["groups/kept"] == [0.5]
+
+
+def test_trls_mask_of_truncated_completions_spares_what_the_game_ended(tmp_path: Path) -> None:
+    trainer = prepared(tmp_path, mask_truncated_completions=True, env_config={"max_steps_per_episode": 2})
+    batch = trainer._generate_and_score_completions(list(ROWS))
+    stopped = trainer._logs["extra"]["stop_reason"]
+    assert {*stopped} == {"done", "max_turns"}
+    assert batch["agent_token_mask"].any(1).tolist() == [reason == "done" for reason in stopped]
+    assert batch["attention_mask"].any(1).all()
