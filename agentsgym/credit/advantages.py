@@ -221,6 +221,11 @@ def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> 
         return None
     keywords = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    if not takes_any and not {"discount", "scale"} <= keywords:
+        name = getattr(function, "__name__", repr(function))
+        raise ConfigError(
+            f"the estimator {name!r} must take the keywords 'discount' and 'scale', got {sorted(keywords)}"
+        )
     known = keywords.difference(_NO_OPTIONS)
     for option in options:
         if option in _NO_OPTIONS or not (takes_any or option in known):

@@ -69,8 +69,7 @@ class PotentialShaping:
     def __post_init__(self) -> None:
         check_number("potential_weight", self.weight)
         if reason := _UNMOVED.get(self.function):
-            name = getattr(self.function, "__name__", "")
-            raise ConfigError(f"potential_weight would change nothing for the estimator {name!r}: {reason}")
+            raise ConfigError(f"potential_weight would change nothing for the estimator {self.name!r}: {reason}")
 
     def __call__(
         self, rollouts: Sequence[ScoredRollout], /, *, discount: float, scale: Scale
@@ -87,6 +86,11 @@ class PotentialShaping:
     def options(self) -> Mapping[str, Any]:
         """The options of the estimator."""
         return getattr(self.estimator, "options", {})
+
+    @property
+    def name(self) -> str:
+        """What the estimator's function is called."""
+        return getattr(self.function, "__name__", repr(self.function))
 
     @property
     def memory(self) -> MovingBaselines | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -138,8 +139,7 @@ class GRPOEnvConfig(GRPOConfig):
         if self.activation_checkpointing is None and self.gradient_checkpointing is None:
             self.activation_checkpointing = has_accelerator  # its new name; transformers warns of the old one
         super().__post_init__()
-        if isinstance(self.estimator_kwargs, str):
-            self.estimator_kwargs = json.loads(self.estimator_kwargs)
+        self.estimator_kwargs = _options(self.estimator_kwargs)
         if self.mask_truncated_completions and self.truncated_rollouts == "penalise":
             raise ConfigError("GRPOEnvConfig: truncated rollouts are masked or penalised, got both: leave one out")
         if self.mask_truncated_completions:  # TRL judges by a row's last token, which says nothing about a game
@@ -154,8 +154,13 @@ class GRPOEnvConfig(GRPOConfig):
         Raises:
             ConfigError: Its name or an option is unknown, or shaping would change nothing.
         """
-        estimator = get_estimator(self.advantage_estimator, **cast("dict[str, Any]", self.estimator_kwargs or {}))
-        return PotentialShaping(estimator, weight=self.potential_weight) if self.potential_weight else estimator
+        options = cast("dict[str, Any]", self.estimator_kwargs or {})
+        estimator = copy.deepcopy(get_estimator(self.advantage_estimator, **options))
+        if not self.potential_weight:
+            return estimator
+        if isinstance(estimator, PotentialShaping):
+            raise ConfigError("advantage_estimator is shaped already: leave potential_weight at 0")
+        return PotentialShaping(estimator, weight=self.potential_weight)
 
     def to_dict(self) -> dict[str, Any]:
         """TRL's, with an estimator of one's own by its name, since loggers write it as JSON."""
@@ -200,6 +205,17 @@ class GRPOEnvConfig(GRPOConfig):
         if rounded != self.save_steps:
             logger.warning("save_steps: %s becomes %d, a multiple of the generation cycle", self.save_steps, rounded)
             self.save_steps = rounded
+
+
+def _options(given: Any) -> dict[str, Any] | None:
+    """The options of an estimator, also as JSON from a command line."""
+    try:
+        options = json.loads(given) if isinstance(given, str) else given
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"GRPOEnvConfig.estimator_kwargs must be a dict or one in JSON, got {given!r}") from error
+    if options is not None and not isinstance(options, dict):
+        raise ConfigError(f"GRPOEnvConfig.estimator_kwargs must be a dict or one in JSON, got {given!r}")
+    return options
 
 
 def _check_picklable(estimator: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -18,11 +19,11 @@ from agentsgym.credit.advantages import (
 )
 from agentsgym.credit.gae import targets_of, turn_gae
 from agentsgym.credit.rewards import place_on_tokens, token_counts
-from agentsgym.credit.shaping import shaped
+from agentsgym.credit.shaping import PotentialShaping, shaped
 from agentsgym.credit.weights import aggregation_weights, invalid_turn_weights
 from agentsgym.errors import ConfigError
 from agentsgym.training import _trl
-from agentsgym.training.rules import CRITICS, correction_of
+from agentsgym.training.rules import CRITICS, OF_RETURNS, OF_TASK_GROUPS, correction_of
 from agentsgym.training.selection import drop_groups, treat_truncated, useless_groups
 
 if TYPE_CHECKING:
@@ -78,21 +79,23 @@ class Crediting:
         """Decide which rollouts of a training batch are learnt from.
 
         Returns:
-            The rollouts, those left out marked as dropped, and ``groups/kept``, the share of task groups that are
-            learnt from.
+            The rollouts, those left out marked as dropped, and the metrics ``groups/kept``, the share of task groups
+            that are learnt from, and ``frac_reward_zero_std``, the share of those without variance before any is
+            dropped.
         """
         treated = treat_truncated(rollouts, trajectories, self._args)
         useless = useless_groups(treated, self._args)
+        metrics = {"frac_reward_zero_std": zero_variance_share(treated)}
         groups = {rollout.group for rollout in rollouts}
         kept = drop_groups(treated, useless)
         self._warn_of(kept, trajectories)
-        return kept, {"groups/kept": 1 - len(useless) / len(groups) if groups else 0.0}
+        return kept, {**metrics, "groups/kept": 1 - len(useless) / len(groups) if groups else 0.0}
 
     def turn_advantages(self, rollouts: Sequence[ScoredRollout], *, is_training: bool) -> Numbers:
         """Ask the estimator; in evaluation it keeps nothing for later.
 
         Raises:
-            ConfigError: It does not return one list a rollout.
+            ConfigError: It does not return one list a rollout and one finite number a turn (or one a token of it).
         """
         estimator = self.estimator if is_training else copy.deepcopy(self.estimator)
         scale = cast("Scale", self._args.scale_rewards)  # the configuration has checked it
@@ -102,6 +105,12 @@ class Crediting:
                 f"advantage_estimator must return one list of numbers for each of {len(rollouts)} rollouts, got "
                 f"{len(numbers)}"
             )
+        for i, (rollout, own) in enumerate(zip(rollouts, numbers, strict=True)):
+            if len(own) != len(rollout.turn_rewards) or not all(map(_is_finite, own)):
+                raise ConfigError(
+                    f"advantage_estimator {estimator.name!r} must return one finite number for each of the "
+                    f"{len(rollout.turn_rewards)} turns of rollout {i}, got {own!r}"
+                )
         return numbers
 
     def credited(self, played: Played, rollouts: Sequence[ScoredRollout], numbers: Numbers) -> Credited:
@@ -125,14 +134,14 @@ class Crediting:
         return Credited(counts=[rollouts[i].counts for i in mine], advantages=advantages, value_targets=targets)
 
     def metrics(self, rollouts: Sequence[ScoredRollout], numbers: Numbers) -> dict[str, float]:
-        """Advantages by turn index, the task groups without any spread, and the sizes of step groups."""
+        """Advantages by turn index, and the sizes of step groups."""
         by_index: dict[int, list[float]] = {}
         for rollout, turns in zip(rollouts, numbers, strict=True):
             if rollout.counts:
                 for k, entry in enumerate(turns):
                     values = entry if isinstance(entry, Sequence) else [entry]
                     by_index.setdefault(k, []).extend(cast("Sequence[float]", values))
-        metrics = {"frac_reward_zero_std": zero_variance_share(rollouts)}
+        metrics: dict[str, float] = {}
         for k, values in by_index.items():
             metrics[f"advantage/turn_{k:02d}"] = fmean(values) if values else 0.0
             metrics[f"advantage_std/turn_{k:02d}"] = stdev(values) if len(values) > 1 else 0.0
@@ -173,38 +182,63 @@ class Crediting:
 
     def _value_targets(self, rollouts: Sequence[ScoredRollout]) -> list[list[list[float]]]:
         args, estimator = self._args, self.estimator
-        if args.potential_weight:  # values are of what the estimator sees
-            rollouts = shaped(rollouts, discount=args.discount, weight=args.potential_weight)
+        if isinstance(estimator, PotentialShaping):  # values are of what the estimator sees
+            rollouts = shaped(rollouts, discount=args.discount, weight=estimator.weight)
         if estimator.function in CRITICS:
             return targets_of(estimator.function, rollouts, discount=args.discount, **estimator.options)
         return targets_of(turn_gae, rollouts, discount=args.discount, trace_decay=1.0)  # one's own: the plain return
 
     def _warn_of(self, rollouts: Sequence[ScoredRollout], trajectories: Sequence[Trajectory]) -> None:
         """Say once what about the settings does not fit what was played."""
-        args, num_rollouts = self._args, cast("int", self._args.num_generations)
         counted = [rollout for rollout in rollouts if rollout.counts]
         if not counted:
             self._warn_once("no rollout of the generation batch is left to learn from: all failed or were filtered out")
             return
-        keys = [key for rollout in counted for key in rollout.state_keys]
-        if self.estimator.function is gigpo and keys and all(key is None for key in keys):
-            self._warn_once("the game gives no state keys, so that gigpo is grpo: write its _state_key")
-        sizes = step_group_sizes(counted)
-        if self.estimator.function is gigpo and sizes and sizes.count(1) > 0.9 * sum(sizes):
+        self._warn_of_states(counted)
+        self._warn_of_rewards(counted)
+        if self.estimator.function in OF_TASK_GROUPS and 1 in Counter(rollout.group for rollout in counted).values():
             self._warn_once(
-                "more than nine in ten turns are alone in their state, so that gigpo is all but grpo: _state_key is "
-                "too fine for %d rollouts a task",
-                num_rollouts,
+                "a task group has one rollout that counts, which %r has nothing to hold against: min_group_size=2 "
+                "leaves such groups out",
+                self.estimator.name,
             )
-        if args.scale_rewards == "group" and num_rollouts < _SMALL_GROUP and _are_sparse(counted):
+        length = fmean([sum(token_counts(row)) for row in trajectories])
+        if length == 0:
+            self._warn_once("no rollout of the generation batch has an agent token, so that there is nothing to learn")
+        if length > _LONG_ROLLOUT:
+            self._warn_of_length(math.floor(length))
+
+    def _warn_of_states(self, rollouts: Sequence[ScoredRollout]) -> None:
+        if self.estimator.function is not gigpo:
+            return
+        keys = [key for rollout in rollouts for key in rollout.state_keys]
+        sizes = step_group_sizes(rollouts)
+        if keys and all(key is None for key in keys):
+            self._warn_once(
+                "the game gives no state keys, so that gigpo is without its second term: write its _state_key"
+            )
+        if sizes and sizes.count(1) > 0.9 * sum(sizes):
+            self._warn_once(
+                "more than nine in ten turns are alone in their state, so that gigpo has nothing to hold them against: "
+                "_state_key is too fine for %d rollouts a task",
+                cast("int", self._args.num_generations),
+            )
+
+    def _warn_of_rewards(self, rollouts: Sequence[ScoredRollout]) -> None:
+        args, num_rollouts, function = self._args, cast("int", self._args.num_generations), self.estimator.function
+        is_by_group = args.scale_rewards == "group" and function in OF_TASK_GROUPS
+        if is_by_group and num_rollouts < _SMALL_GROUP and _are_sparse(rollouts):
             self._warn_once(
                 "scale_rewards='group' with %d rollouts a task and one paid turn at most: where wins are rare the "
                 "gradient can point the wrong way; 'batch' and 'none' keep its direction",
                 num_rollouts,
             )
-        length = fmean([sum(token_counts(row)) for row in trajectories])
-        if length > _LONG_ROLLOUT:
-            self._warn_of_length(math.floor(length))
+        if function in OF_RETURNS and any(map(_is_paid_elsewhere, rollouts)):
+            self._warn_once(
+                "the final reward is not what the turns were paid together, and %r sees the turns alone: pay it in "
+                "_step_episode, or set env_config['turn_credit'] to 'final'",
+                self.estimator.name,
+            )
 
     def _warn_of_length(self, length: int) -> None:
         args, lags_behind = self._args, _trl.needs_old_logprobs(self._args)
@@ -237,3 +271,12 @@ def _laid(trajectory: Trajectory, targets: Sequence[Sequence[float]]) -> list[fl
     for turn, own in zip(trajectory.turns, targets, strict=True):
         laid[turn.start : turn.stop] = own
     return laid
+
+
+def _is_finite(entry: Any) -> bool:
+    return all(map(math.isfinite, entry)) if isinstance(entry, Sequence) else math.isfinite(entry)
+
+
+def _is_paid_elsewhere(rollout: ScoredRollout) -> bool:
+    paid = math.fsum(rollout.turn_rewards)
+    return bool(rollout.turn_rewards) and not math.isclose(paid, rollout.final_reward, rel_tol=1e-6, abs_tol=1e-6)

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from agentsgym.errors import ConfigError
+
 if TYPE_CHECKING:
+    from agentsgym.credit.advantages import BoundEstimator, PotentialShaping
     from agentsgym.training.trainer import GRPOEnvTrainer
     from agentsgym.training.value_head import ValueModel
 
@@ -19,21 +22,36 @@ def save_learnt(trainer: GRPOEnvTrainer, folder: Path) -> None:
     """Write it beside the model."""
     if trainer.value_model is not None:
         trainer.value_model.save(folder)
-    if (memory := trainer.estimator_memory) is not None:
-        (folder / _MEMORY).write_text(json.dumps(memory.state_dict()))
+    estimator = trainer.estimator
+    if estimator.memory is not None:
+        state = {"estimator": estimator.name, "options": _written(estimator), "memory": estimator.memory.state_dict()}
+        (folder / _MEMORY).write_text(json.dumps(state))
 
 
 def load_learnt(trainer: GRPOEnvTrainer, folder: Path) -> None:
     """Read it back.
 
     Raises:
-        ConfigError: The checkpoint has no value head, or one of another shape.
+        ConfigError: The checkpoint has no value head, or one of another shape, or not what this estimator remembers.
     """
     if trainer.value_model is not None:
         trainer.value_model.load(folder)
-    memory, path = trainer.estimator_memory, folder / _MEMORY
-    if memory is not None and path.exists():
-        memory.load_state_dict(json.loads(path.read_text()))
+    estimator, path = trainer.estimator, folder / _MEMORY
+    if estimator.memory is None:
+        return
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: {estimator.name!r} is to go on from the averages that it held")
+    state = json.loads(path.read_text())
+    if (state["estimator"], state["options"]) != (estimator.name, _written(estimator)):
+        raise ConfigError(
+            f"{path} holds what {state['estimator']!r} remembered with the options {state['options']}, and the run is "
+            f"to go on with {estimator.name!r} and {_written(estimator)}"
+        )
+    estimator.memory.load_state_dict(state["memory"])
+
+
+def _written(estimator: BoundEstimator | PotentialShaping) -> dict[str, str]:
+    return {name: repr(value) for name, value in sorted(estimator.options.items())}
 
 
 class ValueSteps(TrainerCallback):

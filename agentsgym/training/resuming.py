@@ -17,8 +17,7 @@ class ResumedOrder(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         """Draw the orders of the passes that are over."""
-        sampler = train_dataloader.get_sampler() if hasattr(train_dataloader, "get_sampler") else None
-        generator = getattr(sampler, "generator", None)
-        num_passes = int(state.epoch + 1e-6)
-        for _ in range(num_passes if isinstance(generator, torch.Generator) else 0):
-            torch.randperm(sampler.num_samples, generator=generator)
+        sampler: Any = getattr(train_dataloader, "get_sampler", lambda: None)()
+        if isinstance(getattr(sampler, "generator", None), torch.Generator):  # a stream has none
+            for _ in range(int(state.epoch + 1e-6)):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.envs.registry import class_path, make
@@ -25,9 +25,18 @@ class Environments:
     """The environments of a run, one for each class and configuration that its rows name."""
 
     def __init__(
-        self, env: MultistepEnv | None, tokenizer: PreTrainedTokenizerBase, *, layout: str = "trajectory"
+        self,
+        env: MultistepEnv | None,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        check: Callable[[MultistepEnv], None] = lambda _env: None,
     ) -> None:
-        """Take the one environment of the run, or None to build each row's own, and what is made of its rollouts.
+        """Take the one environment of the run, or None to build each row's own.
+
+        Args:
+            env: The one environment, or None.
+            tokenizer: The policy's.
+            check: Raises what speaks against an environment.
 
         Raises:
             ConfigError: ``env`` has no tokenizer or another one than the policy's.
@@ -36,7 +45,7 @@ class Environments:
             raise ConfigError("env.tokenizer must be the trainer's: build the environment with the policy's tokenizer")
         self._env = env
         self._tokenizer = tokenizer
-        self._layout = layout
+        self._check = check
         self._built: dict[tuple[str, str], MultistepEnv] = {}
 
     def check(self, rows: Iterable[Row], name: str = "the dataset") -> None:
@@ -69,10 +78,15 @@ class Environments:
         key = (str(row.get("env_class_path")), json.dumps(row.get("env_config"), sort_keys=True, default=repr))
         if key not in self._built:
             env = make(row, self._tokenizer) if self._env is None else self._given(self._env, row)
-            if self._layout == "trajectory":
-                _check_history(env)
+            self._check(env)
             self._built[key] = env
         return self._built[key]
+
+    def game(self, row: Row) -> Hashable:
+        """What a row plays, its environment's class and configuration: equal for equal games, also after a resume."""
+        env = self.of(row)
+        config = json.dumps(env.env_config, sort_keys=True, default=lambda value: getattr(value, "__qualname__", ""))
+        return class_path(type(env)), derive_seed("game", config)
 
     def trials(
         self,
@@ -106,14 +120,6 @@ class Environments:
                 "leave env=None to build each row's own"
             )
         return env
-
-
-def _check_history(env: MultistepEnv) -> None:
-    if env.env_config["history"] != "append":
-        raise ConfigError(
-            f"env_config['history']={env.env_config['history']!r} rewrites history, so that a rollout is no single row "
-            "of tokens, and layout='trajectory' trains one row a rollout: use layout='turn' or history='append'"
-        )
 
 
 def group_seeds(num_rows: int, num_rollouts: int, *parts: object, first: int = 0) -> list[int]:

@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.batch.layouts import LAYOUTS
-from agentsgym.credit.advantages import get_estimator, reward
+from agentsgym.credit.advantages import (
+    get_estimator,
+    gigpo,
+    grpo,
+    mt_grpo,
+    rebn,
+    return_to_go,
+    reward,
+    rloo,
+)
 from agentsgym.credit.gae import bilevel_gae, turn_gae
 from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
 from agentsgym.envs.config import Check, is_int, is_number, or_none
@@ -16,6 +25,7 @@ from agentsgym.rollouts.processes import ProcessPool
 from agentsgym.training.correction import CORRECTIONS
 
 if TYPE_CHECKING:
+    from agentsgym.envs.base import MultistepEnv
     from agentsgym.training.config import GRPOEnvConfig
 
 LOSS_TYPES: Final = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
@@ -27,6 +37,10 @@ ENV_POOLS: Final[dict[str, Callable[[int], Pool]]] = {"threads": ThreadPool, "pr
 
 # With whom a value head does anything.
 CRITICS: Final = (turn_gae, bilevel_gae)
+
+# Those that sum what turns are paid, and those that hold a rollout against the others of its task group.
+OF_RETURNS: Final = (return_to_go, rebn, gigpo, *CRITICS)
+OF_TASK_GROUPS: Final = (grpo, rloo, return_to_go, gigpo, mt_grpo)
 
 # A mode of agentsgym.training.correction with its lower and its upper bound.
 Correction = tuple[str, float | None, float | None]
@@ -125,6 +139,22 @@ def correction_of(args: GRPOEnvConfig) -> Correction | None:
         low if args.sampler_correction_min is None else args.sampler_correction_min,
         high if args.sampler_correction_max is None else args.sampler_correction_max,
     )
+
+
+def check_environment(env: MultistepEnv, args: GRPOEnvConfig) -> None:
+    """Raise :class:`ConfigError` for an environment whose rollouts the settings would make something wrong of."""
+    config, estimator = env.env_config, get_estimator(args.advantage_estimator)
+    if args.layout == "trajectory" and config["history"] != "append":
+        raise ConfigError(
+            f"env_config['history']={config['history']!r} rewrites history, so that a rollout is no single row of "
+            "tokens, and layout='trajectory' trains one row a rollout: use layout='turn' or history='append'"
+        )
+    if config["turn_credit"] == "repeat_final" and estimator.function in OF_RETURNS:
+        raise ConfigError(
+            "env_config['turn_credit']='repeat_final' pays the final reward on every turn, and advantage_estimator="
+            f"{estimator.name!r} sums what turns are paid, so that long rollouts would be paid it many times: use "
+            "turn_credit='final'"
+        )
 
 
 def check_settings(args: GRPOEnvConfig) -> None:

@@ -17,7 +17,6 @@ from trl import GRPOTrainer
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.envs.registry import class_path
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation.metrics import Evaluation, summarize
 from agentsgym.training import _trl
@@ -36,6 +35,7 @@ from agentsgym.training.policies import agent_of, value_model_of
 from agentsgym.training.ranks import gathered, raised_together
 from agentsgym.training.resuming import ResumedOrder
 from agentsgym.training.rows import Environments
+from agentsgym.training.rules import check_environment
 from agentsgym.training.scoring import scores
 from agentsgym.training.vllm_policy import VLLMPolicyAgent
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
     from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-    from agentsgym.credit.memory import MovingBaselines
+    from agentsgym.credit.advantages import BoundEstimator, PotentialShaping
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.types import Trajectory
 
@@ -126,7 +126,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         _trl.free_copies(self)
         _trl.take_ratios_of_tokens(self)
         self._policy_tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
-        self.environments = Environments(env, self._policy_tokenizer, layout=args.layout)
+        self.environments = Environments(env, self._policy_tokenizer, check=partial(check_environment, args=args))
         for name, dataset in finite_datasets(train_dataset=train_dataset, eval_dataset=eval_dataset):
             self.environments.check(dataset, name)
         check_size(train_dataset, args)
@@ -147,6 +147,7 @@ class GRPOEnvTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in transformers; a run that starts or resumes takes nothing over from an earlier one of this trainer."""
         self.player.generation = None
+        self._crediting = Crediting(self.args)
         self.statistics = LossStatistics(self)
         if isinstance(self.agent, VLLMPolicyAgent):
             self.agent.weights_changed()
@@ -170,7 +171,6 @@ class GRPOEnvTrainer(GRPOTrainer):
             ``num_items_in_batch`` and ``num_value_targets``, 0-dim, agent tokens and targets over all ranks.
         """
         is_training = _trl.is_training(self)
-        self.record_statistics()
         played = self.player.play(inputs)
         layout = self._layout(played.trajectories)
         rollouts = gathered(self._scored(played, layout))  # a group may straddle ranks
@@ -292,7 +292,7 @@ class GRPOEnvTrainer(GRPOTrainer):
                 trajectory,
                 group=index // num_rollouts,
                 turn_credit=self.environments.of(row).env_config["turn_credit"],
-                game=class_path(type(self.environments.of(row))),
+                game=self.environments.game(row),
             )
             for index, (row, trajectory) in enumerate(zip(played.rows, played.trajectories, strict=True), played.first)
         ]
@@ -359,6 +359,6 @@ class GRPOEnvTrainer(GRPOTrainer):
             )
 
     @property
-    def estimator_memory(self) -> MovingBaselines | None:
-        """What the estimator keeps from one generation batch to the next; None for nothing."""
-        return self._crediting.estimator.memory
+    def estimator(self) -> BoundEstimator | PotentialShaping:
+        """What turns rewards into advantages; its ``memory`` is what it keeps from one generation batch to the next."""
+        return self._crediting.estimator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -16,6 +17,7 @@ from test_trl_seam import ROWS, parameter_gradients, prepared
 from agentsgym.agents.base import Agent
 from agentsgym.credit.advantages import ESTIMATORS, gigpo
 from agentsgym.credit.scored import ScoredRollout
+from agentsgym.errors import ConfigError
 from agentsgym.training.crediting import Crediting
 from agentsgym.training.rules import CRITICS
 from agentsgym.types import Action, StopReason, Trajectory, Turn, TurnRequest
@@ -81,7 +83,67 @@ def test_a_batch_that_nothing_is_learnt_from_is_told(
     batch: list[Trajectory], changes: dict[str, Any], is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = ["no rollout of the generation batch is left to learn from: all failed or were filtered out"]
-    assert warnings_of(tmp_path, caplog, batch, **changes) == (wanted if is_told else [])
+    told = [message for message in warnings_of(tmp_path, caplog, batch, **changes) if "one rollout" not in message]
+    assert told == (wanted if is_told else [])
+
+
+@pytest.mark.parametrize(
+    ("batch", "changes", "is_told"),
+    [
+        ([FAILED] * 3 + STEADY[:5], {}, True),
+        ([FAILED] * 3 + STEADY[:5], {"advantage_estimator": "rloo"}, True),
+        ([FAILED] * 3 + STEADY[:5], {"advantage_estimator": "rebn"}, False),  # which needs no task groups
+        ([FAILED] * 3 + STEADY[:5], {"min_group_size": 2}, False),
+        ([FAILED] * 2 + STEADY[:6], {}, False),
+    ],
+)
+def test_a_rollout_with_nothing_to_hold_it_against_is_told(
+    batch: list[Trajectory], changes: dict[str, Any], is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = warnings_of(tmp_path, caplog, batch, **changes)
+    assert ["min_group_size=2 leaves such groups out" in message for message in told] == [True] * is_told
+
+
+@pytest.mark.parametrize(
+    ("estimator", "paid", "is_told"),
+    [("return_to_go", 2.0, True), ("rebn", 2.0, True), ("grpo", 2.0, False), ("return_to_go", 1.5, False)],
+)
+def test_a_final_reward_that_no_turn_was_paid_is_told(
+    estimator: str, paid: float, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = [dataclasses.replace(STEADY[0], final_reward=paid), *STEADY[1:]]
+    told = warnings_of(tmp_path, caplog, batch, advantage_estimator=estimator)
+    assert ["set env_config['turn_credit'] to 'final'" in message for message in told] == [True] * is_told
+
+
+def test_a_batch_without_agent_tokens_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told = warnings_of(tmp_path, caplog, [rollout([0.5, 1.0], num_tokens=0)] * 8)
+    assert ["no rollout of the generation batch has an agent token" in message for message in told] == [True]
+
+
+def test_paying_the_final_reward_on_every_turn_is_refused_where_turns_are_summed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'return_to_go' sums what turns are paid.*use turn_credit='final'"):
+        trainer_of(tmp_path, env_config={"turn_credit": "repeat_final"})
+    trainer_of(tmp_path, env_config={"turn_credit": "repeat_final"}, advantage_estimator="grpo")
+    trainer_of(tmp_path, env_config={"turn_credit": "final"})
+
+
+def unsure(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[float]]:
+    """An estimator that does not know what the last turn is worth."""
+    return [[*([0.0] * (len(one.turn_rewards) - 1)), math.nan] for one in rollouts]
+
+
+def brief(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[float]]:
+    """An estimator that looks at first turns alone."""
+    return [[0.0] for _ in rollouts]
+
+
+@pytest.mark.parametrize(("estimator", "given"), [(unsure, "nan"), (brief, r"\[0.0\]")])
+def test_numbers_that_are_none_are_named(estimator: Any, given: str, tmp_path: Path) -> None:
+    crediting = Crediting(settings(tmp_path, advantage_estimator=estimator))
+    scored = [ScoredRollout.from_trajectory(rollout([0.5, 1.0]), group=0)]
+    with pytest.raises(ConfigError, match=rf"'{estimator.__name__}' must return one finite number.*rollout 0.*{given}"):
+        crediting.turn_advantages(scored, is_training=True)
 
 
 def keyed(*keys: Sequence[Any]) -> list[Trajectory]:

@@ -1,0 +1,120 @@
+"""What an estimator keeps between batches: per game, untouched by evaluation, saved and resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from games import GuessNumber, policy, settings, tasks, trainer_of
+from test_resume import assert_equal_weights, history, trained
+
+from agentsgym.credit.advantages import PotentialShaping, get_estimator
+from agentsgym.credit.gae import targets_of, turn_gae
+from agentsgym.credit.scored import ScoredRollout
+from agentsgym.envs import registry
+from agentsgym.envs.registry import register
+from agentsgym.errors import ConfigError
+from agentsgym.training.crediting import Crediting
+from agentsgym.training.trainer import GRPOEnvTrainer
+
+REMEMBERING: list[dict[str, Any]] = [
+    {"advantage_estimator": "rae", "scale_rewards": "none"},
+    {"estimator_kwargs": {"baseline": "role_ema", "decay": 0.5}, "scale_rewards": "none"},
+]
+
+
+@pytest.mark.parametrize("changes", REMEMBERING)
+def test_a_resumed_run_remembers(changes: dict[str, Any], tmp_path: Path) -> None:
+    straight = trained(tmp_path / "straight", max_steps=4, save_strategy="steps", save_steps=2, **changes)
+    resumed = trainer_of(tmp_path / "second", dataset=straight.train_dataset, max_steps=4, **changes)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / "checkpoint-2"))
+    assert history(resumed)[2:] == history(straight)[2:]
+    assert_equal_weights(resumed, straight)
+    assert resumed.estimator.memory is not None
+    assert straight.estimator.memory == resumed.estimator.memory
+
+
+@pytest.mark.parametrize("changes", REMEMBERING)
+def test_evaluation_leaves_the_averages_alone(changes: dict[str, Any], tmp_path: Path) -> None:
+    alone = trained(tmp_path, max_steps=2, **changes)
+    evaluated = trained(
+        tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1, eval_dataset=tasks(4, secret=0), **changes
+    )
+    assert evaluated.last_evaluation is not None
+    assert alone.estimator.memory == evaluated.estimator.memory
+    assert history(alone) == history(evaluated)
+
+
+def test_a_second_run_of_a_trainer_begins_anew(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, max_steps=1, learning_rate=0.0, **REMEMBERING[0])
+    first = trainer.estimator.memory
+    trainer.train()
+    assert trainer.estimator.memory is not first
+    assert trainer.estimator.memory == first  # the same games, played by the same policy
+
+
+def test_what_another_estimator_remembered_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, **REMEMBERING[1])
+    folder = tmp_path / "checkpoint-1"
+    with pytest.raises(ConfigError, match=r"holds what 'return_to_go' remembered.*go on with 'rae'"):
+        trainer_of(tmp_path, max_steps=2, **REMEMBERING[0]).train(resume_from_checkpoint=str(folder))
+    (folder / "estimator.json").unlink()
+    with pytest.raises(ConfigError, match=r"estimator\.json is missing: 'return_to_go' is to go on"):
+        trainer_of(tmp_path, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
+
+
+def test_each_game_has_averages_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two configurations of one class are two games."""
+    monkeypatch.setattr(registry, "_registered", {})
+    register(GuessNumber, "tests.GuessNumber")
+    rows = [
+        {
+            "env_class_path": "tests.GuessNumber",
+            "env_config": {"max_steps_per_episode": turns},
+            "task_data": {"seed": 0},
+        }
+        for turns in (1, 3)
+    ]
+    model, tokenizer = policy()
+    args = settings(tmp_path, max_steps=1, **REMEMBERING[0])
+    trainer = GRPOEnvTrainer(model, None, args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    trainer.train()
+    assert trainer.estimator.memory is not None
+    trainer.save_model(str(tmp_path))
+    saved = json.loads((tmp_path / "estimator.json").read_text())
+    assert saved["estimator"] == "rae"
+    assert len(saved["memory"]["baselines"]) == 2
+
+
+def test_an_estimator_given_to_two_runs_is_copied(tmp_path: Path) -> None:
+    given = get_estimator("rae")
+    first, second = (settings(tmp_path, advantage_estimator=given).estimator() for _ in range(2))
+    assert first.memory is not second.memory
+    assert first.memory is not given.memory
+
+
+def test_values_are_of_the_rewards_that_the_estimator_sees(tmp_path: Path) -> None:
+    """Shaping by the setting and shaping by the estimator are the same."""
+    shaped = PotentialShaping(get_estimator("turn_gae"), weight=1.0)
+    by_setting = Crediting(
+        settings(tmp_path, advantage_estimator="turn_gae", potential_weight=1.0, value_head="shared")
+    )
+    by_estimator = Crediting(settings(tmp_path, advantage_estimator=shaped, value_head="shared"))
+    rollout = ScoredRollout(
+        turn_rewards=[1.0, 2.0],
+        final_reward=3.0,
+        group=0,
+        state_keys=[None] * 2,
+        potentials=[-1.0, -0.5],
+        values=[[0.5], [0.25]],
+    )
+    targets = by_setting._value_targets([rollout])
+    assert by_estimator._value_targets([rollout]) == targets
+    assert targets != targets_of(turn_gae, [rollout], 1.0)
+    assert by_setting.estimator == by_estimator.estimator
+    assert by_estimator.estimator.function is turn_gae
+    with pytest.raises(ConfigError, match="shaped already"):
+        settings(tmp_path, advantage_estimator=shaped, potential_weight=1.0, value_head="shared")
