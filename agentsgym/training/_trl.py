@@ -270,11 +270,13 @@ def unrecorded(trainer: Any) -> Generator[None]:
     """Forget what is recorded inside: of rows without agent tokens TRL would tell that their entropy is 0."""
     metrics = _metrics(trainer)
     counts = {name: len(values) for name, values in metrics.items()}
-    yield
-    for name in list(metrics):
-        del metrics[name][counts.get(name, 0) :]
-        if not metrics[name]:
-            del metrics[name]
+    try:
+        yield
+    finally:
+        for name in list(metrics):
+            del metrics[name][counts.get(name, 0) :]
+            if not metrics[name]:
+                del metrics[name]
 
 
 def drop_metrics(trainer: Any, names: Iterable[str]) -> None:

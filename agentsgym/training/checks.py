@@ -42,6 +42,21 @@ def check_size(train_dataset: Any, args: GRPOEnvConfig) -> None:
         )
 
 
+def check_parts(trainer: Any) -> None:
+    """Raise :class:`ConfigError` for a model or an optimizer that a setting does not go together with."""
+    args: GRPOEnvConfig = trainer.args
+    if args.layout != "trajectory" and trainer.aux_loss_enabled:
+        raise ConfigError(
+            "layout='turn' makes the number of rows vary, and a mixture of experts' auxiliary loss is counted once for "
+            "each part of a micro-batch: set router_aux_loss_coef to 0"
+        )
+    if args.value_head is not None and trainer.lr_scheduler is not None:
+        raise ConfigError(
+            "value_head adds a group of parameters to the optimizer, which a scheduler given in `optimizers` does not "
+            "know: pass (optimizer, None) and set lr_scheduler_type"
+        )
+
+
 def finite_datasets(**datasets: Any) -> Iterator[tuple[str, Any]]:
     """The datasets that can be read through in advance, each with the name that errors call it by."""
     for name, dataset in datasets.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 
 from agentsgym.errors import ConfigError
+from agentsgym.training.value_head import FILE_NAME
 
 if TYPE_CHECKING:
     from agentsgym.credit.advantages import BoundEstimator, PotentialShaping
@@ -36,6 +37,8 @@ def load_learnt(trainer: GRPOEnvTrainer, folder: Path) -> None:
     """
     if trainer.value_model is not None:
         trainer.value_model.load(folder)
+    elif (folder / FILE_NAME).is_file():
+        raise ConfigError(f"{folder} was saved with a value head, which value_head=None would lose: set it as it was")
     estimator, path = trainer.estimator, folder / _MEMORY
     if estimator.memory is None:
         return
@@ -51,7 +54,8 @@ def load_learnt(trainer: GRPOEnvTrainer, folder: Path) -> None:
 
 
 def _written(estimator: BoundEstimator | PotentialShaping) -> dict[str, str]:
-    return {name: repr(value) for name, value in sorted(estimator.options.items())}
+    options = sorted(estimator.options.items())
+    return {name: getattr(value, "__qualname__", repr(value)) for name, value in options}  # repr may hold an address
 
 
 class ValueSteps(TrainerCallback):
@@ -60,6 +64,11 @@ class ValueSteps(TrainerCallback):
     def __init__(self, value_model: ValueModel) -> None:
         """Take whose gradients they are."""
         self._value_model = value_model
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin alike on all ranks, without what an interrupted run left."""
+        self._value_model.broadcast()
+        self._value_model.zero_grad()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Make the gradients those of all ranks, and no larger than the policy's may be."""

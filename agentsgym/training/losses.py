@@ -37,7 +37,7 @@ def loss_in_parts(trainer: GRPOEnvTrainer, model: Any, batch: dict[str, Any], co
     args, is_training = trainer.args, _trl.is_training(trainer)
     if args.layout == "trajectory":
         return _loss_of_part(trainer, model, batch, compute)
-    size = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
+    size = args.per_device_train_batch_size if is_training else int(batch["num_rollouts"])
     *before, last = _trl.in_parts(batch, size)
     done: list[torch.Tensor] = []
     for part in before:
@@ -73,12 +73,16 @@ def _loss_of_part(trainer: GRPOEnvTrainer, model: Any, batch: dict[str, Any], co
 
 def _value_loss(trainer: GRPOEnvTrainer, batch: dict[str, Any], last: int) -> torch.Tensor:
     """The value head's, a mean over the targets of an optimizer step as TRL counts the tokens of one."""
-    num_targets = batch["num_value_targets"]
-    if _trl.is_training(trainer):
+    value_model, num_targets = cast("ValueModel", trainer.value_model), batch["num_value_targets"]
+    is_training = _trl.is_training(trainer)
+    value_model.train(is_training)
+    if is_training:
         num_targets = num_targets * _trl.accumulation_steps(trainer) / cast("int", trainer.args.steps_per_generation)
     ids, attention_mask, targets = (
         batch[name][:, :last] for name in ("prompt_completion_ids", "attention_mask", "value_targets")
     )
-    loss = cast("ValueModel", trainer.value_model).loss(ids, attention_mask, targets, num_targets)
-    _trl.record_metrics(trainer, {"value_loss": float(_trl.mean(trainer, loss.detach()))})
+    loss = value_model.loss(ids, attention_mask, targets, num_targets)
+    if is_training:
+        summed = loss * num_targets.clamp(min=1) / trainer.accelerator.num_processes
+        trainer.statistics.observe_values(summed, targets.isfinite().sum())
     return loss

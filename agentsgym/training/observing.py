@@ -27,6 +27,7 @@ class LossStatistics:
         names = ["entropy", "ratio", *([] if self._bounds is None else ["clip_ratio"])]
         self._turns = TurnStatistics(names=names, device=trainer.accelerator.device)
         self._log_ratios: list[float] = []
+        self._value_loss = torch.zeros(2, device=trainer.accelerator.device)  # its sum, and of how many targets
 
     def observe(
         self, turn_index: torch.Tensor, inputs: Mapping[str, Any], logps: torch.Tensor, entropies: torch.Tensor
@@ -48,6 +49,10 @@ class LossStatistics:
         self._turns.add(turn_index, **values)
         self._log_ratios += row_log_ratios(log_ratio, inputs["tool_mask"])
 
+    def observe_values(self, summed_loss: torch.Tensor, num_targets: torch.Tensor) -> None:
+        """Take what the value head lost on this rank's part of a micro-batch, 0-dim, and on how many targets."""
+        self._value_loss += torch.stack([summed_loss.detach(), num_targets]).to(self._value_loss)
+
     def metrics(self, total: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
         """Over all ranks, on all ranks together; starts anew.
 
@@ -55,10 +60,15 @@ class LossStatistics:
             total: The sum of a tensor over all ranks.
 
         Returns:
-            ``{entropy,ratio,clip_ratio}/turn_{k}`` and ``effective_sample_size``; empty if nothing was observed.
+            ``{entropy,ratio,clip_ratio}/turn_{k}``, ``effective_sample_size`` and ``value_loss``; empty if nothing was
+            observed.
         """
         log_ratios, self._log_ratios = gathered(self._log_ratios), []
+        value_loss, num_targets = total(self._value_loss).tolist()
+        self._value_loss.zero_()
         metrics = self._turns.metrics(total)
+        if num_targets:
+            metrics["value_loss"] = value_loss / num_targets
         return metrics | {"effective_sample_size": effective_sample_size(log_ratios)} if log_ratios else metrics
 
 

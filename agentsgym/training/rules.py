@@ -276,6 +276,11 @@ _TOGETHER: tuple[Rule, ...] = (
         "layout='turn' makes the number of rows vary, and TRL's entropy bonus is a mean over those of a micro-batch",
     ),
     (
+        "top_entropy_quantile",
+        lambda args: _splits_rows(args) and args.top_entropy_quantile < 1,
+        "layout='turn' makes the number of rows vary, and TRL's quantile is over those of a micro-batch",
+    ),
+    (
         "value_head",
         lambda args: args.value_head is None and _has_critic(args),
         "advantage_estimator needs values: set value_head='shared' or 'separate'",

@@ -21,7 +21,7 @@ from agentsgym.errors import ConfigError
 from agentsgym.evaluation.metrics import Evaluation, summarize
 from agentsgym.training import _trl
 from agentsgym.training.batches import Batch, round_up
-from agentsgym.training.checks import check_model, check_size, finite_datasets
+from agentsgym.training.checks import check_model, check_parts, check_size, finite_datasets
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.crediting import Credited, Crediting
 from agentsgym.training.evaluating import counted_rollouts, untouched_global_generators
@@ -130,6 +130,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         for name, dataset in finite_datasets(train_dataset=train_dataset, eval_dataset=eval_dataset):
             self.environments.check(dataset, name)
         check_size(train_dataset, args)
+        check_parts(self)
         agent_type = policy_agent_type(self.accelerator)
         self.agent = agent_of(self, agent_type) if agent is None else as_agent(agent)
         self.last_evaluation: Evaluation | None = None
@@ -168,7 +169,8 @@ class GRPOEnvTrainer(GRPOTrainer):
             off agent tokens), all (B, L), B the number of rows that the layout makes, fillers included;
             ``old_per_token_logps``, ``ref_per_token_logps``, ``sampling_per_token_logps``, (under vLLM)
             ``importance_sampling_ratio`` and (with a value head) ``value_targets``, (B, L) or None;
-            ``num_items_in_batch`` and ``num_value_targets``, 0-dim, agent tokens and targets over all ranks.
+            ``num_items_in_batch`` and ``num_value_targets``, agent tokens and targets over all ranks, and
+            ``num_rollouts`` of a rank, 0-dim.
         """
         is_training = _trl.is_training(self)
         played = self.player.play(inputs)
@@ -225,7 +227,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         """TRL's, and in it the value head's parameters with a learning rate of their own."""
         optimizer = super().create_optimizer(model)
         if self.value_model is not None:
-            optimizer.add_param_group(self.value_model.parameter_group())
+            self.value_model.join(optimizer)
         return optimizer
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -272,7 +274,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             rows = [row for i, trajectory in enumerate(trajectories) for row in layout(i, trajectory)]
         num_rows = 0
         if args.layout != "trajectory":
-            size = args.per_device_eval_batch_size
+            size = max(gathered([len(trajectories)]))
             if _trl.is_training(self):
                 size = args.per_device_train_batch_size * cast("int", args.steps_per_generation)
             num_rows = round_up(max(gathered([len(rows)])), size)
@@ -319,6 +321,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             "sampling_per_token_logps": scored.sampling,
             "importance_sampling_ratio": scored.ratio if self.args.use_vllm else None,
             "num_items_in_batch": _trl.total(self, mask.sum()),
+            "num_rollouts": torch.tensor(max(gathered([len(played.trajectories)]))),
         }
         _trl.record_metrics(self, scored.metrics)
         if credited.value_targets is None:

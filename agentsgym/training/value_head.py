@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -119,6 +120,9 @@ class ValueModel(nn.Module):
         handle = self._trunk.register_forward_hook(lambda _module, _args, output: self._observed.append(output[0]))
         try:
             yield
+        except BaseException:
+            self._observed = []  # it would keep the graph of the whole forward
+            raise
         finally:
             handle.remove()
 
@@ -153,6 +157,18 @@ class ValueModel(nn.Module):
         errors = self._read(states[:, :-1][learnt]) - wanted[learnt].to(self.head.weight)
         divisor = torch.as_tensor(num_targets).clamp(min=1) / _num_ranks()
         return self.loss_weight * 0.5 * errors.square().sum() / divisor
+
+    def join(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have an optimizer train it, with its own learning rate; one that does already is left as it is."""
+        known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if not any(id(parameter) in known for parameter in self.parameters()):
+            optimizer.add_param_group(self.parameter_group())
+
+    def broadcast(self) -> None:
+        """Make it what it is on the first rank, on all ranks; every rank calls it."""
+        if _num_ranks() > 1:
+            for tensor in chain(self.parameters(), self.buffers()):
+                dist.broadcast(tensor.data, src=0)
 
     def parameter_group(self) -> dict[str, Any]:
         """The group of the optimizer that trains the head, and the trunk if it is separate; without weight decay."""

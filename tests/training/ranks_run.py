@@ -30,7 +30,7 @@ WATCHED = (
     *("loss", "grad_norm", "entropy", "kl", "num_tokens"),
     *("reward", "reward_std", "win_rate", "turns/mean", "alive/turn_03"),
     *("sampling/kl/k1", "sampling/sampling_logp_difference/mean", "sampling/importance_sampling_ratio/min"),
-    *("groups/kept", "groups/resampled"),
+    *("groups/kept", "groups/resampled", "value_loss"),
     *("advantage/turn_01", "advantage_std/turn_01", "step_groups/mean_size", "frac_reward_zero_std"),
     *("entropy/turn_01", "ratio/turn_01", "clip_ratio/turn_01", "effective_sample_size"),
 )
@@ -80,6 +80,14 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "evaluated": {"eval_dataset": tasks(3), "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4},
     "streamed": {"eval_dataset": stream(3), "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8},
     "two_episodes": {"env_config": {"episodes_per_trial": 2}},
+    "shared_values": {"advantage_estimator": "turn_gae", "value_head": "shared", "value_learning_rate": 0.05},
+    "own_values": {
+        "advantage_estimator": "bilevel_gae",
+        "value_head": "separate",
+        "gradient_accumulation_steps": 3,
+        "max_steps": 2,
+    },
+    "remembering": {"advantage_estimator": "rae", "scale_rewards": "none"},
     "adapters": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), "beta": 0.1, "max_steps": 3},
     "rewritten": {"layout": "turn", "env_config": {"history": newest}, "loss_type": "grpo", "num_iterations": 2},
     "rewritten_accumulated": {
@@ -117,7 +125,9 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 def weights(trainer: GRPOEnvTrainer) -> str:
     """A digest of the policy: equal on all ranks, or they have drifted apart."""
     model = trainer.accelerator.unwrap_model(trainer.model)
-    data = b"".join(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes() for tensor in model.parameters())
+    values = [] if trainer.value_model is None else [*trainer.value_model.parameters()]
+    tensors = [tensor.detach().contiguous() for tensor in (*model.parameters(), *values)]
+    data = b"".join(tensor.view(torch.uint8).numpy().tobytes() for tensor in tensors)
     return hashlib.sha256(data).hexdigest()
 
 

@@ -131,6 +131,12 @@ def test_trls_mask_of_truncated_completions_is_ours_of_truncated_rollouts(tmp_pa
 
 # (setting to blame, words of the reason, settings that do not go together, neighbours that do).
 TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
+    (
+        "top_entropy_quantile",
+        "TRL's quantile",
+        {"top_entropy_quantile": 0.5, "layout": "turn"},
+        [{"top_entropy_quantile": 0.5}, {"layout": "turn"}],
+    ),
     ("min_group_size", "all would be dropped", {"min_group_size": 5}, [{"min_group_size": 4}]),
     (
         "generation_kwargs",

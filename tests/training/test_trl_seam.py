@@ -261,6 +261,7 @@ def test_what_a_generation_batch_holds(tmp_path: Path) -> None:
         "sampling_per_token_logps",
         "importance_sampling_ratio",
         "num_items_in_batch",
+        "num_rollouts",
     ]
     ids, attention_mask, mask = (batch[key] for key in list(batch)[:3])
     assert ids.shape == attention_mask.shape == mask.shape == batch["advantages"].shape
