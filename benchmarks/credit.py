@@ -1,0 +1,354 @@
+"""Learn one game with one way to give credit after the other, on equal budgets, and compare how many episodes it takes.
+
+::
+
+    python -m benchmarks.credit --games maze --arms grpo return_to_go --seeds 0 1 2     # from the repository's root
+    python -m benchmarks.credit --report
+
+    tiny policy ─▶ warm start, once per game and seed ─▶ each arm, from there ─▶ OUT/runs.jsonl ─▶ tables and pictures
+
+An arm is an estimator with its options, its scale, its discount, and what it is paid: something for each turn, or
+nothing but the win. All else is the same for all arms of a game, the warm start's weights, the tasks and their order
+included. A run that stands in ``runs.jsonl`` is not played again, so that a grid may be spread over hours; two
+processes may share it if they take different seeds.
+"""
+
+# pyright: reportUnknownMemberType=false
+# transformers and datasets leave parts of their signatures untyped.
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final, Literal, cast
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
+from transformers.utils import logging as transformers_logging
+
+from agentsgym import Agent, GRPOEnvConfig, GRPOEnvTrainer, MultistepEnv, PolicyAgent, evaluate
+from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, ImitationPlayer, TwentyQuestionsEnv
+from agentsgym.seeding import derive_seed
+from agentsgym.tiny import tiny_policy
+from agentsgym.training.imitate import imitate, tiny_imitation_config
+from benchmarks.credit_games import CarelessGuesser, CoinMaze, GuessTheNumber, RandomPlayer, guess_values, maze_values
+from benchmarks.credit_report import Run, keep, read_runs, write_report
+
+NUM_ROLLOUTS = 8  # a task
+NUM_EVALUATION_GAMES = 1024
+MAX_TURN_TOKENS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One way to give credit.
+
+    Attributes:
+        estimator: Name of an estimator.
+        paid: ``"turns"``: the game's rewards on the way; ``"win"``: 1 at the end of a game that is won.
+        scale: ``scale_rewards``.
+        discount: γ over turns.
+        settings: Any other fields of ``GRPOEnvConfig``.
+    """
+
+    estimator: str
+    paid: Literal["turns", "win"] = "turns"
+    scale: str = "group"
+    discount: float = 1.0
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+_OTHERS: Final = {"estimator_kwargs": {"baseline": "others"}}
+_VALUES: Final = {"value_head": "separate", "value_learning_rate": 1e-3}
+
+#: The first is what TRL's own trainer does: the final reward against its group, the same for every token.
+ARMS: Final[Mapping[str, Arm]] = {
+    "win_grpo": Arm(estimator="grpo", paid="win"),
+    "win_return_to_go": Arm(estimator="return_to_go", paid="win"),
+    "win_return_to_go_95": Arm(estimator="return_to_go", paid="win", discount=0.95),
+    "win_gigpo": Arm(estimator="gigpo", paid="win"),
+    "win_gigpo_95": Arm(estimator="gigpo", paid="win", discount=0.95),
+    "grpo": Arm(estimator="grpo"),
+    "grpo_unscaled": Arm(estimator="grpo", scale="none"),
+    "rloo": Arm(estimator="rloo", scale="none"),
+    "rae": Arm(estimator="rae", scale="none"),
+    "return_to_go": Arm(estimator="return_to_go"),
+    "return_to_go_95": Arm(estimator="return_to_go", discount=0.95),
+    "return_to_go_90": Arm(estimator="return_to_go", discount=0.9),
+    "return_to_go_batch": Arm(estimator="return_to_go", scale="batch"),
+    "return_to_go_unscaled": Arm(estimator="return_to_go", scale="none"),
+    "return_to_go_unscaled_95": Arm(estimator="return_to_go", scale="none", discount=0.95),
+    "rebn": Arm(estimator="rebn", scale="batch"),
+    "rebn_95": Arm(estimator="rebn", scale="batch", discount=0.95),
+    "mt_grpo": Arm(estimator="mt_grpo"),
+    "gigpo": Arm(estimator="gigpo"),
+    "gigpo_95": Arm(estimator="gigpo", discount=0.95),
+    "gigpo_90": Arm(estimator="gigpo", discount=0.9),
+    "gigpo_others": Arm(estimator="gigpo", settings=_OTHERS),
+    "gigpo_others_unscaled": Arm(estimator="gigpo", scale="none", settings=_OTHERS),
+    "turn_gae": Arm(estimator="turn_gae", scale="batch", settings=_VALUES),
+    "turn_gae_95": Arm(estimator="turn_gae", scale="batch", discount=0.95, settings=_VALUES),
+    "bilevel_gae": Arm(estimator="bilevel_gae", scale="batch", settings=_VALUES),
+}
+
+
+class Watched(MultistepEnv):
+    """Beside a game: keeps what it said last in each session, in the order in which sessions began."""
+
+    last_info: dict[str, dict[str, Any]]
+
+    def _step_episode(
+        self, session_id: str, state: dict[str, Any], action: str
+    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        step = super()._step_episode(session_id, state, action)  # pyright: ignore[reportAbstractUsage]  # the game's
+        self.last_info[session_id] = step[3]
+        return step
+
+    def anchors(self) -> dict[str, float]:
+        """The expected score, in [0, 1], of best and of random play: ``optimal_reward`` and ``random_reward``."""
+        raise NotImplementedError
+
+
+class WatchedGuess(Watched, GuessTheNumber):
+    """Guess the number, scored by the share of numbers found."""
+
+    def anchors(self) -> dict[str, float]:
+        """By dynamic programming; a share is the same for one round and for many."""
+        return guess_values(self.env_config["size"], self.env_config["guesses"], rounds=1, pays="find")
+
+
+class WatchedMaze(Watched, CoinMaze):
+    """The maze, scored by the share of coins taken."""
+
+    def anchors(self) -> dict[str, float]:
+        """By dynamic programming, the mean over the starts."""
+        worths = maze_values(self.env_config["maze"], self.env_config["max_steps_per_episode"], pays="coins").values()
+        return {key: fmean(worth[key] for worth in worths) for key in ("optimal_reward", "random_reward")}
+
+
+class WatchedTwentyQuestions(Watched, TwentyQuestionsEnv):
+    """Twenty Questions, scored by the win; a wrong guess ends it."""
+
+    def anchors(self) -> dict[str, float]:
+        """Greedy play wins always; random play draws from all questions and guesses until it hits on a guess."""
+        objects, properties = len(self.candidates.objects), len(self.candidates.properties)
+        never = (properties / (objects + properties)) ** self.env_config["max_steps_per_episode"]
+        return {"optimal_reward": 1.0, "random_reward": (1 - never) / objects}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Game:
+    """A game, who shows it to the policy first, and how long it is then played.
+
+    Attributes:
+        env_class: The game.
+        env_config: Its configuration, ``reward_scheme`` left to the arm.
+        demonstrator: Makes the player that the warm start imitates, from the environment and a seed.
+        num_demonstrations: Its games.
+        warm_start_steps: Optimizer steps of the imitation.
+        num_episodes: What an arm plays.
+        batch_size: Episodes of a generation batch.
+        num_updates: Optimizer steps that a generation batch is split into.
+        learning_rate: Constant.
+        secrets: What tasks take turns with as their ``solution``; empty where a seed is all that a task has.
+    """
+
+    env_class: type[Watched]
+    env_config: Mapping[str, Any]
+    demonstrator: Callable[[Any, int], Agent]
+    num_demonstrations: int = 2000
+    warm_start_steps: int = 300
+    num_episodes: int = 4096
+    batch_size: int = 32
+    num_updates: int = 2
+    learning_rate: float = 1e-3
+    secrets: Sequence[str] = ()
+
+    def make(self, tokenizer: Any = None, *, paid: str = "turns") -> Watched:
+        """The environment."""
+        scheme = {"reward_scheme": "win"} if paid == "win" else {}
+        env = self.env_class(tokenizer, {**self.env_config, **scheme})
+        env.last_info = {}
+        return env
+
+    def tasks(self, purpose: str, seed: int, count: int) -> list[dict[str, Any]]:
+        """Tasks for one purpose, which share no seed with those for another."""
+        tasks = [{"seed": derive_seed("credit", purpose, seed, i)} for i in range(count)]
+        if not self.secrets:
+            return tasks
+        return [task | {"solution": self.secrets[i % len(self.secrets)]} for i, task in enumerate(tasks)]
+
+
+def _random_player(env: Any, seed: int) -> Agent:
+    return RandomPlayer(env.actions_of, seed)
+
+
+GAMES: Final[Mapping[str, Game]] = {
+    "guess": Game(
+        env_class=WatchedGuess,
+        env_config={},
+        demonstrator=CarelessGuesser,
+        warm_start_steps=1000,
+        num_episodes=6400,
+    ),
+    "rounds": Game(
+        env_class=WatchedGuess,
+        env_config={"rounds": 5},
+        demonstrator=CarelessGuesser,
+        warm_start_steps=1000,
+        num_episodes=5120,
+    ),
+    "maze": Game(env_class=WatchedMaze, env_config={}, demonstrator=_random_player),
+    "twenty_questions": Game(  # the example's own objects, turns and warm start
+        env_class=WatchedTwentyQuestions,
+        env_config={
+            "objects": list(DEMO_OBJECTS),
+            "properties": list(DEMO_PROPERTIES),
+            "max_steps_per_episode": 7,
+            "final_guess": True,
+            "system_prompt": "",
+        },
+        demonstrator=ImitationPlayer,
+        num_demonstrations=16_000,
+        warm_start_steps=3500,
+        num_episodes=16_384,
+        batch_size=64,
+        num_updates=4,
+        learning_rate=5e-4,
+        secrets=DEMO_OBJECTS,
+    ),
+}
+
+
+def warm_start(name: str, seed: int, folder: Path) -> Path:
+    """Make the policy that every arm of a game and a seed starts from, unless it is there.
+
+    Returns:
+        Where it lies.
+    """
+    path = folder / "warm" / f"{name}-{seed}"
+    if path.exists():
+        return path
+    game = GAMES[name]
+    text_env: Any = game.make()
+    model, tokenizer = tiny_policy(text_env, seed=seed)
+    env = game.make(tokenizer)
+    tasks = game.tasks("demonstrations", seed, game.num_demonstrations)
+    demonstrations = env.rollout(tasks, game.demonstrator(env, seed), max_concurrent=256)
+    config = tiny_imitation_config(game.warm_start_steps, seed=seed, disable_tqdm=True)
+    imitate(model, demonstrations, tokenizer, config, observation_loss=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=path.parent))
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    if path.exists():  # another process was faster, and came to the same
+        shutil.rmtree(partial)
+    else:
+        partial.rename(path)
+    return path
+
+
+def trainer_of(game: Game, arm: Arm, seed: int, policy: Path, num_episodes: int) -> tuple[GRPOEnvTrainer, Watched]:
+    """A trainer that learns a game as an arm says, from the policy that lies in a folder, and what it plays in."""
+    env = game.make(AutoTokenizer.from_pretrained(policy), paid=arm.paid)
+    num_batches = num_episodes // game.batch_size
+    args = GRPOEnvConfig(
+        output_dir=str(policy),  # nothing is written there
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        logging_strategy="no",
+        seed=seed,
+        max_steps=num_batches * game.num_updates,
+        per_device_train_batch_size=game.batch_size // game.num_updates,
+        steps_per_generation=game.num_updates,
+        num_generations=NUM_ROLLOUTS,
+        max_turn_tokens=MAX_TURN_TOKENS,
+        learning_rate=game.learning_rate,
+        lr_scheduler_type="constant",
+        advantage_estimator=arm.estimator,
+        scale_rewards=arm.scale,
+        discount=arm.discount,
+        **arm.settings,
+    )
+    tasks = game.tasks("training", seed, num_batches * game.batch_size // NUM_ROLLOUTS)
+    trainer = GRPOEnvTrainer(
+        AutoModelForCausalLM.from_pretrained(policy),
+        env,
+        args,
+        train_dataset=Dataset.from_list([{"task_data": task} for task in tasks]),
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer, env
+
+
+def learn(name: str, arm: str, seed: int, folder: Path, num_episodes: int | None = None) -> Run:
+    """Learn a game with one arm, and play it afterwards."""
+    game = GAMES[name]
+    start_folder = warm_start(name, seed, folder)
+    start = time.process_time()
+    trainer, env = trainer_of(game, ARMS[arm], seed, start_folder, num_episodes or game.num_episodes)
+    trainer.train()
+    seconds = time.process_time() - start
+    played = [score_of(info) for info in env.last_info.values()]
+    policy = cast("Any", trainer).model
+    tokenizer: Any = env.tokenizer
+    agent = PolicyAgent(policy, tokenizer, seed=derive_seed("evaluation", seed), max_turn_tokens=MAX_TURN_TOKENS)
+    tasks = game.tasks("evaluation", seed, NUM_EVALUATION_GAMES)
+    evaluation = evaluate(env, agent, tasks, max_concurrent=256)
+    anchors = env.anchors()
+    return Run(
+        game=name,
+        arm=arm,
+        seed=seed,
+        batch_size=game.batch_size,
+        random_score=anchors["random_reward"],
+        optimal_score=anchors["optimal_reward"],
+        scores=[fmean(played[i : i + game.batch_size]) for i in range(0, len(played), game.batch_size)],
+        final_score=fmean(score_of(game.info) for game in evaluation.trajectories),
+        final_win_rate=fmean(bool(game.success) for game in evaluation.trajectories),
+        num_evaluated=evaluation.num_games,
+        cpu_s=round(seconds, 1),
+    )
+
+
+def score_of(info: Mapping[str, Any]) -> float:
+    """What a game is about, in [0, 1], whatever is paid: the share that was found, or the win."""
+    return float(info.get("score", info["success"]))
+
+
+def main() -> None:
+    """Play what is not there yet, or write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--games", nargs="+", choices=GAMES, default=list(GAMES), help="default: all")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="default: all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)), help="default: 0 to 4")
+    parser.add_argument("--episodes", type=int, help="episodes of each run; default: the game's own")
+    parser.add_argument("--out", type=Path, default=Path("outputs/credit"), help="default: outputs/credit")
+    parser.add_argument("--report", action="store_true", help="write report.md and pictures of what is there")
+    options = parser.parse_args()
+    path = options.out / "runs.jsonl"
+    if options.report:
+        print(write_report(read_runs(path), options.out))
+        return
+    torch.set_num_threads(1)  # a second thread gains nothing on so small a model
+    transformers_logging.set_verbosity_error()
+    for seed, name, arm in product(options.seeds, options.games, options.arms):
+        if (name, arm, seed) in {(run.game, run.arm, run.seed) for run in read_runs(path)}:
+            continue
+        run = learn(name, arm, seed, options.out, options.episodes)
+        keep(run, path)
+        print(f"{name} {arm} seed {seed}: {run.final_fraction:.0%} of optimal after {run.cpu_s:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
