@@ -93,7 +93,7 @@ def test_the_saved_policy_plays_as_it_did_at_the_end(run: tuple[Path, str]) -> N
         (["--load_in_4bit"], "--load_in_4bit is not supported yet"),
         (["--model", "a", "--model_name_or_path", "b"], "are the same"),
         (["--objects", "cat", "dgo"], "did you mean 'dog'"),
-        (["--loss_type", "vespo"], "vespo"),
+        (["--remove_unused_columns"], "the environment's columns would be dropped"),
     ],
 )
 def test_what_cannot_be_done_is_said_at_once(options: list[str], message: str, tmp_path: Path) -> None:
