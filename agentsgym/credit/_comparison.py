@@ -117,7 +117,7 @@ def compare(samples: Sequence[Sample], mean: Mean, scale: Scale) -> list[float]:
         numbers = _compare_group([samples[index] for index in indices], mean, by_spread=scale == "group")
         for index, number in zip(indices, numbers, strict=True):
             differences[index] = number
-    return _divided(differences, _spread(differences, about=0.0)) if scale == "batch" else differences
+    return _divided(differences, divisor(differences)) if scale == "batch" else differences
 
 
 def compare_with(samples: Sequence[Sample], baseline_of: Callable[[Hashable], float], scale: Scale) -> list[float]:
@@ -143,9 +143,14 @@ def compare_with(samples: Sequence[Sample], baseline_of: Callable[[Hashable], fl
         return differences
     for indices in [range(len(samples))] if scale == "batch" else _groups(samples).values():
         own = [differences[index] for index in indices]
-        for index, number in zip(indices, _divided(own, _spread(own, about=0.0)), strict=True):
+        for index, number in zip(indices, _divided(own, divisor(own)), strict=True):
             differences[index] = number
     return differences
+
+
+def divisor(values: Sequence[float], *, about: float = 0.0) -> float:
+    """The standard deviation, n - 1 in the denominator, and TRL's epsilon; about 0, one value has a spread too."""
+    return math.sqrt(math.fsum((value - about) ** 2 for value in values) / max(len(values) - 1, 1)) + _EPSILON
 
 
 def nearly_equal(values: Sequence[float]) -> bool:
@@ -191,13 +196,8 @@ def _compare_group(samples: Sequence[Sample], mean: Mean, *, by_spread: bool) ->
     if nearly_equal(values):
         return [0.0] * len(values)
     differences = [value - baseline for value, baseline in zip(values, baselines, strict=True)]
-    return _divided(differences, _spread(values, about=fmean(values))) if by_spread else differences
+    return _divided(differences, divisor(values, about=fmean(values))) if by_spread else differences
 
 
-def _spread(values: Sequence[float], *, about: float) -> float:
-    """The standard deviation with n - 1 in the denominator; about 0, one value has a spread too."""
-    return math.sqrt(math.fsum((value - about) ** 2 for value in values) / max(len(values) - 1, 1))
-
-
-def _divided(values: Sequence[float], spread: float) -> list[float]:
-    return [value / (spread + _EPSILON) for value in values]
+def _divided(values: Sequence[float], by: float) -> list[float]:
+    return [value / by for value in values]

@@ -8,15 +8,15 @@ four rules:
 
 * ``R`` of a rollout is its final reward; ``G_k`` is the return of turn k, what it was paid and what follows it.
 * A rollout that failed or was dropped is in no baseline and no spread, and gets 0.0 for every turn.
-* Where all that is compared within a group is equal, the advantage is exactly 0.0, not what floating point leaves
-  over.
+* Where all rollouts or turns that are compared with each other are equal, the advantage is exactly 0.0, not what
+  floating point leaves over. (A baseline from outside the batch, a moving average or a value, compares with that.)
 * Rollouts may come in any order; what an estimator keeps from one batch to the next it reads before it writes.
 
 ``scale`` says what a value minus its baseline is divided by, within the groups that the estimator compares:
 ``"none"`` nothing; ``"group"`` ``s + 1e-4``, s the standard deviation (n - 1 in the denominator, as in TRL) of the
 values compared; ``"batch"`` ``s + 1e-4``, s that of all such differences in the batch, about 0, where their mean
 lies. Only ``"none"`` leaves an unbiased estimator unbiased; ``"batch"`` all but keeps its direction; ``"group"``
-often learns faster, but points the wrong way in expectation where groups are small and wins are rare.
+may learn faster, but points the wrong way in expectation where groups are small and wins are rare.
 """
 
 from __future__ import annotations

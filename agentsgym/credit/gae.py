@@ -18,11 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Final, get_args
 
-from agentsgym.credit._comparison import Scale, check_choice, check_number
+from agentsgym.credit._comparison import Scale, check_choice, check_number, divisor
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import ConfigError
-
-_EPSILON: Final = 1e-4  # as in every scale
 
 
 def turn_gae(
@@ -51,8 +49,8 @@ def turn_gae(
     ([[0.0, 0.5]], [[0.5, 0.5]])
     """
     estimated = _turn_estimates(rollouts, discount, trace_decay)
-    divisor = _divisor([number for turns in estimated for number in turns if number is not None], scale)
-    return [[0.0 if number is None else number / divisor for number in turns] for turns in estimated]
+    by = _divisor([number for turns in estimated for number in turns if number is not None], scale)
+    return [[0.0 if number is None else number / by for number in turns] for turns in estimated]
 
 
 def bilevel_gae(
@@ -94,8 +92,8 @@ def bilevel_gae(
     """
     estimated = _token_estimates(rollouts, discount, trace_decay, token_discount, token_trace_decay)
     learnt = [turns for rollout, turns in zip(rollouts, estimated, strict=True) if rollout.counts]
-    divisor = _divisor(chain.from_iterable(chain.from_iterable(learnt)), scale)
-    return [[[number / divisor for number in turn] for turn in turns] for turns in estimated]
+    by = _divisor(chain.from_iterable(chain.from_iterable(learnt)), scale)
+    return [[[number / by for number in turn] for turn in turns] for turns in estimated]
 
 
 def targets_of(
@@ -246,7 +244,4 @@ def _turn_values(rollout: ScoredRollout, discount: float) -> list[float]:
 
 def _divisor(advantages: Iterable[float], scale: Scale) -> float:
     check_choice("scale_rewards", scale, get_args(Scale))
-    if scale == "none":
-        return 1.0
-    squares = [number * number for number in advantages]
-    return math.sqrt(math.fsum(squares) / max(len(squares) - 1, 1)) + _EPSILON
+    return 1.0 if scale == "none" else divisor([*advantages])

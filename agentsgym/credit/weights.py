@@ -25,7 +25,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.credit._comparison import check_choice
+from agentsgym.errors import ConfigError
 
 # How much of (task group, rollout, turn) names the unit: units weigh alike, and so do the tokens within a unit.
 _UNIT_DEPTHS: Final[Mapping[str, int]] = {"token": 0, "group": 1, "trajectory": 2, "turn": 3}
@@ -79,7 +80,7 @@ def aggregation_weights(
     >>> aggregation_weights([[2, 4], [2]], groups=[0, 0], counts=[True, True], aggregation="trajectory")
     [[0.6666666666666666, 0.6666666666666666], [2.0]]
     """
-    _check_name("loss_aggregation", aggregation, AGGREGATIONS)
+    check_choice("loss_aggregation", aggregation, AGGREGATIONS)
     if not len(token_counts) == len(groups) == len(counts):
         raise ValueError(
             f"each of {len(token_counts)} rollouts needs a group and a flag, got {len(groups)} and {len(counts)}"
@@ -120,7 +121,7 @@ def invalid_turn_weights(invalid: Sequence[Sequence[bool]], mode: str) -> list[l
     >>> invalid_turn_weights([[False, True], [False]], "mask_rollout")
     [[0.0, 0.0], [1.0]]
     """
-    _check_name("invalid_turns", mode, INVALID_TURN_MODES)
+    check_choice("invalid_turns", mode, INVALID_TURN_MODES)
     if mode == "keep":
         return [[1.0] * len(flags) for flags in invalid]
     if mode == "mask_rollout":
@@ -141,8 +142,3 @@ def _unit_weights(counted: Sequence[Sequence[int]], groups: Sequence[int], depth
         [total / (len(sizes) * sizes[unit]) if size else 0.0 for unit, size in zip(own, row, strict=True)]
         for own, row in zip(units, counted, strict=True)
     ]
-
-
-def _check_name(option: str, name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        raise ConfigError(f"{option} is unknown: {name!r}{did_you_mean(str(name), known)}")

@@ -110,7 +110,8 @@ class MultistepEnv(ABC):
     def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
         """Play one action and return (next state, reward, done, info).
 
-        ``info["success"]`` tells whether the game is won (as of now), ``info["invalid"]`` marks an invalid action.
+        ``info["success"]`` tells whether the game is won (as of now), ``info["invalid"]`` marks an invalid action,
+        ``info["random_reward"]`` and ``info["optimal_reward"]`` tell what random and optimal play are paid on average.
         """
 
     # What a game may override

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,6 @@ from agentsgym.training.vllm_policy import VLLMPolicyAgent
 if TYPE_CHECKING:
     from agentsgym.training.trainer import GRPOEnvTrainer
     from agentsgym.types import Trajectory
-
-logger = logging.getLogger(__name__)
 
 Phase = tuple[str | int, ...]
 

@@ -177,7 +177,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         layout = self._layout(played.trajectories)
         rollouts = gathered(self._scored(played, layout))  # a group may straddle ranks
         rollouts, filtered = self._crediting.selected(rollouts, played.everyone) if is_training else (rollouts, {})
-        with raised_together():  # an estimator of one's own may give this rank alone what does not fit its rollouts
+        with raised_together():  # an estimator of one's own may give a turn of this rank alone more numbers than tokens
             numbers = self._crediting.turn_advantages(rollouts, is_training=is_training)
             credited = self._crediting.credited(played, rollouts, numbers)
         batch = self._batch(played, layout, credited)
