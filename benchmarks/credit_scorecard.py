@@ -36,10 +36,10 @@ from tabular import (  # noqa: E402  # it stands beside the tests that hold the 
     at_turns,
     fit,
     in_proportion,
+    masking_truncated,
     moments,
     unordered_groups,
     with_wrong_values,
-    without_truncated,
 )
 
 from agentsgym.credit.advantages import (  # noqa: E402
@@ -138,7 +138,7 @@ BIASED = (
     Row("`reward`; returns reset by every observation", at_turns(named("reward"))),
     Row("`turn_gae`, λ = 0.95, wrong values", at_turns(named("turn_gae"), with_wrong_values)),
     Row("`turn_gae`, λ = 0.5, wrong values", at_turns(named("turn_gae", trace_decay=0.5), with_wrong_values)),
-    Row("`rloo`, truncated rollouts masked", at_turns(named("rloo"), without_truncated)),
+    Row("`rloo`, truncated rollouts masked", masking_truncated(at_turns(named("rloo")))),
     Row("`rloo`, loss a mean over `trajectory`", over_groups("trajectory")),
     Row("`rloo`, loss a mean over `turn`", over_groups("turn")),
     Row("`rloo`, loss a mean over `token`", over_groups("token")),

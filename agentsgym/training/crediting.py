@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 
 from agentsgym.credit.advantages import (
     gigpo,
@@ -23,8 +23,8 @@ from agentsgym.credit.shaping import PotentialShaping, shaped
 from agentsgym.credit.weights import aggregation_weights, invalid_turn_weights
 from agentsgym.errors import ConfigError
 from agentsgym.training import _trl
-from agentsgym.training.rules import CRITICS, OF_RETURNS, OF_TASK_GROUPS, correction_of
-from agentsgym.training.selection import drop_groups, treat_truncated, useless_groups
+from agentsgym.training.rules import CRITICS, OF_RETURNS, UNDISCOUNTED, compares_in_task_groups, correction_of
+from agentsgym.training.selection import drop_groups, mask_truncated, penalise_truncated, useless_groups
 
 if TYPE_CHECKING:
     from agentsgym.credit._comparison import Scale
@@ -83,12 +83,14 @@ class Crediting:
             that are learnt from, and ``frac_reward_zero_std``, the share of those without variance before any is
             dropped.
         """
-        treated = treat_truncated(rollouts, trajectories, self._args)
+        treated = penalise_truncated(rollouts, trajectories, self._args)
         useless = useless_groups(treated, self._args)
         metrics = {"frac_reward_zero_std": zero_variance_share(treated)}
         groups = {rollout.group for rollout in rollouts}
         kept = drop_groups(treated, useless)
         self._warn_of(kept, trajectories)
+        if not any(rollout.counts for rollout in mask_truncated(kept, trajectories, self._args)):
+            self._warn_once("no rollout of the generation batch is left to learn from: all failed or were filtered out")
         return kept, {**metrics, "groups/kept": 1 - len(useless) / len(groups) if groups else 0.0}
 
     def turn_advantages(self, rollouts: Sequence[ScoredRollout], *, is_training: bool) -> Numbers:
@@ -100,27 +102,32 @@ class Crediting:
         estimator = self.estimator if is_training else copy.deepcopy(self.estimator)
         scale = cast("Scale", self._args.scale_rewards)  # the configuration has checked it
         numbers = estimator(rollouts, discount=self._args.discount, scale=scale)
-        if len(numbers) != len(rollouts):
+        if not _is_list(numbers) or len(numbers) != len(rollouts):
             raise ConfigError(
-                f"advantage_estimator must return one list of numbers for each of {len(rollouts)} rollouts, got "
-                f"{len(numbers)}"
+                f"advantage_estimator {estimator.name!r} must return one list of numbers for each of {len(rollouts)} "
+                f"rollouts, got {len(numbers) if _is_list(numbers) else repr(numbers)}"
             )
         for i, (rollout, own) in enumerate(zip(rollouts, numbers, strict=True)):
-            if len(own) != len(rollout.turn_rewards) or not all(map(_is_finite, own)):
+            if not _is_list(own) or len(own) != len(rollout.turn_rewards) or not all(map(_is_finite, own)):
                 raise ConfigError(
                     f"advantage_estimator {estimator.name!r} must return one finite number for each of the "
                     f"{len(rollout.turn_rewards)} turns of rollout {i}, got {own!r}"
                 )
         return numbers
 
-    def credited(self, played: Played, rollouts: Sequence[ScoredRollout], numbers: Numbers) -> Credited:
+    def credited(
+        self, played: Played, rollouts: Sequence[ScoredRollout], numbers: Numbers, *, is_training: bool
+    ) -> Credited:
         """Lay what the estimator gave on the tokens of this rank's rollouts, times the weights of their turns.
 
         Args:
             played: The generation batch.
             rollouts: As they were given to the estimator, those of all ranks.
             numbers: What it returned.
+            is_training: Whether truncated rollouts are masked, if the settings say so.
         """
+        if is_training:
+            rollouts = mask_truncated(rollouts, played.everyone, self._args)
         weights = self._weights(rollouts, played.everyone)
         mine = range(played.first, played.first + len(played.trajectories))
         advantages = [
@@ -192,11 +199,10 @@ class Crediting:
         """Say once what about the settings does not fit what was played."""
         counted = [rollout for rollout in rollouts if rollout.counts]
         if not counted:
-            self._warn_once("no rollout of the generation batch is left to learn from: all failed or were filtered out")
             return
         self._warn_of_states(counted)
         self._warn_of_rewards(counted)
-        if self.estimator.function in OF_TASK_GROUPS and 1 in Counter(rollout.group for rollout in counted).values():
+        if compares_in_task_groups(self.estimator) and 1 in Counter(rollout.group for rollout in counted).values():
             self._warn_once(
                 "a task group has one rollout that counts, which %r has nothing to hold against: min_group_size=2 "
                 "leaves such groups out",
@@ -226,7 +232,7 @@ class Crediting:
 
     def _warn_of_rewards(self, rollouts: Sequence[ScoredRollout]) -> None:
         args, num_rollouts, function = self._args, cast("int", self._args.num_generations), self.estimator.function
-        is_by_group = args.scale_rewards == "group" and function in OF_TASK_GROUPS
+        is_by_group = args.scale_rewards == "group" and compares_in_task_groups(self.estimator)
         if is_by_group and num_rollouts < _SMALL_GROUP and _are_sparse(rollouts):
             self._warn_once(
                 "scale_rewards='group' with %d rollouts a task and one paid turn at most: where wins are rare the "
@@ -239,6 +245,9 @@ class Crediting:
                 "_step_episode, or set env_config['turn_credit'] to 'final'",
                 self.estimator.name,
             )
+
+        if function in UNDISCOUNTED and args.discount != 1:
+            self._warn_once("discount=%g does nothing: %r has no sum over turns", args.discount, self.estimator.name)
 
     def _warn_of_length(self, length: int) -> None:
         args, lags_behind = self._args, _trl.needs_old_logprobs(self._args)
@@ -273,8 +282,15 @@ def _laid(trajectory: Trajectory, targets: Sequence[Sequence[float]]) -> list[fl
     return laid
 
 
+def _is_list(entry: Any) -> bool:
+    return isinstance(entry, Sequence) and not isinstance(entry, str)
+
+
 def _is_finite(entry: Any) -> bool:
-    return all(map(math.isfinite, entry)) if isinstance(entry, Sequence) else math.isfinite(entry)
+    """Whether it is a finite number, or a list of such, one a token."""
+    if _is_list(entry):
+        return all(isinstance(number, SupportsFloat) and math.isfinite(number) for number in entry)
+    return isinstance(entry, SupportsFloat) and math.isfinite(entry)
 
 
 def _is_paid_elsewhere(rollout: ScoredRollout) -> bool:

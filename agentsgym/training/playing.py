@@ -19,7 +19,7 @@ from agentsgym.training.metrics import without_tokens
 from agentsgym.training.ranks import gathered, num_before, raised_together
 from agentsgym.training.rows import group_seeds
 from agentsgym.training.rules import ENV_POOLS
-from agentsgym.training.selection import treat_truncated, useless_groups
+from agentsgym.training.selection import penalise_truncated, useless_groups
 from agentsgym.training.vllm_policy import VLLMPolicyAgent
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Player:
             ScoredRollout.from_trajectory(trajectory, group=index // num_rollouts)
             for index, trajectory in enumerate(everyone)
         ]
-        return useless_groups(treat_truncated(rollouts, everyone, self._args), self._args)
+        return useless_groups(penalise_truncated(rollouts, everyone, self._args), self._args)
 
     def _play_again(self, played: Played, groups: set[int], phase: Phase) -> Played:
         """Replace whole task groups, wherever their rows are, each by a task that all ranks draw alike."""

@@ -11,6 +11,7 @@ from agentsgym.credit.advantages import (
     gigpo,
     grpo,
     mt_grpo,
+    rae,
     rebn,
     return_to_go,
     reward,
@@ -25,6 +26,8 @@ from agentsgym.rollouts.processes import ProcessPool
 from agentsgym.training.correction import CORRECTIONS
 
 if TYPE_CHECKING:
+    from agentsgym.credit.bound import BoundEstimator
+    from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.training.config import GRPOEnvConfig
 
@@ -40,7 +43,11 @@ CRITICS: Final = (turn_gae, bilevel_gae)
 
 # Those that sum what turns are paid, and those that hold a rollout against the others of its task group.
 OF_RETURNS: Final = (return_to_go, rebn, gigpo, *CRITICS)
-OF_TASK_GROUPS: Final = (grpo, rloo, return_to_go, gigpo, mt_grpo)
+_OF_TASK_GROUPS: Final = (grpo, rloo, return_to_go, gigpo, mt_grpo)
+_BASELINES_OF_TASK_GROUPS: Final = (None, "self", "others")
+
+# Those to which it is all one when a turn was paid.
+UNDISCOUNTED: Final = (grpo, rloo, rae, mt_grpo, reward)
 
 # A mode of agentsgym.training.correction with its lower and its upper bound.
 Correction = tuple[str, float | None, float | None]
@@ -122,15 +129,24 @@ _NAMES: Final[dict[str, tuple[str | None, ...]]] = {
 _TRLS_BOUNDS = (None, 3.0)
 
 
+def compares_in_task_groups(estimator: BoundEstimator | PotentialShaping) -> bool:
+    """Whether it holds a rollout against the others of its task."""
+    is_of_groups = estimator.options.get("baseline") in _BASELINES_OF_TASK_GROUPS
+    return estimator.function in _OF_TASK_GROUPS and is_of_groups
+
+
 def correction_of(args: GRPOEnvConfig) -> Correction | None:
     """The mode that corrects for the sampler and its bounds; None where nothing does."""
     if args.use_vllm:
         if not args.vllm_importance_sampling_correction:
             return None
         mode = args.vllm_importance_sampling_mode
-        bounds = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
+        low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
+        if mode != "geometric_mask":
+            return mode, low, high
         # TRL's defaults are meant for the ratios of its own modes: next to 1, nothing would lie outside of them.
-        return mode, *(CORRECTIONS[mode] if mode == "geometric_mask" and bounds == _TRLS_BOUNDS else bounds)
+        ours = CORRECTIONS[mode]
+        return mode, ours[0] if low == _TRLS_BOUNDS[0] else low, ours[1] if high == _TRLS_BOUNDS[1] else high
     if args.sampler_correction is None:
         return None
     low, high = CORRECTIONS[args.sampler_correction]
@@ -149,11 +165,11 @@ def check_environment(env: MultistepEnv, args: GRPOEnvConfig) -> None:
             f"env_config['history']={config['history']!r} rewrites history, so that a rollout is no single row of "
             "tokens, and layout='trajectory' trains one row a rollout: use layout='turn' or history='append'"
         )
-    if config["turn_credit"] == "repeat_final" and estimator.function in OF_RETURNS:
+    if config["turn_credit"] == "repeat_final" and estimator.function in (*OF_RETURNS, mt_grpo):
         raise ConfigError(
             "env_config['turn_credit']='repeat_final' pays the final reward on every turn, and advantage_estimator="
-            f"{estimator.name!r} sums what turns are paid, so that long rollouts would be paid it many times: use "
-            "turn_credit='final'"
+            f"{estimator.name!r} adds what turns are paid to what else they brought, so that it would count many "
+            "times: use turn_credit='final'"
         )
 
 
@@ -296,6 +312,11 @@ _TOGETHER: tuple[Rule, ...] = (
         "value_head",
         lambda args: args.value_head is not None and bool(args.fsdp),
         "it has not been proven with sharded weights",
+    ),
+    (
+        "value_head",
+        lambda args: args.value_head == "shared" and bool(args.torch_compile),
+        "it reads the hidden states of the policy's forward, which a compiled model does not show: use 'separate'",
     ),
     (
         "value_head",

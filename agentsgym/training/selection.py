@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from agentsgym.types import Trajectory
 
 
-def treat_truncated(
+def penalise_truncated(
     rollouts: Sequence[ScoredRollout], trajectories: Sequence[Trajectory], args: GRPOEnvConfig
 ) -> list[ScoredRollout]:
-    """Keep, penalise or drop the rollouts that a budget ended.
+    """What an estimator is to see of the rollouts that a budget ended, where the settings put a penalty on that.
 
     Args:
         rollouts: Those of all ranks, (B,).
@@ -29,17 +29,32 @@ def treat_truncated(
     Returns:
         (B,).
     """
-    if args.truncated_rollouts == "keep":
+    if args.truncated_rollouts != "penalise":
         return list(rollouts)
-    treated = [
-        replace(rollout, dropped=True)
-        if args.truncated_rollouts == "mask"
-        else _penalised(rollout, args.truncation_penalty)
-        for rollout in rollouts
-    ]
     return [
-        other if trajectory.stop_reason.truncated else rollout
-        for rollout, other, trajectory in zip(rollouts, treated, trajectories, strict=True)
+        _penalised(rollout, args.truncation_penalty) if trajectory.stop_reason.truncated else rollout
+        for rollout, trajectory in zip(rollouts, trajectories, strict=True)
+    ]
+
+
+def mask_truncated(
+    rollouts: Sequence[ScoredRollout], trajectories: Sequence[Trajectory], args: GRPOEnvConfig
+) -> list[ScoredRollout]:
+    """Leave out what a budget ended, where the settings mask it: after an estimator, whose baselines it stays in.
+
+    Args:
+        rollouts: Those of all ranks, (B,).
+        trajectories: The same rollouts, (B,).
+        args: Read for ``truncated_rollouts``.
+
+    Returns:
+        (B,).
+    """
+    if args.truncated_rollouts != "mask":
+        return list(rollouts)
+    return [
+        replace(rollout, dropped=rollout.dropped or trajectory.stop_reason.truncated)
+        for rollout, trajectory in zip(rollouts, trajectories, strict=True)
     ]
 
 

@@ -179,7 +179,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         rollouts, filtered = self._crediting.selected(rollouts, played.everyone) if is_training else (rollouts, {})
         with raised_together():  # an estimator of one's own may give a turn of this rank alone more numbers than tokens
             numbers = self._crediting.turn_advantages(rollouts, is_training=is_training)
-            credited = self._crediting.credited(played, rollouts, numbers)
+            credited = self._crediting.credited(played, rollouts, numbers, is_training=is_training)
         batch = self._batch(played, layout, credited)
         # Of an evaluation they would tell about groups that nothing is learnt from.
         told = {**filtered, **self._crediting.metrics(rollouts, numbers)} if is_training else {}

@@ -283,12 +283,6 @@ def with_wrong_values(play: Play) -> ScoredRollout:
     return replace(play.scored, values=values)
 
 
-@cache
-def without_truncated(play: Play) -> ScoredRollout:
-    """Dropped if the horizon ended it."""
-    return replace(play.scored, dropped=play.truncated)
-
-
 def at_turns(estimator: Estimator, view: View = as_played) -> Estimate:
     """Give each token of a turn what the estimator gave for the turn (or, where it gave one each, its own)."""
 
@@ -301,6 +295,11 @@ def at_turns(estimator: Estimator, view: View = as_played) -> Estimate:
         ]
 
     return estimate
+
+
+def masking_truncated(estimate: Estimate) -> Estimate:
+    """Nothing for what the horizon ended, though the estimator has seen it."""
+    return lambda plays: [numbers * (not play.truncated) for numbers, play in zip(estimate(plays), plays, strict=True)]
 
 
 def at_tokens(estimator: Estimator, view: View = as_played) -> Estimate:

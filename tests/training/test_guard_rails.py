@@ -93,6 +93,10 @@ def test_a_batch_that_nothing_is_learnt_from_is_told(
         ([FAILED] * 3 + STEADY[:5], {}, True),
         ([FAILED] * 3 + STEADY[:5], {"advantage_estimator": "rloo"}, True),
         ([FAILED] * 3 + STEADY[:5], {"advantage_estimator": "rebn"}, False),  # which needs no task groups
+        *(
+            ([FAILED] * 3 + STEADY[:5], {"estimator_kwargs": {"baseline": baseline}}, False)
+            for baseline in ("none", "batch", "role_ema")
+        ),
         ([FAILED] * 3 + STEADY[:5], {"min_group_size": 2}, False),
         ([FAILED] * 2 + STEADY[:6], {}, False),
     ],
@@ -116,14 +120,32 @@ def test_a_final_reward_that_no_turn_was_paid_is_told(
     assert ["set env_config['turn_credit'] to 'final'" in message for message in told] == [True] * is_told
 
 
+@pytest.mark.parametrize(
+    ("estimator", "discount", "is_told"),
+    [
+        *((name, 0.9, True) for name in ("grpo", "rloo", "rae", "mt_grpo", "reward")),
+        *((name, 0.9, False) for name in ("return_to_go", "rebn", "gigpo")),
+        ("grpo", 1.0, False),
+    ],
+)
+def test_a_discount_that_does_nothing_is_told(
+    estimator: str, discount: float, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = warnings_of(tmp_path, caplog, STEADY, advantage_estimator=estimator, discount=discount)
+    assert [message for message in told if "discount" in message] == [
+        f"discount=0.9 does nothing: {estimator!r} has no sum over turns"
+    ] * is_told
+
+
 def test_a_batch_without_agent_tokens_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     told = warnings_of(tmp_path, caplog, [rollout([0.5, 1.0], num_tokens=0)] * 8)
     assert ["no rollout of the generation batch has an agent token" in message for message in told] == [True]
 
 
 def test_paying_the_final_reward_on_every_turn_is_refused_where_turns_are_summed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'return_to_go' sums what turns are paid.*use turn_credit='final'"):
-        trainer_of(tmp_path, env_config={"turn_credit": "repeat_final"})
+    for estimator in ("return_to_go", "mt_grpo"):
+        with pytest.raises(ConfigError, match=f"'{estimator}' adds what turns are paid.*use turn_credit='final'"):
+            trainer_of(tmp_path, env_config={"turn_credit": "repeat_final"}, advantage_estimator=estimator)
     trainer_of(tmp_path, env_config={"turn_credit": "repeat_final"}, advantage_estimator="grpo")
     trainer_of(tmp_path, env_config={"turn_credit": "final"})
 
@@ -138,7 +160,36 @@ def brief(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> 
     return [[0.0] for _ in rollouts]
 
 
-@pytest.mark.parametrize(("estimator", "given"), [(unsure, "nan"), (brief, r"\[0.0\]")])
+def silent(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> None:
+    """An estimator that forgets to return what it found."""
+
+
+def wordy(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[str]]:
+    """An estimator that says what it thinks."""
+    return [["good"] * len(one.turn_rewards) for one in rollouts]
+
+
+def empty(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[list[None]]]:
+    """An estimator that has a list for the tokens, and nothing in it."""
+    return [[[None]] * len(one.turn_rewards) for one in rollouts]
+
+
+def whole(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[float]:
+    """An estimator that gives a number for a whole rollout."""
+    return [one.final_reward for one in rollouts]
+
+
+def test_an_estimator_that_returns_nothing_is_named(tmp_path: Path) -> None:
+    crediting = Crediting(settings(tmp_path, advantage_estimator=silent))
+    scored = [ScoredRollout.from_trajectory(rollout([0.5, 1.0]), group=0)]
+    with pytest.raises(ConfigError, match=r"'silent' must return one list of numbers for each of 1 rollouts, got None"):
+        crediting.turn_advantages(scored, is_training=True)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "given"),
+    [(unsure, "nan"), (brief, r"\[0.0\]"), (wordy, "'good'"), (empty, r"\[\[None\]"), (whole, r"got 1\.5")],
+)
 def test_numbers_that_are_none_are_named(estimator: Any, given: str, tmp_path: Path) -> None:
     crediting = Crediting(settings(tmp_path, advantage_estimator=estimator))
     scored = [ScoredRollout.from_trajectory(rollout([0.5, 1.0]), group=0)]

@@ -17,7 +17,7 @@ from agentsgym.credit.advantages import get_estimator
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.playing import Played
-from agentsgym.training.selection import drop_groups, treat_truncated, useless_groups
+from agentsgym.training.selection import drop_groups, mask_truncated, penalise_truncated, useless_groups
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import StopReason, Trajectory, Turn
 
@@ -51,19 +51,22 @@ TRUNCATED = [reason in {StopReason.MAX_TURNS, StopReason.MAX_TOKENS} for reason 
 
 
 def test_truncated_rollouts_are_kept_as_they_are() -> None:
-    assert treat_truncated(scored(*ENDED), ENDED, args()) == scored(*ENDED)
+    for treat in (penalise_truncated, mask_truncated):
+        assert treat(scored(*ENDED), ENDED, args()) == scored(*ENDED)
 
 
-def test_truncated_rollouts_alone_are_dropped() -> None:
-    treated = treat_truncated(scored(*ENDED), ENDED, args(truncated_rollouts="mask"))
-    assert [rollout.dropped for rollout in treated] == TRUNCATED
-    assert [rollout.turn_rewards for rollout in treated] == [[0.5, 1.0]] * len(ENDED)
+def test_truncated_rollouts_alone_are_masked_and_an_estimator_sees_them() -> None:
+    settings = args(truncated_rollouts="mask")
+    assert penalise_truncated(scored(*ENDED), ENDED, settings) == scored(*ENDED)
+    masked = mask_truncated(scored(*ENDED), ENDED, settings)
+    assert [rollout.dropped for rollout in masked] == TRUNCATED
+    assert [rollout.turn_rewards for rollout in masked] == [[0.5, 1.0]] * len(ENDED)
 
 
 @pytest.mark.parametrize("penalty", [1.0, 0.25])
 def test_a_penalty_comes_off_the_last_turn_and_the_final_reward_of_truncated_rollouts(penalty: float) -> None:
     settings = args(truncated_rollouts="penalise", truncation_penalty=penalty)
-    treated = treat_truncated(scored(*ENDED), ENDED, settings)
+    treated = penalise_truncated(scored(*ENDED), ENDED, settings)
     for rollout, is_truncated in zip(treated, TRUNCATED, strict=True):
         taken = penalty if is_truncated else 0.0
         assert rollout.turn_rewards == [0.5, 1.0 - taken]
@@ -73,7 +76,7 @@ def test_a_penalty_comes_off_the_last_turn_and_the_final_reward_of_truncated_rol
 
 def test_a_rollout_without_turns_is_penalised_in_its_final_reward() -> None:
     rows = [ended(StopReason.MAX_TOKENS)]
-    [rollout] = treat_truncated(scored(*rows), rows, args(truncated_rollouts="penalise"))
+    [rollout] = penalise_truncated(scored(*rows), rows, args(truncated_rollouts="penalise"))
     assert (rollout.turn_rewards, rollout.final_reward) == ([], -1.0)
 
 
@@ -107,12 +110,11 @@ def test_groups_that_are_too_small_or_of_one_reward_are_useless(changes: dict[st
     assert useless_groups(rollouts, args(**changes)) == groups
 
 
-def test_a_group_may_be_of_one_reward_once_it_is_penalised_or_masked() -> None:
+@pytest.mark.parametrize(("truncated_rollouts", "useless"), [("keep", set()), ("mask", set()), ("penalise", {0})])
+def test_a_group_may_be_of_one_reward_once_it_is_penalised(truncated_rollouts: str, useless: set[int]) -> None:
     rows = [ended(DONE, 0.0), ended(StopReason.MAX_TURNS, 1.0)]
-    for changes in ({"truncated_rollouts": "penalise"}, {"truncated_rollouts": "mask"}):
-        settings = args(zero_variance_groups="drop", **changes)
-        assert useless_groups(treat_truncated(scored(*rows), rows, settings), settings) == {0}
-    assert useless_groups(scored(*rows), args(zero_variance_groups="drop")) == set()
+    settings = args(zero_variance_groups="drop", truncated_rollouts=truncated_rollouts)
+    assert useless_groups(penalise_truncated(scored(*rows), rows, settings), settings) == useless
 
 
 @given(groups=st.lists(st.integers(0, 3), max_size=8), dropped=st.sets(st.integers(0, 4)))
@@ -144,17 +146,18 @@ def told(trainer: GRPOEnvTrainer, name: str) -> float:
     return trainer._metrics["train"][name][-1]
 
 
-def assert_only(played: Played, batch: dict[str, Any], is_kept: list[bool]) -> None:
-    """Only these rollouts are learnt from, with what an estimator gives that sees no others."""
+def assert_only(played: Played, batch: dict[str, Any], is_kept: list[bool], is_seen: list[bool] | None = None) -> None:
+    """Only these rollouts are learnt from, with what an estimator gives that sees no others, or those that are seen."""
     mask = batch["agent_token_mask"]
     assert mask.any(1).tolist() == is_kept
     assert not batch["advantages"][mask == 0].any()
     kept = [i for i, flag in enumerate(is_kept) if flag]
     assert batch["num_items_in_batch"] == sum(sum(played.trajectories[i].agent_token_mask) for i in kept) > 0
-    alone = [ScoredRollout.from_trajectory(played.trajectories[i], group=i // 4) for i in kept]
-    numbers: Any = get_estimator("return_to_go", baseline="batch")(alone, discount=1.0, scale="batch")
-    for i, turns in zip(kept, numbers, strict=True):
-        for turn, number in zip(played.trajectories[i].turns, turns, strict=True):
+    seen = [i for i, flag in enumerate(is_seen or is_kept) if flag]
+    compared = [ScoredRollout.from_trajectory(played.trajectories[i], group=i // 4) for i in seen]
+    numbers: Any = get_estimator("return_to_go", baseline="batch")(compared, discount=1.0, scale="batch")
+    for i in kept:
+        for turn, number in zip(played.trajectories[i].turns, numbers[seen.index(i)], strict=True):
             assert batch["advantages"][i, turn.start : turn.stop].tolist() == pytest.approx(
                 [number] * (turn.stop - turn.start), abs=1e-6
             )
@@ -197,7 +200,7 @@ def test_what_a_budget_ended_is_masked_and_what_the_game_ended_is_not(changes: d
     played, batch = recorded(trainer, ROWS)
     is_kept = [row.stop_reason is StopReason.DONE for row in played.trajectories]
     assert {True, False} == set(is_kept)
-    assert_only(played, batch, is_kept)
+    assert_only(played, batch, is_kept, is_seen=[True] * len(is_kept))
 
 
 def test_a_penalty_reaches_the_advantages_and_no_metric_of_the_game(tmp_path: Path) -> None:
