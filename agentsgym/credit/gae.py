@@ -5,17 +5,18 @@ the action that it judges. After the last turn V is 0, also where a budget ended
 task. A turn without tokens was no decision, and nothing told what it is worth: its V is what it was paid and, after
 it, the next turn's V, so that its δ is 0 and estimates reach past it to the first value that is known.
 
-There is no comparison with other rollouts, so that task groups of one will do, and ``scale`` has no groups to work
-in: ``"group"`` and ``"batch"`` both divide by ``s + 1e-4``, s the standard deviation of all advantages of the batch
-about 0; about their mean, advantages that are all alike, as before the values have learnt anything, have none. No mean
-is subtracted: the value is the baseline already, and the mean of a batch holds each advantage's own future.
+There is no comparison with other rollouts, so that task groups of one will do, and ``scale`` has none to work in:
+``"group"`` divides by ``s + 1e-4``, s the standard deviation about 0 of all advantages of the same game and role,
+``"batch"`` by that of all advantages; about their mean, advantages that are all alike, as before the values have learnt
+anything, have none. No mean is subtracted: the value is the baseline already, and the mean of a batch holds each
+advantage's own future.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, get_args
 
 from agentsgym.credit._comparison import Scale, check_choice, check_number, divisor
@@ -49,8 +50,8 @@ def turn_gae(
     ([[0.0, 0.5]], [[0.5, 0.5]])
     """
     estimated = _turn_estimates(rollouts, discount, trace_decay)
-    by = _divisor([number for turns in estimated for number in turns if number is not None], scale)
-    return [[0.0 if number is None else number / by for number in turns] for turns in estimated]
+    nested = [[[] if number is None else [number] for number in turns] for turns in estimated]
+    return [[number[0] if number else 0.0 for number in turns] for turns in _scaled(rollouts, nested, scale)]
 
 
 def bilevel_gae(
@@ -90,10 +91,9 @@ def bilevel_gae(
     >>> bilevel_gae([turn], scale="none")
     [[[0.5, 0.25]]]
     """
-    estimated = _token_estimates(rollouts, discount, trace_decay, token_discount, token_trace_decay)
-    learnt = [turns for rollout, turns in zip(rollouts, estimated, strict=True) if rollout.counts]
-    by = _divisor(chain.from_iterable(chain.from_iterable(learnt)), scale)
-    return [[[number / by for number in turn] for turn in turns] for turns in estimated]
+    return _scaled(
+        rollouts, _token_estimates(rollouts, discount, trace_decay, token_discount, token_trace_decay), scale
+    )
 
 
 def targets_of(
@@ -242,6 +242,23 @@ def _turn_values(rollout: ScoredRollout, discount: float) -> list[float]:
     return values[::-1]
 
 
-def _divisor(advantages: Iterable[float], scale: Scale) -> float:
+def _scaled(
+    rollouts: Sequence[ScoredRollout], numbers: Sequence[Sequence[Sequence[float]]], scale: Scale
+) -> list[list[list[float]]]:
+    """Divide the numbers of each turn, (K, any), by the spread of those that ``scale`` puts together."""
     check_choice("scale_rewards", scale, get_args(Scale))
-    return 1.0 if scale == "none" else divisor([*advantages])
+    if scale == "none":
+        return [[[*own] for own in turns] for turns in numbers]
+    pools: defaultdict[Hashable, list[float]] = defaultdict(list)
+    for rollout, turns in zip(rollouts, numbers, strict=True):
+        for k, own in enumerate(turns if rollout.counts else ()):
+            pools[_pool(rollout, k, scale)] += own
+    by = defaultdict(lambda: 1.0, {key: divisor(pool) for key, pool in pools.items()})
+    return [
+        [[number / by[_pool(rollout, k, scale)] for number in own] for k, own in enumerate(turns)]
+        for rollout, turns in zip(rollouts, numbers, strict=True)
+    ]
+
+
+def _pool(rollout: ScoredRollout, k: int, scale: Scale) -> Hashable:
+    return (rollout.game, rollout.role(k)) if scale == "group" else None

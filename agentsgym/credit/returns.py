@@ -262,7 +262,7 @@ def _same_role(rollout: ScoredRollout, k: int) -> Hashable:
 
 _MEANS: Final[Mapping[str, Mean]] = {"self": mean_of_all, "others": mean_of_others}
 _GROUPS: Final[Mapping[str, GroupOf]] = {
-    "none": _same_game,
+    "none": _same_role,
     "batch": _same_game,
     "others": _same_turn,
     "role_ema": _same_role,

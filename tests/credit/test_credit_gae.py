@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -179,6 +180,19 @@ def test_the_scale_is_the_root_mean_square_of_what_is_learnt(estimator: Any) -> 
     spread = math.sqrt((0.9**2 + 2.0**2 + 3.0**2) / 2) + 1e-4
     for scale in ("group", "batch"):
         assert flat(estimator(batch, scale=scale)) == near([number / spread for number in raw])
+
+
+@both
+def test_group_is_all_that_shares_game_and_role_and_batch_is_everything(estimator: Any) -> None:
+    small = [rollout([1.0, -2.0], [[0.0], [0.0]], roles=["left", "left"]), rollout([0.5], [[0.0]], roles=["left"])]
+    large = [rollout([100.0, 300.0], [[0.0], [0.0]], roles=["left", "right"])]
+    mixed = [*small, *(replace(one, game="other") for one in large)]
+    left, right = (rollout([paid], [[0.0]]) for paid in (100.0 + 0.95 * 300.0, 300.0))
+    expected = [*flat(estimator(small)), *flat(estimator([left])), *flat(estimator([right]))]
+    assert flat(estimator(mixed, scale="group")) == near(expected)
+    raw = flat(estimator(mixed, scale="none"))
+    spread = math.sqrt(sum(number**2 for number in raw) / (len(raw) - 1)) + 1e-4
+    assert flat(estimator(mixed, scale="batch")) == near([number / spread for number in raw])
 
 
 @both

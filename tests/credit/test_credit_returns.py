@@ -37,6 +37,9 @@ def test_no_baseline_by_hand() -> None:
     assert_close(return_to_go(rollouts, baseline="none"), expected)
     spread = math.sqrt((16 + 9 + 4) / 2) + 1e-4
     assert_close(return_to_go(rollouts, scale="batch", baseline="none"), [[4 / spread, 3 / spread], [2 / spread]])
+    seated = [rollout([1.0, 3.0], roles=["left", "right"]), rollout([2.0], roles=["left"])]
+    spread = math.sqrt(16 + 4) + 1e-4  # of one role
+    assert_close(return_to_go(seated, baseline="none"), [[4 / spread, 3 / 3.0001], [2 / spread]])
 
 
 def test_the_batch_as_baseline_by_hand() -> None:
@@ -94,8 +97,8 @@ def test_the_batch_as_baseline_equals_the_loops(rollouts: Batch, scale: Scale, d
 
 @given(batches, scales, discounts)
 def test_no_baseline_equals_the_loops(rollouts: Batch, scale: Scale, discount: float) -> None:
-    entries, places = returns_of(rollouts, lambda one, k: one.game, discount=discount)
-    expected = placed(rollouts, places, held_against_by_loops(entries, lambda game: 0.0, scale=scale))
+    entries, places = returns_of(rollouts, lambda one, k: (one.game, one.role(k)), discount=discount)
+    expected = placed(rollouts, places, held_against_by_loops(entries, lambda group: 0.0, scale=scale))
     assert_close(return_to_go(rollouts, discount=discount, scale=scale, baseline="none"), expected)
 
 
