@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from trl.trainer.utils import use_adapter
 
+from agentsgym.agents.modes import evaluation_mode
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -107,14 +109,16 @@ def mean(trainer: Any, number: torch.Tensor) -> torch.Tensor:
 def per_token_logps(
     trainer: Any, model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, labelled: torch.Tensor
 ) -> torch.Tensor:
-    """Score every token that ``labelled`` marks at the sampling temperature, without gradient.
+    """Score every token that ``labelled`` marks at the sampling temperature, without gradient and without dropout.
+
+    The sampler has none either, so that what is left between the two is theirs.
 
     Returns:
         (B, L), 0.0 elsewhere and in the first column, which nothing stands before.
     """
     batch_size = trainer.args.per_device_train_batch_size
     chunks: list[torch.Tensor] = []
-    with torch.no_grad():
+    with torch.no_grad(), evaluation_mode(model):
         for start in range(0, len(ids), batch_size):
             rows = slice(start, start + batch_size)
             scored, *_ = trainer._get_per_token_logps_and_entropies(
@@ -221,7 +225,8 @@ def sort_windows(trainer: Any, batches: list[dict[str, Any]]) -> list[dict[str, 
 
     TRL shuffles rows, so that a micro-batch is as wide as the longest row that happens to be in it. Gradients of one
     step are summed, so that it does not matter in which of its micro-batches a row stands, except to what is a mean
-    over the tokens of one, or a quantile: ``bnpo``, the entropy bonus, ``top_entropy_quantile``.
+    over the tokens of one, or a quantile: ``bnpo``, the entropy bonus, ``top_entropy_quantile``, a mixture of experts'
+    auxiliary loss.
 
     Args:
         trainer: Whose settings they are.
@@ -230,7 +235,9 @@ def sort_windows(trainer: Any, batches: list[dict[str, Any]]) -> list[dict[str, 
     args, size = trainer.args, len(batches[0]["attention_mask"])
     window = min(args.gradient_accumulation_steps, len(batches))
     has_bonus = args.entropy_coef != 0 or args.use_adaptive_entropy
-    is_mean_of_microbatch = args.loss_type == "bnpo" or has_bonus or args.top_entropy_quantile < 1
+    is_mean_of_microbatch = (
+        args.loss_type == "bnpo" or has_bonus or args.top_entropy_quantile < 1 or trainer.aux_loss_enabled
+    )
     is_cut_apart = len(batches) % window or args.gradient_accumulation_steps % window
     if window == 1 or is_cut_apart or is_mean_of_microbatch:
         return batches

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from datasets import IterableDataset
+from torch import nn
 
 from agentsgym.errors import ConfigError
+from agentsgym.training.config import GRPOEnvConfig
 
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-    from agentsgym.training.config import GRPOEnvConfig
+
+logger = logging.getLogger(__name__)
 
 
 def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None) -> None:
-    """Raise :class:`ConfigError` for an adapter or a reference model that could not be had."""
+    """Raise :class:`ConfigError` for TRL's settings, or an adapter or a reference model that could not be had."""
+    if not isinstance(args, GRPOEnvConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"args must be a GRPOEnvConfig, which has every field of TRL's, got a {type(args).__name__}")
     adapters = [*getattr(model, "peft_config", {}).values(), *([] if peft_config is None else [peft_config])]
     for adapter in adapters:
         if adapter.is_prompt_learning:
@@ -45,6 +51,7 @@ def check_size(train_dataset: Any, args: GRPOEnvConfig) -> None:
 def check_parts(trainer: Any) -> None:
     """Raise :class:`ConfigError` for a model or an optimizer that a setting does not go together with."""
     args: GRPOEnvConfig = trainer.args
+    _warn_of_dropout(trainer.model, args)
     if args.layout != "trajectory" and trainer.aux_loss_enabled:
         raise ConfigError(
             "layout='turn' makes the number of rows vary, and a mixture of experts' auxiliary loss is counted once for "
@@ -54,6 +61,33 @@ def check_parts(trainer: Any) -> None:
         raise ConfigError(
             "value_head adds a group of parameters to the optimizer, which a scheduler given in `optimizers` does not "
             "know: pass (optimizer, None) and set lr_scheduler_type"
+        )
+
+
+def check_passes(args: GRPOEnvConfig, num_micro_batches: int, max_steps: int) -> None:
+    """Raise :class:`ConfigError` for a run whose optimizer steps drift away from its generation batches.
+
+    Args:
+        args: The settings.
+        num_micro_batches: Those of a pass over the dataset, the last of which ends an optimizer step in any case.
+        max_steps: Optimizer steps of the run.
+    """
+    accumulation = args.gradient_accumulation_steps
+    has_passes = max_steps * accumulation > num_micro_batches
+    if num_micro_batches % accumulation and has_passes:
+        raise ConfigError(
+            f"gradient_accumulation_steps={accumulation} divides neither the {args.micro_steps_per_generation} "
+            f"micro-batches that a generation batch is trained on nor the {num_micro_batches} of a pass over the "
+            "dataset, so that checkpoints could not be resumed from exactly: make it a divisor of "
+            "steps_per_generation * num_iterations"
+        )
+
+
+def _warn_of_dropout(model: nn.Module, args: GRPOEnvConfig) -> None:
+    if not args.disable_dropout and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
+        logger.warning(
+            "the policy has dropout: rollouts are sampled and scored without it, the loss runs with it, so that "
+            "importance ratios and the KL term are noisy; disable_dropout=True takes it out of all of them"
         )
 
 

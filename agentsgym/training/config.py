@@ -145,6 +145,11 @@ class GRPOEnvConfig(GRPOConfig):
         if self.mask_truncated_completions:  # TRL judges by a row's last token, which says nothing about a game
             self.mask_truncated_completions, self.truncated_rollouts = False, "mask"
         check_settings(self)
+        if self.loss_type == "cispo" and (self.epsilon if self.epsilon_high is None else self.epsilon_high) < 1:
+            logger.warning(
+                "loss_type='cispo' takes epsilon_high for the bound itself, and it is below 1 (by default it is "
+                "epsilon), so that even a ratio of 1 is cut: set epsilon_high=5.0 or so"
+            )
         self.estimator()
         _check_picklable(self.advantage_estimator)
 
@@ -190,7 +195,8 @@ class GRPOEnvConfig(GRPOConfig):
         """Save on generation boundaries alone: within one, the rollouts that are still to be trained would be lost.
 
         Raises:
-            ConfigError: ``save_steps`` is a share of a run of unknown length.
+            ConfigError: ``save_steps`` is a share of a run of unknown length, or the best model could not be saved when
+                it is evaluated.
         """
         cycle = self.steps_per_cycle
         if self.save_strategy != "steps" or cycle == 1:
@@ -205,6 +211,14 @@ class GRPOEnvConfig(GRPOConfig):
         if rounded != self.save_steps:
             logger.warning("save_steps: %s becomes %d, a multiple of the generation cycle", self.save_steps, rounded)
             self.save_steps = rounded
+        if self.load_best_model_at_end and self.eval_strategy == "steps":
+            given = cast("float", self.eval_steps)  # transformers has filled it in
+            every = int(given) if given >= 1 else math.ceil(given * self.max_steps)
+            if rounded % every:
+                raise ConfigError(
+                    f"load_best_model_at_end needs save_steps to be a multiple of eval_steps ({every}) and of the "
+                    f"generation cycle ({cycle}): set it to a multiple of {math.lcm(every, cycle)}"
+                )
 
 
 def _options(given: Any) -> dict[str, Any] | None:

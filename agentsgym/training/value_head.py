@@ -217,7 +217,7 @@ class ValueModel(nn.Module):
 
     def _states(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """The last hidden states, up to the end of the longest row, (B, at most L, H)."""
-        width = int(attention_mask.sum(1).max())
+        width = max(1, int(attention_mask.sum(1).max()))  # rows of rollouts that failed to start are empty
         with self._context():
             return self._trunk(input_ids=ids[:, :width], attention_mask=attention_mask[:, :width], use_cache=False)[0]
 

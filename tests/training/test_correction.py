@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from games import logged, settings, trainer_of
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import LoraConfig
 from test_trl_seam import LOSS_TYPES, Batch, parameter_gradients, played, prepared
 from trl import GRPOTrainer
 
@@ -27,6 +29,7 @@ from agentsgym.training.correction import (
     importance_sampling_ratio,
     row_log_ratios,
 )
+from agentsgym.training.rules import correction_of
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 TRL_MODES = [mode for mode in CORRECTIONS if mode != "geometric_mask"]
@@ -160,6 +163,17 @@ def test_the_usual_bounds_hold_the_sampler_that_is_the_model() -> None:
         assert (importance_sampling_ratio(zeros, zeros, mask, mode, *bounds) == 1).all()
 
 
+@pytest.mark.parametrize("low", [None, 0.9])
+@pytest.mark.parametrize("high", [None, 1.2])
+def test_under_vllm_the_geometric_mean_has_bounds_of_its_own_each_replaced_alone(
+    low: float | None, high: float | None, tmp_path: Path
+) -> None:
+    names = "vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"
+    chosen = {name: bound for name, bound in zip(names, (low, high), strict=True) if bound is not None}
+    args = settings(tmp_path, use_vllm=True, vllm_importance_sampling_mode="geometric_mask", **chosen)
+    assert correction_of(args) == ("geometric_mask", low or 0.99, high or 1.01)
+
+
 def test_a_long_row_spares_the_mean_and_not_the_product() -> None:
     difference = 0.05 * torch.randn(1, 4000, generator=torch.Generator().manual_seed(0)) + 0.002
     zeros, mask = torch.zeros(1, 4000), torch.ones(1, 4000)
@@ -169,6 +183,18 @@ def test_a_long_row_spares_the_mean_and_not_the_product() -> None:
     assert (weights["sequence_mask"] == 0).all()
     assert (weights["geometric_mask"] == 1).all()
     torch.testing.assert_close(weights["token_truncate"], difference.exp())
+
+
+@pytest.mark.parametrize("disable_dropout", [False, True])
+def test_dropout_is_no_gap_between_the_sampler_and_the_model(
+    disable_dropout: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter = LoraConfig(r=4, lora_dropout=0.5, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    changes = {"sampler_correction": "geometric_mask", "peft_config": adapter, "disable_dropout": disable_dropout}
+    trainer = trainer_of(tmp_path, max_steps=1, **changes)
+    assert ("the policy has dropout" in caplog.text) != disable_dropout
+    trainer.train()
+    assert logged(trainer, "sampling/cut_share") == [0.0]
 
 
 @pytest.mark.parametrize("function", [importance_sampling_ratio, cut_tokens])

@@ -133,6 +133,16 @@ def test_checkpoints_are_on_generation_boundaries(
     assert ("multiple of the generation cycle" in caplog.text) == (saved[0] != save_steps)
 
 
+@pytest.mark.parametrize("steps_per_generation", [1, 3])
+def test_steps_that_drift_away_from_generation_batches_are_refused(steps_per_generation: int, tmp_path: Path) -> None:
+    changes = {"steps_per_generation": steps_per_generation, "gradient_accumulation_steps": 2}
+    dataset = unseeded(6)  # three micro-batches, of two tasks' rollouts each
+    with pytest.raises(ConfigError, match=r"gradient_accumulation_steps=2 divides neither.* the 3 of a pass"):
+        trained(tmp_path, dataset=dataset, max_steps=3, **changes)
+    assert trained(tmp_path, dataset=dataset, max_steps=1, **changes).state.global_step == 1  # within a pass
+    assert trained(tmp_path, dataset=unseeded(12), max_steps=3, **changes).state.global_step == 3
+
+
 def test_a_share_of_a_run_of_unknown_length_is_no_boundary(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="set max_steps"):
         trainer_of(tmp_path, max_steps=-1, num_iterations=2, save_strategy="steps", save_steps=0.3)

@@ -78,3 +78,11 @@ def test_what_is_a_mean_over_a_microbatch_is_left_as_it_was_drawn(changes: dict[
     trainer = trainer_of(tmp_path, **{"gradient_accumulation_steps": 4, **SIZES, **changes})
     batches = [{"attention_mask": torch.tensor([[1, 0], [1, 1]])} for _ in range(4)]
     assert _trl.sort_windows(trainer, batches) is batches
+
+
+def test_what_experts_are_held_to_in_a_microbatch_is_left_as_it_was_drawn(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, gradient_accumulation_steps=2, **SIZES)
+    batches = [{"attention_mask": torch.tensor(mask)} for mask in ([[1, 0], [1, 1]], [[1, 1], [1, 0]])]
+    assert _trl.sort_windows(trainer, batches) is not batches
+    trainer.aux_loss_enabled = True
+    assert _trl.sort_windows(trainer, batches) is batches

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from games import GuessNumber, policy, settings, tasks, trainer_of
 from transformers import HfArgumentParser
-from trl import TrlParser
+from trl import GRPOConfig, TrlParser
 
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
@@ -255,6 +255,12 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     ),
     (
         "value_head",
+        "compiled model",
+        {"value_head": "shared", "advantage_estimator": "turn_gae", "torch_compile": True},
+        [{"value_head": "separate", "advantage_estimator": "turn_gae", "torch_compile": True}],
+    ),
+    (
+        "value_head",
         "fp16",
         {"value_head": "shared", "advantage_estimator": "turn_gae", "fp16": True},
         [{"fp16": True}, {"value_head": "shared", "advantage_estimator": "turn_gae", "bf16": True}],
@@ -450,6 +456,30 @@ def test_a_refusal_comes_through_the_command_line_too(tmp_path: Path) -> None:
 )
 def test_a_cycle_is_the_steps_between_boundaries(changes: dict[str, int], steps: int, tmp_path: Path) -> None:
     assert settings(tmp_path, **changes).steps_per_cycle == steps
+
+
+def test_the_settings_of_trl_are_refused_by_name(tmp_path: Path) -> None:
+    model, tokenizer = policy()
+    args: Any = GRPOConfig(output_dir=str(tmp_path), bf16=False, use_cpu=True, report_to="none")
+    with pytest.raises(ConfigError, match=r"args must be a GRPOEnvConfig, .* got a GRPOConfig"):
+        GRPOEnvTrainer(model, GuessNumber(tokenizer), args, train_dataset=tasks())
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_told"), [({}, True), ({"epsilon_high": 0.3}, True), ({"epsilon_high": 5.0}, False)]
+)
+def test_a_bound_of_cispo_that_cuts_every_token_is_told(
+    changes: dict[str, float], is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings(tmp_path, loss_type="cispo", **changes)
+    assert ("set epsilon_high=5.0" in caplog.text) == is_told
+
+
+def test_a_best_model_that_is_never_saved_is_refused(tmp_path: Path) -> None:
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps", "num_iterations": 2}
+    with pytest.raises(ConfigError, match=r"eval_steps \(3\) and of the generation cycle \(2\).*multiple of 6"):
+        settings(tmp_path, eval_steps=3, save_steps=3, **best).align_saving()
+    settings(tmp_path, eval_steps=3, save_steps=6, **best).align_saving()
 
 
 def test_truncated_rollouts_are_not_both_masked_and_penalised(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from games import GuessNumber, logged, policy, settings, tasks, trainer_of
 from test_resume import Interruption, assert_equal_weights, history, trained
 
@@ -71,6 +72,18 @@ def test_one_trainer_may_train_twice_and_resume_after_an_interruption(kind: dict
     assert len(interrupted.optimizer.param_groups) == len(straight.optimizer.param_groups)
 
 
+@kinds
+@pytest.mark.parametrize("layout", ["trajectory", "turn"])
+def test_a_rollout_that_could_not_start_ends_nothing(kind: dict[str, Any], layout: str, tmp_path: Path) -> None:
+    rows = [{"task_data": {"seed": 0}}, {"task_data": {"seed": 1, "cannot_start": True}}] * 2
+    sizes = {"per_device_train_batch_size": 1, "steps_per_generation": 8, "gradient_accumulation_steps": 8}
+    trainer = trained(
+        tmp_path, dataset=Dataset.from_list(rows), max_failed_fraction=1.0, layout=layout, **sizes, **kind
+    )
+    assert logged(trainer, "failed") == [0.5, 0.5]
+    assert all(map(math.isfinite, logged(trainer, "value_loss")))
+
+
 def test_it_has_a_learning_rate_of_its_own(tmp_path: Path) -> None:
     trainer = trained(tmp_path, max_steps=1, **KINDS[0])
     own = {id(parameter) for parameter in trainer.value_model.parameters()}
@@ -109,7 +122,8 @@ def test_a_scheduler_that_knows_nothing_of_it_is_refused(tmp_path: Path) -> None
 
 
 def test_experts_whose_loss_would_be_counted_once_a_part_are_refused(tmp_path: Path) -> None:
-    trainer = SimpleNamespace(args=settings(tmp_path, layout="turn"), aux_loss_enabled=True, lr_scheduler=None)
+    own = {"model": policy()[0], "aux_loss_enabled": True, "lr_scheduler": None}
+    trainer = SimpleNamespace(args=settings(tmp_path, layout="turn"), **own)
     with pytest.raises(ConfigError, match="set router_aux_loss_coef to 0"):
         check_parts(trainer)
     trainer.aux_loss_enabled = False
