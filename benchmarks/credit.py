@@ -39,8 +39,9 @@ from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, Imitat
 from agentsgym.seeding import derive_seed
 from agentsgym.tiny import tiny_policy
 from agentsgym.training.imitate import imitate, tiny_imitation_config
-from benchmarks.credit_games import CarelessGuesser, CoinMaze, GuessTheNumber, RandomPlayer, guess_values, maze_values
+from benchmarks.credit_games import BlindPlayer, CarelessGuesser, CoinMaze, GuessTheNumber, guess_values, maze_values
 from benchmarks.credit_report import Run, keep, read_runs, write_report
+from benchmarks.credit_trap import AppleTree, apple_values
 
 NUM_ROLLOUTS = 8  # a task
 NUM_EVALUATION_GAMES = 1024
@@ -75,6 +76,7 @@ ARMS: Final[Mapping[str, Arm]] = {
     "win_return_to_go": Arm(estimator="return_to_go", paid="win"),
     "win_return_to_go_95": Arm(estimator="return_to_go", paid="win", discount=0.95),
     "win_gigpo": Arm(estimator="gigpo", paid="win"),
+    "win_mt_grpo": Arm(estimator="mt_grpo", paid="win"),
     "win_gigpo_95": Arm(estimator="gigpo", paid="win", discount=0.95),
     "grpo": Arm(estimator="grpo"),
     "grpo_unscaled": Arm(estimator="grpo", scale="none"),
@@ -89,6 +91,7 @@ ARMS: Final[Mapping[str, Arm]] = {
     "rebn": Arm(estimator="rebn", scale="batch"),
     "rebn_95": Arm(estimator="rebn", scale="batch", discount=0.95),
     "mt_grpo": Arm(estimator="mt_grpo"),
+    "mt_grpo_twice": Arm(estimator="mt_grpo", settings={"estimator_kwargs": {"turn_weight": 2.0}}),
     "gigpo": Arm(estimator="gigpo"),
     "gigpo_95": Arm(estimator="gigpo", discount=0.95),
     "gigpo_90": Arm(estimator="gigpo", discount=0.9),
@@ -132,6 +135,14 @@ class WatchedMaze(Watched, CoinMaze):
         """By dynamic programming, the mean over the starts."""
         worths = maze_values(self.env_config["maze"], self.env_config["max_steps_per_episode"], pays="coins").values()
         return {key: fmean(worth[key] for worth in worths) for key in ("optimal_reward", "random_reward")}
+
+
+class WatchedTree(Watched, AppleTree):
+    """The tree, scored by the share of apples."""
+
+    def anchors(self) -> dict[str, float]:
+        """By dynamic programming."""
+        return apple_values(self.env_config["max_steps_per_episode"], pays="apples")
 
 
 class WatchedTwentyQuestions(Watched, TwentyQuestionsEnv):
@@ -187,8 +198,8 @@ class Game:
         return [task | {"solution": self.secrets[i % len(self.secrets)]} for i, task in enumerate(tasks)]
 
 
-def _random_player(env: Any, seed: int) -> Agent:
-    return RandomPlayer(env.actions_of, seed)
+def _blind_player(env: Any, seed: int) -> Agent:
+    return BlindPlayer(env.actions_of, seed)
 
 
 GAMES: Final[Mapping[str, Game]] = {
@@ -206,7 +217,15 @@ GAMES: Final[Mapping[str, Game]] = {
         warm_start_steps=1000,
         num_episodes=5120,
     ),
-    "maze": Game(env_class=WatchedMaze, env_config={}, demonstrator=_random_player),
+    "many_rounds": Game(
+        env_class=WatchedGuess,
+        env_config={"rounds": 12, "max_steps_per_episode": 48},
+        demonstrator=CarelessGuesser,
+        warm_start_steps=1000,
+        num_episodes=3840,
+    ),
+    "maze": Game(env_class=WatchedMaze, env_config={}, demonstrator=_blind_player),
+    "apples": Game(env_class=WatchedTree, env_config={}, demonstrator=_blind_player, num_episodes=2048),
     "twenty_questions": Game(  # the example's own objects, turns and warm start
         env_class=WatchedTwentyQuestions,
         env_config={
@@ -334,11 +353,12 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)), help="default: 0 to 4")
     parser.add_argument("--episodes", type=int, help="episodes of each run; default: the game's own")
     parser.add_argument("--out", type=Path, default=Path("outputs/credit"), help="default: outputs/credit")
-    parser.add_argument("--report", action="store_true", help="write report.md and pictures of what is there")
+    parser.add_argument("--report", action="store_true", help="write report.md and pictures of these games and arms")
     options = parser.parse_args()
     path = options.out / "runs.jsonl"
     if options.report:
-        print(write_report(read_runs(path), options.out))
+        runs = [run for run in read_runs(path) if run.game in options.games and run.arm in options.arms]
+        print(write_report(runs, options.out))
         return
     torch.set_num_threads(1)  # a second thread gains nothing on so small a model
     transformers_logging.set_verbosity_error()

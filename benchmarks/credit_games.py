@@ -32,7 +32,7 @@ Step = tuple[State, float, bool, dict[str, Any]]
 HIGHER, LOWER, RIGHT = "Higher.", "Lower.", "Right!"
 
 
-class RandomPlayer(Agent):
+class BlindPlayer(Agent):
     """Says one of the actions that an observation allows, all alike; the random play that scores are measured from.
 
     Args:

@@ -167,13 +167,32 @@ def write_report(runs: Sequence[Run], folder: Path) -> str:
     by_game: defaultdict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in sorted(runs, key=lambda run: run.seed):
         by_game[run.game][run.arm].append(run)
-    parts: list[str] = []
+    parts = [_overview(by_game)]
     for game, arms in by_game.items():
         draw(arms, folder / f"credit_{game}.png", title=game.replace("_", " "))
         parts += [f"## {game}", _anchors(arms), _episodes_table(arms), _ratio_table(arms), f"![](credit_{game}.png)"]
     text = "\n\n".join(parts) + "\n"
     (folder / "report.md").write_text(text, encoding="utf-8")
     return text
+
+
+def _overview(by_game: Mapping[str, Mapping[str, Sequence[Run]]]) -> str:
+    """What each arm comes to in each game, a row an arm."""
+    arms = dict.fromkeys(arm for arms in by_game.values() for arm in arms)
+
+    def cell(runs: Sequence[Run]) -> str:
+        if not runs:
+            return ""
+        episodes = median_over_seeds([run.episodes_to(RATIO_SHARE) for run in runs]).value
+        final = median_over_seeds([run.final_fraction for run in runs]).value
+        return f"{'never' if math.isinf(episodes) else f'{episodes:,.0f}'} · {final:.0%}"
+
+    rows = [[f"`{arm}`", *(cell(arms.get(arm, ())) for arms in by_game.values())] for arm in arms]
+    header = ["arm", *(game.replace("_", " ") for game in by_game)]
+    return (
+        f"Episodes to {RATIO_SHARE:.0%} of the way from random to best play, and how far along it play is in the end; "
+        f"medians over seeds.\n\n{markdown_table(header, rows)}"
+    )
 
 
 def _anchors(arms: Mapping[str, Sequence[Run]]) -> str:

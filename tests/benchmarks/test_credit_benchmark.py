@@ -16,9 +16,11 @@ import torch
 
 from agentsgym import Agent, ConfigError, MultistepEnv
 from agentsgym.agents.scripted import ScriptedAgent
+from agentsgym.envs.TwentyQuestions import GreedyPlayer
 from benchmarks import credit
-from benchmarks.credit_games import HIGHER, LOWER, CoinMaze, GuessTheNumber, RandomPlayer, guess_values, read_maze
+from benchmarks.credit_games import HIGHER, LOWER, BlindPlayer, CoinMaze, GuessTheNumber, guess_values, read_maze
 from benchmarks.credit_report import Run, first_crossing, median_over_seeds, read_runs, write_report
+from benchmarks.credit_trap import AppleTree, apple_values
 
 SQUARE = """
 o-o-o
@@ -99,7 +101,7 @@ def test_no_walk_is_better_than_the_best_and_random_walks_are_as_good_as_said(sc
         assert expected == pytest.approx(worth["random_reward"], abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["guess", "rounds", "maze", "twenty_questions"])
+@pytest.mark.parametrize("name", credit.GAMES)
 def test_random_play_scores_what_the_anchor_says(name: str) -> None:
     game = credit.GAMES[name]
     env: Any = game.make()
@@ -108,7 +110,7 @@ def test_random_play_scores_what_the_anchor_says(name: str) -> None:
     def actions_of(observation: str) -> list[str]:
         return env.actions_of(observation) if hasattr(env, "actions_of") else texts
 
-    games = env.rollout(game.tasks("test", 0, 1600), RandomPlayer(actions_of, seed=0))
+    games = env.rollout(game.tasks("test", 0, 1600), BlindPlayer(actions_of, seed=0))
     scores = [credit.score_of(info) for info in env.last_info.values()]
     assert len(scores) == len(games)
     anchors = env.anchors()
@@ -116,8 +118,38 @@ def test_random_play_scores_what_the_anchor_says(name: str) -> None:
     assert anchors["optimal_reward"] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("turns", [1, 2, 5])
+@pytest.mark.parametrize("scheme", ["apples", "win"])
+def test_apples_are_worth_what_all_ways_to_pick_them_are(scheme: str, turns: int) -> None:
+    env = AppleTree(env_config={"max_steps_per_episode": turns, "reward_scheme": scheme})
+    ways = [[*said] for said in product(env.actions_of(""), repeat=turns)]
+    worths = [reward_of(env, ScriptedAgent(said), [{}]) for said in ways]
+    assert apple_values(turns, pays=scheme) == pytest.approx(
+        {"optimal_reward": max(worths), "random_reward": fmean(worths)}, abs=1e-12
+    )
+    assert reward_of(env, ScriptedAgent(["wait"] * (turns - 1) + ["pick"]), [{}]) == 1.0
+
+
+def test_a_tree_that_was_left_alone_bears_the_square_of_its_turns() -> None:
+    [game] = AppleTree().rollout([{}], ScriptedAgent(["wait", "pick", "eat", "wait", "pick", "pick"]))
+    assert [round(36 * reward) for reward in game.turn_rewards] == [0, 4, 0, 0, 9, 1]
+    assert [turn.invalid for turn in game.turns] == [False, False, True, False, False, False]
+    assert [message["content"] for message in game.messages if message["role"] == "user"][:3] == [
+        "Turn 1 of 6: 1 apples.",
+        "Turn 2 of 6: 4 apples.",
+        "Turn 3 of 6: 1 apples.",
+    ]
+
+
+def test_best_play_wins_twenty_questions_whatever_the_secret_is() -> None:
+    game = credit.GAMES["twenty_questions"]
+    env: Any = game.make()
+    tasks = [{"solution": secret, "seed": 0} for secret in game.secrets]
+    assert all(won.success for won in env.rollout(tasks, GreedyPlayer(env)))
+
+
 def test_what_best_play_needs_is_more_than_sixteen_turns_in_the_long_games() -> None:
-    for name in ("rounds", "maze"):
+    for name in ("rounds", "many_rounds", "maze"):
         assert credit.GAMES[name].make().env_config["max_steps_per_episode"] >= 16
     assert min(len(ways) for ways in CoinMaze().exits.values()) == 1  # dead ends
     assert len(CoinMaze().exits) - 1 == 15  # coins, one a move at most
@@ -202,6 +234,13 @@ def test_what_was_not_reached_is_said_to_be_so(tmp_path: Path) -> None:
     assert report.count("not reached (1 of 3)") == 3
     assert "| < 0.12 [0.12, 1.00] |" in rows["gigpo"]  # 128 episodes, over at least 1,024
     assert (tmp_path / "credit_maze.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_overview_has_a_row_an_arm_and_a_column_a_game(tmp_path: Path) -> None:
+    runs = [a_run([0.5] * 8), a_run([0.0] * 8, arm="gigpo"), replace(a_run([0.5] * 8), game="many_rounds")]
+    header, _, *rows = write_report(runs, tmp_path).split("\n\n")[1].splitlines()
+    assert header == "| arm | maze | many rounds |"
+    assert rows == ["| `grpo` | 128 · 80% | 128 · 80% |", "| `gigpo` | never · 80% |  |"]
 
 
 @pytest.fixture
