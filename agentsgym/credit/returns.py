@@ -160,6 +160,7 @@ def mt_grpo(
 
     Biased, also with ``scale="none"``: c·A_T follows what a turn is paid at once and not what it leads to, so that
     beside the gradient of R it climbs that of the immediate rewards; and who is compared at k depends on who went on.
+    A turn that pays at once and costs more later looks good to it.
 
     Args:
         rollouts: The batch.

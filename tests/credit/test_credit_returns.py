@@ -86,6 +86,15 @@ def test_with_two_turns_mt_grpo_is_the_form_of_the_paper() -> None:
     assert_close(mt_grpo(rollouts), [[a + b, a] for a, b in zip(outcome, turn, strict=True)])
 
 
+def test_what_pays_at_once_outweighs_what_it_costs_where_only_the_turn_is_looked_at() -> None:
+    bait, patience = rollout([0.3, 0.0]), rollout([0.0, 1.0])
+    for turn_weight, sign in ((1.0, 0.0), (2.0, 1.0)):
+        (first, _), (other, _) = mt_grpo([bait, patience], turn_weight=turn_weight)
+        assert [first, other] == pytest.approx([sign * 0.7071, -sign * 0.7071], abs=1e-3)
+    (first, _), (other, _) = return_to_go([bait, patience])
+    assert first < 0 < other
+
+
 # --- against loops ------------------------------------------------------------------------------------------------
 
 
