@@ -72,6 +72,8 @@ class Forward:
 
     def __call__(self, ids: Sequence[Sequence[int]], **arguments: Any) -> Any:
         """Run the ids, (N, Q), and return the model's output."""
+        # Experts are balanced in the loss; transformers cannot tell how they are where a cache is longer than the ids.
+        arguments["output_router_logits"] = False
         taken = {name: value for name, value in arguments.items() if name in self.takes}
         grouped = self.grouped and len(ids[0]) > 1  # transformers spares the copies for single tokens
         with grouped_attention(self.model) if grouped else contextlib.nullcontext():

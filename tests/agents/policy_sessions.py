@@ -54,6 +54,8 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "bloom": ("bloom", COMMON, KEPT),
     "mpt": ("mpt", COMMON, KEPT),
     "falcon": ("falcon", COMMON | {"alibi": True}, KEPT),
+    # experts whose use is balanced in the loss
+    "mixtral": ("mixtral", GROUPED | EXPERTS | {"output_router_logits": True}, KEPT),
     # windows and chunks, shorter than the conversations
     "mistral": ("mistral", GROUPED | {"sliding_window": 4}, KEPT),
     "gemma2": ("gemma2", GROUPED | UNTIED | {"sliding_window": 4}, KEPT),
