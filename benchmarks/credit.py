@@ -80,6 +80,7 @@ ARMS: Final[Mapping[str, Arm]] = {
     "win_gigpo_95": Arm(estimator="gigpo", paid="win", discount=0.95),
     "grpo": Arm(estimator="grpo"),
     "grpo_unscaled": Arm(estimator="grpo", scale="none"),
+    "reward": Arm(estimator="reward", scale="none"),
     "rloo": Arm(estimator="rloo", scale="none"),
     "rae": Arm(estimator="rae", scale="none"),
     "return_to_go": Arm(estimator="return_to_go"),

@@ -200,12 +200,13 @@ def _anchors(arms: Mapping[str, Sequence[Run]]) -> str:
     return (
         f"Random play scores {run.random_score:.3f}, best play {run.optimal_score:.3f}. Medians over seeds, in "
         f"brackets {CONFIDENCE:.0%} intervals of a bootstrap over the seeds. Episodes until the last {WINDOW_EPISODES} "
-        f"of training stood at a share of the way from random to best play; final: {run.num_evaluated:,} games a seed."
+        f"of training stood at a share of the way from random to best play; final: where play stood afterwards; won: "
+        f"its win rate, {run.num_evaluated:,} games a seed."
     )
 
 
 def _episodes_table(arms: Mapping[str, Sequence[Run]]) -> str:
-    header = ["arm", "seeds", "episodes", *(f"to {share:.0%}" for share in SHARES), "final", "CPU s"]
+    header = ["arm", "seeds", "episodes", *(f"to {share:.0%}" for share in SHARES), "final", "won", "CPU s"]
     rows = [
         [
             f"`{arm}`",
@@ -213,6 +214,7 @@ def _episodes_table(arms: Mapping[str, Sequence[Run]]) -> str:
             f"{runs[0].num_episodes:,}",
             *(_episodes([run.episodes_to(share) for run in runs]) for share in SHARES),
             _cell(median_over_seeds([run.final_fraction for run in runs]), "{:.0%}"),
+            _cell(median_over_seeds([run.final_win_rate for run in runs]), "{:.0%}"),
             f"{np.median([run.cpu_s for run in runs]):.0f}",
         ]
         for arm, runs in arms.items()
