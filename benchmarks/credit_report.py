@@ -297,7 +297,7 @@ def draw(arms: Mapping[str, Sequence[Run]], path: Path, *, title: str) -> None:
         axes.set_title(name, loc="left", fontsize=10)
         for index, arm in enumerate(names):
             _draw_arm(axes, arm, arms[arm], index)
-        axes.set_ylim(-0.05, 1.02)
+        axes.set_ylim(min(-0.05, axes.get_ylim()[0]), 1.02)  # below 0 is worse than random play
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel("episodes played in training")
