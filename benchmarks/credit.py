@@ -76,7 +76,6 @@ ARMS: Final[Mapping[str, Arm]] = {
     "win_return_to_go": Arm(estimator="return_to_go", paid="win"),
     "win_return_to_go_95": Arm(estimator="return_to_go", paid="win", discount=0.95),
     "win_gigpo": Arm(estimator="gigpo", paid="win"),
-    "win_mt_grpo": Arm(estimator="mt_grpo", paid="win"),
     "win_gigpo_95": Arm(estimator="gigpo", paid="win", discount=0.95),
     "grpo": Arm(estimator="grpo"),
     "grpo_unscaled": Arm(estimator="grpo", scale="none"),
