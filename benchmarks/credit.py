@@ -91,7 +91,6 @@ ARMS: Final[Mapping[str, Arm]] = {
     "rebn": Arm(estimator="rebn", scale="batch"),
     "rebn_95": Arm(estimator="rebn", scale="batch", discount=0.95),
     "mt_grpo": Arm(estimator="mt_grpo"),
-    "mt_grpo_twice": Arm(estimator="mt_grpo", settings={"estimator_kwargs": {"turn_weight": 2.0}}),
     "gigpo": Arm(estimator="gigpo"),
     "gigpo_95": Arm(estimator="gigpo", discount=0.95),
     "gigpo_90": Arm(estimator="gigpo", discount=0.9),
