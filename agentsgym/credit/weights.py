@@ -57,10 +57,11 @@ def aggregation_weights(
     ``constant``    1 / (number of rollouts · ``constant``)                     all tokens (Dr. GRPO, 2503.20783)
     ==============  ==========================================================  ==================================
 
-    Only what counts is counted: rollouts of ``counts``, and of them, ``constant`` aside, the turns, rollouts and
-    groups that have agent tokens. The weights of all tokens add up to N (``constant`` aside), so that a batch weighs
-    the same whichever is chosen. ``token`` and ``constant`` keep the direction of the gradient; the others make a
-    token weigh the less the more tokens its turn, rollout or group has, which depends on what the policy said.
+    Only what counts is counted: of the rollouts of ``counts`` the turns, rollouts and groups that have agent tokens.
+    ``constant`` divides by all rollouts, so that a token weighs the same however many were left out. The weights of
+    all tokens add up to N (``constant`` aside), so that a batch weighs the same whichever is chosen. ``token`` and
+    ``constant`` keep the direction of the gradient; the others make a token weigh the less the more tokens its turn,
+    rollout or group has, which depends on what the policy said.
 
     Args:
         token_counts: Agent tokens of each turn of each rollout of the whole batch, those of all ranks.
@@ -89,7 +90,7 @@ def aggregation_weights(
     if aggregation == "constant":
         if constant is None or constant < 1:
             raise ConfigError(f"loss_aggregation 'constant' needs a positive number of tokens, got {constant!r}")
-        share = sum(map(sum, counted)) / (max(1, sum(counts)) * constant)
+        share = sum(map(sum, counted)) / (max(1, len(counts)) * constant)
         return [[share if size else 0.0 for size in row] for row in counted]
     return _unit_weights(counted, groups, _UNIT_DEPTHS[aggregation])
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from datasets import IterableDataset
 from torch import nn
 
+from agentsgym.envs.base import MultistepEnv
 from agentsgym.errors import ConfigError
 from agentsgym.training.config import GRPOEnvConfig
 
@@ -17,6 +19,15 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+
+def check_env(env: Any) -> None:
+    """Raise :class:`ConfigError` for what is no environment of a run."""
+    if not (env is None or isinstance(env, MultistepEnv)):
+        wanted = f": build it with {env.__name__}(tokenizer, env_config)" if isinstance(env, type) else ""
+        raise ConfigError(f"env must be a MultistepEnv or None, got {env!r}{wanted}")
+    if env is not None and env.tokenizer is None:
+        raise ConfigError("env has no tokenizer: build it with the policy's, as in Env(tokenizer, env_config)")
 
 
 def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None) -> None:
@@ -73,7 +84,7 @@ def check_passes(args: GRPOEnvConfig, num_micro_batches: int, max_steps: int) ->
         max_steps: Optimizer steps of the run.
     """
     accumulation = args.gradient_accumulation_steps
-    has_passes = max_steps * accumulation > num_micro_batches
+    has_passes = max_steps > math.ceil(num_micro_batches / accumulation)
     if num_micro_batches % accumulation and has_passes:
         raise ConfigError(
             f"gradient_accumulation_steps={accumulation} divides neither the {args.micro_steps_per_generation} "

@@ -73,7 +73,7 @@ def _loss_of_part(trainer: GRPOEnvTrainer, model: Any, batch: dict[str, Any], co
 
 def _value_loss(trainer: GRPOEnvTrainer, batch: dict[str, Any], last: int) -> torch.Tensor:
     """The value head's, a mean over the targets of an optimizer step as TRL counts the tokens of one."""
-    value_model, num_targets = cast("ValueModel", trainer.value_model), batch["num_value_targets"]
+    value_model, num_targets = cast("ValueModel", trainer.value_model), batch["num_value_targets"].clamp(min=1)
     is_training = _trl.is_training(trainer)
     value_model.train(is_training)
     if is_training:
@@ -83,6 +83,6 @@ def _value_loss(trainer: GRPOEnvTrainer, batch: dict[str, Any], last: int) -> to
     )
     loss = value_model.loss(ids, attention_mask, targets, num_targets)
     if is_training:
-        summed = loss * num_targets.clamp(min=1) / trainer.accelerator.num_processes
+        summed = loss * num_targets / trainer.accelerator.num_processes
         trainer.statistics.observe_values(summed, targets.isfinite().sum())
     return loss

@@ -143,7 +143,7 @@ class ValueModel(nn.Module):
                 left out columns of padding.
             attention_mask: (B, L).
             targets: (B, L), NaN where nothing is learnt; those of the first column are not looked at.
-            num_targets: Number of targets of the whole optimizer step, over all ranks.
+            num_targets: Number of targets of the whole optimizer step, over all ranks; positive.
 
         Returns:
             A 0-dim tensor with a graph, also where nothing is learnt.
@@ -155,8 +155,7 @@ class ValueModel(nn.Module):
         wanted = targets[:, 1 : states.shape[1]]
         learnt = ~wanted.isnan()
         errors = self._read(states[:, :-1][learnt]) - wanted[learnt].to(self.head.weight)
-        divisor = torch.as_tensor(num_targets).clamp(min=1) / _num_ranks()
-        return self.loss_weight * 0.5 * errors.square().sum() / divisor
+        return self.loss_weight * 0.5 * errors.square().sum() * _num_ranks() / num_targets
 
     def join(self, optimizer: torch.optim.Optimizer) -> None:
         """Have an optimizer train it, with its own learning rate; one that does already is left as it is."""

@@ -72,7 +72,7 @@ def aggregated(batch: list[Played], aggregation: str) -> float:
         for rollout in counted:
             groups.setdefault(rollout.group, []).extend(rollout.tokens)
         return mean([mean(losses) for losses in groups.values() if losses])
-    return mean([sum(rollout.tokens) / CONSTANT for rollout in counted])
+    return sum(sum(rollout.tokens) for rollout in counted) / (CONSTANT * max(1, len(batch)))  # as Dr. GRPO, over all
 
 
 def num_tokens(batch: list[Played]) -> int:
@@ -121,7 +121,8 @@ def test_the_parts_of_a_batch_need_the_whole_of_it(aggregation: str) -> None:
     ]
     weights = weights_of(batch, aggregation)
     assert weights_of(batch[::-1], aggregation)[::-1] == weights
-    assert weights_of(batch[:3], aggregation) == weights[:3]  # what does not count changes nothing
+    if aggregation != "constant":
+        assert weights_of(batch[:3], aggregation) == weights[:3]  # what does not count changes nothing
 
 
 def test_aggregations_by_hand() -> None:
@@ -136,6 +137,14 @@ def test_aggregations_by_hand() -> None:
     for aggregation, expected in by_hand.items():
         weights = aggregation_weights(counts, [0, 1], [True, True], aggregation, constant=7)
         assert [pytest.approx(row) for row in expected] == weights
+
+
+def test_a_constant_weighs_a_token_alike_however_many_are_left_out() -> None:
+    """A token's part of the loss is its weight over the number of tokens that count."""
+    for counts in ([True, True, True], [True, False, False]):
+        [[weight], *_] = aggregation_weights([[2], [3], [4]], [0, 0, 1], counts, "constant", constant=5)
+        num_counted = sum(size for size, is_counted in zip((2, 3, 4), counts, strict=True) if is_counted)
+        assert weight / num_counted == pytest.approx(1 / (3 * 5))
 
 
 def test_what_cannot_be_aggregated_is_refused() -> None:

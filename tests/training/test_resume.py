@@ -143,6 +143,35 @@ def test_steps_that_drift_away_from_generation_batches_are_refused(steps_per_gen
     assert trained(tmp_path, dataset=unseeded(12), max_steps=3, **changes).state.global_step == 3
 
 
+def test_the_last_step_of_a_pass_may_be_a_short_one(tmp_path: Path) -> None:
+    """Its gradient is that of the rollouts that are left."""
+    gradients: dict[int, list[torch.Tensor]] = {}
+    for accumulation in (2, 4):
+
+        class Looking(TrainerCallback):
+            def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                model: Any = kwargs["model"]
+                given = torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
+                gradients.setdefault(args.gradient_accumulation_steps, []).append(given.clone())
+
+        trainer = trainer_of(
+            tmp_path,
+            dataset=unseeded(6),
+            callbacks=[Looking()],
+            num_train_epochs=1,
+            max_steps=-1,
+            per_device_train_batch_size=4,
+            steps_per_generation=2,
+            gradient_accumulation_steps=accumulation,
+            learning_rate=0.0,
+            max_grad_norm=0.0,
+        )
+        trainer.train()
+    one, two, three = gradients[2]
+    torch.testing.assert_close(gradients[4][0], (one + two) / 2)
+    torch.testing.assert_close(gradients[4][1], three)
+
+
 def test_a_share_of_a_run_of_unknown_length_is_no_boundary(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="set max_steps"):
         trainer_of(tmp_path, max_steps=-1, num_iterations=2, save_strategy="steps", save_steps=0.3)
