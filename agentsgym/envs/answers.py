@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
 from agentsgym.errors import EnvironmentFault
@@ -97,6 +97,21 @@ def as_number(name: str, value: Any) -> float:
 def as_flag(name: str, value: Any) -> bool:
     """True or False, or an :class:`EnvironmentFault` that names it."""
     try:
-        return bool(value)
+        return _bool(value)
     except Exception as error:
         raise EnvironmentFault(f"{name} must be True or False, got {value!r}") from error
+
+
+def _bool(value: Any) -> bool:
+    if isinstance(value, str) or value != value:  # noqa: PLR0124  # "no" and NaN are true to Python
+        raise ValueError
+    return bool(value)
+
+
+def check_told(info: Mapping[str, Any]) -> None:
+    """Refuse what metrics could not be made of, with an :class:`EnvironmentFault` that names it."""
+    if info.get("success") is not None:
+        as_flag("_step_episode's info['success']", info["success"])
+    for name in ("random_reward", "optimal_reward"):
+        if info.get(name) is not None:
+            as_number(f"_step_episode's info[{name!r}]", info[name])

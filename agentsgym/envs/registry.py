@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Row = Mapping[str, Any]
 
 ENTRY_POINT_GROUP = "agentsgym.envs"
 _BUILT_IN = {"agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"}
@@ -83,7 +86,18 @@ def make(
         row = {"env_class_path": row}
     if not isinstance(row, Mapping) or not isinstance(row.get("env_class_path"), str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"a row must be a dict with an 'env_class_path' (str), got {row!r}")
-    return find(row["env_class_path"], allow_import=allow_import)(tokenizer, row.get("env_config"))
+    env_class = find(row["env_class_path"], allow_import=allow_import)
+    config = row.get("env_config")
+    is_dict = isinstance(config, Mapping)
+    return env_class(tokenizer, without_filling(cast("Row", config), env_class) if is_dict else config)
+
+
+def without_filling(config: Row, env_class: type[MultistepEnv]) -> dict[str, Any]:
+    """Leave out what the row of a table holds as None because another row has the key, and this game cannot take."""
+    fields = {**COMMON_FIELDS, **env_class.config_fields}
+    return {
+        key: value for key, value in config.items() if value is not None or (key in fields and fields[key].valid(None))
+    }
 
 
 def _imported(path: str) -> type[MultistepEnv]:

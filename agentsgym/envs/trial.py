@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from agentsgym.envs.answers import as_flag, as_number, complaint_about, is_conversation, is_step, is_unicode
+from agentsgym.envs.answers import as_flag, as_number, check_told, complaint_about, is_conversation, is_step, is_unicode
 from agentsgym.envs.config import is_int, or_none
 from agentsgym.errors import AgentFault, ConfigError, EnvironmentFault, EpisodeFault, TemplateError
 from agentsgym.rollouts.transcript import ChatFormat, History, Transcript
@@ -305,6 +305,7 @@ class Trial:
             as_flag("_step_episode's done", done),
             as_flag("_step_episode's info['invalid']", info.get("invalid")),
         )
+        check_told(info)
         next_state["done"] = step.done
         self.env.active_states[self.session_id] = next_state
         self.conversation.info = info

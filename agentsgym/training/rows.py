@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.envs.registry import class_path, make
+from agentsgym.envs.registry import class_path, make, without_filling
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.seeding import derive_seed
 
@@ -131,7 +131,7 @@ def group_seeds(num_rows: int, num_rollouts: int, *parts: object, first: int = 0
 
 
 def _is_configured(env: MultistepEnv, config: Mapping[str, Any]) -> bool:
-    wanted = type(env)(None, dict(config)).env_config
+    wanted = type(env)(None, without_filling(config, type(env))).env_config
     # A row is plain JSON: that it does not name a callable of the environment says nothing.
     return all(wanted[key] == value or (callable(value) and key not in config) for key, value in env.env_config.items())
 

@@ -74,6 +74,15 @@ NONSENSE = [
         ("_step_episode", ({}, reward, False, {}), f"_step_episode's reward must be a finite number, got {reward!r}")
         for reward in (math.nan, math.inf, None, "1", [1.0], 10**400)
     ],
+    *[
+        ("_step_episode", ({}, 0.0, False, {"success": value}), "info['success'] must be True or False")
+        for value in ("no", math.nan)
+    ],
+    *[
+        ("_step_episode", ({}, 0.0, False, {name: value}), f"info[{name!r}] must be a finite number, got {value!r}")
+        for name, value in (("random_reward", "x"), ("optimal_reward", [1.0]))
+    ],
+    ("_step_episode", ({}, 0.0, "False", {}), "_step_episode's done must be True or False, got 'False'"),
     *[("_final_reward", value, f"_final_reward must be a finite number, got {value!r}") for value in (math.nan, None)],
 ]
 

@@ -78,6 +78,16 @@ def test_a_registered_class_is_made_from_its_path_or_a_row() -> None:
     assert make({"env_class_path": path, "env_config": None}).env_config["error_allowance"] == 1
 
 
+def test_what_a_table_fills_a_row_with_is_left_out() -> None:
+    """A column of dicts holds every key in every row, None where a row had none."""
+    path = f"{register(Near).__module__}.Near"
+    filling = {"free_shots": None, "of_another_game": None, "system_prompt": None}
+    env = make({"env_class_path": path, "env_config": {"error_allowance": 4, **filling}})
+    assert env.env_config == make({"env_class_path": path, "env_config": {"error_allowance": 4}}).env_config
+    with pytest.raises(ConfigError, match=r"env_config\['of_another_game'\] is unknown"):
+        make({"env_class_path": path, "env_config": {"of_another_game": 1}})
+
+
 def test_a_class_can_be_registered_under_a_path_of_ones_choice_and_twice() -> None:
     register(Near, "my.game")
     register(Near, "my.game")
