@@ -177,7 +177,8 @@ def check_number(option: str, given: Any, low: float = -math.inf, high: float = 
     """
     is_number = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
     if not (is_number and low <= given <= high):
-        wanted = "a finite number" if math.isinf(low) else f"a number in [{low:g}, {high:g}]"
+        above = f"a finite number >= {low:g}" if math.isinf(high) else f"a number in [{low:g}, {high:g}]"
+        wanted = "a finite number" if math.isinf(low) else above
         raise ConfigError(f"{option} must be {wanted}, got {given!r}")
 
 

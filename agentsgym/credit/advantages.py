@@ -15,8 +15,9 @@ four rules:
 ``scale`` says what a value minus its baseline is divided by, within the groups that the estimator compares:
 ``"none"`` nothing; ``"group"`` ``s + 1e-4``, s the standard deviation (n - 1 in the denominator, as in TRL) of the
 values compared; ``"batch"`` ``s + 1e-4``, s that of all such differences in the batch, about 0, where their mean
-lies. Only ``"none"`` leaves an unbiased estimator unbiased; ``"batch"`` all but keeps its direction; ``"group"``
-may learn faster, but points the wrong way in expectation where groups are small and wins are rare.
+lies. Only ``"none"`` leaves an unbiased estimator unbiased; ``"batch"`` all but keeps its direction in a batch of many
+task groups (with a single one it is ``"group"``); ``"group"`` may learn faster, but points the wrong way in expectation
+where groups are small and wins are rare.
 """
 
 from __future__ import annotations
@@ -101,7 +102,10 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
             raise ConfigError(f"the estimator has its options already, got {', '.join(map(repr, options))} as well")
         return name_or_callable
     function, options = _without_partial(_found(name_or_callable), options)
-    bound = BoundEstimator(function, options, _check_options(function, options))
+    memory = _check_options(function, options)
+    if function is return_to_go and options.get("baseline") != "role_ema":
+        memory = None  # its other baselines remember nothing
+    bound = BoundEstimator(function, options, memory)
     if function in ESTIMATORS.values():
         bound([], discount=1.0, scale="none")  # they check their options before they look at the rollouts
     return bound
@@ -199,7 +203,7 @@ def step_group_sizes(rollouts: Sequence[ScoredRollout]) -> list[int]:
 def _found(name_or_callable: str | Callable[..., Any]) -> Callable[..., Any]:
     if callable(name_or_callable):
         return name_or_callable
-    if name_or_callable not in ESTIMATORS:
+    if not isinstance(name_or_callable, str) or name_or_callable not in ESTIMATORS:  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = did_you_mean(str(name_or_callable), ESTIMATORS)
         raise ConfigError(f"advantage_estimator is neither known nor callable: {name_or_callable!r}{hint}")
     return ESTIMATORS[name_or_callable]
@@ -232,6 +236,10 @@ def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> 
             name = getattr(function, "__name__", repr(function))
             hint = did_you_mean(option, known) if known else "; it has none"
             raise ConfigError(f"the estimator {name!r} has no option {option!r}{hint}")
+    for one in parameters:
+        if one.name in known.difference(options) and one.default is one.empty:
+            name = getattr(function, "__name__", repr(function))
+            raise ConfigError(f"the estimator {name!r} needs the option {one.name!r}")
     return MovingBaselines() if "memory" in keywords else None
 
 

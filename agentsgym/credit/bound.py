@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 from agentsgym.credit._comparison import Scale
 from agentsgym.credit.memory import MovingBaselines
@@ -48,5 +49,12 @@ class BoundEstimator:
 
     @property
     def name(self) -> str:
-        """What the function is called."""
-        return getattr(self.function, "__name__", repr(self.function))
+        """What the function is called, or the class of a callable object."""
+        return name_of(self.function)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What a function is called, also within a ``partial``; of a callable object its class, since a repr may change."""
+    while isinstance(function, partial):
+        function = cast("partial[Any]", function).func
+    return getattr(function, "__name__", type(function).__name__)

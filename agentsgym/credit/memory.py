@@ -41,8 +41,7 @@ class MovingBaselines:
         Raises:
             ConfigError: The key is not one that a checkpoint can hold.
         """
-        if key not in self._averages:
-            _as_json(key)  # refused at once, not when the first checkpoint is written
+        _as_json(key)  # refused at once, not when the first checkpoint is written
         self._averages[key] = decay * self.get(key) + (1.0 - decay) * value
 
     def state_dict(self) -> dict[str, Any]:

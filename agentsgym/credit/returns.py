@@ -180,7 +180,7 @@ def mt_grpo(
     >>> mt_grpo([one, two], scale="none")
     [[-0.25, 0.0], [0.25, 0.0]]
     """
-    check_number("turn_weight", turn_weight)
+    check_number("turn_weight", turn_weight, 0.0)
     outcome = final_rewards(rollouts)
     turns = turn_values(rollouts, lambda one: one.turn_rewards[:-1], _same_turn)
     return _sum(
@@ -232,7 +232,7 @@ def gigpo(
     [[-2.0, -1.0], [2.0, 1.0]]
     """
     check_choice("baseline", baseline, _MEANS)
-    check_number("step_weight", step_weight)
+    check_number("step_weight", step_weight, 0.0)
     mean = _MEANS[baseline]
     whole = final_rewards(rollouts)
     steps = _returns(rollouts, discount, same_state)

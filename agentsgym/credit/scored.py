@@ -1,4 +1,4 @@
-"""What an estimator sees of one rollout: scalars and keys, no tokens."""
+"""What an estimator sees of one rollout: numbers and keys, no tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentsgym.types import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRollout:
-    """What an estimator sees of one rollout: scalars and keys, no tokens.
+    """What an estimator sees of one rollout: numbers and keys, no tokens.
 
     Attributes:
         turn_rewards: What each turn is paid, after ``turn_credit``, (K,).
@@ -26,6 +26,7 @@ class ScoredRollout:
         roles: Who the agent was in each turn, (K,); None where the game does not say, empty for None in all turns.
         potentials: What the game says each turn's state is worth, (K,), for potential-based shaping; None where it
             does not say, empty for None in all turns.
+        token_counts: How many agent tokens each turn has, (K,); empty where it is not known.
         values: What a value head expects the rest of the rollout to pay, before each token of each turn, (K, n_k);
             empty without a value head.
     """
@@ -39,6 +40,7 @@ class ScoredRollout:
     game: Hashable = None
     roles: Sequence[Hashable] = ()
     potentials: Sequence[float | None] = ()
+    token_counts: Sequence[int] = ()
     values: Sequence[Sequence[float]] = ()
 
     def __post_init__(self) -> None:
@@ -46,7 +48,7 @@ class ScoredRollout:
             raise ValueError(
                 f"each turn needs a reward and a state key, got {len(self.turn_rewards)} and {len(self.state_keys)}"
             )
-        for name in ("roles", "potentials", "values"):
+        for name in ("roles", "potentials", "token_counts", "values"):
             given = getattr(self, name)
             if given and len(given) != len(self.turn_rewards):
                 raise ValueError(f"{name} needs one entry a turn or none, got {len(given)} of {len(self.turn_rewards)}")
@@ -66,10 +68,9 @@ class ScoredRollout:
         Raises:
             ConfigError: ``turn_credit`` is unknown.
         """
+        counts = token_counts(trajectory)
         return cls(
-            turn_rewards=credited_turn_rewards(
-                trajectory.turn_rewards, trajectory.final_reward, token_counts(trajectory), turn_credit
-            ),
+            turn_rewards=credited_turn_rewards(trajectory.turn_rewards, trajectory.final_reward, counts, turn_credit),
             final_reward=trajectory.final_reward,
             group=group,
             state_keys=[turn.state_key for turn in trajectory.turns],
@@ -77,6 +78,7 @@ class ScoredRollout:
             game=game,
             roles=[turn.role for turn in trajectory.turns],
             potentials=[turn.potential for turn in trajectory.turns],
+            token_counts=counts,
         )
 
     @property

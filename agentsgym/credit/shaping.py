@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from agentsgym.credit._comparison import Scale, check_number
-from agentsgym.credit.bound import Estimator, TurnAdvantage
+from agentsgym.credit.bound import Estimator, TurnAdvantage, name_of
 from agentsgym.credit.memory import MovingBaselines
 from agentsgym.credit.outcomes import grpo, rae, reward, rloo
 from agentsgym.credit.scored import ScoredRollout
@@ -90,7 +90,7 @@ class PotentialShaping:
     @property
     def name(self) -> str:
         """What the estimator's function is called."""
-        return getattr(self.function, "__name__", repr(self.function))
+        return name_of(self.function)
 
     @property
     def memory(self) -> MovingBaselines | None:
@@ -105,7 +105,7 @@ def _shaped(rollout: ScoredRollout, discount: float, weight: float) -> ScoredRol
         raise ConfigError(
             "potential-based shaping needs the potential of every turn: the game's `_potential` must return a number, "
             f"got None in {len(potentials) - len(known)} of {len(potentials)} turns"
-            f"{'' if rollout.game is None else f' of {rollout.game}'}"
+            f"{_of(rollout.game)}"
         )
     following = [*known, 0.0][1:]
     rewards = [
@@ -113,3 +113,9 @@ def _shaped(rollout: ScoredRollout, discount: float, weight: float) -> ScoredRol
         for paid, before, after in zip(rollout.turn_rewards, known, following, strict=True)
     ]
     return replace(rollout, turn_rewards=rewards)
+
+
+def _of(game: Hashable) -> str:
+    """Name a game by its class: of a trainer's (class, number of its configuration) the number says nothing."""
+    parts = cast("tuple[Hashable, ...]", game) if isinstance(game, tuple) else (game,)
+    return f" of {parts[0]}" if parts and parts[0] is not None else ""

@@ -214,10 +214,11 @@ class GRPOEnvConfig(GRPOConfig):
         if self.load_best_model_at_end and self.eval_strategy == "steps":
             given = cast("float", self.eval_steps)  # transformers has filled it in
             every = int(given) if given >= 1 else math.ceil(given * self.max_steps)
-            if rounded % every:
+            if every % cycle or rounded % every:
                 raise ConfigError(
-                    f"load_best_model_at_end needs save_steps to be a multiple of eval_steps ({every}) and of the "
-                    f"generation cycle ({cycle}): set it to a multiple of {math.lcm(every, cycle)}"
+                    f"load_best_model_at_end saves what it evaluates, which can be done at multiples of the generation "
+                    f"cycle ({cycle}) alone: set eval_steps ({every}) to one of them and save_steps ({steps:g}) to the "
+                    "same"
                 )
 
 
@@ -229,6 +230,8 @@ def _options(given: Any) -> dict[str, Any] | None:
         raise ConfigError(f"GRPOEnvConfig.estimator_kwargs must be a dict or one in JSON, got {given!r}") from error
     if options is not None and not isinstance(options, dict):
         raise ConfigError(f"GRPOEnvConfig.estimator_kwargs must be a dict or one in JSON, got {given!r}")
+    if unnamed := [name for name in options or () if not isinstance(name, str)]:
+        raise ConfigError(f"GRPOEnvConfig.estimator_kwargs must have the names of options as keys, got {unnamed[0]!r}")
     return options
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, SupportsFloat, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.credit.advantages import (
     gigpo,
@@ -107,13 +107,15 @@ class Crediting:
                 f"advantage_estimator {estimator.name!r} must return one list of numbers for each of {len(rollouts)} "
                 f"rollouts, got {len(numbers) if _is_list(numbers) else repr(numbers)}"
             )
-        for i, (rollout, own) in enumerate(zip(rollouts, numbers, strict=True)):
-            if not _is_list(own) or len(own) != len(rollout.turn_rewards) or not all(map(_is_finite, own)):
+        plain = [_plain_turns(own, rollout) for own, rollout in zip(numbers, rollouts, strict=True)]
+        for i, (rollout, turns) in enumerate(zip(rollouts, plain, strict=True)):
+            if turns is None:
                 raise ConfigError(
                     f"advantage_estimator {estimator.name!r} must return one finite number for each of the "
-                    f"{len(rollout.turn_rewards)} turns of rollout {i}, got {own!r}"
+                    f"{len(rollout.turn_rewards)} turns of rollout {i}, or for one of {list(rollout.token_counts)} "
+                    f"tokens a list of so many, got {numbers[i]!r}"
                 )
-        return numbers
+        return cast("Numbers", plain)
 
     def credited(
         self, played: Played, rollouts: Sequence[ScoredRollout], numbers: Numbers, *, is_training: bool
@@ -236,17 +238,17 @@ class Crediting:
         if is_by_group and num_rollouts < _SMALL_GROUP and _are_sparse(rollouts):
             self._warn_once(
                 "scale_rewards='group' with %d rollouts a task and one paid turn at most: where wins are rare the "
-                "gradient can point the wrong way; 'batch' and 'none' keep its direction",
+                "gradient can point the wrong way, under 'batch' too if a batch has few task groups; 'none' keeps its "
+                "direction",
                 num_rollouts,
             )
         if function in OF_RETURNS and any(map(_is_paid_elsewhere, rollouts)):
             self._warn_once(
-                "the final reward is not what the turns were paid together, and %r sees the turns alone: pay it in "
+                "the final reward is not what the turns were paid together, and %r sums what turns are paid: pay it in "
                 "_step_episode, or set env_config['turn_credit'] to 'final'",
                 self.estimator.name,
             )
-
-        if function in UNDISCOUNTED and args.discount != 1:
+        if function in UNDISCOUNTED and args.discount != 1 and not isinstance(self.estimator, PotentialShaping):
             self._warn_once("discount=%g does nothing: %r has no sum over turns", args.discount, self.estimator.name)
 
     def _warn_of_length(self, length: int) -> None:
@@ -286,11 +288,28 @@ def _is_list(entry: Any) -> bool:
     return isinstance(entry, Sequence) and not isinstance(entry, str)
 
 
-def _is_finite(entry: Any) -> bool:
-    """Whether it is a finite number, or a list of such, one a token."""
-    if _is_list(entry):
-        return all(isinstance(number, SupportsFloat) and math.isfinite(number) for number in entry)
-    return isinstance(entry, SupportsFloat) and math.isfinite(entry)
+def _plain_turns(own: Any, rollout: ScoredRollout) -> list[Any] | None:
+    """One entry a turn, as plain numbers; None if it is something else."""
+    if not _is_list(own) or len(own) != len(rollout.turn_rewards):
+        return None
+    entries = [_plain(entry) for entry in own]
+    lists_fit = all(
+        len(entry) == num_tokens
+        for entry, num_tokens in zip(entries, rollout.token_counts, strict=False)  # empty where it is not known
+        if isinstance(entry, list)
+    )
+    return entries if lists_fit and None not in entries else None
+
+
+def _plain(entry: Any) -> float | list[float] | None:
+    """A finite number, or a list of such, whatever their type was; None if it is neither."""
+    try:
+        numbers = [math.nan if isinstance(one, str) else float(one) for one in (entry if _is_list(entry) else [entry])]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last from a tensor of several elements
+        return None
+    if not all(map(math.isfinite, numbers)):
+        return None
+    return numbers if _is_list(entry) else numbers[0]
 
 
 def _is_paid_elsewhere(rollout: ScoredRollout) -> bool:

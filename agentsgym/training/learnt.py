@@ -35,6 +35,8 @@ def load_learnt(trainer: GRPOEnvTrainer, folder: Path) -> None:
     Raises:
         ConfigError: The checkpoint has no value head, or one of another shape, or not what this estimator remembers.
     """
+    if not folder.is_dir():
+        return  # Trainer says so
     if trainer.value_model is not None:
         trainer.value_model.load(folder)
     elif (folder / FILE_NAME).is_file():
@@ -44,7 +46,10 @@ def load_learnt(trainer: GRPOEnvTrainer, folder: Path) -> None:
         return
     if not path.is_file():
         raise ConfigError(f"{path} is missing: {estimator.name!r} is to go on from the averages that it held")
-    state = json.loads(path.read_text())
+    try:
+        state = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is damaged, go on from another checkpoint: {error}") from error
     if (state["estimator"], state["options"]) != (estimator.name, _written(estimator)):
         raise ConfigError(
             f"{path} holds what {state['estimator']!r} remembered with the options {state['options']}, and the run is "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.advantages import (
+    ESTIMATORS,
     get_estimator,
     gigpo,
     grpo,
@@ -303,10 +304,13 @@ _TOGETHER: tuple[Rule, ...] = (
     ),
     (
         "value_head",
-        lambda args: (
-            args.value_head is not None and isinstance(args.advantage_estimator, str) and not _has_critic(args)
-        ),
+        lambda args: args.value_head is not None and _function(args) in ESTIMATORS.values() and not _has_critic(args),
         "only turn_gae, bilevel_gae and estimators of your own look at values",
+    ),
+    (
+        "value_learning_rate",
+        lambda args: args.value_head is None and args.value_learning_rate is not None,
+        "there is no value head to learn at it",
     ),
     (
         "value_head",

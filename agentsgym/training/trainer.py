@@ -21,7 +21,7 @@ from agentsgym.errors import ConfigError
 from agentsgym.evaluation.metrics import Evaluation, summarize
 from agentsgym.training import _trl
 from agentsgym.training.batches import Batch, round_up
-from agentsgym.training.checks import check_model, check_parts, check_size, finite_datasets
+from agentsgym.training.checks import check_env, check_model, check_parts, check_size, finite_datasets
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.crediting import Credited, Crediting
 from agentsgym.training.evaluating import counted_rollouts, untouched_global_generators
@@ -108,6 +108,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         args = args or GRPOEnvConfig()
         if train_dataset is None:
             raise ConfigError("train_dataset is missing: pass rows with 'task_data', e.g. Env.get_train_dataset()")
+        check_env(env)
         if processing_class is None and env is not None:
             processing_class = env.tokenizer
         check_model(model, args, peft_config)

@@ -85,6 +85,7 @@ def test_a_scored_rollout_holds_what_the_trajectory_says() -> None:
         game="chess",
         roles=["white", None],
         potentials=[-1.0, None],
+        token_counts=[2, 1],
     )
     assert (scored.counts, scored.role(0), scored.role(1)) == (True, "white", None)
     final = ScoredRollout.from_trajectory(trajectory(stop_reason=StopReason.FAILED), group=3, turn_credit="final")

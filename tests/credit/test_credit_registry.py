@@ -20,12 +20,11 @@ from agentsgym.credit.advantages import (
     gigpo,
     grpo,
     rae,
-    return_to_go,
 )
 from agentsgym.credit.memory import MovingBaselines
 from agentsgym.errors import ConfigError
 
-KEEPS_SOMETHING = {"rae", "return_to_go"}
+KEEPS_SOMETHING = {"rae"}
 
 
 def mine(rollouts: Sequence[ScoredRollout], *, discount: float, scale: Scale, bonus: float = 1.0) -> list[list[float]]:
@@ -51,6 +50,12 @@ def test_estimators_are_found_by_name_and_can_be_copied(name: str) -> None:
     assert found.name == name
     assert (found.memory == MovingBaselines()) == (name in KEEPS_SOMETHING)
     assert pickle.loads(pickle.dumps(found)) == copy.deepcopy(found) == found
+
+
+def test_only_a_moving_average_is_remembered() -> None:
+    assert get_estimator("return_to_go", baseline="role_ema").memory == MovingBaselines()
+    for baseline in ("none", "batch", "others"):
+        assert get_estimator("return_to_go", baseline=baseline).memory is None
 
 
 def test_options_are_bound() -> None:
@@ -130,4 +135,37 @@ def test_impossible_values_are_refused_before_anything_is_played(name: str, opti
 
 def test_a_compiled_function_that_hides_its_signature_is_taken() -> None:
     assert get_estimator(min).options == {}
-    assert get_estimator(return_to_go).memory is not None
+    assert get_estimator(rae).memory is not None
+
+
+@pytest.mark.parametrize("name", [["grpo"], None, 3])
+def test_a_name_that_is_no_name_is_refused(name: Any) -> None:
+    with pytest.raises(ConfigError, match="neither known nor callable"):
+        get_estimator(name)
+
+
+def needy(rollouts: Sequence[ScoredRollout], *, discount: float, scale: Scale, weight: float) -> list[list[float]]:
+    return mine(rollouts, discount=discount, scale=scale, bonus=weight)
+
+
+def test_an_option_that_is_needed_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match="the estimator 'needy' needs the option 'weight'"):
+        get_estimator(needy)
+    assert get_estimator(needy, weight=2.0).options == {"weight": 2.0}
+
+
+class Mine:
+    """A callable that is no function."""
+
+    def __call__(self, rollouts: Sequence[ScoredRollout], *, discount: float, scale: Scale) -> list[list[float]]:
+        return mine(rollouts, discount=discount, scale=scale)
+
+
+def with_two(weight: float, rollouts: Sequence[ScoredRollout], *, discount: float, scale: Scale) -> list[list[float]]:
+    return mine(rollouts, discount=discount, scale=scale, bonus=weight)
+
+
+def test_a_name_is_the_same_in_every_process() -> None:
+    assert get_estimator(partial(with_two, 2.0)).name == "with_two"
+    assert get_estimator(partial(partial(mine, bonus=2.0))).name == "mine"
+    assert get_estimator(Mine()).name == "Mine"

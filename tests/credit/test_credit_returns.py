@@ -152,7 +152,7 @@ def test_impossible_options_are_refused() -> None:
         return_to_go([], baseline="other")
     with pytest.raises(ConfigError, match=r"decay must be a number in \[0, 1\], got 1.5"):
         return_to_go([], baseline="role_ema", decay=1.5)
-    with pytest.raises(ConfigError, match="turn_weight must be a finite number, got '1'"):
+    with pytest.raises(ConfigError, match="turn_weight must be a finite number >= 0, got '1'"):
         mt_grpo([], turn_weight="1")
-    with pytest.raises(ConfigError, match="turn_weight must be a finite number, got nan"):
+    with pytest.raises(ConfigError, match="turn_weight must be a finite number >= 0, got nan"):
         mt_grpo([], turn_weight=math.nan)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from games import logged, settings, tasks, trainer_of
 from test_trl_seam import ROWS, parameter_gradients, prepared
 
@@ -137,6 +138,15 @@ def test_a_discount_that_does_nothing_is_told(
     ] * is_told
 
 
+def test_a_discount_of_potentials_does_something(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    batch = [
+        dataclasses.replace(one, turns=[dataclasses.replace(turn, potential=0.5) for turn in one.turns])
+        for one in STEADY
+    ]
+    told = warnings_of(tmp_path, caplog, batch, advantage_estimator="mt_grpo", potential_weight=1.0, discount=0.5)
+    assert not [message for message in told if "discount" in message]
+
+
 def test_a_batch_without_agent_tokens_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     told = warnings_of(tmp_path, caplog, [rollout([0.5, 1.0], num_tokens=0)] * 8)
     assert ["no rollout of the generation batch has an agent token" in message for message in told] == [True]
@@ -186,9 +196,46 @@ def test_an_estimator_that_returns_nothing_is_named(tmp_path: Path) -> None:
         crediting.turn_advantages(scored, is_training=True)
 
 
+def of_tensors(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[Any]]:
+    """An estimator that computes with torch, one turn whole and one token by token."""
+    return [[torch.tensor(one.final_reward), [torch.tensor(0.5)] * one.token_counts[1]] for one in rollouts]
+
+
+def test_numbers_of_other_types_are_taken_for_what_they_are(tmp_path: Path) -> None:
+    crediting = Crediting(settings(tmp_path, advantage_estimator=of_tensors))
+    scored = [ScoredRollout.from_trajectory(rollout([0.5, 1.0]), group=0)]
+    numbers = crediting.turn_advantages(scored, is_training=True)
+    assert numbers == [[1.5, [0.5, 0.5]]]
+    assert crediting.metrics(scored, numbers)["advantage/turn_01"] == 0.5
+
+
+def long_winded(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[list[float]]]:
+    """An estimator that has more numbers than the turns have tokens."""
+    return [[[0.0] * 3] * len(one.turn_rewards) for one in rollouts]
+
+
+def at_once(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[Any]]:
+    """An estimator that gives a tensor in place of a list."""
+    return [[torch.zeros(2)] * len(one.turn_rewards) for one in rollouts]
+
+
+def huge(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[int]]:
+    """An estimator that knows no bounds."""
+    return [[10**400] * len(one.turn_rewards) for one in rollouts]
+
+
 @pytest.mark.parametrize(
     ("estimator", "given"),
-    [(unsure, "nan"), (brief, r"\[0.0\]"), (wordy, "'good'"), (empty, r"\[\[None\]"), (whole, r"got 1\.5")],
+    [
+        (long_winded, r"\[2, 2\] tokens.*\[0\.0, 0\.0, 0\.0\]"),
+        (at_once, "tensor"),
+        (huge, "1000"),
+        (unsure, "nan"),
+        (brief, r"\[0.0\]"),
+        (wordy, "'good'"),
+        (empty, r"\[\[None\]"),
+        (whole, r"got 1\.5"),
+    ],
 )
 def test_numbers_that_are_none_are_named(estimator: Any, given: str, tmp_path: Path) -> None:
     crediting = Crediting(settings(tmp_path, advantage_estimator=estimator))

@@ -66,6 +66,22 @@ def test_what_another_estimator_remembered_is_refused(tmp_path: Path) -> None:
         trainer_of(tmp_path, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
 
 
+def test_a_run_that_remembers_nothing_asks_for_nothing(tmp_path: Path) -> None:
+    trained(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, advantage_estimator="grpo")
+    folder = tmp_path / "checkpoint-1"
+    assert not (folder / "estimator.json").exists()
+    trainer_of(tmp_path, max_steps=2, estimator_kwargs={"baseline": "others"}).train(resume_from_checkpoint=str(folder))
+
+
+def test_a_memory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, max_steps=1, **REMEMBERING[0])
+    (tmp_path / "estimator.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"estimator\.json is damaged"):
+        trainer.train(resume_from_checkpoint=str(tmp_path))
+    with pytest.raises(ValueError, match="Can't find a valid checkpoint"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "nowhere"))
+
+
 def test_each_game_has_averages_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two configurations of one class are two games."""
     monkeypatch.setattr(registry, "_registered", {})

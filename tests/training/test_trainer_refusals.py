@@ -94,13 +94,15 @@ def test_an_impossible_value_is_named(name: str, wanted: str, tmp_path: Path) ->
             settings(tmp_path, **{name: value})
         assert str(refusal.value) == f"GRPOEnvConfig.{name} must be {wanted}, got {value!r}"
     for value in accepted:
-        assert getattr(settings(tmp_path, **{name: value}), name) == value
+        along = next((more for key, more in ALONG.items() if key == (name, value)), {})
+        assert getattr(settings(tmp_path, **{name: value}, **along), name) == value
 
 
-# What a name needs beside it so that it is not refused for another reason.
-ALONG: dict[tuple[str, str | None], dict[str, Any]] = {
+# What a value needs beside it so that it is not refused for another reason.
+ALONG: dict[tuple[str, Any], dict[str, Any]] = {
     ("value_head", "shared"): {"advantage_estimator": "turn_gae"},
     ("value_head", "separate"): {"advantage_estimator": "bilevel_gae"},
+    ("value_learning_rate", 1e-3): {"advantage_estimator": "turn_gae", "value_head": "separate"},
 }
 
 
@@ -266,6 +268,12 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
         [{"fp16": True}, {"value_head": "shared", "advantage_estimator": "turn_gae", "bf16": True}],
     ),
     (
+        "value_learning_rate",
+        "no value head",
+        {"value_learning_rate": 1e-3},
+        [{"value_learning_rate": 1e-3, "value_head": "separate", "advantage_estimator": "turn_gae"}],
+    ),
+    (
         "truncated_rollouts",
         "laid them out",
         {"truncated_rollouts": "penalise", "advantage_estimator": "reward"},
@@ -399,8 +407,13 @@ def test_an_environment_with_another_tokenizer_is_refused(tmp_path: Path) -> Non
 
 def test_an_environment_without_tokenizer_is_refused(tmp_path: Path) -> None:
     _, tokenizer = policy()
-    with pytest.raises(ConfigError, match=r"env\.tokenizer must be the trainer's"):
+    with pytest.raises(ConfigError, match="env has no tokenizer: build it with the policy's"):
         built(tmp_path, env=GuessNumber(), processing_class=tokenizer)
+
+
+def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"env must be a MultistepEnv or None.*GuessNumber\(tokenizer, env_config\)"):
+        built(tmp_path, env=GuessNumber)
 
 
 def test_without_environment_rows_must_name_one(tmp_path: Path) -> None:
@@ -477,9 +490,10 @@ def test_a_bound_of_cispo_that_cuts_every_token_is_told(
 
 def test_a_best_model_that_is_never_saved_is_refused(tmp_path: Path) -> None:
     best = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps", "num_iterations": 2}
-    with pytest.raises(ConfigError, match=r"eval_steps \(3\) and of the generation cycle \(2\).*multiple of 6"):
-        settings(tmp_path, eval_steps=3, save_steps=3, **best).align_saving()
-    settings(tmp_path, eval_steps=3, save_steps=6, **best).align_saving()
+    for evaluated, saved in ((3, 3), (3, 6), (1, 2)):
+        with pytest.raises(ConfigError, match=rf"generation cycle \(2\).*set eval_steps \({evaluated}\)"):
+            settings(tmp_path, eval_steps=evaluated, save_steps=saved, **best).align_saving()
+    settings(tmp_path, eval_steps=4, save_steps=4, **best).align_saving()
 
 
 def test_truncated_rollouts_are_not_both_masked_and_penalised(tmp_path: Path) -> None:
