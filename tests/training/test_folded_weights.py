@@ -87,7 +87,7 @@ def parts(batch: Batch, aggregation: str) -> torch.Tensor:
         "group": GROUPS[:, None].expand_as(rows),
     }
     if aggregation == "constant":
-        return mask / (mask.any(1).sum() * MAX_LENGTH)
+        return mask / (len(mask) * MAX_LENGTH)  # as Dr. GRPO, over all rollouts
     unit = units[aggregation]
     names, sizes = unit[mask].unique(return_counts=True)
     part = torch.zeros(mask.shape)
