@@ -23,7 +23,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -167,8 +167,10 @@ class Game:
         num_episodes: What an arm plays.
         batch_size: Episodes of a generation batch.
         num_updates: Optimizer steps that a generation batch is split into.
+        num_iterations: How often it is learnt from.
         learning_rate: Constant.
         secrets: What tasks take turns with as their ``solution``; empty where a seed is all that a task has.
+        variant_of: The game whose warm starts it begins from, if not its own.
     """
 
     env_class: type[Watched]
@@ -179,8 +181,10 @@ class Game:
     num_episodes: int = 4096
     batch_size: int = 32
     num_updates: int = 2
+    num_iterations: int = 1
     learning_rate: float = 1e-3
     secrets: Sequence[str] = ()
+    variant_of: str = ""
 
     def make(self, tokenizer: Any = None, *, paid: str = "turns") -> Watched:
         """The environment."""
@@ -200,6 +204,25 @@ class Game:
 def _blind_player(env: Any, seed: int) -> Agent:
     return BlindPlayer(env.actions_of, seed)
 
+
+_TWENTY_QUESTIONS: Final = Game(  # the example's own objects, turns and warm start
+    env_class=WatchedTwentyQuestions,
+    env_config={
+        "objects": list(DEMO_OBJECTS),
+        "properties": list(DEMO_PROPERTIES),
+        "max_steps_per_episode": 7,
+        "final_guess": True,
+        "system_prompt": "",
+    },
+    demonstrator=ImitationPlayer,
+    num_demonstrations=16_000,
+    warm_start_steps=3500,
+    num_episodes=16_384,
+    batch_size=64,
+    num_updates=4,
+    learning_rate=5e-4,
+    secrets=DEMO_OBJECTS,
+)
 
 GAMES: Final[Mapping[str, Game]] = {
     "guess": Game(
@@ -225,24 +248,9 @@ GAMES: Final[Mapping[str, Game]] = {
     ),
     "maze": Game(env_class=WatchedMaze, env_config={}, demonstrator=_blind_player),
     "apples": Game(env_class=WatchedTree, env_config={}, demonstrator=_blind_player, num_episodes=2048),
-    "twenty_questions": Game(  # the example's own objects, turns and warm start
-        env_class=WatchedTwentyQuestions,
-        env_config={
-            "objects": list(DEMO_OBJECTS),
-            "properties": list(DEMO_PROPERTIES),
-            "max_steps_per_episode": 7,
-            "final_guess": True,
-            "system_prompt": "",
-        },
-        demonstrator=ImitationPlayer,
-        num_demonstrations=16_000,
-        warm_start_steps=3500,
-        num_episodes=16_384,
-        batch_size=64,
-        num_updates=4,
-        learning_rate=5e-4,
-        secrets=DEMO_OBJECTS,
-    ),
+    "twenty_questions": _TWENTY_QUESTIONS,
+    "twenty_questions_8": replace(_TWENTY_QUESTIONS, num_updates=8, variant_of="twenty_questions"),
+    "twenty_questions_twice": replace(_TWENTY_QUESTIONS, num_iterations=2, variant_of="twenty_questions"),
 }
 
 
@@ -252,6 +260,7 @@ def warm_start(name: str, seed: int, folder: Path) -> Path:
     Returns:
         Where it lies.
     """
+    name = GAMES[name].variant_of or name
     path = folder / "warm" / f"{name}-{seed}"
     if path.exists():
         return path
@@ -286,7 +295,8 @@ def trainer_of(game: Game, arm: Arm, seed: int, policy: Path, num_episodes: int)
         save_strategy="no",
         logging_strategy="no",
         seed=seed,
-        max_steps=num_batches * game.num_updates,
+        max_steps=num_batches * game.num_updates * game.num_iterations,
+        num_iterations=game.num_iterations,
         per_device_train_batch_size=game.batch_size // game.num_updates,
         steps_per_generation=game.num_updates,
         num_generations=NUM_ROLLOUTS,

@@ -272,6 +272,19 @@ def test_a_run_is_kept_and_not_played_again(
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("short_guess")
+@pytest.mark.parametrize("changes", [{"num_updates": 4}, {"num_iterations": 2}])
+def test_a_variant_plays_as_much_from_the_same_warm_start(
+    changes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = replace(credit.GAMES["guess"], variant_of="guess", **changes)
+    monkeypatch.setitem(credit.GAMES, "guess_otherwise", variant)  # pyright: ignore[reportArgumentType]
+    run = credit.learn("guess_otherwise", "grpo", 0, tmp_path)
+    assert (run.game, run.num_episodes, len(run.scores)) == ("guess_otherwise", 64, 2)
+    assert [folder.name for folder in (tmp_path / "warm").iterdir()] == ["guess-0"]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("short_guess")
 @pytest.mark.parametrize("arm", ["win_grpo", "grpo"])
 def test_the_arm_of_trl_has_trls_own_advantages(arm: str, tmp_path: Path) -> None:
     policy = credit.warm_start("guess", 0, tmp_path)
