@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from agentsgym.credit._comparison import Scale, nearly_equal
-from agentsgym.credit.bound import BoundEstimator, Estimator, TurnAdvantage
+from agentsgym.credit.bound import BoundEstimator, Estimator, TurnAdvantage, name_of
 from agentsgym.credit.gae import bilevel_gae, turn_gae
 from agentsgym.credit.memory import MovingBaselines
 from agentsgym.credit.outcomes import grpo, rae, reward, rloo
@@ -226,20 +226,17 @@ def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> 
     keywords = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
     if not takes_any and not {"discount", "scale"} <= keywords:
-        name = getattr(function, "__name__", repr(function))
         raise ConfigError(
-            f"the estimator {name!r} must take the keywords 'discount' and 'scale', got {sorted(keywords)}"
+            f"the estimator {name_of(function)!r} must take the keywords 'discount' and 'scale', got {sorted(keywords)}"
         )
     known = keywords.difference(_NO_OPTIONS)
     for option in options:
         if option in _NO_OPTIONS or not (takes_any or option in known):
-            name = getattr(function, "__name__", repr(function))
             hint = did_you_mean(option, known) if known else "; it has none"
-            raise ConfigError(f"the estimator {name!r} has no option {option!r}{hint}")
+            raise ConfigError(f"the estimator {name_of(function)!r} has no option {option!r}{hint}")
     for one in parameters:
         if one.name in known.difference(options) and one.default is one.empty:
-            name = getattr(function, "__name__", repr(function))
-            raise ConfigError(f"the estimator {name!r} needs the option {one.name!r}")
+            raise ConfigError(f"the estimator {name_of(function)!r} needs the option {one.name!r}")
     return MovingBaselines() if "memory" in keywords else None
 
 
