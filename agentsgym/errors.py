@@ -3,26 +3,39 @@
 ::
 
     AgentsGymError
-    ├── ConfigError          a setting is unknown, of the wrong type, or impossible (also a ValueError)
-    ├── TaskError            a ``task_data`` cannot be played (also a ValueError)
-    ├── TemplateError        a chat template whose tokens cannot be kept exact
-    ├── MissingDependency    an optional package is needed (also an ImportError)
-    └── EpisodeFault         one episode broke; the others go on
-        ├── EnvironmentFault     the game raised, answered nonsense or took too long
-        └── AgentFault           the agent raised, answered nonsense or took too long
+    ├── ConfigError               a setting is unknown, of the wrong type, or impossible (also a ValueError)
+    ├── TaskError                 a ``task_data`` cannot be played (also a ValueError)
+    ├── TemplateError             a chat template whose tokens cannot be kept exact
+    ├── MissingDependencyError    an optional package is needed (also an ImportError)
+    ├── TooManyFailuresError      more rollouts failed than ``max_failed_fraction`` allows
+    └── EpisodeError              one episode broke; the others go on
+        ├── EnvError                  the environment raised, returned nonsense or took too long
+        └── AgentError                the agent raised, answered nonsense or took too long
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
 from typing import TYPE_CHECKING
 
+from agentsgym._renamed import renamed
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+    from agentsgym.types import Trajectory
 
 
 class AgentsGymError(Exception):
-    """The root of the tree: ``except AgentsGymError`` catches all of it."""
+    """The root of the tree: ``except AgentsGymError`` catches all of it.
+
+    Attributes:
+        trajectories: The rollouts that were finished when it ended an ``evaluate``, so that none is lost.
+    """
+
+    trajectories: Sequence[Trajectory] = ()
 
 
 class ConfigError(AgentsGymError, ValueError):
@@ -37,22 +50,39 @@ class TemplateError(AgentsGymError):
     """A chat template does not allow an exact record of the tokens."""
 
 
-class MissingDependency(AgentsGymError, ImportError):
+class MissingDependencyError(AgentsGymError, ImportError):
     """An optional package is missing; the message says how to install it."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package!r} is not installed; it comes with: pip install 'agentsgym[{extra}]'")
 
 
-class EpisodeFault(AgentsGymError):
-    """One episode broke; it is recorded as failed and the others go on."""
+class TooManyFailuresError(AgentsGymError):
+    """More rollouts failed than ``max_failed_fraction`` allows; the message names the first of them."""
 
 
-class EnvironmentFault(EpisodeFault):
-    """The game raised or returned something that is no step."""
+class EpisodeError(AgentsGymError):
+    """One episode broke; it is recorded as failed and the others go on.
+
+    Attributes:
+        place: File and line of the user's code that raised, as in ``"guess.py:31"``, or that defines the hook which
+            returned nonsense; empty if neither is known.
+        trace: The traceback of what was raised, without the library's own frames; empty if nothing was raised. Text,
+            since processes exchange it.
+    """
+
+    place: str = ""
+    trace: str = ""
 
 
-class AgentFault(EpisodeFault):
+class EnvError(EpisodeError):
+    """The environment raised or returned something that is no step.
+
+    (Not ``EnvironmentError``, which is Python's own name for ``OSError``.)
+    """
+
+
+class AgentError(EpisodeError):
     """The agent raised or returned something that is no action."""
 
 
@@ -69,3 +99,58 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if near:
         return f"; did you mean {near[0]!r}?"
     return "; known are " + ", ".join(map(repr, names))
+
+
+def check_options(given: Iterable[str], *functions: Callable[..., Any]) -> None:
+    """Refuse keyword arguments that are not known, naming the nearest that is.
+
+    Args:
+        given: Their names.
+        functions: The function that was called, and those that it hands its keyword arguments to. What one of
+            those requires, the first one gives it.
+
+    Raises:
+        TypeError: None of the functions has an argument of that name, as where Python itself finds it.
+    """
+    called, *handed_to = (inspect.signature(function).parameters.values() for function in functions)
+    optional = (one for parameters in handed_to for one in parameters if one.default is not one.empty)
+    known = {one.name for one in (*called, *optional) if one.kind is not one.VAR_KEYWORD}
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{functions[0].__name__} has no argument {name!r}{did_you_mean(name, known)}")
+
+
+def misspelled(word: str, known: Iterable[str]) -> str | None:
+    """Find the known word that differs from this one by one letter, or by two neighbors that changed places.
+
+    >>> misspelled("sucess", ["invalid", "success"])
+    'success'
+    >>> misspelled("valid", ["invalid", "success"]) is None
+    True
+    """
+    return next((name for name in known if word != name and _is_one_edit(word, name)), None)
+
+
+def _is_one_edit(one: str, other: str) -> bool:
+    start = _num_equal(one, other)
+    one, other = one[start:], other[start:]
+    end = _num_equal(one[::-1], other[::-1])
+    one, other = one[: len(one) - end], other[: len(other) - end]
+    return max(len(one), len(other)) == 1 or (len(one) == 2 and one == other[::-1])
+
+
+def _num_equal(one: str, other: str) -> int:
+    """Count the letters before the first that differs."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+__getattr__ = renamed(
+    __name__,
+    {
+        "EpisodeFault": "agentsgym.errors.EpisodeError",
+        "EnvironmentFault": "agentsgym.errors.EnvError",
+        "AgentFault": "agentsgym.errors.AgentError",
+        "MissingDependency": "agentsgym.errors.MissingDependencyError",
+    },
+)

@@ -24,10 +24,10 @@ def derive_seed(*parts: object) -> int:
 
 
 def episode_generator(task_seed: int, episode: int) -> random.Random:
-    """The generator of one episode: equal for all rollouts of a task group, whatever is played beside it."""
+    """Make the generator of one episode: equal for all rollouts of a task group, whatever is played beside it."""
     return random.Random(derive_seed("episode", task_seed, episode))
 
 
 def fresh_seed() -> int:
-    """A seed nobody has used, for a task that comes without one."""
+    """Draw a seed that nobody has used, for a task that comes without one."""
     return secrets.randbits(62)

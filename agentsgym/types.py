@@ -2,7 +2,7 @@
 
 ::
 
-    TurnRequest ─▶ agent ─▶ Action ─▶ Turn (a span of tokens and what it was paid) ─▶ Trajectory
+    TurnRequest ─▶ agent ─▶ Action ─▶ Turn (a span of tokens and its reward) ─▶ Trajectory
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Message(TypedDict):
 class StopReason(StrEnum):
     """Why an episode ended."""
 
-    DONE = "done"  # the game ended it
+    DONE = "done"  # the environment ended it
     MAX_TURNS = "max_turns"  # a budget ended it
     MAX_TOKENS = "max_tokens"
     INVALID = "invalid"  # the allowance for invalid actions is spent
@@ -34,19 +34,19 @@ class StopReason(StrEnum):
 
     @property
     def truncated(self) -> bool:
-        """Whether a budget, not the game, ended the episode."""
+        """Whether a budget, not the environment, ended the episode."""
         return self in {StopReason.MAX_TURNS, StopReason.MAX_TOKENS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
-    """What an agent is asked in one turn of one session.
+    """The observation that an agent answers in one turn of one session.
 
     ``messages`` and ``token_ids`` are live views that grow with the episode: read them, do not keep or change them
     after the action is given back.
 
     Attributes:
-        session_id: The session that asks.
+        session_id: The session whose turn it is.
         messages: The conversation so far, ending with the new observation.
         token_ids: The exact prompt; empty without a tokenizer.
         agent_state: What the agent returned with its last action; None at a conversation's first turn.
@@ -62,10 +62,10 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What the agent said in one turn.
+    """The agent's answer in one turn.
 
     Attributes:
-        text: The answer as the game reads it.
+        text: The answer as the environment reads it.
         token_ids: The sampled ids, end-of-turn token included, untouched; None if the agent only has text.
         logprobs: Their log-probabilities under the sampling policy, one an id (NaN: not known); None if none is known.
         agent_state: Handed back to the agent in its next turn.
@@ -86,21 +86,21 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One action's place in the trajectory and what it was paid.
+    """One action: its place in the trajectory, its reward, and what the environment said of it.
 
     The exact prompt that the action was sampled from is ``token_ids[prompt_start:start]``.
 
     Attributes:
         start: Index of the action's first token in the trajectory's ``token_ids``.
         stop: Index behind its last token; equal to ``start`` for an action without tokens.
-        reward: What the environment paid for it; 0.0 in a practice episode.
-        invalid: Whether the game called it invalid.
+        reward: Its reward from the environment; 0.0 in a practice episode.
+        invalid: Whether the environment called it invalid.
         exact: Whether its tokens are as the agent gave them (not text that was encoded afterwards).
         episode: Index of the episode in its trial.
         message_index: Index of the action in the trajectory's ``messages``.
-        state_key: Equal keys are the same decision problem; None if the game does not say.
-        role: Who the agent was in this turn, a seat of the game for example; None if the game does not say.
-        potential: What the game says the state was worth, for potential-based shaping; None if it does not say.
+        state_key: Equal keys are the same decision problem; None if the environment does not say.
+        role: Who the agent was in this turn, a player's seat for example; None if the environment does not say.
+        potential: The state's worth according to the environment, for potential-based shaping; None if it does not say.
         prompt_start: Index of the first token of its prompt: 0, or where the segment begins that a rewritten history
             opened.
         prompt_messages: The conversation that the prompt shows, where ``history`` changed it; None if it is the
@@ -137,8 +137,10 @@ class Trajectory:
         session_id: The session that was played.
         task_index: Index of its task in the list given to ``rollout``.
         rollout_index: Index among the rollouts of that task.
-        info: What the game said in its last step; ``info["success"]`` tells whether it was won.
-        error: The traceback of a failed rollout, else None.
+        info: The environment's ``info`` of its last step; ``info["success"]`` says whether it was solved.
+        error: Of a failed rollout: where it failed, why, and the user's part of the traceback, the cause last. Else
+            None.
+        num_close_errors: How often the environment's ``_close_episode`` raised, which changes nothing else.
     """
 
     token_ids: Sequence[int]
@@ -153,6 +155,7 @@ class Trajectory:
     rollout_index: int = 0
     info: Mapping[str, Any] = field(default_factory=dict[str, Any])
     error: str | None = None
+    num_close_errors: int = 0
 
     def __post_init__(self) -> None:
         edge = segment = 0
@@ -192,8 +195,13 @@ class Trajectory:
 
     @property
     def turn_rewards(self) -> list[float]:
-        """What the environment paid for each turn, before ``turn_credit``, (K,)."""
+        """The environment's reward of each turn, before ``turn_credit``, (K,)."""
         return [turn.reward for turn in self.turns]
+
+    @property
+    def num_turns(self) -> int:
+        """The turns that were played."""
+        return len(self.turns)
 
     @property
     def exact(self) -> bool:
@@ -207,6 +215,6 @@ class Trajectory:
 
     @property
     def success(self) -> bool | None:
-        """Whether the game was won; None if the game does not say."""
+        """Whether the task was solved; None if the environment does not say."""
         value = self.info.get("success")
         return None if value is None else bool(value)

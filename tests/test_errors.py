@@ -4,7 +4,7 @@ import re
 import pytest
 
 from agentsgym import errors
-from agentsgym.errors import MissingDependency, did_you_mean
+from agentsgym.errors import MissingDependencyError, check_options, did_you_mean, misspelled
 
 
 def tree_of(docstring: str) -> dict[str, str]:
@@ -32,7 +32,7 @@ def test_a_bad_value_is_also_a_value_error(name: str) -> None:
 
 
 def test_a_missing_package_says_how_to_install_it() -> None:
-    error = MissingDependency("textarena", "textarena")
+    error = MissingDependencyError("textarena", "textarena")
     assert isinstance(error, ImportError)
     assert str(error) == "'textarena' is not installed; it comes with: pip install 'agentsgym[textarena]'"
 
@@ -40,3 +40,27 @@ def test_a_missing_package_says_how_to_install_it() -> None:
 def test_the_nearest_word_is_named_or_all_of_them() -> None:
     assert did_you_mean("free_shot", ["free_shots", "history"]) == "; did you mean 'free_shots'?"
     assert did_you_mean("", ["b", "a"]) == "; known are 'a', 'b'"
+
+
+def test_an_argument_that_no_function_has_is_refused() -> None:
+    def outer(first: int, **options: int) -> None: ...
+    def inner(first: int, given: int, second: int = 0) -> None: ...
+
+    check_options(["first", "second"], outer, inner)
+    with pytest.raises(TypeError, match="outer has no argument 'secnd'; did you mean 'second'"):
+        check_options(["second", "secnd"], outer, inner)
+    with pytest.raises(TypeError, match="outer has no argument 'options'; known are 'first', 'second'"):
+        check_options(["options"], outer, inner)
+    with pytest.raises(TypeError, match="outer has no argument 'given'; known are 'first', 'second'"):
+        check_options(["given"], outer, inner)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        *[(word, "success") for word in ("sucess", "succcess", "Success", "succses", "succesS", "uccess", "success_")],
+        *[(word, None) for word in ("success", "sucsesss", "succ", "", "valid", "won")],
+    ],
+)
+def test_one_wrong_letter_is_a_misspelling(word: str, meant: str | None) -> None:
+    assert misspelled(word, ["invalid", "success"]) == meant

@@ -1,0 +1,176 @@
+"""Describe failed episodes, and log each kind of failure once.
+
+The ``error`` of a failed trajectory is a few lines of text: where it failed, the sentence, and the traceback of what
+the user's code raised, whose last line is the cause::
+
+    task 1, rollout 0, turn 2 of Guess, at /home/me/guess.py:31
+    EnvError: Guess._step_episode raised OSError: gone
+    Traceback (most recent call last):
+      File "/home/me/guess.py", line 31, in _step_episode
+        raise OSError("gone")
+    OSError: gone
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from agentsgym.errors import EpisodeError
+
+if TYPE_CHECKING:
+    import logging
+
+    from agentsgym.types import Trajectory
+
+Failure = TypeVar("Failure", bound=EpisodeError)
+
+_PACKAGE = Path(__file__).parent
+# Code that only hands calls on: no failure comes from there. Environments in folders of their own stay to be seen.
+_FOLDERS = frozenset(str(_PACKAGE / name) for name in ("envs", "rollouts"))
+_FILES = frozenset(str(_PACKAGE / "agents" / name) for name in ("base.py", "event_loop.py"))
+_INSTALLED = {"site-packages", "dist-packages"}
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_AT = ", at "
+
+
+def failure_of(
+    kind: type[Failure], function: str, error: BaseException, hook: Callable[..., Any] | None = None
+) -> Failure:
+    """Make the failure of an episode out of what the user's code raised.
+
+    Args:
+        kind: Whose failure it is.
+        function: What was called, as in ``"Guess._step_episode"``.
+        error: What it raised, as it was caught.
+        hook: The function itself, whose definition is named where it did not even begin: its arguments do not fit.
+    """
+    failure = kind(f"{function} raised {type(error).__name__}: {error}".removesuffix(": "))
+    report = traceback.TracebackException.from_exception(error)
+    code = getattr(hook, "__code__", None)
+    if code is not None and not _is_own(code.co_filename) and all(_is_own(frame.filename) for frame in report.stack):
+        failure.trace = "".join(report.format_exception_only()).rstrip("\n")
+        failure.place = f"{code.co_filename}:{code.co_firstlineno}"
+        return failure
+    _leave_out_own_frames(report)
+    failure.trace = "".join(report.format()).rstrip("\n")
+    failure.place = _place(report.stack)
+    return failure
+
+
+def describe(failure: EpisodeError, where: str) -> str:
+    """Write what a failed trajectory keeps as its ``error``.
+
+    Args:
+        failure: What ended it.
+        where: Task, rollout, turn and environment.
+    """
+    head = f"{where}{_AT}{failure.place}" if failure.place else where
+    return "\n".join([head, f"{type(failure).__name__}: {failure}", *([failure.trace] if failure.trace else [])])
+
+
+def headline(error: str) -> str:
+    """Say in one line what :func:`describe` wrote: where it failed, and why."""
+    return ": ".join(error.splitlines()[:2])
+
+
+def kind_of(error: str) -> str:
+    r"""Name the kind of a failure, given what :func:`describe` wrote: equal for those that have the same reason.
+
+    Where something was raised, that is its type, file and line. Else it is the sentence, without names of sessions,
+    numbers and what was given.
+
+    >>> kind_of("task 3, rollout 0, turn 2 of Guess\nEnvError: _final_reward must be a finite number, got nan")
+    'EnvError: _final_reward must be a finite number'
+    """
+    head, _, rest = error.partition("\n")
+    sentence = rest.partition("\n")[0]
+    place = head.partition(_AT)[2]
+    raised = re.search(r" raised (\w+)", sentence)
+    if place and raised:
+        return f"{raised[1]} at {place}"
+    return re.sub(r"[0-9a-f]{32}|\d+", "#", sentence.partition(", got ")[0])
+
+
+class FailureLog:
+    """Logs the first failure of each kind when it happens, and at the end how many more there were.
+
+    >>> import logging
+    >>> with FailureLog(logging.getLogger("doc")) as log:
+    ...     log.note  # called with each finished rollout
+    <bound method FailureLog.note of ...>
+    """
+
+    def __init__(self, logger: logging.Logger, on_finish: Callable[[Trajectory], None] | None = None) -> None:
+        """Begin with nothing.
+
+        Args:
+            logger: Where the failures are logged, as warnings.
+            on_finish: Called with each rollout that is noted, after its failure was logged.
+        """
+        self._logger = logger
+        self._on_finish = on_finish
+        self._first: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()  # episodes are closed in the threads of a pool
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Log the counts, also of a run that was ended."""
+        for failure, count in self._counts.items():
+            if count > 1:
+                self._logger.warning("… and %d more like it: %s", count - 1, self._first[failure])
+
+    def note(self, trajectory: Trajectory) -> None:
+        """Take a finished rollout."""
+        if trajectory.error is not None:
+            self._count(kind_of(trajectory.error), f"session {trajectory.session_id} failed", trajectory.error)
+        if self._on_finish is not None:
+            self._on_finish(trajectory)
+
+    def note_close_error(self, session_id: str, error: str) -> None:
+        """Take what :func:`describe` wrote of an episode that did not close; no trajectory keeps its traceback."""
+        trace = "".join(f"\n{rest}" for rest in error.split("\n", 2)[2:])
+        self._count(f"closing: {kind_of(error)}", f"session {session_id} was not closed", error, trace)
+
+    def _count(self, kind: str, event: str, error: str, trace: str = "") -> None:
+        with self._lock:
+            self._counts[kind] += 1
+            if self._counts[kind] == 1:
+                self._first[kind] = headline(error)
+                self._logger.warning("%s: %s%s", event, self._first[kind], trace)
+
+
+def _leave_out_own_frames(report: traceback.TracebackException) -> None:
+    """Keep the user's frames of an error, of what caused it, and of the members of a group."""
+    kept = [frame for frame in report.stack if not _is_own(frame.filename)]
+    if kept:  # else the bug is ours, and these frames are all that shows it
+        report.stack = traceback.StackSummary.from_list(kept)
+    for other in (report.__cause__, report.__context__, *(report.exceptions or ())):
+        if other is not None:
+            _leave_out_own_frames(other)
+
+
+def _is_own(filename: str) -> bool:
+    return filename in _FILES or str(Path(filename).parent) in _FOLDERS
+
+
+def _place(frames: traceback.StackSummary) -> str:
+    """File and line of the innermost frame that is the user's own, not a package's that the user's code called."""
+    user = [frame for frame in frames if not _is_installed(frame.filename)] or frames[:1]
+    return f"{user[-1].filename}:{user[-1].lineno}" if user else ""
+
+
+def _is_installed(filename: str) -> bool:
+    return filename.startswith(("<frozen ", _STANDARD_LIBRARY)) or not _INSTALLED.isdisjoint(Path(filename).parts)

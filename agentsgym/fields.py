@@ -1,0 +1,104 @@
+"""Describe one setting: its default, its valid values, and the words that errors use for them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass
+from typing import Any
+
+from agentsgym.errors import ConfigError
+
+Check = Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One key of ``env_config``.
+
+    Attributes:
+        default: Its value when it is not given.
+        valid: Whether a value is valid.
+        expected: What a valid value is, as the end of "must be …".
+        wanted: The old name of ``expected``.
+    """
+
+    default: Any
+    valid: Check
+    expected: str = ""
+    wanted: InitVar[str | None] = None
+
+    def __post_init__(self, wanted: str | None) -> None:
+        if wanted is not None:
+            warnings.warn("Field(wanted=…) is now Field(expected=…)", DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "expected", wanted)
+        if not self.expected:
+            raise TypeError('a Field needs expected=…, which ends the sentence "must be …"')
+
+
+def is_int(low: int) -> Check:
+    """Accept ints from ``low`` on; ``True`` is no int here."""
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
+def is_number(low: float = -math.inf) -> Check:
+    """Accept finite numbers from ``low`` on."""
+    return lambda value: (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= low
+    )
+
+
+def is_positive_number(value: Any) -> bool:
+    """Accept finite numbers above 0."""
+    return is_number(0)(value) and value > 0
+
+
+def is_fraction(value: Any) -> bool:
+    """Accept numbers in [0, 1]."""
+    return is_number(0)(value) and value <= 1
+
+
+def is_bool(value: Any) -> bool:
+    """Accept True and False alone."""
+    return isinstance(value, bool)
+
+
+def is_str(value: Any) -> bool:
+    """Accept strings."""
+    return isinstance(value, str)
+
+
+def one_of(*choices: str) -> Check:
+    """Accept the given strings."""
+    return lambda value: isinstance(value, str) and value in choices
+
+
+def or_none(check: Check) -> Check:
+    """Accept None and what ``check`` accepts."""
+    return lambda value: value is None or check(value)
+
+
+def choice_field(*choices: str) -> Field:
+    """A key that takes one of ``choices``, the first by default."""
+    return Field(default=choices[0], expected="one of " + ", ".join(map(repr, choices)), valid=one_of(*choices))
+
+
+def require(name: str, value: Any, valid: Check, expected: str) -> None:
+    """Check one setting.
+
+    Args:
+        name: The setting's name.
+        value: Its value.
+        valid: Whether a value is valid.
+        expected: What a valid value is, as the end of "must be …".
+
+    Raises:
+        ConfigError: The value is not valid.
+
+    >>> require("num_workers", 0, is_int(1), "a positive int")
+    Traceback (most recent call last):
+    agentsgym.errors.ConfigError: num_workers must be a positive int, got 0
+    """
+    if not valid(value):
+        raise ConfigError(f"{name} must be {expected}, got {value!r}")
