@@ -1,16 +1,18 @@
-"""How a tokenizer writes a conversation, found once: afterwards no template runs and only new text is encoded."""
+"""Learn once how a tokenizer writes a conversation: afterwards no template runs and only new text is encoded."""
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from agentsgym.errors import TemplateError
-from agentsgym.rollouts.chat_template import ASKED, QUESTION, SLOT, Change, Roles, Template, slot
-from agentsgym.rollouts.vocabulary import Piece, Scaffold, Vocabulary
+from agentsgym.tokens.chat_template import ANSWERED, QUESTION, SLOT, Change, Roles, Template, slot
+from agentsgym.tokens.control_tokens import Piece, Scaffold, Vocabulary
+from agentsgym.tokens.unmarked_controls import is_mark, unmarked_controls
 from agentsgym.types import FinishReason, Message
 
 if TYPE_CHECKING:
@@ -20,9 +22,11 @@ ENDED_BY_TEXT = -1  # stands for the id that ended a turn, where the template en
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 
 class ChatFormat:
-    """How one tokenizer writes a conversation; get it with :meth:`of`.
+    """The format in which one tokenizer writes a conversation; get it with :meth:`of`.
 
     Attributes:
         end_of_turn_id: The control token that closes an agent turn; None if the template closes turns by plain text
@@ -43,6 +47,7 @@ class ChatFormat:
         "_first",
         "_fits",
         "_later",
+        "_observed",
         "_refusal",
         "_template",
         "_vocabulary",
@@ -56,12 +61,15 @@ class ChatFormat:
         "vocabulary_size",
     )
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, guard_added_tokens: bool = False) -> None:
         mine: Any = copy.copy(tokenizer)  # shallow: the cache in `of` must not keep its own key alive
         self._fits = _fingerprint(tokenizer)
-        self._vocabulary = Vocabulary(mine)
-        self.vocabulary_size = self._vocabulary.size
         self._template = Template(mine) if mine.chat_template else None
+        unmarked = unmarked_controls(mine, self._template) if self._template else frozenset[str]()
+        self._vocabulary = self._observed = Vocabulary(mine, unmarked)
+        if guard_added_tokens:
+            self._observed = Vocabulary(mine, [*filter(is_mark, mine.get_added_vocab())])
+        self.vocabulary_size = self._vocabulary.size
         self._first: dict[Roles, tuple[str, Scaffold]] = {}
         self._later: dict[tuple[Roles, int | None], Scaffold] = {}
         self.end_of_turn_id: int | None = None
@@ -79,20 +87,28 @@ class ChatFormat:
         self.stop_token_ids = frozenset(token_id for token_id in stops if token_id is not None)
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, *, append: bool = True) -> ChatFormat:
-        """The format of a tokenizer, found at the first call and again when its template or vocabulary was changed.
+    def of(
+        cls, tokenizer: PreTrainedTokenizerBase, *, append: bool = True, guard_added_tokens: bool = False
+    ) -> ChatFormat:
+        """Get the format of a tokenizer, found at the first call and again when its template or vocabulary was changed.
 
         Args:
             tokenizer: Its chat template, if it has one, decides.
             append: Whether new messages are to be appended to what is recorded; False if each prompt is rendered
-                afresh, which takes templates that print something else in a later turn than in the first.
+                anew, which takes templates that print something else in a later turn than in the first.
+            guard_added_tokens: Whether the spelling of any added token stays text in what the agent is shown, also of
+                one that only agents say (``<think>``, ``<tool_call>``). Words and white space are excepted; what the
+                agent itself says keeps its tokens.
 
         Raises:
             TemplateError: The chat template does not print the messages of a plain conversation once and unchanged.
         """
-        known = _FORMATS.get(tokenizer)
+        formats = _FORMATS.setdefault(tokenizer, {})
+        known = formats.get(guard_added_tokens)
         if known is None or known._fits != _fingerprint(tokenizer):
-            known = _FORMATS[tokenizer] = cls(tokenizer)
+            if not formats:
+                _warn_if_no_template(tokenizer)
+            known = formats[guard_added_tokens] = cls(tokenizer, guard_added_tokens=guard_added_tokens)
         if append and known._refusal is not None:
             raise TemplateError(known._refusal)
         return known
@@ -103,20 +119,20 @@ class ChatFormat:
         return vocabulary.encode_first(text) if self._template is None else vocabulary.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, control tokens left out."""
+        """Decode ids to text, control tokens left out."""
         return self._vocabulary.decode(ids, True)
 
     def ended_by(self, ids: Sequence[int], finish_reason: FinishReason) -> int | None:
-        """Which id ended the agent's turn; :data:`ENDED_BY_TEXT` if text did, None if nothing did.
+        """Find the id that ended the agent's turn; :data:`ENDED_BY_TEXT` if text did, None if nothing did.
 
         Args:
             ids: What the agent sampled.
-            finish_reason: Where it is ``"stop"``, any control token at the end is one that the agent stops at: a
-                model may declare more of them than template and tokenizer know.
+            finish_reason: Where it is ``"stop"``, any token at the end that the tokenizer marks special is one that the
+                agent stops at: a model may declare more of them than template and tokenizer know.
         """
         if not ids:
             return None
-        ends = self._vocabulary.control_ids if finish_reason == "stop" else self.stop_token_ids
+        ends = self._vocabulary.special_ids if finish_reason == "stop" else self.stop_token_ids
         if ids[-1] in ends or ids[-1] in self.stop_token_ids:
             return ids[-1]
         if self.text_end:
@@ -126,7 +142,7 @@ class ChatFormat:
         return None
 
     def render(self, messages: Sequence[Message], *, ask: bool = True) -> list[int]:
-        """The exact ids of a whole conversation, rendered afresh by the template with its real contents.
+        """Write the exact ids of a whole conversation, rendered anew by the template with its real contents.
 
         Rules that look at contents apply: a template that drops old thinking drops it here. What looks like a control
         token inside a content is plain text, as everywhere; for all other text these are the ids of
@@ -139,12 +155,29 @@ class ChatFormat:
         Raises:
             TemplateError: The template cannot render the conversation.
         """
-        contents = [message["content"] for message in messages]
         if self._template is None:
-            return [token_id for content in contents for token_id in self.encode(content)]
-        contents, hidden = self._vocabulary.hide(contents)
+            encode = {True: self._vocabulary.encode_first, False: self._observed.encode_first}
+            return [
+                token_id
+                for message in messages
+                for token_id in encode[message["role"] == "assistant"](message["content"])
+            ]
+        contents, hidden = self._hide(messages)
         conversation = [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
-        return self._vocabulary.encode_printed(self._template.render(conversation, ask=ask), hidden)
+        return self._observed.encode_printed(self._template.whole(conversation, ask=ask), hidden)
+
+    def _hide(self, messages: Sequence[Message]) -> tuple[list[str], dict[int, str]]:
+        """Hide what looks like a control token, and in all but the agent's own messages what else is guarded."""
+        contents = [message["content"] for message in messages]
+        shown = [message["role"] != "assistant" for message in messages]
+        hidden: dict[int, str] = {}
+        if self._observed is not self._vocabulary:
+            masked, hidden = self._observed.hide(
+                [content if seen else "" for content, seen in zip(contents, shown, strict=True)]
+            )
+            contents = [mask if seen else own for mask, own, seen in zip(masked, contents, shown, strict=True)]
+        contents, rest = self._vocabulary.hide(contents)
+        return contents, hidden | rest
 
     def first(self, roles: Roles) -> Scaffold:
         """The scaffold of a conversation's first prompt; found again when the template prints another date.
@@ -177,21 +210,21 @@ class ChatFormat:
 
     def _bare(self, roles: Roles) -> Scaffold:
         """Without a template: one piece a message, nothing around it."""
-        encode = self._vocabulary.encode_first
+        encode = self._observed.encode_first
         return Scaffold([], tuple(Piece("", ((n, ""),), None, encode, []) for n in range(len(roles))), None, None, None)
 
     def _scaffold(self, template: Template, roles: Roles, ended_by: int | None, *, first: bool) -> Scaffold:
         def unended(text: str) -> str:
             return text if ended_by is None else self._without_end(text, ended_by)
 
-        def write_afresh(contents: list[str]) -> list[int]:
-            contents, hidden = self._vocabulary.hide(contents)
-            text = template.afresh(roles, contents, first=first)
-            return self._vocabulary.encode_printed(unended(text), hidden, first=first)
+        def rerender(contents: list[str]) -> list[int]:
+            contents, hidden = self._observed.hide(contents)
+            text = template.rerender(roles, contents, first=first)
+            return self._observed.encode_printed(unended(text), hidden, first=first)
 
         text, changes = template.opening(roles) if first else template.suffix(roles)
-        head, pieces = self._vocabulary.pieces(unended(text), first=first)
-        return Scaffold(head, pieces, changes if any(changes) else None, template.acts_on, write_afresh)
+        head, pieces = self._observed.pieces(unended(text), first=first)
+        return Scaffold(head, pieces, changes if any(changes) else None, template.acts_on, rerender)
 
     def _learn(self, template: Template) -> None:
         """Find what the template does to history, how it ends turns, and whether new messages cannot be appended."""
@@ -212,7 +245,7 @@ class ChatFormat:
         the end, as in gpt-oss); where nothing follows the last answer, the token that opens the next message ends
         the turn; else plain text does, as far as the two agree.
         """
-        last = template.after_answer([QUESTION, ASKED], ask=False)
+        last = template.after_answer([QUESTION, ANSWERED], ask=False)
         middle = self._in_front_of("user", template)
         (last_text, at_last), (middle_text, at_middle) = self._vocabulary.lead(last), self._vocabulary.lead(middle)
         if at_last and at_middle and last_text == middle_text:
@@ -229,8 +262,8 @@ class ChatFormat:
             self.end_of_turn_id = self.end_of_turn_ids[-1]
 
     def _in_front_of(self, role: str, template: Template) -> str:
-        """What is printed between an answer and the content of a message that comes next."""
-        return SLOT.split(template.after_answer([QUESTION, ASKED, {"role": role, "content": slot(0)}]))[0]
+        """Print what stands between an answer and the content of a message that comes next."""
+        return SLOT.split(template.after_answer([QUESTION, ANSWERED, {"role": role, "content": slot(0)}]))[0]
 
     def _opens_tool_message(self, template: Template) -> int | None:
         """The token that the agent samples where a tool is to answer, in a template where openers end turns."""
@@ -266,4 +299,15 @@ def _fingerprint(tokenizer: Any) -> tuple[Any, int, Any]:
     return tokenizer.chat_template, len(tokenizer), tokenizer.eos_token_id
 
 
-_FORMATS: WeakKeyDictionary[PreTrainedTokenizerBase, ChatFormat] = WeakKeyDictionary()
+def _warn_if_no_template(tokenizer: Any) -> None:
+    if tokenizer.chat_template:
+        return
+    logger.warning(
+        "the tokenizer %r has no chat template, so a conversation is recorded as the texts of its messages, one after "
+        "the other, with no roles and no end of turn: set tokenizer.chat_template if the model knows one",
+        tokenizer.name_or_path or type(tokenizer).__name__,
+    )
+
+
+# By tokenizer, and whether added tokens are guarded.
+_FORMATS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[bool, ChatFormat]] = WeakKeyDictionary()

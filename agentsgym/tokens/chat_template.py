@@ -1,4 +1,4 @@
-"""What a chat template prints around messages, found by running it on small conversations of sentinels."""
+"""Find what a chat template prints around messages, by running it on small conversations of sentinels."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import combinations, groupby
-from typing import Any
+from typing import Any, TypeVar
 
 from agentsgym.errors import TemplateError
 
+T = TypeVar("T")
 Roles = tuple[str, ...]
 Change = Callable[[str], str]
-Conversation = list[dict[str, str]]
+Messages = list[dict[str, str]]
 Printed = tuple[str, tuple[Change | None, ...]]
 STRIPS: dict[tuple[bool, bool], Change | None] = {
     (False, False): None,
@@ -28,11 +29,12 @@ SLOT = re.compile(re.escape(ANSWER.replace("answer", "content")) + "(?P<slot>[0-
 PAD_LEFT, PAD_RIGHT = "\n\n \t\v", "\v\t \n\n"
 QUESTION: dict[str, str] = {"role": "user", "content": "question"}
 REPLY: dict[str, str] = {"role": "assistant", "content": "reply"}
-ASKED: dict[str, str] = {"role": "assistant", "content": ANSWER}
+ANSWERED: dict[str, str] = {"role": "assistant", "content": ANSWER}
 THOUGHT: dict[str, str] = {"role": "assistant", "content": f"<think>\nthought\n</think>\n\n{ANSWER}"}
 _JSON: tuple[Change, ...] = (partial(json.dumps, ensure_ascii=False), json.dumps)
 _OTHER_TEMPLATE = "set tokenizer.chat_template to one that prints every message once and unchanged, or trimmed"
-_RERENDER = 'set env_config["history"] = "rerender", which renders the whole conversation afresh each turn'
+_RERENDER = 'set env_config["history"] = "rerender", which renders the whole conversation anew each turn'
+_NO_SYSTEM = 'set env_config["system_prompt"] = "", which leaves the system message out'
 _ANOTHER_TIME = "another time"
 _LITERAL = r"""(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
 _WORDS = re.compile(
@@ -49,12 +51,12 @@ def slot(index: int) -> str:
     return f"{ANSWER.replace('answer', 'content')}{index}_"
 
 
-def padded(roles: Roles) -> Conversation:
+def padded(roles: Roles) -> Messages:
     """Messages of these roles, each a sentinel in white space of every kind."""
     return [{"role": role, "content": PAD_LEFT + slot(index) + PAD_RIGHT} for index, role in enumerate(roles)]
 
 
-def _plain(roles: Roles, start: int = 0) -> Conversation:
+def _plain(roles: Roles, start: int = 0) -> Messages:
     return [{"role": role, "content": f"word{index}_"} for index, role in enumerate(roles, start)]
 
 
@@ -144,17 +146,30 @@ class Template:
                 f"the chat template cannot render a conversation of {roles}: {type(error).__name__}: {error}"
             ) from error
 
+    def whole(self, messages: Sequence[Mapping[str, Any]], *, ask: bool) -> str:
+        """Run the template over a conversation as it is held.
+
+        Raises:
+            TemplateError: The template raised; says so if it would not without the system message.
+        """
+        try:
+            return self.render(messages, ask=ask)
+        except TemplateError as error:
+            if len(messages) < 2 or messages[0]["role"] != "system" or not _works(self.render, messages[1:]):
+                raise
+            raise TemplateError(f"{error}; what would do: {_NO_SYSTEM}") from error.__cause__
+
     def opening(self, roles: Roles) -> Printed:
-        """The first prompt, with a sentinel for each message, and how contents are changed.
+        """Find the first prompt, with a sentinel for each message, and how contents are changed.
 
         Raises:
             TemplateError: The template refuses these roles, changes a content, or prints the first prompt, or what
                 follows the first answer, in another way once the conversation goes on.
         """
-        return self._advise(self._opening, roles, [*_plain(roles), ASKED, QUESTION])
+        return self._advise(self._opening, roles, [*_plain(roles), ANSWERED, QUESTION])
 
     def today(self, roles: Roles) -> str:
-        """What a first prompt looks like at this time; empty if that is the same at all times."""
+        """Print a first prompt as it looks at this time; empty if that is the same at all times."""
         if not self._frozen:
             return ""
         try:
@@ -163,26 +178,28 @@ class Template:
             return ""  # `opening` says why
 
     def suffix(self, roles: Roles) -> Printed:
-        """What follows an answer of the agent when messages of these roles come next, generation prompt included.
+        """Find what follows an answer of the agent when messages of these roles come next, generation prompt included.
 
         Raises:
             TemplateError: The template refuses these roles here, lost the answer, changes a content, or prints
                 something else in a later turn.
         """
-        return self._advise(self._suffix, roles, [QUESTION, ASKED, *_plain(roles), REPLY, *_plain(roles, len(roles))])
+        return self._advise(
+            self._suffix, roles, [QUESTION, ANSWERED, *_plain(roles), REPLY, *_plain(roles, len(roles))]
+        )
 
-    def afresh(self, roles: Roles, contents: Sequence[str], *, first: bool) -> str:
-        """What is printed for messages with these contents; ``first`` as the first prompt, else behind an answer.
+    def rerender(self, roles: Roles, contents: Sequence[str], *, first: bool) -> str:
+        """Print messages with these contents; ``first`` as the first prompt, else behind an answer.
 
         Raises:
             TemplateError: The template refuses the contents, or prints something else in the turns that follow.
         """
         new = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-        next_turn = [ASKED, *padded(("user",))]
+        next_turn = [ANSWERED, *padded(("user",))]
         word = next((word for word in map(self._word_in, contents) if word), "")
         kind = " + ".join(roles)
         try:
-            text = self.render(new) if first else self.after_answer([QUESTION, ASKED, *new])
+            text = self.render(new) if first else self.after_answer([QUESTION, ANSWERED, *new])
             behind = self.after_answer([*new, *next_turn] if first else [QUESTION, REPLY, *new, *next_turn])
         except TemplateError as error:
             raise TemplateError(f"{error}; what would do: leave out {word!r} in {kind}") from error.__cause__
@@ -198,11 +215,11 @@ class Template:
         return not content or content.isspace() or self._word_in(content) is not None
 
     def after_answer(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True) -> str:
-        """What the template prints behind the agent's answer, which is :data:`ANSWER` in ``messages``."""
+        """Print what stands behind the agent's answer, which is :data:`ANSWER` in ``messages``."""
         return self._around_answer(messages, ask=ask)[1]
 
     def answer_trim(self) -> Change | None:
-        """What the template does to the agent's answers; None also if it rewrites them in another way."""
+        """Find how the template trims the agent's answers; None also if it rewrites them in another way."""
         answer = {"role": "assistant", "content": PAD_LEFT + slot(0) + PAD_RIGHT}
         taken = _take_padding(self.render([QUESTION, answer, QUESTION]), 0)
         return taken[1] if taken and taken[1] in STRIPS.values() else None
@@ -239,14 +256,14 @@ class Template:
     def _opening(self, roles: Roles) -> Printed:
         first = padded(roles)
         printed = self._unpad(self.render(first), roles)
-        before, after = self._around_answer([*first, ASKED, *padded(("user",))])
+        before, after = self._around_answer([*first, ANSWERED, *padded(("user",))])
         kind = " + ".join(roles)
         if _up_to_last(before, roles) != _up_to_last(self.render(first, **self._frozen), roles):
             raise TemplateError(
                 f"the chat template prints a first prompt of {kind} in another way, or at another place, once the "
                 f"conversation goes on"
             )
-        if after != self.after_answer([QUESTION, ASKED, *padded(("user",))]):
+        if after != self.after_answer([QUESTION, ANSWERED, *padded(("user",))]):
             raise TemplateError(
                 f"the chat template prints something else behind an answer when the conversation begins with {kind}"
             )
@@ -254,23 +271,23 @@ class Template:
 
     def _suffix(self, roles: Roles) -> Printed:
         new = padded(roles)
-        before, text = self._around_answer([QUESTION, ASKED, *new])
+        before, text = self._around_answer([QUESTION, ANSWERED, *new])
         kind = " + ".join(roles)
         others = {
-            "in the second turn than in the first": [QUESTION, REPLY, QUESTION, ASKED, *new],
-            f"behind an earlier {kind}": [QUESTION, REPLY, *_plain(roles), ASKED, *new],
+            "in the second turn than in the first": [QUESTION, REPLY, QUESTION, ANSWERED, *new],
+            f"behind an earlier {kind}": [QUESTION, REPLY, *_plain(roles), ANSWERED, *new],
             "behind an answer with thinking": [QUESTION, THOUGHT, *new],
         }
         for place, conversation in others.items():
             if self.after_answer(conversation) != text:
                 raise TemplateError(f"the chat template prints something else around {kind} {place}")
-        usual_before, usual = self._around_answer([QUESTION, ASKED, *padded(("user",))])
+        usual_before, usual = self._around_answer([QUESTION, ANSWERED, *padded(("user",))])
         if before[: before.rfind("question")] != usual_before[: usual_before.rfind("question")]:
             raise TemplateError(f"the chat template prints another first prompt when {kind} comes later")
-        if usual != self.after_answer([QUESTION, REPLY, *_plain(roles), ASKED, *padded(("user",))]):
+        if usual != self.after_answer([QUESTION, REPLY, *_plain(roles), ANSWERED, *padded(("user",))]):
             raise TemplateError(f"the chat template prints something else around user behind an earlier {kind}")
         printed = self._unpad(text, roles)
-        later = self.after_answer([QUESTION, ASKED, *new, REPLY, QUESTION])
+        later = self.after_answer([QUESTION, ANSWERED, *new, REPLY, QUESTION])
         if not later.startswith(_up_to_last(text, roles)):
             raise TemplateError(
                 f"the chat template prints {kind} in another way, or at another place, once the conversation goes on"
@@ -294,7 +311,7 @@ class Template:
             changes.append(change)
         return text, tuple(changes)
 
-    def _advise(self, find: Callable[[Roles], Printed], roles: Roles, conversation: Conversation) -> Printed:
+    def _advise(self, find: Callable[[Roles], Printed], roles: Roles, conversation: Messages) -> Printed:
         """Call ``find``; if it cannot, add to its error what was found to do instead.
 
         Args:
@@ -307,10 +324,15 @@ class Template:
         except TemplateError as error:
             ways = [
                 *self._other_roles(find, roles),
+                *([_NO_SYSTEM] if self._can_drop_system(find, roles) else []),
                 *([_RERENDER] if self._shows(conversation) else []),
                 _OTHER_TEMPLATE,
             ]
             raise TemplateError(f"{error}; what would do: {', or '.join(ways)}") from error.__cause__
+
+    def _can_drop_system(self, find: Callable[[Roles], Printed], roles: Roles) -> bool:
+        """Whether a first prompt is taken without its system message, which is the environment's to leave out."""
+        return find == self._opening and roles[0] == "system" and len(roles) > 1 and _works(find, roles[1:])
 
     def _other_roles(self, find: Callable[[Roles], Printed], roles: Roles) -> list[str]:
         """The smallest change of roles with which ``find`` works, in words; empty if there is none."""
@@ -323,7 +345,7 @@ class Template:
                     return [" and ".join(words for words, _ in steps)]
         return []
 
-    def _shows(self, conversation: Conversation) -> bool:
+    def _shows(self, conversation: Messages) -> bool:
         """Whether a full render has each message of the conversation in it."""
         try:
             text = self.render(conversation)
@@ -364,9 +386,9 @@ class Template:
         return False
 
 
-def _works(find: Callable[[Roles], Printed], roles: Roles) -> bool:
+def _works(run: Callable[[T], object], given: T) -> bool:
     try:
-        find(roles)
+        run(given)
     except TemplateError:
         return False
     return True

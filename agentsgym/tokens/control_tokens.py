@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from agentsgym.rollouts.chat_template import SLOT, STRIPS, Change
+from agentsgym.tokens.chat_template import SLOT, STRIPS, Change
+from agentsgym.tokens.unmarked_controls import spelled
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
 
@@ -26,6 +27,14 @@ Encode = Callable[[str], list[int]]
 
 def _escaped(mask: str) -> str:
     return json.dumps(mask).strip('"')
+
+
+def _marked_special(description: str, names: Collection[str]) -> str:
+    """Mark added tokens special in the JSON of a raw tokenizer, which can be set to read only those as text."""
+    raw = json.loads(description)
+    for token in raw["added_tokens"]:
+        token["special"] |= token["content"] in names
+    return json.dumps(raw, ensure_ascii=False, separators=(",", ":"))
 
 
 class Control(NamedTuple):
@@ -42,7 +51,7 @@ class Piece(NamedTuple):
     Attributes:
         before: Its text up to the first message.
         fills: Which message comes next and the text behind it.
-        strip: What neighbouring control tokens swallow of it.
+        strip: What neighboring control tokens swallow of it.
         encode: Encodes it where it stands.
         after: The ids up to the next piece.
     """
@@ -55,21 +64,21 @@ class Piece(NamedTuple):
 
 
 class Scaffold(NamedTuple):
-    """What the template prints around the messages of one observation.
+    """The text and ids that the template prints around the messages of one observation.
 
     Attributes:
         head: Constant ids in front.
         pieces: The pieces that hold messages.
         changes: What the template does to each message's content; None if it takes all of them as they are.
         acts_on: Whether the template may print something else for a content; None without a template.
-        afresh: Runs the template for such contents and returns their ids.
+        rerender: Runs the template for such contents and returns their ids.
     """
 
     head: list[int]
     pieces: tuple[Piece, ...]
     changes: tuple[Change | None, ...] | None
     acts_on: Callable[[str], bool] | None
-    afresh: Callable[[list[str]], list[int]] | None
+    rerender: Callable[[list[str]], list[int]] | None
 
     def write(self, contents: list[str], token_ids: list[int]) -> None:
         """Append the ids of an observation with these contents.
@@ -77,8 +86,8 @@ class Scaffold(NamedTuple):
         Raises:
             TemplateError: A content holds a word for which the template changes the turns that follow.
         """
-        if self.afresh is not None and self.acts_on is not None and any(map(self.acts_on, contents)):
-            token_ids += self.afresh(contents)
+        if self.rerender is not None and self.acts_on is not None and any(map(self.acts_on, contents)):
+            token_ids += self.rerender(contents)
             return
         if self.changes is not None:
             contents = [
@@ -97,32 +106,40 @@ class Scaffold(NamedTuple):
 class Vocabulary:
     """A tokenizer's control tokens, and plain text to ids and back.
 
-    Control tokens are those that ``added_tokens_decoder`` marks special (``all_special_tokens`` misses some).
+    Control tokens are those that ``added_tokens_decoder`` marks special (``all_special_tokens`` misses some), and
+    those that are named.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, unmarked: Collection[str] = ()) -> None:
+        """Read a tokenizer.
+
+        Args:
+            tokenizer: It is left as it is.
+            unmarked: Added tokens that are control tokens although the tokenizer does not mark them special.
+        """
         self.controls = {
             token.content: Control(token_id, token.lstrip, token.rstrip)
             for token_id, token in tokenizer.added_tokens_decoder.items()
-            if token.special
+            if token.special or token.content in unmarked
         }
         spellings = [
             (r"\s*" if control.left else "") + re.escape(name) + (r"\s*" if control.right else "")
             for name, control in sorted(self.controls.items(), key=lambda item: len(item[0]), reverse=True)
         ]
-        self.control_ids = frozenset(control.token_id for control in self.controls.values())
+        # Not the unmarked ones: an answer may end with one (a tool call's) that does not end its turn.
+        self.special_ids = frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
         # Not its length: a vocabulary may have holes, and some tokenizers do not count their added tokens.
         self.size: int = 1 + max({*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder})
         self.pattern = re.compile("|".join(spellings) or "(?!)")
         self._longest = max(map(len, self.controls), default=0)
         self._beginnings = frozenset(name[:size] for name in self.controls for size in range(1, len(name)))
-        self.spelling = re.compile("|".join(map(re.escape, sorted(self.controls, key=len, reverse=True))) or "(?!)")
+        self.spelling = spelled(self.controls)
         if getattr(tokenizer, "is_fast", False):
-            self._use_raw(tokenizer.backend_tokenizer)
+            self._use_raw(tokenizer.backend_tokenizer.to_str(), unmarked)
         else:
             self._use_slow(tokenizer)
 
-    def _use_raw(self, original: Any) -> None:
+    def _use_raw(self, description: str, unmarked: Collection[str]) -> None:
         """Encode with copies of the raw tokenizer that see control-looking text as text."""
         import tokenizers  # noqa: PLC0415  # at first use: importing agentsgym must stay light
 
@@ -133,7 +150,8 @@ class Vocabulary:
             raw.no_padding()
             return raw, lambda text: raw.encode(text, add_special_tokens=False).ids
 
-        description: str = original.to_str()
+        if unmarked:
+            description = _marked_special(description, unmarked)
         raw, self.encode_first = plain_copy(description)
         self.decode: Callable[[Sequence[int], bool], str] = lambda ids, skip: raw.decode(ids, skip_special_tokens=skip)
         # Some tokenizers put a word mark before the very first piece only; every other piece must do without.

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from agentsgym.rollouts.chat_format import ENDED_BY_TEXT, ChatFormat
+from agentsgym.tokens.chat_format import ENDED_BY_TEXT, ChatFormat
 from agentsgym.types import Action, Message
 
 __all__ = ["ChatFormat", "History", "Transcript"]
@@ -25,7 +25,7 @@ History = Literal["append", "rerender"] | Callable[[list[Message]], list[Message
 
 
 class _Mark(NamedTuple):
-    """Where the record stood before the observation that waits for an action."""
+    """Lengths of the record before the observation that waits for an action."""
 
     num_messages: int
     prompt_messages: list[Message]
@@ -55,7 +55,7 @@ class Transcript:
         Args:
             chat_format: How the tokenizer writes it; None keeps messages only.
             history: What the agent sees of what came before. ``"append"``: all of it, as it was recorded.
-                ``"rerender"``: all of it, written afresh by the chat template. A function is given a copy of what the
+                ``"rerender"``: all of it, rendered anew by the chat template. A function is given a copy of what the
                 agent saw last, its answer and what is new, and returns what it is to see; where that is the same, the
                 record goes on, and what is dropped stays dropped.
         """
@@ -74,7 +74,7 @@ class Transcript:
 
     @property
     def segment_start(self) -> int:
-        """Where in :meth:`record` the newest segment begins."""
+        """The index in :meth:`record` at which the newest segment begins."""
         return len(self._earlier)
 
     def observe(self, messages: Sequence[Message]) -> None:
@@ -123,7 +123,7 @@ class Transcript:
         self.prompt_messages = [message.copy() for message in shown]  # which the function may hold and change
 
     def _open(self, prompt: list[int]) -> None:
-        """Go on from a prompt that was written afresh: in a new segment, unless it only extends what is recorded."""
+        """Go on from a prompt that was rendered anew: in a new segment, unless it only extends what is recorded."""
         current = self.token_ids
         if prompt[: len(current)] == current:
             current += prompt[len(current) :]

@@ -1,0 +1,1 @@
+"""The exact token record: chat templates read once, transcripts that only grow."""

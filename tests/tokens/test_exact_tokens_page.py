@@ -1,0 +1,96 @@
+"""What the page on exact tokens says of TRL's templates is so."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_families import TRL_TEMPLATES, family, full_render
+from recorded_chat import user
+
+from agentsgym.errors import TemplateError
+from agentsgym.tokens.transcript import ChatFormat, Transcript
+from agentsgym.types import Action
+
+PAGE = (Path(__file__).parents[2] / "docs" / "exact_tokens.md").read_text(encoding="utf-8")
+
+
+def table(header: str) -> list[list[str]]:
+    """The rows of the table under a header row, cell by cell."""
+    _, _, below = PAGE.partition(header)
+    assert below
+    lines = below.split("\n\n")[0].strip().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+def named(cell: str, elsewhere: set[str]) -> list[str]:
+    """The templates of a cell, with each one's training variant unless another row has it."""
+    names = re.findall(r"`(\w+)`", cell)
+    twins = [f"{name}_training" for name in names]
+    return [*names, *(twin for twin in twins if twin in TRL_TEMPLATES and twin not in elsewhere)]
+
+
+def takes(name: str, first: tuple[str, ...], later: tuple[str, ...]) -> bool:
+    transcript = Transcript(ChatFormat.of(family(name)))
+    try:
+        transcript.observe([{"role": role, "content": "go"} for role in first])
+        transcript.act(Action(text="left"))
+        transcript.observe([{"role": role, "content": "on"} for role in later])
+    except TemplateError:
+        return False
+    return True
+
+
+def sampled(name: str, answer: str) -> Transcript:
+    """The record of an answer that was sampled, and so keeps its white space."""
+    chat_format = ChatFormat.of(family(name))
+    transcript = Transcript(chat_format)
+    transcript.observe([user("go")])
+    ids = [*chat_format.encode(answer + chat_format.text_before_end), *chat_format.end_of_turn_ids]
+    transcript.act(Action(text=answer, token_ids=ids))
+    transcript.observe([user("on")])
+    return transcript
+
+
+SHAPES: list[Any] = [
+    (("system", "user"), ("user",)),
+    (("user",), ("system", "user")),
+    (("user",), ("user", "user")),
+    (("user",), ("tool",)),
+]
+ROWS = table(
+    "| templates | system message first | system message later | two user messages in a row | tool results |\n"
+)
+ANSWERS = {  # a plain answer, one with thinking, one in white space: is the record the full render?
+    "as recorded": (True, True, True),
+    "as recorded but for white space at their ends": (True, True, False),
+    "as recorded without their thinking": (True, False, True),
+    "as recorded without their thinking, but for white space at their ends": (True, False, False),
+    "as recorded if they have thinking": (False, True, False),
+    "in another way": (False, False, False),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_table_says_which_template_takes_what(row: list[str]) -> None:
+    said = [{"yes": True, "no": False}[cell] for cell in row[1:]]
+    for name in named(row[0], set()):
+        assert [takes(name, *shape) for shape in SHAPES] == said, name
+
+
+def test_the_tables_have_every_template() -> None:
+    assert sorted(name for row in ROWS for name in named(row[0], set())) == sorted(TRL_TEMPLATES)
+    cells = [row[1] for row in table("| a full render writes earlier answers | templates |\n")]
+    listed = set(re.findall(r"`(\w+)`", " ".join(cells)))
+    assert sorted(name for cell in cells for name in named(cell, listed)) == sorted(TRL_TEMPLATES)
+
+
+@pytest.mark.parametrize("row", table("| a full render writes earlier answers | templates |\n"))
+def test_the_table_says_what_a_full_render_does_to_answers(row: list[str]) -> None:
+    listed = set(re.findall(r"`(\w+)`", PAGE.partition("| a full render writes earlier answers")[2]))
+    for name in named(row[1], listed):
+        found: list[bool] = []
+        for answer in ("left", "<think>\nhm\n</think>\n\nleft", " left \n"):
+            transcript = sampled(name, answer)
+            found.append(transcript.token_ids == full_render(name, transcript.messages))
+        assert tuple(found) == ANSWERS[row[0]], name
