@@ -1,4 +1,4 @@
-"""A game that does what its actions say, hanging and crashing included, and agents that say what the first prompt does.
+"""An environment that does what its actions say, even hang and crash, and agents that say the first prompt's words.
 
 Worker processes import it by this name.
 """
@@ -19,7 +19,7 @@ PAIR = threading.Barrier(2)
 
 
 class Playground(MultistepEnv):
-    """A task is ``{"script": "one word a turn"}``; ``stop`` ends the game."""
+    """A task is ``{"script": "one word a turn"}``; ``stop`` ends the episode."""
 
     num_running = most_running = 0
 

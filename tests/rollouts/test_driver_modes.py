@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playground import AsyncParrot, Parrot, Playground, recent, tasks, texts
 
-from agentsgym.agents.asynchronous import agents_loop
 from agentsgym.agents.base import AsyncAgent
+from agentsgym.agents.event_loop import agents_loop
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv
-from agentsgym.errors import AgentFault, ConfigError, EnvironmentFault
+from agentsgym.errors import AgentError, ConfigError, EnvError
 from agentsgym.rollouts.driver import drive
-from agentsgym.rollouts.pools import ThreadPool
-from agentsgym.rollouts.processes import ProcessPool
+from agentsgym.rollouts.process_pool import EnvProcessPool
+from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action, StopReason, Trajectory, TurnRequest
 
@@ -28,14 +28,14 @@ LONG = {"turn_timeout_s": 100, "episode_timeout_s": 200}
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[ProcessPool]:
-    with ProcessPool(2) as pool:
+def processes() -> Iterator[EnvProcessPool]:
+    with EnvProcessPool(2) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
-def threads() -> Iterator[ThreadPool]:
-    with ThreadPool(3) as pool:
+def threads() -> Iterator[EnvThreadPool]:
+    with EnvThreadPool(3) as pool:
         yield pool
 
 
@@ -227,12 +227,10 @@ def test_nonsense_instead_of_an_action_is_the_agents_fault(pool: Any) -> None:
 def test_any_fault_instead_of_an_action_is_thrown_into_its_episode(pool: Any) -> None:
     class Blaming(Parrot):
         def answer(self, request: TurnRequest) -> Any:
-            return (
-                EnvironmentFault("no such room") if request.messages[0]["content"] == "x" else super().answer(request)
-            )
+            return EnvError("no such room") if request.messages[0]["content"] == "x" else super().answer(request)
 
     first, second = Playground().rollout(tasks("x", "stop"), Blaming(), pool=pool)
-    assert str(first.error).splitlines()[-1].endswith("EnvironmentFault: no such room")
+    assert str(first.error).splitlines()[-1].endswith("EnvError: no such room")
     assert second.stop_reason is StopReason.DONE
 
 
@@ -240,7 +238,7 @@ def test_an_answer_that_does_not_come_in_time_fails_its_own_session(pool: Any) -
     agent = AsyncParrot()
     late, other = Playground().rollout(tasks("a mute", "a b stop"), agent, pool=pool, turn_timeout_s=1)
     assert (late.stop_reason, texts(late)) == (StopReason.FAILED, ["a"])
-    wanted = f"AgentFault: session {late.session_id}, turn 1: the agent took longer than turn_timeout_s = 1"
+    wanted = f"AgentError: session {late.session_id}, turn 1: the agent took longer than turn_timeout_s = 1"
     assert str(late.error).splitlines()[-1].endswith(wanted)
     assert other.stop_reason is StopReason.DONE
     assert agent.cancelled == [late.session_id]
@@ -255,7 +253,7 @@ def test_an_answer_in_time_is_not_late_because_other_steps_took_long() -> None:
 def test_an_episode_that_waits_too_long_for_its_answer_fails(pool: Any) -> None:
     late, other = Playground().rollout(tasks("a mute", "a b stop"), AsyncParrot(), pool=pool, episode_timeout_s=1.5)
     assert (late.stop_reason, texts(late)) == (StopReason.FAILED, ["a"])
-    wanted = f"session {late.session_id}, turn 1: the episode took longer than episode_timeout_s = 1.5"
+    wanted = f"session {late.session_id}, turn 1: the trial took longer than episode_timeout_s = 1.5"
     assert str(late.error).splitlines()[-1].endswith(wanted)
     assert other.stop_reason is StopReason.DONE
 
@@ -280,7 +278,7 @@ def test_a_slow_batch_counts_for_the_episode_but_not_for_the_turn() -> None:
     [in_time] = Playground().rollout(tasks("a stop"), Slow(), turn_timeout_s=0.04)
     assert in_time.stop_reason is StopReason.DONE
     [late] = Playground().rollout(tasks("a b c d e f stop"), Slow(), episode_timeout_s=0.12)
-    assert "the episode took longer than episode_timeout_s = 0.12" in str(late.error)
+    assert "the trial took longer than episode_timeout_s = 0.12" in str(late.error)
     assert 1 <= len(late.turns) <= 3
 
 
@@ -289,7 +287,7 @@ def test_a_fault_is_thrown_into_a_generator_that_may_go_on() -> None:
         while True:
             try:
                 return (yield TurnRequest(session_id="x", messages=[], token_ids=[0])).text
-            except AgentFault:
+            except AgentError:
                 pass
 
     class Twice(Counted):
@@ -311,7 +309,7 @@ def test_a_limit_that_is_no_time_is_refused(name: str, value: Any) -> None:
         Playground().rollout(tasks("stop"), Parrot(), **{name: value})
 
 
-def test_a_bare_generator_cannot_be_given_up(threads: ThreadPool) -> None:
+def test_a_bare_generator_cannot_be_given_up(threads: EnvThreadPool) -> None:
     for options in ({"pool": threads}, {"turn_timeout_s": 1.0}):
-        with pytest.raises(ConfigError, match=r"needs episodes with play\(\) and abandon\(fault\)"):
+        with pytest.raises(ConfigError, match=r"needs trials with play\(\) and abandon\(error\)"):
             drive([counting(0, 1)], Counted(), **options)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import pytest
 from playground import AsyncParrot, Parrot, Playground, tasks, texts
 
 from agentsgym.errors import ConfigError
-from agentsgym.rollouts.processes import ProcessPool
+from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import StopReason, Trajectory
 
@@ -24,8 +24,8 @@ TOKENIZER = chat_tokenizer()
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[ProcessPool]:
-    with ProcessPool(2) as pool:
+def pool() -> Iterator[EnvProcessPool]:
+    with EnvProcessPool(2) as pool:
         yield pool
 
 
@@ -38,7 +38,7 @@ def anonymous(trajectory: Trajectory) -> Trajectory:
     return dataclasses.replace(trajectory, session_id="", task_index=0)
 
 
-def process_ids(pool: ProcessPool) -> list[int]:
+def process_ids(pool: EnvProcessPool) -> list[int]:
     return [worker.process.pid for worker in pool.workers()]
 
 
@@ -50,7 +50,7 @@ def process_ids(pool: ProcessPool) -> list[int]:
         ("hang", "its environment took longer than turn_timeout_s = 1"),
     ],
 )
-def test_only_the_session_that_broke_its_process_fails(word: str, why: str, agent: Any, pool: ProcessPool) -> None:
+def test_only_the_session_that_broke_its_process_fails(word: str, why: str, agent: Any, pool: EnvProcessPool) -> None:
     env = Playground(TOKENIZER)
     scripts = ("a b stop", f"a b {word} c", "a b c d e stop", "x y z u v stop")  # 1 and 3 live in one process
     wanted = env.rollout(tasks(*scripts[:1], "stop", *scripts[2:]), Parrot())
@@ -64,7 +64,7 @@ def test_only_the_session_that_broke_its_process_fails(word: str, why: str, agen
     assert [turn.reward for turn in broken.turns] == [1.0, 1.0]
 
 
-def test_a_session_that_breaks_its_process_at_birth_fails_alone(agent: Any, pool: ProcessPool) -> None:
+def test_a_session_that_breaks_its_process_at_birth_fails_alone(agent: Any, pool: EnvProcessPool) -> None:
     unborn, other, third = Playground().rollout(tasks("unborn", "a stop", "b stop"), agent, pool=pool)
     assert "turn 0: its environment's process died (exit code 9)" in str(unborn.error)
     assert (list(unborn.turns), list(unborn.messages)) == ([], [])
@@ -73,22 +73,22 @@ def test_a_session_that_breaks_its_process_at_birth_fails_alone(agent: Any, pool
 
 def test_a_session_that_cannot_be_played_again_fails_with_a_sentence(agent: Any) -> None:
     """It saw its process's id, and sees another one when it is played again."""
-    with ProcessPool(1) as pool:
+    with EnvProcessPool(1) as pool:
         unsteady, broken = Playground().rollout(tasks("pid a b c d stop", "a b exit"), agent, pool=pool)
     assert "played again from its" in str(unsteady.error)
     assert "an environment must give the same for the same task, seed and actions" in str(unsteady.error)
     assert "exit code 7" in str(broken.error)
 
 
-def test_an_episode_that_is_too_old_is_killed_and_the_others_are_not(pool: ProcessPool) -> None:
+def test_an_episode_that_is_too_old_is_killed_and_the_others_are_not(pool: EnvProcessPool) -> None:
     played = Playground().rollout(
         tasks("a hang", "a stop", "b stop"), AsyncParrot(), pool=pool, max_concurrent=2, episode_timeout_s=2
     )
     assert [one.failed for one in played] == [True, False, False]
-    assert "turn 1: the episode took longer than episode_timeout_s = 2" in str(played[0].error)
+    assert "turn 1: the trial took longer than episode_timeout_s = 2" in str(played[0].error)
 
 
-def test_processes_and_environments_are_kept_from_one_rollout_to_the_next(pool: ProcessPool) -> None:
+def test_processes_and_environments_are_kept_from_one_rollout_to_the_next(pool: EnvProcessPool) -> None:
     env = Sent(TOKENIZER)
     env.rollout(tasks("a stop", "b stop", "c stop"), Parrot(), pool=pool)
     before = process_ids(pool)
@@ -98,7 +98,7 @@ def test_processes_and_environments_are_kept_from_one_rollout_to_the_next(pool: 
     assert counts == (1,)  # unpickled once in each process
 
 
-def test_what_changed_on_the_environment_between_rollouts_is_sent(pool: ProcessPool) -> None:
+def test_what_changed_on_the_environment_between_rollouts_is_sent(pool: EnvProcessPool) -> None:
     env = Playground()
     assert len(env.rollout(tasks("a b c d"), Parrot(), pool=pool)[0].turns) == 20
     env.env_config["max_steps_per_episode"] = 3
@@ -121,17 +121,17 @@ class Sent(Playground):
         return state, reward, done, {**info, "counts": [self.count]}
 
 
-def test_what_cannot_be_pickled_is_said(pool: ProcessPool) -> None:
+def test_what_cannot_be_pickled_is_said(pool: EnvProcessPool) -> None:
     env = Playground()
     env.secret = lambda: 0  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"a ProcessPool sends environments .* Playground cannot be pickled: "):
+    with pytest.raises(ConfigError, match=r"an EnvProcessPool sends environments .* Playground cannot be pickled: "):
         env.rollout(tasks("a stop"), Parrot(), pool=pool)
-    with pytest.raises(ConfigError, match=r"a ProcessPool sends environments and tasks .* Trial cannot be pickled: "):
+    with pytest.raises(ConfigError, match=r"an EnvProcessPool sends .* tasks .* Trial cannot be pickled: "):
         Playground().rollout([{"script": "a stop", "lock": types.SimpleNamespace(f=lambda: 0)}], Parrot(), pool=pool)
     assert texts(Playground().rollout(tasks("a stop"), Parrot(), pool=pool)[0]) == ["a", "stop"]
 
 
-def test_a_result_that_cannot_be_sent_fails_its_session(agent: Any, pool: ProcessPool) -> None:
+def test_a_result_that_cannot_be_sent_fails_its_session(agent: Any, pool: EnvProcessPool) -> None:
     secret, other = Playground().rollout(
         [{"script": "a secret", "seed": 0}, {"script": "b stop", "seed": 0}],
         agent,
@@ -142,7 +142,7 @@ def test_a_result_that_cannot_be_sent_fails_its_session(agent: Any, pool: Proces
 
 
 def test_an_environment_of_a_module_that_processes_cannot_import(
-    pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
+    pool: EnvProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notebook = types.ModuleType("cells")
     notebook.Cell = type("Cell", (Playground,), {"__module__": "cells"})  # type: ignore[attr-defined]
@@ -152,7 +152,7 @@ def test_an_environment_of_a_module_that_processes_cannot_import(
     assert texts(Playground().rollout(tasks("a stop"), Parrot(), pool=pool)[0]) == ["a", "stop"]
 
 
-def test_a_pool_is_for_one_rollout_at_a_time(pool: ProcessPool) -> None:
+def test_a_pool_is_for_one_rollout_at_a_time(pool: EnvProcessPool) -> None:
     def play_another(_: Any) -> None:
         Playground().rollout(tasks("stop"), Parrot(), pool=pool)
 
@@ -160,17 +160,17 @@ def test_a_pool_is_for_one_rollout_at_a_time(pool: ProcessPool) -> None:
         Playground().rollout(tasks("a stop"), Parrot(), pool=pool, on_finish=play_another)
 
 
-def test_a_pool_in_use_cannot_be_closed(agent: Any, pool: ProcessPool) -> None:
+def test_a_pool_in_use_cannot_be_closed(agent: Any, pool: EnvProcessPool) -> None:
     with pytest.raises(ConfigError, match="cannot be closed while a rollout uses it"):
         Playground().rollout(tasks("stop"), agent, pool=pool, on_finish=lambda _: pool.close())
     assert texts(Playground().rollout(tasks("a stop"), agent, pool=pool)[0]) == ["a", "stop"]
 
 
 def test_episodes_that_hang_while_others_wait_for_their_process_end(agent: Any) -> None:
-    with ProcessPool(1) as pool:
+    with EnvProcessPool(1) as pool:
         Playground().rollout(tasks("stop"), Parrot(), pool=pool)
         played = Playground().rollout(tasks(*["a hang"] * 3), agent, pool=pool, episode_timeout_s=0.5)
-    assert all("the episode took longer than episode_timeout_s = 0.5" in str(one.error) for one in played)
+    assert all("the trial took longer than episode_timeout_s = 0.5" in str(one.error) for one in played)
 
 
 def test_a_broken_off_run_leaves_no_process_and_no_thread() -> None:
@@ -178,7 +178,7 @@ def test_a_broken_off_run_leaves_no_process_and_no_thread() -> None:
         raise KeyboardInterrupt
 
     others = set(multiprocessing.active_children())
-    with ProcessPool(2) as pool:
+    with EnvProcessPool(2) as pool:
         with pytest.raises(KeyboardInterrupt):
             Playground().rollout(tasks("stop", "hang"), Parrot(), pool=pool, on_finish=interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -190,16 +190,16 @@ def test_a_broken_off_run_leaves_no_process_and_no_thread() -> None:
     assert not any(reader in threading.enumerate() for reader in readers)
 
 
-def test_a_bug_in_a_process_ends_the_run_and_names_its_place(pool: ProcessPool) -> None:
+def test_a_bug_in_a_process_ends_the_run_and_names_its_place(pool: EnvProcessPool) -> None:
     with pytest.raises(RuntimeError, match="a bug of ours") as raised:
         Buggy().rollout(tasks("a stop", "stop"), Parrot(), pool=pool)
-    assert "in prompt_messages" in raised.value.__notes__[0]
+    assert "in start_session" in raised.value.__notes__[0]
 
 
 class Buggy(Playground):
     """Breaks outside of what may be an episode's fault."""
 
-    def prompt_messages(self, *arguments: Any, **options: Any) -> Any:
+    def start_session(self, *arguments: Any, **options: Any) -> Any:
         raise RuntimeError("a bug of ours")
 
 
@@ -214,10 +214,10 @@ def test_a_pickled_environment_leaves_its_sessions_at_home() -> None:
 SCRIPT = """
 from agentsgym import ScriptedAgent
 from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv
-from agentsgym.rollouts.processes import ProcessPool
+from agentsgym.rollouts.process_pool import EnvProcessPool
 
 def main():
-    with ProcessPool(1) as pool:
+    with EnvProcessPool(1) as pool:
         agent = ScriptedAgent(["Is it a clock?"])
         [game] = TwentyQuestionsEnv().rollout([{"solution": "clock", "seed": 1}], agent, pool=pool)
         print("won", game.success)

@@ -9,7 +9,7 @@ from playground import RELEASE, AsyncParrot, Parrot, Playground, tasks, texts
 
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.errors import ConfigError
-from agentsgym.rollouts.pools import ThreadPool
+from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action, StopReason
 
@@ -28,33 +28,45 @@ def released() -> Iterator[None]:
     RELEASE.set()
 
 
+OTHERS: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_others() -> None:
+    """Other tests of this process may have left pools that are still open."""
+    OTHERS.clear()
+    OTHERS.update(threading.enumerate())
+
+
 def pool_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("agentsgym-environments")]
+    """The threads of the pools of this test."""
+    threads = set(threading.enumerate()) - OTHERS
+    return [thread for thread in threads if thread.name.startswith("agentsgym-environments")]
 
 
 @pytest.mark.parametrize("num_workers", [0, -1, 1.5, True, "2"])
 def test_a_pool_of_no_threads_is_refused(num_workers: Any) -> None:
     with pytest.raises(ConfigError, match=f"num_workers must be a positive int, got {num_workers!r}"):
-        ThreadPool(num_workers)
+        EnvThreadPool(num_workers)
 
 
 def test_steps_run_side_by_side(agent: Any) -> None:
     """Two sessions meet in their steps: one after the other they would wait forever."""
-    with ThreadPool(2) as pool:
+    with EnvThreadPool(2) as pool:
         played = Playground().rollout(tasks("a pair stop", "b pair stop"), agent, pool=pool)
     assert [one.stop_reason for one in played] == [StopReason.DONE] * 2
 
 
 def test_no_more_steps_run_than_there_are_threads(agent: Any) -> None:
     env = Playground()
-    with ThreadPool(3) as pool:
+    with EnvThreadPool(3) as pool:
         env.rollout(tasks(*["doze doze stop"] * 9), agent, pool=pool)
         assert len(pool_threads()) == 3
     assert env.most_running == 3
 
 
 def test_threads_start_when_they_are_needed_and_end_with_the_pool(agent: Any) -> None:
-    with ThreadPool(2) as pool:
+    with EnvThreadPool(2) as pool:
         assert not pool_threads()
         for _ in range(2):
             Playground().rollout(tasks("a stop", "stop"), agent, pool=pool)
@@ -67,7 +79,7 @@ def test_threads_start_when_they_are_needed_and_end_with_the_pool(agent: Any) ->
 
 def test_a_step_that_hangs_is_given_up_and_its_thread_replaced(agent: Any) -> None:
     env = Playground()
-    with ThreadPool(2) as pool:
+    with EnvThreadPool(2) as pool:
         first, stuck, second = env.rollout(
             tasks("a b c stop", "a hang b", "d stop"), agent, pool=pool, turn_timeout_s=LIMIT
         )
@@ -93,7 +105,7 @@ def test_a_step_that_hangs_is_given_up_and_its_thread_replaced(agent: Any) -> No
 def test_the_record_of_a_given_up_trial_is_whole() -> None:
     """The action whose step hangs is in the tokens, but no turn yet."""
     said = [Action(text=text, token_ids=[5, 6, 7], logprobs=[-1.0, -2.0, -3.0]) for text in ("a", "hang")]
-    with ThreadPool(1) as pool:
+    with EnvThreadPool(1) as pool:
         env = Playground(chat_tokenizer())
         [stuck] = env.rollout(tasks("-"), ScriptedAgent(said), pool=pool, turn_timeout_s=LIMIT)
     assert texts(stuck) == ["a", "hang"]
@@ -105,25 +117,25 @@ def test_the_record_of_a_given_up_trial_is_whole() -> None:
 
 
 def test_more_steps_hang_than_there_are_threads(agent: Any) -> None:
-    with ThreadPool(1) as pool:
+    with EnvThreadPool(1) as pool:
         played = Playground().rollout(tasks("hang", "hang", "a stop"), agent, pool=pool, turn_timeout_s=LIMIT)
     assert [one.failed for one in played] == [True, True, False]
 
 
 def test_an_episode_whose_step_outlives_it_is_given_up(agent: Any) -> None:
-    with ThreadPool(1) as pool:
+    with EnvThreadPool(1) as pool:
         stuck, other = Playground().rollout(
             tasks("a hang", "a stop"), agent, pool=pool, max_concurrent=1, episode_timeout_s=LIMIT
         )
-    assert f"the episode took longer than episode_timeout_s = {LIMIT}" in str(stuck.error)
+    assert f"the trial took longer than episode_timeout_s = {LIMIT}" in str(stuck.error)
     assert other.stop_reason is StopReason.DONE
 
 
 def test_episodes_that_hang_while_others_wait_for_their_thread_end(agent: Any) -> None:
-    with ThreadPool(1) as pool:
+    with EnvThreadPool(1) as pool:
         played = Playground().rollout(tasks(*["a hang"] * 4), agent, pool=pool, episode_timeout_s=LIMIT)
         assert len(pool_threads()) >= 1
-    assert all(f"the episode took longer than episode_timeout_s = {LIMIT}" in str(one.error) for one in played)
+    assert all(f"the trial took longer than episode_timeout_s = {LIMIT}" in str(one.error) for one in played)
 
 
 def test_a_step_that_waits_for_its_own_pool_fails() -> None:
@@ -132,13 +144,13 @@ def test_a_step_that_waits_for_its_own_pool_fails() -> None:
             Playground().rollout(tasks("stop"), Parrot(), pool=pool)
             return super()._step_episode(session_id, state, action)
 
-    with ThreadPool(1) as pool:
+    with EnvThreadPool(1) as pool:
         [stuck] = Nested().rollout(tasks("stop"), Parrot(), pool=pool)
-    assert "a step in a ThreadPool cannot wait for others in the same pool: make another for it" in str(stuck.error)
+    assert "a step in an EnvThreadPool cannot wait for others in the same pool: make another for it" in str(stuck.error)
 
 
 def test_a_pool_that_is_closed_on_the_way_starts_its_threads_again(agent: Any) -> None:
-    pool = ThreadPool(1)
+    pool = EnvThreadPool(1)
     played = Playground().rollout(
         tasks("stop", "a stop"), agent, pool=pool, max_concurrent=1, on_finish=lambda _: pool.close()
     )
@@ -152,7 +164,7 @@ def test_an_interrupted_run_waits_for_the_steps_that_end(agent: Any) -> None:
     def interrupt(_: Any) -> None:
         raise KeyboardInterrupt
 
-    with ThreadPool(2) as pool:
+    with EnvThreadPool(2) as pool:
         with pytest.raises(KeyboardInterrupt):
             env.rollout(tasks("stop", "doze doze doze"), agent, pool=pool, on_finish=interrupt)
         assert not env.active_states
@@ -162,9 +174,9 @@ def test_an_interrupted_run_waits_for_the_steps_that_end(agent: Any) -> None:
 
 def test_a_bug_in_a_step_ends_the_run_with_its_traceback(agent: Any) -> None:
     class Buggy(Playground):
-        def prompt_messages(self, *arguments: Any, **options: Any) -> Any:
+        def start_session(self, *arguments: Any, **options: Any) -> Any:
             raise RuntimeError("a bug of ours")
 
-    with ThreadPool(2) as pool, pytest.raises(RuntimeError, match="a bug of ours") as raised:
+    with EnvThreadPool(2) as pool, pytest.raises(RuntimeError, match="a bug of ours") as raised:
         Buggy().rollout(tasks("a stop", "stop"), agent, pool=pool)
-    assert any(entry.name == "prompt_messages" for entry in raised.traceback)
+    assert any(entry.name == "start_session" for entry in raised.traceback)

@@ -1,4 +1,4 @@
-"""Threads in which environments that block are advanced, a bounded number at a time."""
+"""Run environments that block in threads of this process, a bounded number at a time."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ import time
 from enum import Enum
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from agentsgym.errors import ConfigError, EpisodeFault
-from agentsgym.rollouts.scheduler import Desk, Finished, Move, Outcome, Playing, Raised, Stage, advance
+from agentsgym.errors import ConfigError, EpisodeError
+from agentsgym.rollouts.interfaces import (
+    GRACE_S,
+    Executor,
+    Finished,
+    Input,
+    Raised,
+    SchedulerPort,
+    TrialGenerator,
+    TrialOutcome,
+    advance,
+    check_num_workers,
+)
 
-GRACE_S = 5.0  # how long what runs may take to end when a run is broken off
 
+class EnvThreadPool:
+    """Advances trials in threads of this process: for environments that wait (for a server, a subprocess, a file).
 
-class Pool(Protocol):
-    """Workers that advance episodes; kept over any number of rollouts."""
-
-    def stage(self, desk: Desk) -> Stage:
-        """Begin a run."""
-        ...
-
-
-class ThreadPool:
-    """Advances episodes in threads of this process: for environments that wait (for a server, a subprocess, a file).
-
-    The steps of one session never overlap; those of different sessions do, so the environment's hooks must bear it.
+    The steps of one session never overlap; those of different sessions do, so the environment's hooks must be
+    thread-safe.
     A step that is given up is left running in its thread, which another one replaces; when it returns, its result is
     dropped and its session's state is forgotten.
 
@@ -38,10 +40,10 @@ class ThreadPool:
         """Set the bound.
 
         Args:
-            num_workers: How many steps run at a time.
+            num_workers: The most steps that run at once.
 
         Raises:
-            ConfigError: It is no positive int.
+            ConfigError: ``num_workers`` is no positive int.
         """
         check_num_workers(num_workers)
         self.num_workers = num_workers
@@ -65,24 +67,24 @@ class ThreadPool:
             thread.join()
         self._threads.clear()
 
-    def stage(self, desk: Desk) -> Stage:
-        """Begin a run.
+    def begin_run(self, port: SchedulerPort) -> Executor:
+        """Make the executor of one run.
 
         Raises:
-            ConfigError: It is begun by a step that runs in this pool.
+            ConfigError: A step that runs in this pool begins the run.
         """
         if threading.current_thread() in self._threads:
-            raise ConfigError("a step in a ThreadPool cannot wait for others in the same pool: make another for it")
-        return _ThreadStage(self, desk)
+            raise ConfigError("a step in an EnvThreadPool cannot wait for others in the same pool: make another for it")
+        return _ThreadExecutor(self, port)
 
     def submit(self, job: _Job) -> None:
-        """Have a step done by the next free thread."""
+        """Queue a step for the next free thread."""
         while len(self._threads) < self.num_workers:
             self._start_thread()
         self._jobs.put(job)
 
     def give_up(self, job: _Job) -> bool:
-        """Stop waiting for a step and replace its thread; returns whether it still ran."""
+        """Stop waiting for a step and replace its thread; returns whether the step still ran."""
         with job.lock:
             if job.phase is not _Phase.RUNNING or job.thread is None:
                 return False
@@ -93,17 +95,11 @@ class ThreadPool:
 
     def _start_thread(self) -> None:
         thread = threading.Thread(
-            target=_serve, args=(self._jobs,), name=f"agentsgym-environments-{self._num_started}", daemon=True
+            target=_run_jobs, args=(self._jobs,), name=f"agentsgym-environments-{self._num_started}", daemon=True
         )
         self._num_started += 1
         self._threads.add(thread)
         thread.start()
-
-
-def check_num_workers(num_workers: Any) -> None:
-    """Raise :class:`ConfigError` for what is no positive int."""
-    if not isinstance(num_workers, int) or isinstance(num_workers, bool) or num_workers < 1:
-        raise ConfigError(f"num_workers must be a positive int, got {num_workers!r}")
 
 
 class _Phase(Enum):
@@ -114,22 +110,22 @@ class _Phase(Enum):
 
 
 class _Job:
-    """One step of one episode."""
+    """One step of one trial."""
 
-    __slots__ = ("index", "lock", "move", "phase", "playing", "since", "stage", "thread")
+    __slots__ = ("executor", "generator", "given", "index", "lock", "phase", "since", "thread")
 
-    def __init__(self, stage: _ThreadStage, index: int, playing: Playing[Any], move: Move) -> None:
-        self.stage = stage
+    def __init__(self, executor: _ThreadExecutor, index: int, generator: TrialGenerator[Any], given: Input) -> None:
+        self.executor = executor
         self.index = index
-        self.playing = playing
-        self.move = move
+        self.generator = generator
+        self.given = given
         self.phase = _Phase.WAITING
         self.since = 0.0
         self.thread: threading.Thread | None = None
         self.lock = threading.Lock()
 
     def begin(self) -> bool:
-        """Say that it runs from now on; False if nobody waits for it."""
+        """Mark it as running; False if it was given up."""
         with self.lock:
             if self.phase is _Phase.GIVEN_UP:
                 return False
@@ -137,7 +133,7 @@ class _Job:
         return True
 
     def end(self) -> bool:
-        """Say that it is done; False if nobody waits for it any more."""
+        """Mark it as done; False if it was given up."""
         with self.lock:
             if self.phase is _Phase.GIVEN_UP:
                 return False
@@ -145,7 +141,7 @@ class _Job:
         return True
 
     def drop(self) -> bool:
-        """Want it no more if it has not begun; returns whether it had not."""
+        """Give it up if it has not begun; returns whether it had not."""
         with self.lock:
             if self.phase is not _Phase.WAITING:
                 return False
@@ -153,53 +149,53 @@ class _Job:
         return True
 
 
-def _serve(jobs: SimpleQueue[_Job | None]) -> None:
-    """Do one step after the other, until there is no more to come or this thread was replaced."""
+def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
+    """Run one step after the other, until there is no more to come or this thread was replaced."""
     while (job := jobs.get()) is not None:
         if not job.begin():
             continue
-        outcome = advance(job.playing, job.move)
+        outcome = advance(job.generator, job.given)
         if not job.end():
-            job.playing.close()
+            job.generator.close()
             return
-        job.stage.done(job.index, outcome)
+        job.executor.done(job.index, outcome)
 
 
-class _ThreadStage:
+class _ThreadExecutor:
     """One run's part of a pool."""
 
-    def __init__(self, pool: ThreadPool, desk: Desk) -> None:
+    def __init__(self, pool: EnvThreadPool, port: SchedulerPort) -> None:
         self._pool = pool
-        self._desk = desk
-        self._playing: dict[int, Playing[Any]] = {}
+        self._port = port
+        self._generators: dict[int, TrialGenerator[Any]] = {}
         self._jobs: dict[int, _Job] = {}
 
-    def done(self, index: int, outcome: Outcome) -> None:
+    def done(self, index: int, outcome: TrialOutcome) -> None:
         """Report a step; called on the pool's threads."""
-        self._desk.post(self._stepped, index, outcome)
+        self._port.post(self._stepped, index, outcome)
 
-    def advance(self, moves: dict[int, Move]) -> None:
-        """Submit all moves."""
-        for index, move in moves.items():
-            if index not in self._playing:
-                self._playing[index] = self._desk.episodes[index].play()
-            self._jobs[index] = job = _Job(self, index, self._playing[index], move)
+    def advance(self, inputs: dict[int, Input]) -> None:
+        """Submit all inputs."""
+        for index, given in inputs.items():
+            if index not in self._generators:
+                self._generators[index] = self._port.trials[index].play()
+            self._jobs[index] = job = _Job(self, index, self._generators[index], given)
             self._pool.submit(job)
-        moves.clear()
+        inputs.clear()
 
     def running(self) -> list[tuple[int, float]]:
         """The steps in the pool's threads."""
         return [(index, job.since) for index, job in self._jobs.items() if job.phase is _Phase.RUNNING]
 
-    def abandon(self, index: int, fault: EpisodeFault) -> None:
-        """Leave a step to itself, or do not begin it."""
+    def abandon(self, index: int, error: EpisodeError) -> None:
+        """Leave a step that runs to itself; do not begin one that waits."""
         job = self._jobs[index]
         has_begun = not job.drop()
         if not has_begun:
-            job.playing.close()
+            job.generator.close()
         if not has_begun or self._pool.give_up(job):
-            del self._jobs[index], self._playing[index]
-            self._desk.stepped(index, Finished(self._desk.episodes[index].abandon(fault)))
+            del self._jobs[index], self._generators[index]
+            self._port.stepped(index, Finished(self._port.trials[index].abandon(error)))
 
     def close(self) -> None:
         """Close every generator: at once where no step runs, else when it returns."""
@@ -208,11 +204,11 @@ class _ThreadStage:
         while any(job.phase is _Phase.RUNNING for job in running) and time.monotonic() < ending:
             time.sleep(0.01)
         given_up = {job.index for job in running if self._pool.give_up(job)}
-        for index in self._playing.keys() - given_up:
-            self._playing[index].close()
+        for index in self._generators.keys() - given_up:
+            self._generators[index].close()
 
-    def _stepped(self, index: int, outcome: Outcome) -> None:
+    def _stepped(self, index: int, outcome: TrialOutcome) -> None:
         if self._jobs.pop(index, None) is not None:
             if isinstance(outcome, Finished | Raised):
-                del self._playing[index]
-            self._desk.stepped(index, outcome)
+                del self._generators[index]
+            self._port.stepped(index, outcome)

@@ -1,0 +1,174 @@
+"""Call an agent: once for a batch of requests, or concurrently, each request by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import wait
+from typing import Any, Protocol, cast
+
+from agentsgym.agents.base import answer
+from agentsgym.agents.event_loop import agents_loop, is_on_agents_loop
+from agentsgym.errors import AgentError, ConfigError
+from agentsgym.failures import failure_of
+from agentsgym.rollouts.interfaces import GRACE_S, Raised, SchedulerPort
+from agentsgym.types import Action, TurnRequest
+
+logger = logging.getLogger(__name__)
+
+
+class AgentLike(Protocol):
+    """What the driver needs of an agent; one that also has ``async def aact(request)`` is called through that."""
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+        """Answer the requests in order; an error stands for a session that cannot be answered."""
+        ...
+
+    def finish(self) -> None:
+        """Free what is kept between turns: no trial is live any more."""
+        ...
+
+
+def call_agent(agent: AgentLike, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+    """Call an agent once for all requests; where that raises, find those that cannot be answered by halving."""
+    if not requests:
+        return []
+    answers: Any = None
+    failure: AgentError | None = None
+    try:
+        answers = agent.act(requests)
+    except ConfigError:
+        raise  # no trial's failure: none could be played
+    except Exception as error:  # noqa: BLE001  # foreign code: the error belongs to the trials that met it
+        failure = failure_of(AgentError, f"{type(agent).__name__}.act", error, agent.act)
+    if failure is not None and len(requests) > 1:
+        # Halving finds the requests that the agent cannot answer, so that only their trials fail. It is done out
+        # here, where what is raised next does not name what was raised before as its context.
+        half = len(requests) // 2
+        return [*call_agent(agent, requests[:half]), *call_agent(agent, requests[half:])]
+    if failure is not None:
+        return [failure]
+    if not isinstance(answers, Sequence) or len(cast("Sequence[Any]", answers)) != len(requests):
+        wanted = f"{type(agent).__name__}.act must return one Action a request"
+        given = f"{len(requests)} requests, got {_shortened(cast('object', answers))}"
+        return [AgentError(f"{wanted}: {given}") for _ in requests]
+    return cast("Sequence[Action | AgentError]", answers)
+
+
+class BatchCaller:
+    """Calls the agent for all live trials at once."""
+
+    is_batched = True
+
+    def __init__(self, port: SchedulerPort, agent: AgentLike) -> None:
+        self._port = port
+        self._agent = agent
+
+    def call(self, requests: dict[int, TurnRequest]) -> None:
+        """Call, and wait for the answers; in the trials' order, since an agent may draw for one after the other."""
+        order = sorted(requests)
+        answers = call_agent(self._agent, [requests[index] for index in order])
+        for index, given in zip(order, answers, strict=True):
+            self._port.answered(index, given)
+
+    def oldest(self) -> None:
+        """None: outside of :meth:`call`, no trial waits for an answer."""
+
+    def cancel(self, index: int) -> bool:
+        """Do nothing: no trial waits."""
+        return False
+
+    def close(self) -> None:
+        """Do nothing: no trial waits."""
+
+
+class ConcurrentCaller:
+    """Calls the agent for each trial by itself, all concurrently on the agents' event loop."""
+
+    is_batched = False
+
+    def __init__(self, port: SchedulerPort, agent: Any) -> None:
+        self._port = port
+        self._agent = agent
+        self._open: dict[int, tuple[TurnRequest, float]] = {}  # in the order of time
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # this and the next are touched on the loop alone
+        self._ending: list[asyncio.Task[None]] = []
+
+    def call(self, requests: dict[int, TurnRequest]) -> None:
+        """Have the coroutines started; their answers are posted.
+
+        Raises:
+            RuntimeError: It is called on the loop that is to run them.
+        """
+        if is_on_agents_loop():
+            raise RuntimeError(
+                "an agent's coroutine cannot wait for the rollout of an async agent, since both need the agents' event "
+                "loop: await asyncio.to_thread(env.rollout, …)"
+            )
+        if self._loop is None:
+            self._loop = agents_loop()
+        now = time.monotonic()
+        self._open.update({index: (request, now) for index, request in requests.items()})
+        self._loop.call_soon_threadsafe(self._start, requests)
+
+    def oldest(self) -> tuple[int, float] | None:
+        """The trial that has waited longest."""
+        return next(((index, since) for index, (_, since) in self._open.items()), None)
+
+    def cancel(self, index: int) -> bool:
+        """Cancel the coroutine; an answer that it still gives is dropped."""
+        if self._open.pop(index, None) is None:
+            return False
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel, index)
+        return True
+
+    def close(self) -> None:
+        """Cancel what still runs, and wait until it has ended."""
+        if self._loop is not None:
+            ended = asyncio.run_coroutine_threadsafe(self._end_all(), self._loop)
+            if wait([ended], GRACE_S).not_done:
+                logger.warning("coroutines of %s did not end within %s s", type(self._agent).__name__, GRACE_S)
+
+    def _arrived(self, index: int, request: TurnRequest, answer: Action | AgentError | Raised) -> None:
+        known = self._open.get(index)
+        if known is None or known[0] is not request:
+            return  # it was cancelled
+        del self._open[index]
+        if isinstance(answer, Raised):
+            raise answer.error
+        self._port.answered(index, answer)
+
+    # On the loop
+
+    def _start(self, requests: dict[int, TurnRequest]) -> None:
+        for index, request in requests.items():
+            self._tasks[index] = asyncio.ensure_future(self._answer(index, request))
+
+    async def _answer(self, index: int, request: TurnRequest) -> None:
+        try:
+            given: Action | AgentError | Raised = await answer(self._agent, request)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  # raised again on the scheduler's thread
+            given = Raised(error)
+        self._port.post(self._arrived, index, request, given)
+
+    def _cancel(self, index: int) -> None:
+        task = self._tasks.pop(index)
+        task.cancel()
+        self._ending = [task, *(other for other in self._ending if not other.done())]
+
+    async def _end_all(self) -> None:
+        tasks = [*self._tasks.values(), *self._ending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _shortened(value: object, width: int = 200) -> str:
+    text = repr(value)
+    return text if len(text) <= width else f"{text[:width]}…"

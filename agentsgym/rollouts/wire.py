@@ -1,0 +1,164 @@
+"""The messages between a process pool and its worker processes.
+
+A trial's state cannot leave the process it began in, so a trial stays where it was started: an action goes in, what is
+new in the conversation comes out. The pool keeps its own copy of each conversation (a :class:`RequestMirror`).
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from agentsgym.errors import AgentError, EpisodeError
+from agentsgym.rollouts.interfaces import Finished, PlayableTrial, Raised
+from agentsgym.types import Action, FinishReason, Message, TurnRequest
+
+NO_TRIAL = -1
+READY = b"ready"
+SHUTDOWN = b""
+# Lets a process close its episodes before it ends. Not SIGTERM: that is how the interpreter ends a process that hangs.
+KILL_SIGNAL: signal.Signals | None = getattr(signal, "SIGUSR1", None)
+
+WireAction = tuple[str, Sequence[int] | None, Sequence[float] | None, FinishReason]
+WireInput = WireAction | EpisodeError
+
+
+class StartTrial(NamedTuple):
+    """Start a trial.
+
+    Attributes:
+        trial_index: Its index in the run.
+        trial: It, pickled with :func:`dump_trial`.
+        inputs: What it was given already, where it lived in a process that is gone.
+    """
+
+    trial_index: int
+    trial: bytes
+    inputs: list[WireInput]
+
+
+WorkItem = StartTrial | tuple[int, WireInput]  # a plain pair is an input of a trial that was started
+
+
+class WorkBatch(NamedTuple):
+    """One message of the pool.
+
+    Attributes:
+        envs: Pickled environments, by name.
+        dropped_envs: Names of those that are not needed any more.
+        items: What to do, in order; nothing means that the run was aborted.
+    """
+
+    envs: dict[str, bytes]
+    dropped_envs: set[str]
+    items: list[WorkItem]
+
+
+class RequestDelta(NamedTuple):
+    """A trial's request, as the difference to its last one.
+
+    Attributes:
+        trial_index: Its index in the run.
+        num_messages: How many messages of the mirror are kept: all of them, or none where there is another list now.
+        messages: What follows them.
+        num_tokens: As ``num_messages``, for the token ids.
+        token_ids: What follows them.
+        max_new_tokens: The budget.
+        has_state: Whether the agent gets back the state of its last action: it never leaves the agent's process.
+    """
+
+    trial_index: int
+    num_messages: int
+    messages: Sequence[Message]
+    num_tokens: int
+    token_ids: Sequence[int]
+    max_new_tokens: int | None
+    has_state: bool
+
+
+class TrialEnd(NamedTuple):
+    """A trial's result, or what it raised, or why neither can be sent."""
+
+    trial_index: int
+    outcome: Finished | Raised | str
+
+
+class DeserializationFailure(NamedTuple):
+    """Why the worker could not unpickle an environment or a trial."""
+
+    reason: str
+
+
+Reply = RequestDelta | TrialEnd | DeserializationFailure
+
+
+class RequestMirror:
+    """The pool's copy of a trial's last request."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self.messages: list[Message] = []
+        self.token_ids: list[int] = []
+
+    def request(self, delta: RequestDelta, agent_state: Any) -> TurnRequest:
+        """Apply a difference; lists that go on stay the same objects."""
+        if delta.num_messages == 0:
+            self.messages = []
+        if delta.num_tokens == 0:
+            self.token_ids = []
+        self.messages += delta.messages
+        self.token_ids += delta.token_ids
+        return TurnRequest(
+            session_id=self.session_id,
+            messages=self.messages,
+            token_ids=self.token_ids,
+            agent_state=agent_state if delta.has_state else None,
+            max_new_tokens=delta.max_new_tokens,
+        )
+
+
+def to_wire(given: Any, session_id: str) -> WireInput:
+    """Make the input that is sent: an action without the agent's state, or an error; nothing else is an answer."""
+    if isinstance(given, Action):
+        return given.text, given.token_ids, given.logprobs, given.finish_reason
+    if isinstance(given, EpisodeError):
+        return given
+    return AgentError(f"session {session_id}: an agent must answer with an Action, got {given!r}")
+
+
+class _TrialPickler(pickle.Pickler):
+    """Writes a name in place of the environment."""
+
+    def __init__(self, buffer: io.BytesIO, env: Any, name: str) -> None:
+        super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
+        self._env = env
+        self._name = name
+
+    def persistent_id(self, obj: Any) -> str | None:
+        return self._name if obj is self._env and obj is not None else None
+
+
+class _TrialUnpickler(pickle.Unpickler):
+    """Puts the environment of that name in place of a name."""
+
+    def __init__(self, buffer: io.BytesIO, envs: Mapping[str, Any]) -> None:
+        super().__init__(buffer)
+        self._envs = envs
+
+    def persistent_load(self, pid: str) -> Any:
+        return self._envs[pid]
+
+
+def dump_trial(trial: PlayableTrial[Any], env_name: str) -> bytes:
+    """Pickle a trial with a name in place of its environment."""
+    buffer = io.BytesIO()
+    _TrialPickler(buffer, trial.env, env_name).dump(trial)
+    return buffer.getvalue()
+
+
+def load_trial(dumped: bytes, envs: Mapping[str, Any]) -> PlayableTrial[Any]:
+    """Unpickle a trial; its environment is the one of its name."""
+    return _TrialUnpickler(io.BytesIO(dumped), envs).load()
