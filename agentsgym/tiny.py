@@ -1,18 +1,18 @@
-"""A language model small enough to learn on a laptop CPU, built from a game's own words.
+"""A language model small enough to learn on a laptop CPU, built from an environment's own words.
 
 ::
 
     env.vocabulary_texts() ─▶ tiny_tokenizer ─▶ tiny_model ─▶ everything a large model goes through
 
-The tokenizer is word-level and lossless: each token is a word with the punctuation behind it and the space before it,
-so that decoding joins tokens and nothing else. It has a chat template, and what :meth:`save_pretrained` writes is
-loaded again by ``AutoTokenizer`` and ``AutoModelForCausalLM``.
+The tokenizer is word-level and lossless: each token is a word with its article, the punctuation behind it and the
+space before it, so that decoding joins tokens and nothing else. It has a chat template, and what
+:meth:`save_pretrained` writes is loaded again by ``AutoTokenizer`` and ``AutoModelForCausalLM``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -29,10 +29,11 @@ from agentsgym.seeding import derive_seed
 
 PAD, UNKNOWN, END, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|assistant|>"
 
-# A word with the marks inside and behind it, or marks alone, each with the space before it; or other white space.
-_PIECE = r" ?\w+(?:['\u2019\-]\w+)*[^\w\s]*| ?[^\w\s]+|\s"
+# A word with the marks inside and behind it, or marks alone, each with the space before it; or other white space. An
+# article belongs to its word: a policy that chose it first would say "a airplane" as soon as both are rewarded alike.
+_PIECE = r" ?(?:an? )?\w+(?:['\u2019\-]\w+)*[^\w\s]*| ?[^\w\s]+|\s"
 
-# Every token of a turn is one more that attention must look past: what the game says stands bare between the two
+# Every token of a turn is one more that attention must look past: what the environment says stands bare between the two
 # control tokens of the agent.
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -46,10 +47,10 @@ _CHAT_TEMPLATE = (
 
 @runtime_checkable
 class HasVocabulary(Protocol):
-    """A game that knows its own words."""
+    """An environment that knows its own words."""
 
     def vocabulary_texts(self) -> Iterable[str]:
-        """Texts that hold every word of the game: prompts, observations and what an agent may say."""
+        """Give texts that hold every word of the environment: prompts, observations and what an agent may say."""
         ...
 
 
@@ -57,18 +58,18 @@ def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Build a word-level chat tokenizer whose vocabulary is what stands in the texts.
 
     Every given text decodes to itself; case is kept; a word that no text holds becomes the unknown token. A token is
-    bound to what touches it: ``clock?``, ``clock`` and ``[clock]`` are three tokens. A turn costs two control tokens:
-    the agent's end-of-turn token (the EOS) and its opening one.
+    bound to what touches it: ``a clock?``, ``clock?`` and ``[clock]`` are three tokens. A turn costs two control
+    tokens: the agent's end-of-turn token (the EOS) and its opening one.
 
     Args:
-        texts: Prompts, observations and answers as the game writes and reads them; their order does not matter.
+        texts: Prompts, observations and answers as the environment writes and reads them; their order does not matter.
 
     Raises:
         ConfigError: There is no word in the texts, or they are one bare string.
 
     >>> tokenizer = tiny_tokenizer(["Is it a clock?", "Yes."])
     >>> tokenizer.tokenize("Is it a clock?")
-    ['Is', ' it', ' a', ' clock?']
+    ['Is', ' it', ' a clock?']
     >>> tokenizer.decode(tokenizer("Is it a clock?").input_ids)
     'Is it a clock?'
     """
@@ -97,6 +98,9 @@ def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
 
 
+_COMMON_CONFIG: dict[str, Any] = {"initializer_range": 0.1, "bos_token_id": None, "dtype": torch.float32}
+
+
 def tiny_model(
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -106,14 +110,11 @@ def tiny_model(
     max_positions: int = 1024,
     seed: int = 0,
 ) -> LlamaForCausalLM:
-    """Make a small Llama with random weights, 0.09 million parameters as it stands.
-
-    Equal seeds give equal weights; the global random generators are left as they were found.
+    """Make a small Llama with random weights, 0.09 million parameters as it stands, equal for equal seeds.
 
     Args:
         tokenizer: Gives the vocabulary and the ids of EOS and padding.
-        hidden_size: Width; a multiple of ``2 * num_heads``, since rotary positions turn pairs. The feed-forward layers
-            are twice as wide.
+        hidden_size: Width; a multiple of ``2 * num_heads``, since rotary positions turn pairs.
         num_layers: Number of decoder layers.
         num_heads: Attention heads a layer.
         max_positions: Longest sequence in tokens; costs nothing.
@@ -137,11 +138,9 @@ def tiny_model(
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
         max_position_embeddings=max_positions,
-        initializer_range=0.1,
-        bos_token_id=None,
+        **_COMMON_CONFIG,
         eos_token_id=end,
         pad_token_id=pad,
-        dtype=torch.float32,
     )
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # pyright: ignore[reportUnknownMemberType]
         torch.default_generator.manual_seed(derive_seed("tiny model", seed))
@@ -157,7 +156,7 @@ def tiny_model(
 def tiny_policy(
     source: HasVocabulary | Iterable[str], **sizes: int
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """Make a tiny model and its tokenizer from a game, or from texts.
+    """Make a tiny model and its tokenizer from an environment, or from texts.
 
     Args:
         source: An environment that has ``vocabulary_texts()``, or the texts themselves.

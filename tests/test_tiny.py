@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
 from agentsgym.errors import ConfigError
 from agentsgym.tiny import tiny_model, tiny_policy, tiny_tokenizer
 
@@ -49,9 +50,19 @@ def test_any_text_at_all_survives(texts: list[str]) -> None:
 
 def test_words_keep_their_marks_and_their_case() -> None:
     tokenizer = tiny_tokenizer(TEXTS)
-    assert tokenizer.tokenize("Is it a clock?") == ["Is", " it", " a", " clock?"]
+    assert tokenizer.tokenize("Is it a clock?") == ["Is", " it", " a clock?"]
     assert tokenizer.tokenize("[clock] Can't") == ["[", "clock]", "<|unknown|>"]
     assert tokenizer.tokenize("is it") == ["<|unknown|>", " it"]
+
+
+def test_an_article_belongs_to_its_word() -> None:
+    config = {"objects": list(DEMO_OBJECTS), "properties": list(DEMO_PROPERTIES), "system_prompt": ""}
+    vocabulary = tiny_tokenizer(TwentyQuestionsEnv(env_config=config).vocabulary_texts()).get_vocab()
+    assert {" an airplane?", " an octopus?", " a clock?"} < vocabulary.keys()
+    assert {" a", " an", " airplane?", " a airplane?", " an clock?"}.isdisjoint(vocabulary)
+    tokenizer = tiny_tokenizer(["a", "an apple a day", "banana a-b [a] plan b"])
+    assert tokenizer.tokenize("an apple a day") == ["an apple", " a day"]
+    assert tokenizer.tokenize("banana a-b [a] plan b") == ["banana", " a-b", " [", "a]", " plan", " b"]
 
 
 def test_the_order_of_texts_does_not_matter() -> None:

@@ -1,5 +1,43 @@
-"""Agents: whatever answers a turn, from a fixed script to the model in training.
+"""Agents: whatever chooses actions.
 
-``base`` says what an agent is; ``scripted`` holds players that need no model; ``direct`` wraps a function or a
-transformers model.
+::
+
+    base        Agent, AsyncAgent: what a subclass writes
+    scripted    fixed or random actions
+    direct      a function, a model or an engine that answers
+    openai      any OpenAI-compatible server
+    policy/     the policy in training, on transformers (the part that needs torch)
 """
+
+from typing import TYPE_CHECKING
+
+from agentsgym._lazy import lazy
+
+if TYPE_CHECKING:
+    from agentsgym.agents.base import Agent, AsyncAgent
+    from agentsgym.agents.direct import DirectOutputAgent
+    from agentsgym.agents.openai import OpenAIAgent
+    from agentsgym.agents.policy.agent import PolicyAgent
+    from agentsgym.agents.policy.sampling import SamplingParams
+    from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
+
+__all__ = [
+    "Agent",
+    "AsyncAgent",
+    "DirectOutputAgent",
+    "OpenAIAgent",
+    "PolicyAgent",
+    "RandomAgent",
+    "SamplingParams",
+    "ScriptedAgent",
+]
+
+_HOMES = {
+    "base": ("Agent", "AsyncAgent"),
+    "direct": ("DirectOutputAgent",),
+    "openai": ("OpenAIAgent",),
+    "policy.agent": ("PolicyAgent",),
+    "policy.sampling": ("SamplingParams",),
+    "scripted": ("RandomAgent", "ScriptedAgent"),
+}
+__getattr__ = lazy(__name__, _HOMES)

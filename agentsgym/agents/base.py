@@ -1,15 +1,25 @@
-"""What an agent is: something that answers a turn."""
+"""Agents: whatever answers a turn."""
 
 from __future__ import annotations
 
 import asyncio
-import traceback
+import inspect
 from collections.abc import Sequence
 from typing import Any, TypeGuard, cast
 
-from agentsgym.agents.asynchronous import run_coroutine
-from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.agents.event_loop import run_coroutine
+from agentsgym.errors import AgentError, ConfigError
+from agentsgym.failures import failure_of
 from agentsgym.types import Action, Message, TurnRequest
+
+_TO_WRITE = "only aact is awaited: subclass agentsgym.AsyncAgent and write async def aact(self, request) -> Action"
+
+
+def _refuse_coroutines(cls: type) -> None:
+    """Raise :class:`ConfigError` for a class whose ``get_action`` or ``act`` would return a coroutine."""
+    for name in ("get_action", "act"):
+        if inspect.iscoroutinefunction(getattr(cls, name, None)):
+            raise ConfigError(f"{cls.__name__}.{name} is async, and {_TO_WRITE}")
 
 
 class Agent:
@@ -18,6 +28,10 @@ class Agent:
     A simple agent writes :meth:`get_action`; one that gains from batches writes :meth:`act`. Neither tokenizes for
     training: an agent returns the ids that it sampled, or only text.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _refuse_coroutines(cls)
 
     def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
         """Answer one turn.
@@ -29,25 +43,36 @@ class Agent:
         Returns:
             The answer and the state to be handed back at the next turn.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define get_action or act")
+        name = type(self).__name__
+        if type(self).act is not Agent.act:
+            raise NotImplementedError(
+                f"{name} has no get_action: it answers whole requests, whose token ids an environment with a tokenizer "
+                f"records, through {name}.act; play it with env.rollout(tasks, agent) or evaluate(env, agent, tasks)"
+            )
+        raise NotImplementedError(f"{name} must define get_action or act")
 
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentFault]:
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         """Answer one turn of many sessions, in the order of ``requests``.
 
-        A session that cannot be answered gets an :class:`AgentFault` in place of its action, and the others play on.
+        A session that cannot be answered gets an :class:`AgentError` in place of its action, and the others play on.
         """
         return [self._answer(request) for request in requests]
 
     def finish(self) -> None:
-        """Learn that no episode is live any more; the place to free caches."""
+        """Free what belongs to the episodes, since none is live any more."""
 
-    def _answer(self, request: TurnRequest) -> Action | AgentFault:
+    def _answer(self, request: TurnRequest) -> Action | AgentError:
         try:
             answer: Any = self.get_action(request.messages, request.agent_state)  # type: ignore[arg-type]  # a live list
-        except Exception:  # noqa: BLE001  # foreign code: one agent's error is one failed episode
-            return AgentFault(f"{_class_name(self)}.get_action raised\n{traceback.format_exc()}")
+        except ConfigError:
+            raise  # no episode's fault: none could be played
+        except Exception as error:  # noqa: BLE001  # foreign code: one agent's error is one failed episode
+            return failure_of(AgentError, f"{_class_name(self)}.get_action", error, self.get_action)
+        if inspect.iscoroutine(answer):
+            answer.close()  # else Python warns that nobody awaited it
+            return AgentError(f"{_class_name(self)}.get_action returned a coroutine, and {_TO_WRITE}")
         if not _is_answer(answer):
-            return AgentFault(f"{_class_name(self)}.get_action must return (text, agent_state), got {answer!r}")
+            return AgentError(f"{_class_name(self)}.get_action must return (text, agent_state), got {answer!r}")
         text, agent_state = answer
         return Action(text=text, agent_state=agent_state)
 
@@ -65,7 +90,7 @@ class AsyncAgent(Agent):
         """Answer one turn of one session; what is raised fails that session, a :class:`ConfigError` ends the run."""
         raise NotImplementedError(f"{type(self).__name__} must define aact")
 
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentFault]:
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         """Answer all requests side by side; to be called from outside the agents' event loop.
 
         Raises:
@@ -80,8 +105,8 @@ class AsyncAgent(Agent):
         return action.text, action.agent_state
 
 
-async def answer(agent: Any, request: TurnRequest) -> Action | AgentFault:
-    """Await an agent's ``aact``; what it raises is a fault of the session that asked.
+async def answer(agent: Any, request: TurnRequest) -> Action | AgentError:
+    """Await an agent's ``aact``; what it raises fails the session that is answered.
 
     Raises:
         ConfigError: The agent cannot play here at all.
@@ -90,16 +115,16 @@ async def answer(agent: Any, request: TurnRequest) -> Action | AgentFault:
         return await agent.aact(request)
     except ConfigError:
         raise
-    except AgentFault as fault:
-        return fault
+    except AgentError as failure:
+        return failure
     except (Exception, asyncio.CancelledError) as error:  # foreign code: one agent's error is one failed episode
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise  # the driver wants no answer any more; a client may also cancel what it runs itself
-        return AgentFault(f"{_class_name(agent)}.aact raised\n{traceback.format_exc()}")
+            raise  # the driver waits for no answer any more; a client may also cancel what it runs itself
+        return failure_of(AgentError, f"{_class_name(agent)}.aact", error, agent.aact)
 
 
-async def _answer_all(agent: Any, requests: Sequence[TurnRequest]) -> list[Action | AgentFault]:
+async def _answer_all(agent: Any, requests: Sequence[TurnRequest]) -> list[Action | AgentError]:
     tasks = [asyncio.ensure_future(answer(agent, request)) for request in requests]
     try:
         return await asyncio.gather(*tasks)
@@ -138,7 +163,7 @@ def as_agent(agent: Any) -> Agent:
     """Take an :class:`Agent` as it is and adapt any object with ``aact(request)`` or ``get_action(messages, state)``.
 
     Raises:
-        ConfigError: It has neither.
+        ConfigError: It has neither, it is a class, or its ``get_action`` is a coroutine function.
     """
     is_instance = not isinstance(agent, type)
     if is_instance and callable(getattr(agent, "aact", None)):
@@ -146,8 +171,11 @@ def as_agent(agent: Any) -> Agent:
     if isinstance(agent, Agent):
         return agent
     if is_instance and callable(getattr(agent, "get_action", None)):
+        _refuse_coroutines(cast("type[Any]", type(agent)))
         return _Adapted(agent)
+    is_class_of_agents = not is_instance and any(hasattr(agent, name) for name in ("get_action", "act", "aact"))
+    given = f"the class {agent.__name__}: write {agent.__name__}()" if is_class_of_agents else repr(agent)
     raise ConfigError(
         "an agent needs get_action(messages, agent_state) or async aact(request), or to subclass agentsgym.Agent, "
-        f"got {agent!r}"
+        f"got {given}"
     )

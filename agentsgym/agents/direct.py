@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentsgym.agents.answers import action_from_ids
 from agentsgym.agents.base import Agent
-from agentsgym.agents.engine import Engine
-from agentsgym.agents.modes import evaluation_mode
-from agentsgym.agents.stopping import as_ids, stop_token_ids
-from agentsgym.errors import AgentFault, ConfigError, TemplateError
+from agentsgym.agents.eval_mode import evaluation_mode
+from agentsgym.agents.stop_tokens import as_ids, stop_token_ids
+from agentsgym.agents.vllm_engine import Engine
+from agentsgym.errors import AgentError, ConfigError, TemplateError
 from agentsgym.types import Action, Message, TurnRequest
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ class DirectOutputAgent(Agent):
             max_new_tokens: The most tokens a model says in a turn; the request's own budget counts if it is smaller.
             **generation_options: Handed to ``model.generate`` (``do_sample``, ``temperature``, …) or to vLLM's
                 ``SamplingParams`` (``temperature``, ``top_p``, ``seed``, …); what is not given follows the model's
-                generation config. Sampling of a transformers model draws from torch's global generator.
+                generation config. SamplingParams of a transformers model draws from torch's global generator.
 
         Raises:
             ConfigError: A model without tokenizer, a tokenizer without model, a source that cannot be called, or an
-                option that is unknown to vLLM or under which an answer's own tokens could not be told.
+                option that is unknown to vLLM or under which an answer's own tokens could not be found.
         """
         self._source: Any = source
         self._generates = callable(getattr(source, "generate", None))
@@ -69,7 +70,7 @@ class DirectOutputAgent(Agent):
         if self._generates:
             request = TurnRequest(session_id="", messages=messages, token_ids=(), agent_state=agent_state)
             (answer,) = self._generate([request])
-            if isinstance(answer, AgentFault):
+            if isinstance(answer, AgentError):
                 raise answer
             return answer.text, agent_state
         text = self._source(list(messages))
@@ -77,7 +78,7 @@ class DirectOutputAgent(Agent):
             raise TypeError(f"the source of a DirectOutputAgent must return a str, got {text!r}")
         return text, agent_state
 
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentFault]:
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         """Answer many sessions: a function one by one, a model or an engine in one batch."""
         return self._generate(requests) if self._generates and requests else super().act(requests)
 
@@ -97,7 +98,7 @@ class DirectOutputAgent(Agent):
         if not isinstance(self._max_new_tokens, int) or self._max_new_tokens < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"max_new_tokens must be an int of at least 1, got {self._max_new_tokens!r}")
 
-    def _generate(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentFault]:
+    def _generate(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         prompts = [list(request.token_ids) or self._render(request.messages) for request in requests]
         budgets = [self._budget(request) for request in requests]
         if self._engine is not None:
@@ -132,13 +133,7 @@ class DirectOutputAgent(Agent):
     def _action(self, request: TurnRequest, answer: list[int], end_ids: frozenset[int]) -> Action:
         end = next((place for place, token in enumerate(answer) if token in end_ids), None)
         ids = answer if end is None else answer[: end + 1]  # what follows the end is padding
-        text: str = self._tokenizer.decode(answer[:end], skip_special_tokens=True)
-        return Action(
-            text=text,
-            token_ids=ids if request.token_ids else None,
-            agent_state=request.agent_state,
-            finish_reason="length" if end is None else "stop",
-        )
+        return action_from_ids(request, ids, self._tokenizer, end_ids)
 
     def _budget(self, request: TurnRequest) -> int:
         given = request.max_new_tokens

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible server as an agent, with exact tokens where the server can give them."""
+"""Make an agent of a model behind an OpenAI-compatible server, with exact tokens where the server gives them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from agentsgym.agents.asynchronous import agents_loop, run_coroutine
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.agents.openai_client import Client, Meter, RequestError, Server, Usage, check_count, load_openai
-from agentsgym.errors import AgentFault, ConfigError, did_you_mean
-from agentsgym.rollouts.chat_format import ChatFormat
-from agentsgym.types import Action, FinishReason, TurnRequest
+from agentsgym.agents.event_loop import agents_loop, run_coroutine
+from agentsgym.agents.openai_client import Client, Meter, RequestError, Server, Usage, load_openai
+from agentsgym.errors import AgentError, ConfigError, did_you_mean
+from agentsgym.fields import is_int, require
+from agentsgym.tokens.chat_format import ChatFormat
+from agentsgym.types import Action, FinishReason, Message, TurnRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 _OPTIONS = frozenset({
     "temperature", "top_p", "stop", "seed", "frequency_penalty", "presence_penalty", "logit_bias", "extra_body",
 })  # fmt: skip
-# What the agent says itself; a second opinion would make it misread the answer.
+# Fields that the agent sets itself; another value would make it misread the answer.
 _RESERVED = frozenset({
     "model", "messages", "prompt", "n", "best_of", "stream", "echo", "logprobs", "top_logprobs", "return_token_ids",
     "max_tokens", "max_completion_tokens",
@@ -34,22 +35,49 @@ _NO_VERDICT = frozenset({None, 401, 403, 408, 409, 429, 500, 502, 503, 504})
 
 
 class OpenAIAgent(AsyncAgent):
-    """Asks a server that speaks OpenAI's protocol: vLLM, SGLang, llama.cpp, Ollama, OpenAI itself.
+    """Gets its answers from a server that speaks OpenAI's protocol: vLLM, SGLang, llama.cpp, Ollama, OpenAI itself.
 
     Every session waits for its own answer alone. A request that fails for a reason that may pass (connection, timeout,
-    status 408, 409, 429 or 5xx, a body that is no answer) is sent again, after the wait the server asks for, else
-    after a growing one; what fails for good is an :class:`AgentFault` of its own session.
+    status 408, 409, 429 or 5xx, a malformed body) is retried, after the wait the server asks for, else after a growing
+    one; what fails for good is an :class:`AgentError` of its own session. A server that refuses the key (401; 403, or
+    404 for the model, before it has answered anything) would refuse every session: that ends the run with a
+    :class:`ConfigError`, and nothing more is sent in it.
 
     **Exact tokens.** Where the environment recorded the exact prompt (``request.token_ids``) and the server's
     ``/completions`` takes token ids and gives them back (vLLM and SGLang do: ``return_token_ids``), the sampled ids
     come back untouched, end-of-turn id included, with their log-probabilities; the environment's tokenizer must be
     that of the model. The server decides what the log-probabilities mean: vLLM's are those of the distribution that
     was sampled only where it runs with ``--logprobs-mode processed_logprobs``, else those before temperature. From
-    other servers comes text, over ``/chat/completions``. A reasoning model's thoughts are part of exact tokens, and no
-    part of text that the server gives apart from them.
+    other servers comes text, over ``/chat/completions``. A reasoning model's thoughts are part of exact tokens, and
+    not of text where the server gives the two apart.
 
     The agent may be used in any number of rollouts, from any thread, and in a notebook. Its connections stay open
-    until :meth:`close`, or until nobody holds it any more.
+    until :meth:`close`, or until the agent is garbage-collected.
+
+    Args:
+        model: The name that the server knows the model by.
+        base_url: Such as ``"http://localhost:8000/v1"``; None for ``OPENAI_BASE_URL``, else OpenAI.
+        api_key: None for ``OPENAI_API_KEY``, which is sent only where ``base_url`` is None too.
+        token_ids: Whether to get exact tokens: True requires them, False takes text, ``"auto"`` finds out with one
+            one-token request whether the server gives them, and takes text if not.
+        tokenizer: The model's, if sampling is to stop at the end-of-turn token of its chat template too, and not
+            only at what the server knows as the model's end; for exact tokens alone.
+        max_tokens: The most tokens of an answer, reasoning included; the request's own budget counts if smaller.
+        max_concurrency: The most requests that are open at once. A turn that waits for one to end does so within
+            ``turn_timeout_s`` of its rollout.
+        timeout_s: The most seconds for one attempt, from sending to the last byte.
+        max_retries: How often a request is retried.
+        backoff_s: Seconds before the first retry, doubled with each, up to 30, and shortened at random by up
+            to a half.
+        price_per_million: What a million tokens read and a million tokens written cost, for ``usage.cost``.
+        **options: ``temperature``, ``top_p``, ``stop``, ``seed``, ``frequency_penalty``, ``presence_penalty``,
+            ``logit_bias``; and ``extra_body``, a dict of this server's own fields (``top_k``,
+            ``chat_template_kwargs``, …). What is not given has the server's default.
+
+    Raises:
+        MissingDependencyError: The ``openai`` package is not installed.
+        ConfigError: An option is unknown, impossible, or one that the agent sets itself; OpenAI without a key.
+        TemplateError: The tokenizer's chat template does not allow exact tokens.
     """
 
     def __init__(  # noqa: PLR0913  # what a user knows from other clients, each by its name
@@ -68,35 +96,9 @@ class OpenAIAgent(AsyncAgent):
         price_per_million: tuple[float, float] | None = None,
         **options: Any,
     ) -> None:
-        """Set up; nothing is sent.
-
-        Args:
-            model: The name that the server knows the model by.
-            base_url: Such as ``"http://localhost:8000/v1"``; None for ``OPENAI_BASE_URL``, else OpenAI.
-            api_key: None for ``OPENAI_API_KEY``, which is sent only where ``base_url`` is None too.
-            token_ids: Whether to ask for exact tokens: True insists on them, False never asks, ``"auto"`` asks once
-                with a one-token request whether the server can, and does with text if not.
-            tokenizer: The model's, if sampling is to stop at the end-of-turn token of its chat template too, and not
-                only at what the server knows as the model's end; for exact tokens alone.
-            max_tokens: The most tokens of an answer, reasoning included; the request's own budget counts if smaller.
-            max_concurrency: The most requests that are open at once. A turn that waits for one to end does so within
-                ``turn_timeout_s`` of its rollout.
-            timeout_s: The most seconds for one try, from sending to the last byte.
-            max_retries: How often a request is sent again.
-            backoff_s: Seconds before the first retry, doubled with each, up to 30, and shortened by up to a half by
-                chance.
-            price_per_million: What a million tokens read and a million tokens written cost, for ``usage.cost``.
-            **options: ``temperature``, ``top_p``, ``stop``, ``seed``, ``frequency_penalty``, ``presence_penalty``,
-                ``logit_bias``; and ``extra_body``, a dict of what this server alone knows (``top_k``,
-                ``chat_template_kwargs``, …). What is not given is the server's default.
-
-        Raises:
-            MissingDependency: The ``openai`` package is not installed.
-            ConfigError: An option is unknown, impossible, or one that the agent sets itself; OpenAI without a key.
-            TemplateError: The tokenizer's chat template does not allow exact tokens.
-        """
+        """Set up; nothing is sent (the arguments stand in the docstring of the class)."""
         load_openai()
-        check_count("max_tokens", max_tokens, least=1)
+        require("max_tokens", max_tokens, is_int(1), "an int of at least 1")
         if token_ids not in ("auto", True, False):
             raise ConfigError(f"token_ids must be 'auto', True or False, got {token_ids!r}")
         self.model = model
@@ -105,8 +107,8 @@ class OpenAIAgent(AsyncAgent):
         self._stop_token_ids = (
             sorted(ChatFormat.of(tokenizer, append=False).stop_token_ids) if tokenizer is not None else []
         )
-        self._insists = token_ids is True
-        self._gives_ids: bool | None = False if token_ids is False else None  # None: not asked yet
+        self._requires_ids = token_ids is True
+        self._gives_ids: bool | None = False if token_ids is False else None  # None: not known yet
         self._server = Server(
             base_url=base_url,
             api_key=api_key,
@@ -120,20 +122,45 @@ class OpenAIAgent(AsyncAgent):
 
     @property
     def usage(self) -> Usage:
-        """What was asked and what it cost, since the agent was made."""
+        """Counts of requests and tokens, and their cost, since the agent was made."""
         return self._meter.usage
 
     async def aact(self, request: TurnRequest) -> Action:
         """Answer one turn.
 
         Raises:
-            AgentFault: The server gave no answer that can be used.
-            ConfigError: Exact tokens are insisted on, and server or environment cannot give them.
+            AgentError: The server gave no usable answer.
+            ConfigError: The server refuses the key or the model, or exact tokens are required, and server or
+                environment cannot give them.
         """
         loop = agents_loop()
         if asyncio.get_running_loop() is loop:
-            return await self._ask(request)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask(request), loop))
+            return await self._answer_turn(request)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._answer_turn(request), loop))
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+        """Answer all requests side by side; to be called from outside the agents' event loop.
+
+        Raises:
+            ConfigError: As for :meth:`aact`.
+        """
+        try:
+            return super().act(requests)
+        finally:
+            self.finish()
+
+    def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
+        """Answer one turn as text."""
+        try:
+            return super().get_action(messages, agent_state)
+        finally:
+            self.finish()
+
+    def finish(self) -> None:
+        """Forget that the server refused every request: the next rollout tries it again."""
+        client = self._client
+        if client is not None:
+            client.forget_refusal()
 
     def close(self) -> None:
         """Close the connections; the next turn opens them again."""
@@ -144,18 +171,21 @@ class OpenAIAgent(AsyncAgent):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_client": None}
 
-    async def _ask(self, request: TurnRequest) -> Action:
+    async def _answer_turn(self, request: TurnRequest) -> Action:
         client = self._client
         if client is None or client.loop is not asyncio.get_running_loop():
             client = self._client = Client(self._server, self._meter)
         self._meter.add(requests=1)
         try:
             if await self._is_exact(client, request):
-                return await self._ask_tokens(client, request)
-            return await self._ask_text(client, request)
+                return await self._answer_with_tokens(client, request)
+            return await self._answer_with_text(client, request)
         except RequestError as failure:
             self._meter.add(failures=1)
-            raise AgentFault(f"{self._name} gave no answer: {failure.cause}") from None
+            if failure.is_refusal:
+                remedy = self._server.remedy(failure.status)
+                raise ConfigError(f"{self._name} refuses every request: {failure.cause}; check {remedy}") from None
+            raise AgentError(f"{self._name} gave no answer: {failure.cause}") from None
 
     @property
     def _name(self) -> str:
@@ -163,20 +193,20 @@ class OpenAIAgent(AsyncAgent):
 
     async def _is_exact(self, client: Client, request: TurnRequest) -> bool:
         if not request.token_ids:
-            if self._insists:
+            if self._requires_ids:
                 raise ConfigError("token_ids=True needs an environment with a tokenizer: the request has no token ids")
             return False
         if self._gives_ids is None:
             if client.probe is None or client.probe.done():
-                client.probe = asyncio.ensure_future(self._find_out(client, request.token_ids[0]))
-                # All who wait for it may be gone when it fails; asyncio would log that nobody has looked.
+                client.probe = asyncio.ensure_future(self._learn_whether_exact(client, request.token_ids[0]))
+                # All who wait for it may be gone when it fails; asyncio would log that its error was never retrieved.
                 client.probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
             await asyncio.shield(client.probe)  # one answer, or one failure, for all who wait for it
         return bool(self._gives_ids)
 
-    async def _find_out(self, client: Client, token_id: int) -> None:
+    async def _learn_whether_exact(self, client: Client, token_id: int) -> None:
         why_not = await self._probe(client, token_id)
-        if why_not and self._insists:
+        if why_not and self._requires_ids:
             raise ConfigError(f"token_ids=True, but {self._name} gives no token ids: {why_not}")
         self._gives_ids = not why_not
         if why_not:
@@ -185,7 +215,7 @@ class OpenAIAgent(AsyncAgent):
             logger.info("%s gives exact token ids", self._name)
 
     async def _probe(self, client: Client, token_id: int) -> str:
-        """Ask for one token, and say why its id did not come; nothing if it came."""
+        """Request one token; returns why its id did not come, or nothing if it came."""
 
         def read(answer: Mapping[str, Any]) -> str:
             ids: Any = _choice(answer).get("token_ids")
@@ -199,14 +229,14 @@ class OpenAIAgent(AsyncAgent):
                 raise
             return failure.cause
 
-    async def _ask_tokens(self, client: Client, request: TurnRequest) -> Action:
+    async def _answer_with_tokens(self, client: Client, request: TurnRequest) -> Action:
         prompt, budget = list(request.token_ids), self._budget(request)
 
         def read(answer: Mapping[str, Any]) -> Action:
             choice = _choice(answer)
             ids = _token_ids(choice, budget)
             if choice.get("prompt_token_ids") not in (None, prompt):
-                # As good as a refusal of the prompt: it will be cut or changed the next time too.
+                # Not retried: the prompt would be cut or changed the next time, too.
                 raise RequestError("it answered another prompt than the one it was sent", status=422)
             return Action(
                 text=_text(choice.get("text")),
@@ -220,28 +250,28 @@ class OpenAIAgent(AsyncAgent):
 
     def _token_body(self, prompt: list[int], budget: int) -> dict[str, Any]:
         stops = {"stop_token_ids": self._stop_token_ids} if self._stop_token_ids else {}
-        asked = {"max_tokens": budget, "logprobs": 0, "return_token_ids": True}
-        return {"model": self.model, "prompt": prompt, **stops, **self._options, **asked}
+        fixed = {"max_tokens": budget, "logprobs": 0, "return_token_ids": True}
+        return {"model": self.model, "prompt": prompt, **stops, **self._options, **fixed}
 
-    async def _ask_text(self, client: Client, request: TurnRequest) -> Action:
+    async def _answer_with_text(self, client: Client, request: TurnRequest) -> Action:
         def read(answer: Mapping[str, Any]) -> Action:
             choice = _choice(answer)
             message: Any = choice.get("message")
             if not isinstance(message, Mapping):
                 raise RequestError(f"its answer has no message: {choice!r:.200}")
-            said = cast("Mapping[str, Any]", message)
+            content = cast("Mapping[str, Any]", message)
             filtered = choice.get("finish_reason") == "content_filter"
-            if filtered or said.get("refusal"):
+            if filtered or content.get("refusal"):
                 self._meter.add(refusals=1)
             return Action(
-                text=_text(said.get("content")) or _text(said.get("refusal")),
+                text=_text(content.get("content")) or _text(content.get("refusal")),
                 agent_state=request.agent_state,
                 finish_reason="length" if choice.get("finish_reason") == "length" else "stop",
             )
 
         budget = "max_completion_tokens" if self._server.is_openai else "max_tokens"
-        asked = {"model": self.model, "messages": list(request.messages), budget: self._budget(request)}
-        return await client.post("chat", {**self._options, **asked}, read)
+        fixed = {"model": self.model, "messages": list(request.messages), budget: self._budget(request)}
+        return await client.post("chat", {**self._options, **fixed}, read)
 
     def _budget(self, request: TurnRequest) -> int:
         given = request.max_new_tokens
@@ -270,7 +300,7 @@ def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """A text that may be missing: an empty answer is an answer."""
+    """Check a text, which may be missing: an empty answer is an answer."""
     if value is None or isinstance(value, str):
         return value or ""
     raise RequestError(f"its answer is no text: {value!r:.200}")
@@ -286,12 +316,12 @@ def _token_ids(choice: Mapping[str, Any], budget: int) -> Sequence[int]:
 
 
 def _logprobs(choice: Mapping[str, Any], num_tokens: int) -> Sequence[float] | None:
-    told: Any = choice.get("logprobs")
-    if told is None:
+    given: Any = choice.get("logprobs")
+    if given is None:
         return None
-    values: Any = cast("Mapping[str, Any]", told).get("token_logprobs") if isinstance(told, Mapping) else None
+    values: Any = cast("Mapping[str, Any]", given).get("token_logprobs") if isinstance(given, Mapping) else None
     if not isinstance(values, list) or len(cast("list[Any]", values)) != num_tokens:
-        raise RequestError(f"its answer has {num_tokens} token ids and other log-probabilities: {told!r:.200}")
+        raise RequestError(f"its answer has {num_tokens} token ids and other log-probabilities: {given!r:.200}")
     if not all(isinstance(value, int | float) for value in cast("list[Any]", values)):
         raise RequestError(f"its answer has log-probabilities that are no numbers: {values!r:.200}")
     return [float(value) for value in cast("list[float]", values)]

@@ -1,4 +1,4 @@
-"""Requests to an OpenAI-compatible server: bounded, timed, tried again and counted."""
+"""Send requests to an OpenAI-compatible server: bounded, timed, retried and counted."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
-from agentsgym.agents.asynchronous import agents_loop
-from agentsgym.errors import ConfigError, MissingDependency
+from agentsgym.agents.event_loop import agents_loop
+from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym.fields import is_int, is_number, is_positive_number, or_none, require
 
 logger = logging.getLogger(__name__)
 MAX_RETRY_AFTER_S = 120.0
 MAX_BACKOFF_S = 30.0
-_TRIED_AGAIN = frozenset({200, 408, 409, 429})  # beside every 5xx, and what never came to a status
-_NO_KEY = "none"  # what is sent to a server that asks for none
+_RETRIED = frozenset({200, 408, 409, 429})  # beside every 5xx, and what never came to a status
+_NO_KEY = "none"  # sent to a server that needs none
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What an agent has asked of its server so far.
+    """Counts of what an agent has requested of its server so far.
 
     Attributes:
-        requests: Turns that were asked for.
-        retries: HTTP requests that were sent again.
+        requests: Turns that were requested.
+        retries: HTTP requests that were sent again after a failure.
         failures: Turns that got no answer in the end.
         refusals: Turns in which the model or its filter refused to answer.
-        prompt_tokens: Tokens read, as far as the server told.
+        prompt_tokens: Tokens read, as far as the server reports them.
         completion_tokens: Tokens written, reasoning included.
         cached_tokens: Those of ``prompt_tokens`` that the server had in its cache.
         cost: What the tokens cost, cached ones at full price; None if the agent knows no prices.
@@ -57,8 +58,7 @@ class Meter:
     """Adds up usage; written on the agents' event loop alone."""
 
     def __init__(self, price_per_million: tuple[float, float] | None) -> None:
-        if price_per_million is not None and not _are_prices(price_per_million):
-            raise ConfigError(f"price_per_million must be two numbers of at least 0, got {price_per_million!r}")
+        require("price_per_million", price_per_million, or_none(_are_prices), "two numbers of at least 0")
         self.prices = price_per_million
         self.usage = Usage(cost=None if price_per_million is None else 0.0)
 
@@ -72,26 +72,26 @@ class Meter:
         self.usage = usage
 
     def add_body(self, body: Mapping[str, Any]) -> None:
-        """Add what an answer's ``usage`` tells."""
-        told = _mapping(body.get("usage"))
-        cached = _mapping(told.get("prompt_tokens_details")).get("cached_tokens")
+        """Add the ``usage`` of an answer."""
+        usage = _mapping(body.get("usage"))
+        cached = _mapping(usage.get("prompt_tokens_details")).get("cached_tokens")
         self.add(
-            prompt_tokens=_count(told.get("prompt_tokens")),
-            completion_tokens=_count(told.get("completion_tokens")),
+            prompt_tokens=_count(usage.get("prompt_tokens")),
+            completion_tokens=_count(usage.get("completion_tokens")),
             cached_tokens=_count(cached),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where the server is, and how patient to be with it.
+    """The address of a server, and the limits of each request to it.
 
     Attributes:
         base_url: As the ``openai`` package takes it; None for ``OPENAI_BASE_URL``, else OpenAI itself.
         api_key: None for ``OPENAI_API_KEY``, which is sent only where ``base_url`` is None too.
         max_concurrency: The most requests that are open at once.
-        timeout_s: The most seconds for one try, from sending to the last byte.
-        max_retries: How often a request is sent again.
+        timeout_s: The most seconds for one attempt, from sending to the last byte.
+        max_retries: How often a request is retried.
         backoff_s: Seconds before the first retry; doubled each time.
     """
 
@@ -105,18 +105,16 @@ class Server:
     def __post_init__(self) -> None:
         if self.base_url is not None and not _is_url(self.base_url):
             raise ConfigError(f"base_url must begin with http:// or https:// and name a host, got {self.base_url!r}")
-        check_count("max_concurrency", self.max_concurrency, least=1)
-        check_count("max_retries", self.max_retries, least=0)
-        if not (_is_number(self.timeout_s) and self.timeout_s > 0):
-            raise ConfigError(f"timeout_s must be a positive number, got {self.timeout_s!r}")
-        if not (_is_number(self.backoff_s) and self.backoff_s >= 0):
-            raise ConfigError(f"backoff_s must be a number of at least 0, got {self.backoff_s!r}")
+        require("max_concurrency", self.max_concurrency, is_int(1), "an int of at least 1")
+        require("max_retries", self.max_retries, is_int(0), "an int of at least 0")
+        require("timeout_s", self.timeout_s, is_positive_number, "a positive number")
+        require("backoff_s", self.backoff_s, is_number(0), "a number of at least 0")
         if self.key is None:
             raise ConfigError("OpenAI needs an api_key or the environment variable OPENAI_API_KEY, got neither")
 
     @property
     def key(self) -> str | None:
-        """The key that is sent; None if there is one to send and it is not known."""
+        """The key that is sent; None if one is needed and none is known."""
         if self.api_key is not None:
             return self.api_key
         return os.environ.get("OPENAI_API_KEY") if self.base_url is None else _NO_KEY
@@ -127,19 +125,32 @@ class Server:
         url = urlsplit(self.base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
         return url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
 
+    def remedy(self, status: int | None) -> str:
+        """The settings to check where the server refuses every request with this status."""
+        if status == 404:
+            return "the model's name and base_url"
+        if self.api_key is not None:
+            key = "api_key"
+        elif self.base_url is None:
+            key = "OPENAI_API_KEY"
+        else:
+            key = "api_key, which was not given (OPENAI_API_KEY is sent only where base_url is None)"
+        return f"{key}, and whether it may use the model" if status == 403 else key
+
     @property
     def is_openai(self) -> bool:
-        """Whether it is OpenAI itself, which has a name of its own for the budget."""
+        """Whether it is OpenAI itself, which has its own name for the budget."""
         return urlsplit(self.url).hostname == "api.openai.com"
 
 
 class RequestError(Exception):
-    """A request got no answer that can be used.
+    """A request got no usable answer.
 
     Attributes:
         cause: What happened, as the end of a sentence.
-        status: The HTTP status, 200 where the body was not what it should be; None if it did not come to one.
+        status: The HTTP status, 200 where the body was malformed; None where no status came.
         retry_after_s: How long the server asked to wait; None if it did not.
+        is_refusal: Whether the server refuses whatever this agent sends.
     """
 
     def __init__(self, cause: str, *, status: int | None = 200, retry_after_s: float | None = None) -> None:
@@ -147,13 +158,14 @@ class RequestError(Exception):
         self.cause = cause
         self.status = status
         self.retry_after_s = retry_after_s
+        self.is_refusal = False
 
     @property
-    def may_pass(self) -> bool:
+    def is_retryable(self) -> bool:
         """Whether sending the request again may help."""
         if self.retry_after_s is not None and self.retry_after_s > MAX_RETRY_AFTER_S:
             return False
-        return self.status in _TRIED_AGAIN or (self.status or 500) >= 500
+        return self.status in _RETRIED or (self.status or 500) >= 500
 
 
 class Client:
@@ -162,10 +174,12 @@ class Client:
     def __init__(self, server: Server, meter: Meter) -> None:
         """Open nothing yet; to be called on the agents' loop."""
         self.loop = agents_loop()
-        self.probe: asyncio.Future[None] | None = None  # by which the agent finds out what the server can do
+        self.probe: asyncio.Future[None] | None = None  # by which the agent learns what the server can do
         self._server, self._meter = server, meter
         self._slots = asyncio.Semaphore(server.max_concurrency)
-        self._jitter = random.Random()  # of its own: games may have seeded the global one
+        self._jitter = random.Random()  # its own: environments may have seeded the global one
+        self._has_answered = False
+        self._refusal: RequestError | None = None
         self._openai = load_openai()
         self._sdk = self._openai.AsyncOpenAI(
             api_key=server.key, base_url=server.base_url, timeout=server.timeout_s, max_retries=0
@@ -182,7 +196,7 @@ class Client:
             read: Takes what is wanted from the answer's body; raises :class:`RequestError` if it is not there.
 
         Raises:
-            RequestError: The last try failed, or one did that no other can mend.
+            RequestError: The last attempt failed, or one failed with a non-retryable error.
         """
         resource = self._sdk.chat.completions if kind == "chat" else self._sdk.completions
         for attempt in range(self._server.max_retries + 1):
@@ -190,13 +204,17 @@ class Client:
                 return read(await self._send(resource.with_raw_response.create, body))
             except RequestError as failure:
                 failure.cause = self._scrubbed(failure.cause)
-                if not failure.may_pass or attempt == self._server.max_retries:
+                if not failure.is_retryable or attempt == self._server.max_retries:
                     raise
                 delay_s = self._delay_s(failure, attempt)
-                logger.info("%s: %s; trying again in %.1f s", self._server.url, failure.cause, delay_s)
+                logger.info("%s: %s; retrying in %.1f s", self._server.url, failure.cause, delay_s)
                 self._meter.add(retries=1)
                 await asyncio.sleep(delay_s)
         raise AssertionError("the last attempt returns or raises")
+
+    def forget_refusal(self) -> None:
+        """Send requests again to a server that has refused them."""
+        self._refusal = None
 
     async def close(self) -> None:
         """Close the connections."""
@@ -207,24 +225,40 @@ class Client:
         named = {name: body[name] for name in ("model", "messages", "prompt") if name in body}
         rest = {name: value for name, value in body.items() if name not in named}
         async with self._slots:
+            if self._refusal is not None:  # what waited for its slot need not be refused one by one
+                raise _copy(self._refusal)
             try:
                 async with asyncio.timeout(self._server.timeout_s):
                     raw: Any = await create(**named, extra_body=rest)
             except (TimeoutError, self._openai.APIConnectionError, self._openai.APIStatusError) as error:
-                raise self._failure(error) from None
+                failure = self._failure(error)
+                if self._is_refusal(failure, is_chat="messages" in named):
+                    failure.is_refusal = True
+                    self._refusal = failure
+                raise failure from None
         answer = self._parsed(raw.content)
         self._meter.add_body(answer)
         if answer.get("error"):  # some gateways report with status 200
             raise RequestError(f"it reported {self._brief(answer['error'])}")
+        self._has_answered = True
         return answer
+
+    def _is_refusal(self, failure: RequestError, *, is_chat: bool) -> bool:
+        """Whether the server refuses the key or the model, and not this one request.
+
+        A gateway's filter refuses one prompt with status 403, too, and a server without ``/completions`` answers 404.
+        """
+        if failure.status == 401:
+            return True
+        return not self._has_answered and (failure.status == 403 or (failure.status == 404 and is_chat))
 
     def _parsed(self, content: bytes) -> Mapping[str, Any]:
         try:
             body: Any = json.loads(content)
         except ValueError:
-            raise RequestError(f"it answered what is no JSON: {self._brief(content)}") from None
+            raise RequestError(f"it answered with something that is not JSON: {self._brief(content)}") from None
         if not isinstance(body, Mapping):
-            raise RequestError(f"it answered what is no JSON object: {self._brief(content)}")
+            raise RequestError(f"it answered with something that is not a JSON object: {self._brief(content)}")
         return body  # pyright: ignore[reportUnknownVariableType]  # foreign data
 
     def _failure(self, error: Any) -> RequestError:
@@ -233,7 +267,7 @@ class Client:
         if isinstance(error, self._openai.APIConnectionError):
             reason: Any = error.__cause__ or error
             return RequestError(f"the connection failed ({type(reason).__name__}: {self._brief(reason)})", status=None)
-        cause = f"it answered {error.status_code}: {self._brief(_said(error))}"
+        cause = f"it answered {error.status_code}: {self._brief(_message(error))}"
         return RequestError(cause, status=error.status_code, retry_after_s=_retry_after_s(error.response.headers))
 
     def _delay_s(self, failure: RequestError, attempt: int) -> float:
@@ -248,24 +282,14 @@ class Client:
         return text if len(text) <= width else f"{text[:width]}…"
 
     def _scrubbed(self, text: str) -> str:
-        """Without the key, which some servers repeat in what they say about it."""
+        """Without the key, which some servers repeat in their message about it."""
         key = self._server.key
         return text if key is None or key == _NO_KEY else text.replace(key, "***")
 
 
-def check_count(name: str, value: Any, *, least: int) -> None:
-    """Raise :class:`ConfigError` for what is no int of at least ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name} must be an int of at least {least}, got {value!r}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _are_prices(prices: Any) -> bool:
     values = cast("Sequence[Any]", prices) if isinstance(prices, Sequence) else ()
-    return len(values) == 2 and all(_is_number(value) and value >= 0 for value in values)
+    return len(values) == 2 and all(map(is_number(0), values))
 
 
 def _is_url(url: Any) -> bool:
@@ -276,31 +300,46 @@ def _is_url(url: Any) -> bool:
     return parts.scheme in {"http", "https"} and bool(parts.hostname)
 
 
-def _count(told: Any) -> int:
-    """A number of tokens as a server told it: nothing, where it is none."""
-    return told if isinstance(told, int) else 0
+def _count(value: Any) -> int:
+    """A number of tokens as a server reports it; 0 for anything else."""
+    return value if isinstance(value, int) else 0
+
+
+def _copy(failure: RequestError) -> RequestError:
+    """Copy an error: one object raised by several tasks would collect all their tracebacks."""
+    copied = RequestError(failure.cause, status=failure.status)
+    copied.is_refusal = failure.is_refusal
+    return copied
 
 
 def load_openai() -> Any:
     """The ``openai`` package.
 
     Raises:
-        MissingDependency: It is not installed.
+        MissingDependencyError: It is not installed.
     """
     try:
         import openai  # noqa: PLC0415  # an extra, and half a second
     except ImportError as error:
-        raise MissingDependency("openai", "openai") from error
+        raise MissingDependencyError("openai", "openai") from error
     return openai
 
 
+_closing: set[asyncio.Task[None]] = set()  # a loop holds its tasks weakly, so that these could be destroyed half done
+
+
 def _close_soon(loop: asyncio.AbstractEventLoop, sdk: Any) -> None:
+    def close() -> None:
+        task = loop.create_task(sdk.close())
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
+
     with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the connections
-        loop.call_soon_threadsafe(lambda: loop.create_task(sdk.close()))
+        loop.call_soon_threadsafe(close)
 
 
-def _said(error: Any) -> object:
-    """The server's own words about a bad status."""
+def _message(error: Any) -> object:
+    """The server's own message about an error status."""
     if isinstance(error.body, str):
         return error.body
     body = _mapping(error.body)

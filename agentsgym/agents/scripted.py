@@ -1,4 +1,4 @@
-"""Players that need no model: a fixed script and blind chance."""
+"""Agents that need no model: a fixed script and blind chance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentsgym.agents.base import Agent
-from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.errors import AgentError, ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, TurnRequest
 
@@ -27,7 +27,7 @@ class ScriptedAgent(Agent):
             actions: What to say, turn by turn; an :class:`Action` may bring its own token ids and log-probabilities,
                 its ``agent_state`` is replaced.
             repeat_last: What happens after the last action: it is played again (True), or the session gets an
-                :class:`AgentFault` (False).
+                :class:`AgentError` (False).
 
         Raises:
             ConfigError: The script is no list, is empty, or holds something that is neither text nor an Action.
@@ -40,21 +40,21 @@ class ScriptedAgent(Agent):
         )
         self._repeat_last = repeat_last
 
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentFault]:
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         """Answer each session with the action of its own turn."""
         actions = self._actions
         num_actions = len(actions)
-        answers: list[Action | AgentFault] = []
+        answers: list[Action | AgentError] = []
         for request in requests:
             turn = request.agent_state or 0
             answers.append(actions[turn] if turn < num_actions else self._after_the_end())
         return answers
 
-    def _after_the_end(self) -> Action | AgentFault:
+    def _after_the_end(self) -> Action | AgentError:
         if self._repeat_last:
             return self._actions[-1]
-        return AgentFault(
-            f"the script has {len(self._actions)} actions and the game asked for one more; "
+        return AgentError(
+            f"the script has {len(self._actions)} actions and the environment needs one more; "
             "give a longer script or repeat_last=True"
         )
 
@@ -63,9 +63,9 @@ class RandomAgent(Agent):
     """Says one of a few texts, each equally likely, whatever the conversation.
 
     Every session has a private stream of draws, seeded by the agent's seed and the session's number in the order in
-    which sessions ask for the first time. Environments start sessions in task order, so two agents with equal seeds
-    play equal games however the turns of different sessions are interleaved; the rollouts of one task still differ.
-    The numbering goes on from one ``rollout`` to the next: make a new agent to hear the same draws again.
+    which sessions come for their first answer. Environments start sessions in task order, so two agents with equal
+    seeds play equal episodes however the turns of different sessions are interleaved; the rollouts of one task still
+    differ. The numbering goes on from one ``rollout`` to the next: make a new agent to get the same draws again.
     """
 
     def __init__(self, choices: Sequence[str], *, seed: int = 0) -> None:

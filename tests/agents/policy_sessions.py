@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from agentsgym.agents.policy import PolicyAgent, Sampling
-from agentsgym.agents.probing import fastest_way
-from agentsgym.agents.stopping import stop_token_ids
+from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
+from agentsgym.agents.policy.decoding_strategy import select_strategy
+from agentsgym.agents.stop_tokens import stop_token_ids
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action, TurnRequest
 
@@ -125,12 +125,12 @@ class Session:
     """One conversation of token ids: what was said and what came back, made up by a private generator."""
 
     def __init__(self, name: int) -> None:
-        self.draws = random.Random(name)
+        self.rng = random.Random(name)
         self.name, self.token_ids, self.state = str(name), list[int](), None
         self.turns: list[tuple[list[int], list[int]]] = []
 
-    def ask(self, limit: int | None = None) -> TurnRequest:
-        self.token_ids += [self.draws.randrange(60, 400) for _ in range(self.draws.randint(1, 9))]
+    def request(self, limit: int | None = None) -> TurnRequest:
+        self.token_ids += [self.rng.randrange(60, 400) for _ in range(self.rng.randint(1, 9))]
         return TurnRequest(
             session_id=self.name,
             messages=[],
@@ -139,7 +139,7 @@ class Session:
             max_new_tokens=limit,
         )
 
-    def hear(self, action: Action) -> None:
+    def record(self, action: Action) -> None:
         ids = list(action.token_ids or ())
         self.turns.append((list(self.token_ids), ids))
         self.token_ids += ids
@@ -151,9 +151,9 @@ class Session:
 
 
 def play(agent: PolicyAgent, sessions: list[Session], limit: int | None = None) -> list[Action]:
-    actions = list(agent.act([session.ask(limit) for session in sessions]))
+    actions = list(agent.act([session.request(limit) for session in sessions]))
     for session, action in zip(sessions, actions, strict=True):
-        session.hear(action)
+        session.record(action)
     return actions
 
 
@@ -171,7 +171,7 @@ def greedy_reference(model: PreTrainedModel, prompt: list[int], limit: int) -> l
 
 
 def greedy(model: PreTrainedModel, **options: Any) -> PolicyAgent:
-    return PolicyAgent(model, TOKENIZER, sampling=Sampling(temperature=0), **options)
+    return PolicyAgent(model, TOKENIZER, sampling=SamplingParams(temperature=0), **options)
 
 
 def logits_of(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
@@ -189,7 +189,7 @@ def logprobs_of(model: PreTrainedModel, prompt: list[int], said: list[int], temp
 def counted(model: PreTrainedModel) -> Iterator[list[tuple[int, int]]]:
     """Over how many rows and columns each forward pass ran."""
     with torch.no_grad():
-        fastest_way(model)  # which runs the model to find out
+        select_strategy(model)  # which runs the model to find out
     passes: list[tuple[int, int]] = []
 
     def note(module: Any, args: Any, kwargs: Any) -> None:

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agentsgym.agents.direct import DirectOutputAgent
-from agentsgym.agents.policy import PolicyAgent
-from agentsgym.agents.stopping import stop_token_ids
-from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym.agents.stop_tokens import stop_token_ids
+from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import Action, Message, TurnRequest
 
 WORDS = [f"w{number}" for number in range(24)]
@@ -106,7 +106,7 @@ def test_an_answer_that_is_no_text_is_a_fault_of_that_session(answer: Any) -> No
     agent = DirectOutputAgent(lambda messages: answer if messages[-1]["content"] == "bad" else "fine")
     good, bad = agent.act([request([], "good"), request([], "bad")])
     assert isinstance(good, Action)
-    assert isinstance(bad, AgentFault)
+    assert isinstance(bad, AgentError)
     assert f"must return a str, got {answer!r}" in str(bad)
 
 
@@ -115,7 +115,7 @@ def test_a_function_that_raises_is_a_fault_with_its_traceback() -> None:
         raise RuntimeError("the service is down")
 
     (fault,) = DirectOutputAgent(source).act([request([])])
-    assert isinstance(fault, AgentFault)
+    assert isinstance(fault, AgentError)
     assert "RuntimeError: the service is down" in str(fault)
 
 

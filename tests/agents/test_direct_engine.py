@@ -10,7 +10,7 @@ from guess_game import GuessEnv, tasks
 from http_server import ToyModel
 
 from agentsgym.agents.direct import DirectOutputAgent
-from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.errors import AgentError, ConfigError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action, TurnRequest
 
@@ -118,9 +118,9 @@ def test_the_template_is_rendered_where_no_exact_prompt_is_known() -> None:
 def test_an_answer_that_was_broken_off_is_a_fault() -> None:
     agent = DirectOutputAgent(ToyLLM(finish_reason="abort"))
     (fault,) = agent.act([request([5])])
-    assert isinstance(fault, AgentFault)
+    assert isinstance(fault, AgentError)
     assert "the vLLM engine ended the answer for another reason than its end: 'abort'" in str(fault)
-    with pytest.raises(AgentFault, match="another reason"):
+    with pytest.raises(AgentError, match="another reason"):
         agent.get_action([{"role": "user", "content": "hi"}], None)
 
 

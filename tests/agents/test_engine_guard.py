@@ -1,15 +1,15 @@
-"""An engine that broke inside a call is not called again: it would go on with what it had under way, for ever."""
+"""An engine that broke inside a call is not called again: it would work on what it still holds, forever."""
 
 from typing import Any
 
 import pytest
 
-from agentsgym.agents.engine import Guarded
-from agentsgym.errors import AgentFault
+from agentsgym.agents.vllm_engine import FailFastEngine
+from agentsgym.errors import AgentError
 
 
 class LLM:
-    """What is asked of a ``vllm.LLM`` after an error: whether it has something under way."""
+    """What a ``vllm.LLM`` is asked after an error: whether it still holds requests."""
 
     def __init__(self, *, is_busy: bool) -> None:
         self.llm_engine = self
@@ -28,10 +28,10 @@ class LLM:
 
 def test_an_engine_that_broke_at_its_work_is_not_called_again() -> None:
     llm = LLM(is_busy=True)
-    call = Guarded(llm)
+    call = FailFastEngine(llm)
     with pytest.raises(RuntimeError, match="out of memory"):
         call(llm.generate, 1)
-    with pytest.raises(AgentFault, match="broke at an earlier call and is not called again: RuntimeError: out of mem"):
+    with pytest.raises(AgentError, match="broke at an earlier call and is not called again: RuntimeError: out of mem"):
         call(llm.generate, 2)
     assert llm.calls == [1]
 
@@ -39,7 +39,7 @@ def test_an_engine_that_broke_at_its_work_is_not_called_again() -> None:
 @pytest.mark.parametrize("engine", [LLM(is_busy=False), object(), None])
 def test_an_engine_that_refused_a_request_is_called_again(engine: Any) -> None:
     llm = LLM(is_busy=False)
-    call = Guarded(engine)
+    call = FailFastEngine(engine)
     with pytest.raises(RuntimeError, match="out of memory"):
         call(llm.generate, 1)
     assert call(llm.generate, 2) == 2

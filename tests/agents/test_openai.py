@@ -14,10 +14,10 @@ import pytest
 from guess_game import GuessEnv, tasks
 from http_server import Asked, Reply, Served, chat, serving
 
-from agentsgym.agents.asynchronous import agents_loop, run_coroutine
+from agentsgym.agents.event_loop import agents_loop, run_coroutine
 from agentsgym.agents.openai import OpenAIAgent
 from agentsgym.agents.openai_client import Server, Usage
-from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.errors import AgentError, ConfigError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action, StopReason, TurnRequest
 
@@ -165,7 +165,7 @@ def test_a_session_that_fails_for_good_fails_alone() -> None:
     assert broken.stop_reason is StopReason.FAILED
     assert f"'tiny' at {served.url} gave no answer: it answered 500: no" in str(broken.error)
     assert fine.stop_reason is StopReason.DONE
-    assert [type(one) for one in mixed] == [Action, AgentFault]
+    assert [type(one) for one in mixed] == [Action, AgentError]
     assert (agent.usage.failures, agent.usage.retries) == (2, 4)
 
 
@@ -199,7 +199,7 @@ def test_it_is_an_opponent_too() -> None:
         agent = agent_of(served)
         assert agent.get_action([{"role": "user", "content": "ready?"}], "kept") == ("READY?", "kept")
         agent.close()
-    with pytest.raises(AgentFault, match="gave no answer"):
+    with pytest.raises(AgentError, match="gave no answer"):
         agent.get_action([{"role": "user", "content": "ready?"}], None)
     agent.close()
 
@@ -284,7 +284,7 @@ def test_without_the_package_it_says_how_to_get_it() -> None:
         "OpenAIAgent('tiny', base_url='http://localhost/v1')"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    wanted = "MissingDependency: 'openai' is not installed; it comes with: pip install 'agentsgym[openai]'"
+    wanted = "MissingDependencyError: 'openai' is not installed; it comes with: pip install 'agentsgym[openai]'"
     assert ran.stderr.strip().endswith(wanted)
 
 

@@ -12,7 +12,7 @@ from guess_game import GuessEnv, tasks
 from http_server import HANG_UP, Asked, Reply, ToyModel, chat, completion, serving
 
 from agentsgym.agents.openai import OpenAIAgent
-from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.errors import AgentError, ConfigError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action, TurnRequest
 
@@ -160,7 +160,7 @@ def test_trouble_at_the_first_request_says_nothing_about_what_the_server_can() -
         agent = agent_of(served.url, max_retries=0)
         answers = [agent.act([request([n + 1])])[0] for n in range(5)]
         agent.close()
-    assert [type(one) for one in answers] == [AgentFault] * 3 + [Action] * 2
+    assert [type(one) for one in answers] == [AgentError] * 3 + [Action] * 2
     assert all(one.token_ids for one in answers if isinstance(one, Action))
 
 
@@ -171,7 +171,7 @@ def test_sessions_that_begin_together_share_the_first_request_and_its_failure() 
         assert len(served.asked) == 1
         actions = agent.act([request([n + 1]) for n in range(6)])
         agent.close()
-    assert all(isinstance(one, AgentFault) for one in faults)
+    assert all(isinstance(one, AgentError) for one in faults)
     assert all(isinstance(one, Action) and one.token_ids for one in actions)
     assert len(served.asked) == 2 + 6
 
@@ -224,8 +224,8 @@ def test_ids_that_cannot_be_trusted_are_not_recorded(reply: Reply, cause: str) -
         agent = agent_of(served.url, max_retries=1)
         (fault,) = agent.act([request([9], max_new_tokens=3)])
         agent.close()
-    assert isinstance(fault, AgentFault)
-    with pytest.raises(AgentFault, match=f"'tiny' at .* gave no answer: .*{cause}"):
+    assert isinstance(fault, AgentError)
+    with pytest.raises(AgentError, match=f"'tiny' at .* gave no answer: .*{cause}"):
         raise fault
 
 

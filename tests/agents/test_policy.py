@@ -25,8 +25,8 @@ from policy_sessions import (
 )
 from transformers import T5Config, T5ForConditionalGeneration
 
-from agentsgym.agents.policy import PolicyAgent, Sampling
-from agentsgym.agents.stopping import stop_token_ids
+from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
+from agentsgym.agents.stop_tokens import stop_token_ids
 from agentsgym.errors import ConfigError
 from agentsgym.types import TurnRequest
 
@@ -39,7 +39,7 @@ from agentsgym.types import TurnRequest
         max_size=6,
     )
 )
-def test_who_else_is_asked_and_in_which_order_changes_nothing(rounds: list[tuple[list[int], int]]) -> None:
+def test_who_else_is_called_and_in_which_order_changes_nothing(rounds: list[tuple[list[int], int]]) -> None:
     model = model_of("llama")
     agent = greedy(model)
     together, alone = ([Session(n) for n in range(5)] for _ in range(2))
@@ -100,9 +100,9 @@ def test_finished_rows_are_not_run_on() -> None:
     sessions = [Session(n) for n in range(8)]
     for _ in range(2):
         with counted(model) as passes:
-            requests = [session.ask(16 if n == 3 else 2) for n, session in enumerate(sessions)]
+            requests = [session.request(16 if n == 3 else 2) for n, session in enumerate(sessions)]
             for session, action in zip(sessions, agent.act(requests), strict=True):
-                session.hear(action)
+                session.record(action)
         assert [rows for rows, _ in passes] == [8, 8, *[1] * 14]
     for session in sessions:
         for prompt, said in session.turns:
@@ -124,8 +124,8 @@ def test_histories_may_be_rewritten(turns: list[list[tuple[float, list[int]]]], 
     model = model_of(kind)
     agent, sessions = greedy(model), [Session(n) for n in range(3)]
     for rewrites in turns:
-        for session, (share, ids) in zip(sessions, rewrites, strict=True):
-            session.token_ids[round(share * len(session.token_ids)) :] = ids
+        for session, (fraction, ids) in zip(sessions, rewrites, strict=True):
+            session.token_ids[round(fraction * len(session.token_ids)) :] = ids
         for action, session in zip(play(agent, sessions, 4), sessions, strict=True):
             prompt, said = session.turns[-1]
             assert said == logits_of(model, prompt + said)[len(prompt) - 1 : -1].argmax(-1).tolist()
@@ -163,7 +163,7 @@ def test_a_prompt_may_end_where_the_cache_does_or_before() -> None:
 def test_weights_that_changed_make_everything_be_run_again(kind: str) -> None:
     model = new_model(kind)
     agent, fresh = (
-        PolicyAgent(model, TOKENIZER, sampling=Sampling(temperature=0), max_turn_tokens=6) for _ in range(2)
+        PolicyAgent(model, TOKENIZER, sampling=SamplingParams(temperature=0), max_turn_tokens=6) for _ in range(2)
     )
     sessions = [Session(n) for n in range(3)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -216,9 +216,9 @@ def test_budgets_differ_from_row_to_row_and_may_be_nothing() -> None:
     agent.stop_token_ids = frozenset()
     sessions = [Session(n) for n in range(3)]
     for _ in range(2):
-        actions = agent.act([session.ask(limit) for session, limit in zip(sessions, (0, 4, 2), strict=True)])
+        actions = agent.act([session.request(limit) for session, limit in zip(sessions, (0, 4, 2), strict=True)])
         for session, action in zip(sessions, actions, strict=True):
-            session.hear(action)
+            session.record(action)
         assert [len(action.token_ids or ()) for action in actions] == [0, 4, 2]
     assert agent.act([]) == []
 
@@ -268,13 +268,13 @@ def test_a_forward_pass_that_fails_leaves_the_agent_usable(broken_call: int, mon
         return output
 
     monkeypatch.setattr(model.model, "forward", fragile)
-    requests = [session.ask(5) for session in sessions]
+    requests = [session.request(5) for session in sessions]
     with pytest.raises(RuntimeError, match="out of memory"):
         agent.act(requests)
     assert model.training
-    for half in (slice(0, 1), slice(1, 3)):  # as the driver asks again
+    for half in (slice(0, 1), slice(1, 3)):  # as the driver calls again
         for session, action in zip(sessions[half], agent.act(requests[half]), strict=True):
-            session.hear(action)
+            session.record(action)
     play(agent, sessions, 5)
     model.eval()
     for session in sessions:
@@ -286,7 +286,7 @@ def test_a_forward_pass_that_fails_leaves_the_agent_usable(broken_call: int, mon
 def test_finish_frees_the_cache() -> None:
     agent, sessions = greedy(new_model("llama")), [Session(n) for n in range(3)]
     play(agent, sessions, 5)
-    caches = [weakref.ref(session.state.held.rows) for session in sessions]  # type: ignore[attr-defined]
+    caches = [weakref.ref(session.state.prefix.rows) for session in sessions]  # type: ignore[attr-defined]
     assert all(cache() is not None for cache in caches)
     agent.finish()
     assert all(cache() is None for cache in caches)
@@ -296,7 +296,7 @@ def test_finish_frees_the_cache() -> None:
 def test_a_conversation_that_is_forgotten_frees_its_cache() -> None:
     agent, session = greedy(new_model("llama")), Session(0)
     play(agent, [session], 5)
-    held = weakref.ref(session.state.held)  # type: ignore[attr-defined]
+    held = weakref.ref(session.state.prefix)  # type: ignore[attr-defined]
     session.state = None
     assert held() is None
 

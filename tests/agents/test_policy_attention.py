@@ -12,7 +12,7 @@ from policy_sessions import Session, greedy, greedy_reference, model_of, new_mod
 from torch import nn
 from transformers import AttentionInterface, LlamaForCausalLM
 
-from agentsgym.agents.attention import grouped_attention, grouped_sdpa, has_grouped_sdpa
+from agentsgym.agents.policy.attention import grouped_attention, grouped_sdpa, has_grouped_sdpa
 
 PLAIN = cast("Callable[..., Any]", AttentionInterface()["sdpa"])
 

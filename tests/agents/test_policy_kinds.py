@@ -19,8 +19,8 @@ from policy_sessions import (
 from torch import nn
 from transformers import BertConfig, BertLMHeadModel, PreTrainedModel
 
-from agentsgym.agents import probing
-from agentsgym.agents.policy import PolicyAgent, Sampling
+from agentsgym.agents.policy import decoding_strategy
+from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
 from agentsgym.errors import ConfigError
 
 
@@ -61,12 +61,12 @@ def test_a_model_that_sees_what_is_to_come_is_refused() -> None:
 def test_how_a_model_is_run_is_found_once_and_does_not_keep_it_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     model = new_model("llama")
     play(greedy(model), [Session(0)], 2)
-    before = len(probing._chosen)
+    before = len(decoding_strategy._chosen)
     with monkeypatch.context() as patch:
-        patch.setattr(probing, "_choose", lambda forward: pytest.fail("looked again"))
+        patch.setattr(decoding_strategy, "_choose", lambda forward: pytest.fail("looked again"))
         play(greedy(model), [Session(0)], 2)
     del model
-    assert len(probing._chosen) == before - 1
+    assert len(decoding_strategy._chosen) == before - 1
 
 
 class Adapter(nn.Module):
@@ -111,7 +111,7 @@ def test_adapters_are_sampled_like_the_model_within(kind: str) -> None:
 def test_half_precision_keeps_the_cache(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     model = new_model(kind).to(torch.bfloat16)  # type: ignore[arg-type]
     sessions = [Session(n) for n in range(4)]
-    agent = PolicyAgent(model, TOKENIZER, sampling=Sampling(temperature=1.0))
+    agent = PolicyAgent(model, TOKENIZER, sampling=SamplingParams(temperature=1.0))
     for _ in range(3):
         play(agent, sessions, 6)
     assert complaints(caplog) == []

@@ -20,8 +20,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from agentsgym.agents.policy import PolicyAgent
-from agentsgym.agents.sampling import Sampling, StopText, invert, penalized, seen_tokens
+from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym.agents.policy.sampling import SamplingParams, StopText, inverse_transform_sample, penalized, seen_tokens
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.types import TurnRequest
@@ -30,7 +30,7 @@ from agentsgym.types import TurnRequest
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
 def test_log_probabilities_are_those_of_the_sampling_temperature(kind: str) -> None:
     model = model_of(kind)
-    agent = PolicyAgent(model, TOKENIZER, sampling=Sampling(temperature=0.7, top_p=0.9))
+    agent = PolicyAgent(model, TOKENIZER, sampling=SamplingParams(temperature=0.7, top_p=0.9))
     sessions = [Session(n) for n in range(3)]
     for _ in range(3):
         for session, action in zip(sessions, play(agent, sessions, 6), strict=True):
@@ -38,18 +38,18 @@ def test_log_probabilities_are_those_of_the_sampling_temperature(kind: str) -> N
             torch.testing.assert_close(torch.tensor(list(action.logprobs or ())), wanted, atol=1e-5, rtol=1e-5)
 
 
-def first_beyond(probabilities: list[float], share: float) -> int:
+def first_beyond(probabilities: list[float], fraction: float) -> int:
     """Inverse transform sampling, written down."""
     total, reached = sum(probabilities), 0.0
     for token, probability in enumerate(probabilities):
         reached += probability
-        if reached > share * total:
+        if reached > fraction * total:
             return token
     raise AssertionError("beyond the total")
 
 
 def sampled_reference(
-    model: PreTrainedModel, prompt: list[int], limit: int, draws: random.Random, sampling: Sampling
+    model: PreTrainedModel, prompt: list[int], limit: int, draws: random.Random, sampling: SamplingParams
 ) -> list[int]:
     """Sample without a cache, with transformers' processors in the order of its ``generate``."""
     processors = LogitsProcessorList()
@@ -82,7 +82,7 @@ def sampled_reference(
     ],
 )
 def test_sampling_is_that_of_transformers(options: dict[str, Any]) -> None:
-    model, sampling = model_of("llama"), Sampling(**options)
+    model, sampling = model_of("llama"), SamplingParams(**options)
     agent = PolicyAgent(model, TOKENIZER, sampling=sampling, seed=11)
     agent.stop_token_ids = frozenset()
     sessions = [Session(n) for n in range(2)]
@@ -96,12 +96,12 @@ def test_sampling_is_that_of_transformers(options: dict[str, Any]) -> None:
 
 @given(
     weights=st.lists(st.sampled_from([0.0, 1e-30, 0.25, 1.0, 3.0]), min_size=1, max_size=8).filter(any),
-    share=st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 1 - 2**-53])),
+    fraction=st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 1 - 2**-53])),
 )
-def test_the_cumulative_probability_is_inverted(weights: list[float], share: float) -> None:
+def test_the_cumulative_probability_is_inverted(weights: list[float], fraction: float) -> None:
     # In double precision, as the sums are: 1e-30 is lost in a sum of ordinary numbers there too.
-    [[token]] = invert(torch.tensor([weights], dtype=torch.float64), [share]).tolist()
-    assert token == first_beyond(weights, share)
+    [[token]] = inverse_transform_sample(torch.tensor([weights], dtype=torch.float64), [fraction]).tolist()
+    assert token == first_beyond(weights, fraction)
     assert weights[token] > 0
 
 
@@ -111,14 +111,14 @@ def test_unlikely_tokens_of_a_large_vocabulary_are_drawn_too() -> None:
     probabilities[0, 0] = 1.0
     total = 1 + (size - 1) * unlikely
     for token in (1, 2, 1000, 1001, 99_999, size - 1):
-        drawn = invert(probabilities, [(1 + (token - 0.5) * unlikely) / total])
+        drawn = inverse_transform_sample(probabilities, [(1 + (token - 0.5) * unlikely) / total])
         assert drawn.item() == pytest.approx(token, abs=1)
-    assert invert(probabilities, [0.999]).item() == 0
+    assert inverse_transform_sample(probabilities, [0.999]).item() == 0
 
 
 def test_frequencies_are_the_probabilities() -> None:
     model = model_of("llama")
-    agent = PolicyAgent(model, TOKENIZER, sampling=Sampling(temperature=0.3, top_k=6), seed=1)
+    agent = PolicyAgent(model, TOKENIZER, sampling=SamplingParams(temperature=0.3, top_k=6), seed=1)
     prompt, count = [70, 80, 90], 3000
     requests = [TurnRequest(session_id="", messages=[], token_ids=prompt, max_new_tokens=1)] * count
     drawn = torch.tensor([next(iter(action.token_ids or ())) for action in agent.act(requests)])
@@ -134,9 +134,9 @@ def test_frequencies_are_the_probabilities() -> None:
 def test_what_a_session_says_depends_on_no_other(order: list[int], live: set[int]) -> None:
     model = model_of("llama")
 
-    def said(asked: list[list[int]]) -> list[list[list[int]]]:
+    def said(called: list[list[int]]) -> list[list[list[int]]]:
         agent, sessions = PolicyAgent(model, TOKENIZER, seed=3), [Session(n) for n in range(4)]
-        for names in asked:
+        for names in called:
             play(agent, [sessions[n] for n in names], 5)
         return [session.said for session in sessions]
 
@@ -154,10 +154,10 @@ def test_processes_that_share_a_batch_draw_as_one_would() -> None:
     one = PolicyAgent(model, TOKENIZER)
     one.reseed("train", 7)
     play(one, together, 6)
-    for first, share in ((0, apart[:2]), (2, apart[2:])):
+    for first, part in ((0, apart[:2]), (2, apart[2:])):
         agent = PolicyAgent(model, TOKENIZER)
         agent.reseed("train", 7, first=first)
-        play(agent, share, 6)
+        play(agent, part, 6)
     assert [session.said for session in together] == [session.said for session in apart]
 
 
@@ -185,7 +185,7 @@ def test_a_call_that_failed_and_is_repeated_in_parts_draws_the_same(monkeypatch:
     forward = model.lm_head.forward
     for _ in range(2):
         play(other, unharmed, 6)
-        requests, calls = [session.ask(6) for session in sessions], iter(range(100))
+        requests, calls = [session.request(6) for session in sessions], iter(range(100))
 
         def fragile(hidden: torch.Tensor, calls: Iterator[int] = calls) -> torch.Tensor:
             if next(calls) == 2:
@@ -197,27 +197,27 @@ def test_a_call_that_failed_and_is_repeated_in_parts_draws_the_same(monkeypatch:
             agent.act(requests)
         monkeypatch.undo()
         for session, request in zip(sessions, requests, strict=True):
-            session.hear(agent.act([request])[0])
+            session.record(agent.act([request])[0])
     assert [session.said for session in sessions] == [session.said for session in unharmed]
 
 
 def test_the_likeliest_alone_is_greedy() -> None:
     model = model_of("llama")
     likeliest, sessions = Session(1), Session(1)
-    play(PolicyAgent(model, TOKENIZER, sampling=Sampling(top_k=1)), [likeliest], 12)
+    play(PolicyAgent(model, TOKENIZER, sampling=SamplingParams(top_k=1)), [likeliest], 12)
     play(greedy(model), [sessions], 12)
     assert likeliest.token_ids == sessions.token_ids
 
 
 def test_a_repetition_penalty_holds_for_greedy_turns_too() -> None:
     model = model_of("llama")
-    agent = PolicyAgent(model, TOKENIZER, sampling=Sampling(temperature=0, repetition_penalty=1e6))
+    agent = PolicyAgent(model, TOKENIZER, sampling=SamplingParams(temperature=0, repetition_penalty=1e6))
     agent.stop_token_ids = frozenset()
     sessions = [Session(2), Session(3)]
     for limit in (3, 30):  # one ends early, and the other goes on in another row
-        requests = [session.ask(3 if n == 0 else limit) for n, session in enumerate(sessions)]
+        requests = [session.request(3 if n == 0 else limit) for n, session in enumerate(sessions)]
         for session, action in zip(sessions, agent.act(requests), strict=True):
-            session.hear(action)
+            session.record(action)
     plain, free = greedy(model), Session(3)
     plain.stop_token_ids = frozenset()
     play(plain, [free], 3)
@@ -303,7 +303,7 @@ def test_a_stop_string_ends_the_text_and_the_ids_stay() -> None:
     play(plain, free, 20)
     texts = [TOKENIZER.decode(session.said[0]) for session in free]
     stop = [texts[0][3:5], texts[1][-1], texts[2][0]]
-    agent = PolicyAgent(model, TOKENIZER, seed=5, sampling=Sampling(stop=stop))
+    agent = PolicyAgent(model, TOKENIZER, seed=5, sampling=SamplingParams(stop=stop))
     agent.stop_token_ids = frozenset()
     sessions = [Session(n) for n in range(6)]
     for session, action, other in zip(sessions, play(agent, sessions, 20), free, strict=True):
@@ -335,4 +335,4 @@ def test_a_stop_string_ends_the_text_and_the_ids_stay() -> None:
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint.replace("\\n", r"\\n")):
-        Sampling(**options)
+        SamplingParams(**options)

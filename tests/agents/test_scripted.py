@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentsgym.agents.base import Agent
 from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
-from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import Action, TurnRequest
 
 
@@ -62,8 +62,8 @@ def test_an_action_keeps_its_ids_and_log_probabilities() -> None:
 def test_a_script_that_runs_out_fails_only_the_session_it_runs_out_for() -> None:
     agent = ScriptedAgent(["up", "down"])
     over, going_on = agent.act([request("a", 2), request("b", 1)])
-    assert isinstance(over, AgentFault)
-    assert "the script has 2 actions and the game asked for one more" in str(over)
+    assert isinstance(over, AgentError)
+    assert "the script has 2 actions and the environment needs one more" in str(over)
     assert isinstance(going_on, Action)
     assert going_on.text == "down"
 

@@ -1,22 +1,23 @@
-"""A vLLM engine in this process, by what it can do: the package itself is not imported."""
+"""Call a vLLM engine in this process by its methods: the package itself is not imported."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from agentsgym.agents.stopping import as_ids
-from agentsgym.errors import AgentFault, ConfigError, TemplateError
-from agentsgym.rollouts.chat_format import ChatFormat
+from agentsgym.agents.answers import sampled_action
+from agentsgym.agents.stop_tokens import as_ids
+from agentsgym.errors import AgentError, ConfigError, TemplateError
+from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.types import Action, TurnRequest
 
 T = TypeVar("T")
 
 
-class Guarded:
-    """Calls a vLLM engine until it breaks: what it then has under way makes its next call run for ever.
+class FailFastEngine:
+    """Calls a vLLM engine until it breaks: the requests it then still holds make its next call run forever.
 
-    A request that the engine refuses (too long, say) leaves nothing under way, and is no break.
+    A request that the engine refuses (too long, say) leaves no request behind, and does not count as a break.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -28,10 +29,10 @@ class Guarded:
         """Call the engine.
 
         Raises:
-            AgentFault: It broke at an earlier call.
+            AgentError: It broke at an earlier call.
         """
         if self._broke:
-            raise AgentFault(f"the vLLM engine broke at an earlier call and is not called again: {self._broke}")
+            raise AgentError(f"the vLLM engine broke at an earlier call and is not called again: {self._broke}")
         try:
             return generate(*arguments, **options)
         except Exception as error:
@@ -40,8 +41,8 @@ class Guarded:
             raise
 
     def _has_work_left(self) -> bool:
-        ask: Any = getattr(getattr(self._llm, "llm_engine", None), "has_unfinished_requests", None)
-        return callable(ask) and bool(ask())
+        has_requests: Any = getattr(getattr(self._llm, "llm_engine", None), "has_unfinished_requests", None)
+        return callable(has_requests) and bool(has_requests())
 
 
 class Engine:
@@ -51,7 +52,7 @@ class Engine:
         tokenizer: The one given, else the engine's own.
     """
 
-    # What the agent sets itself, or what would give another number of answers than one a prompt.
+    # What the agent sets itself, or what would give any other number of answers than one a prompt.
     REFUSED_OPTIONS: ClassVar = frozenset({"n", "max_tokens", "logprobs", "detokenize", "output_kind"})
 
     def __init__(self, llm: Any, tokenizer: Any, options: Mapping[str, Any]) -> None:
@@ -67,7 +68,7 @@ class Engine:
         """
         self.tokenizer: Any = llm.get_tokenizer() if tokenizer is None else tokenizer
         self._llm = llm
-        self._call = Guarded(llm)
+        self._call = FailFastEngine(llm)
         defaults: Any = llm.get_default_sampling_params()
         self._params_type: Any = type(defaults)
         # The private fields are what vLLM works out from the others.
@@ -87,7 +88,7 @@ class Engine:
 
     def generate(
         self, requests: Sequence[TurnRequest], prompts: Sequence[list[int]], budgets: Sequence[int]
-    ) -> list[Action | AgentFault]:
+    ) -> list[Action | AgentError]:
         """Answer each request: its prompt's ids go on for at most its budget of tokens."""
         outputs: Sequence[Any] = self._call(
             self._llm.generate,
@@ -101,23 +102,16 @@ class Engine:
         return self._params_type(**{**self._fields, "max_tokens": budget})
 
     def _end_ids(self) -> frozenset[int]:
-        """What the template ends a turn with; vLLM itself adds what the model declares as its end."""
+        """The ids that end a turn in the template; vLLM itself adds those that the model declares as its end."""
         try:
             return ChatFormat.of(self.tokenizer, append=False).stop_token_ids
         except TemplateError:  # no exact prompt can come from such a template, but it can be rendered
             return as_ids(self.tokenizer.eos_token_id)
 
 
-def _action(request: TurnRequest, answer: Any) -> Action | AgentFault:
+def _action(request: TurnRequest, answer: Any) -> Action | AgentError:
     if answer.finish_reason not in ("stop", "length"):
-        return AgentFault(f"the vLLM engine ended the answer for another reason than its end: {answer.finish_reason!r}")
+        return AgentError(f"the vLLM engine ended the answer for another reason than its end: {answer.finish_reason!r}")
     ids = list(answer.token_ids)
-    return Action(
-        text=answer.text,
-        token_ids=ids if request.token_ids else None,
-        logprobs=[step[token].logprob for step, token in zip(answer.logprobs, ids, strict=True)]
-        if request.token_ids
-        else None,
-        agent_state=request.agent_state,
-        finish_reason=answer.finish_reason,
-    )
+    logprobs = [step[token].logprob for step, token in zip(answer.logprobs, ids, strict=True)]
+    return sampled_action(request, ids, text=answer.text, finish_reason=answer.finish_reason, logprobs=logprobs)

@@ -1,4 +1,4 @@
-"""Running a causal language model token by token: many conversations with their caches kept, or one by itself."""
+"""Run a causal language model token by token: many conversations with their caches kept, or one by itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from agentsgym.agents.attention import grouped_attention
-from agentsgym.agents.kv_cache import CachedRows, GrowingLayer, Place, growing_layer, holds_states
+from agentsgym.agents.policy.attention import grouped_attention
+from agentsgym.agents.policy.kv_cache import CachedRows, GrowingLayer, Place, growing_layer, holds_states
 
 # What models call the cache, as an argument and in their output alike.
 _CACHE_NAMES = ("past_key_values", "cache_params", "state", "past_buckets_states")
@@ -21,11 +21,11 @@ _WIDTH_WORTH_SPLITTING = 64  # columns
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class Held:
-    """What a cache holds of one conversation.
+class CachedPrefix:
+    """The beginning of one conversation that a cache holds.
 
     Attributes:
-        rows: The cache; None if nothing is held.
+        rows: The cache; None if nothing is cached.
         row: The conversation's row in it.
         ids: The cached ids.
     """
@@ -35,15 +35,15 @@ class Held:
     ids: list[int] = field(default_factory=list[int])
 
     def drop(self) -> None:
-        """Hold nothing."""
+        """Forget what is cached."""
         self.rows, self.ids = None, []
 
     def place(self, length: int) -> Place | None:
-        """Where the first ``length`` ids are cached."""
+        """Say where the first ``length`` ids are cached."""
         return Place(self.rows, self.row, self.rows.starts[self.row], length) if self.rows and length else None
 
     def num_shared(self, prompt: Sequence[int]) -> int:
-        """How many ids the cache has in common with ``prompt`` from its start, the prompt's last left out."""
+        """Count the ids that the cache has in common with ``prompt`` from its start, the prompt's last left out."""
         length = min(len(self.ids), len(prompt) - 1)
         if self.rows is None or list(prompt[:length]) == self.ids[:length]:
             return length
@@ -60,7 +60,7 @@ class Forward:
 
         Args:
             model: Says what it takes.
-            call: What is called in its stead; by default the model.
+            call: Called instead; by default the model.
             grouped: Spare the copies for grouped heads where several tokens are run.
         """
         unwrapped: Any = model
@@ -80,7 +80,7 @@ class Forward:
             return self.call(input_ids=torch.tensor(ids, device=self.device), **taken)
 
     def new_cache(self) -> DynamicCache:
-        """A cache of growing layers.
+        """Make a cache of growing layers.
 
         Raises:
             NotImplementedError: There is none for some layer of the model.
@@ -91,14 +91,14 @@ class Forward:
 
     @property
     def cache_name(self) -> str:
-        """What the model calls a cache that is given to it."""
+        """The argument by which the model takes a cache."""
         for name in ("past_key_values", "cache_params"):
             if name in self.takes:
                 return name
         raise NotImplementedError(f"{self.name} takes no cache")
 
 
-class Batch(ABC):
+class Decoder(ABC):
     """Conversations whose next tokens are sampled together.
 
     Attributes:
@@ -116,7 +116,7 @@ class Batch(ABC):
         """Run one more token of the conversations in ``tokens``, closing all others, and return the next logits."""
 
 
-class KeptBatch(Batch):
+class BatchedDecoder(Decoder):
     """All conversations at once, their caches kept for the next turn.
 
     Where a prompt brings fewer new tokens than another, its last cached ones are run again in place of padding, so
@@ -125,28 +125,33 @@ class KeptBatch(Batch):
     """
 
     def __init__(
-        self, held: Sequence[Held], prompts: Sequence[Sequence[int]], *, forward: Forward, one_by_one: bool = False
+        self,
+        prefixes: Sequence[CachedPrefix],
+        prompts: Sequence[Sequence[int]],
+        *,
+        forward: Forward,
+        one_by_one: bool = False,
     ) -> None:
         """Set up; nothing is run.
 
         Args:
-            held: What is cached of each conversation; kept up to date.
+            prefixes: What is cached of each conversation; kept up to date.
             prompts: Its prompt, to be continued.
             forward: The model.
             one_by_one: Run new tokens that follow a cached state one at a time (some models only start a chunk anew).
         """
-        self.forward, self.held, self.prompts = forward, held, prompts
+        self.forward, self.prefixes, self.prompts = forward, prefixes, prompts
         layers = forward.new_cache().layers
         self.has_states = any(holds_states(layer) for layer in layers)
         self.has_columns = any(isinstance(layer, GrowingLayer) for layer in layers)
         self.one_by_one = one_by_one
-        self.indices = list(range(len(held)))
+        self.indices = list(range(len(prefixes)))
         self.num_shared = [self._num_shared(index) for index in self.indices]
 
     def _num_shared(self, index: int) -> int:
-        held, prompt = self.held[index], self.prompts[index]
-        num_shared = held.num_shared(prompt)
-        return 0 if self.has_states and num_shared < len(held.ids) else num_shared
+        prefix, prompt = self.prefixes[index], self.prompts[index]
+        num_shared = prefix.num_shared(prompt)
+        return 0 if self.has_states and num_shared < len(prefix.ids) else num_shared
 
     def prefill(self) -> torch.Tensor:
         """Run what is new, in as few forward passes as is right, and return the last logits, (N, V)."""
@@ -167,7 +172,7 @@ class KeptBatch(Batch):
             self._line_up([index for index in self.indices if index in tokens])
         logits = self._run([[tokens.get(index, 0)] for index in self.indices])
         for index, token in tokens.items():
-            self.held[index].ids.append(token)
+            self.prefixes[index].ids.append(token)
         return logits
 
     def _groups(self) -> list[list[int]]:
@@ -201,7 +206,7 @@ class KeptBatch(Batch):
         padding = [width - len(piece) for piece in pieces]
         logits = self._run([[0] * count + list(piece) for count, piece in zip(padding, pieces, strict=True)], padding)
         for index in group:
-            self.held[index].ids = list(self.prompts[index])
+            self.prefixes[index].ids = list(self.prompts[index])
         return logits
 
     def _step_in(self, group: list[int], width: int) -> torch.Tensor:
@@ -215,20 +220,20 @@ class KeptBatch(Batch):
                 self._line_up(active)
             logits = self._run([[self.prompts[index][-num_left]] for index in active])
             for index in active:
-                self.held[index].ids.append(self.prompts[index][-num_left])
+                self.prefixes[index].ids.append(self.prompts[index][-num_left])
         return logits
 
     def _line_up(self, indices: list[int], lengths: Sequence[int] | None = None) -> None:
         """Bring the first ``lengths`` cached tokens (all by default) of these conversations together in one cache."""
-        lengths = lengths or [len(self.held[index].ids) for index in indices]
-        places = [self.held[index].place(length) for index, length in zip(indices, lengths, strict=True)]
+        lengths = lengths or [len(self.prefixes[index].ids) for index in indices]
+        places = [self.prefixes[index].place(length) for index, length in zip(indices, lengths, strict=True)]
         rows = _all_rows_of_one_cache(places)
         if rows is None:
             rows = CachedRows(self.forward.new_cache, places, self.forward.device)
         else:
             rows.shift([place for place in places if place])
         for row, index in enumerate(indices):
-            self.held[index].rows, self.held[index].row = rows, row
+            self.prefixes[index].rows, self.prefixes[index].row = rows, row
         self.rows, self.indices = rows, indices
 
     def _run(self, ids: list[list[int]], padding: list[int] | None = None) -> torch.Tensor:
@@ -248,7 +253,7 @@ def _all_rows_of_one_cache(places: Sequence[Place | None]) -> CachedRows | None:
     return first.rows if in_order else None
 
 
-class LoneBatch(Batch):
+class SequentialDecoder(Decoder):
     """One conversation by itself, prefilled from the start: no padding, and the model's own cache, if any."""
 
     def __init__(self, index: int, prompt: Sequence[int], *, forward: Forward, with_cache: bool) -> None:

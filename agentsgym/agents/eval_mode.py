@@ -1,4 +1,4 @@
-"""Evaluation mode for a while: sampling and scoring want no dropout and no gradient checkpointing."""
+"""Run a model in evaluation mode for a while: sampling and scoring need it without dropout or checkpointing."""
 
 from __future__ import annotations
 

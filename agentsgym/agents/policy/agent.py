@@ -1,4 +1,4 @@
-"""The policy in training as an agent: batched sampling on transformers, the cache kept across turns."""
+"""Play the policy in training as an agent: batched sampling on transformers, the cache kept across turns."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentsgym.agents.base import Agent
-from agentsgym.agents.decoding import Batch, Held
-from agentsgym.agents.modes import evaluation_mode
-from agentsgym.agents.probing import fastest_way
-from agentsgym.agents.sampling import Sampler, Sampling, StopText, seen_tokens
-from agentsgym.agents.stopping import stop_token_ids
+from agentsgym.agents.eval_mode import evaluation_mode
+from agentsgym.agents.policy.decoding import CachedPrefix, Decoder
+from agentsgym.agents.policy.decoding_strategy import select_strategy
+from agentsgym.agents.policy.sampling import Sampler, SamplingParams, StopText, seen_tokens
+from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
+from agentsgym.agents.stop_tokens import stop_token_ids
+from agentsgym.agents.trained import BatchStart
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, TurnRequest
 
-__all__ = ["DEFAULT_TURN_TOKENS", "PolicyAgent", "Sampling"]
+__all__ = ["DEFAULT_TURN_TOKENS", "PolicyAgent", "SamplingParams"]
 DEFAULT_TURN_TOKENS = 256
 
 
 @dataclass(eq=False, slots=True)
-class _Conversation:
-    """One conversation: its own random draws, what the cache holds of it, and what is sampled in this turn."""
+class _SamplingState:
+    """State of one conversation: its own generator, what of it is cached, and what is sampled in this turn."""
 
-    draws: random.Random
-    held: Held = field(default_factory=Held)
+    rng: random.Random
+    prefix: CachedPrefix = field(default_factory=CachedPrefix)
     sampled: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     limit: int = 0
@@ -51,19 +53,26 @@ class PolicyAgent(Agent):
     Each turn costs one prefill of the new observation and one forward pass a token: history stays in the cache as
     long as its prompt goes on from it; a prompt that was rewritten is run from where it differs. Weights that changed
     since the last turn make everything be run again. A model whose cache cannot be kept is prefilled at each turn,
-    with a word in the log; one that cannot be sampled rightly is refused at the first turn.
+    with a warning; a model that cannot be sampled exactly raises ``ConfigError`` at the first turn.
 
     Each conversation draws from a generator of its own, so that what it says depends neither on which others are live
     nor on their order in a batch, rounding aside. The log-probabilities are those of the sampling distribution at
     ``temperature``, before ``top_k``, ``top_p``, ``min_p`` or the repetition penalty cut anything.
+
+    Rows of the embedding beyond the tokenizer's ids (Qwen3 has 267 of them) are never sampled, and the
+    log-probabilities are those of the distribution without them. A softmax over all rows, as the loss computes it,
+    gives ones that are lower by ``-log(1 - p)``, with ``p`` the probability of those rows together: next to nothing
+    for a trained model, and part of what :func:`agentsgym.training.drift.logprob_gap` measures.
     """
+
+    logprobs_are_of_trained_weights = True
 
     def __init__(
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        sampling: Sampling | None = None,
+        sampling: SamplingParams | None = None,
         seed: int = 0,
         max_turn_tokens: int = DEFAULT_TURN_TOKENS,
         context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
@@ -79,21 +88,29 @@ class PolicyAgent(Agent):
             context: Entered around the forward passes of each turn (autocast, for example).
 
         Raises:
-            ConfigError: The model is no decoder-only model.
+            ConfigError: The model is no decoder-only model, or has fewer rows than the tokenizer has ids.
+            TemplateError: The chat template does not allow exact tokens.
         """
         if model.config.is_encoder_decoder:
             raise ConfigError(f"PolicyAgent needs a decoder-only model, got {type(model).__name__}")
         self.model, self.tokenizer = model, tokenizer
-        self.sampling = sampling or Sampling()
+        self.sampling = sampling or SamplingParams()
         self.max_turn_tokens = max_turn_tokens
         self.stop_token_ids = stop_token_ids(model, tokenizer)
         self._context = context
         self._forward: Callable[..., Any] = model  # what is called; a subclass may put something around it
-        self._sampler = Sampler(self.sampling)
+        self._sampler = Sampler(self.sampling, shared_vocabulary_size(model, tokenizer))
         self._stop_text = StopText(self.sampling.stop, lambda ids: str(tokenizer.decode(list(ids))))
-        self._held: WeakSet[Held] = WeakSet()
+        self._prefixes: WeakSet[CachedPrefix] = WeakSet()
         self._weights: list[tuple[int, int]] = []
         self.reseed(seed)
+
+    def prepare(self, start: BatchStart) -> None:
+        """Give the sessions of a generation batch their draws."""
+        self.reseed(*start.seed_parts, first=start.first_session, sessions=start.session_ids)
+
+    def weights_changed(self) -> None:
+        """Do nothing: the weights that are sampled are the model's own, and caches are checked at every call."""
 
     def reseed(self, *parts: object, first: int = 0, sessions: Sequence[str] = ()) -> None:
         """Give conversations that begin from now on draws derived from ``parts`` and the number of their session.
@@ -108,7 +125,7 @@ class PolicyAgent(Agent):
                 these, as they come.
         """
         self._seed_parts, self._next_number = parts, first + len(sessions)
-        self._begun = {session: (number, 0) for number, session in enumerate(sessions, first)}
+        self._started = {session: (number, 0) for number, session in enumerate(sessions, first)}
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
         """Sample one turn of every session.
@@ -120,41 +137,41 @@ class PolicyAgent(Agent):
             return []
         if not all(request.token_ids for request in requests):
             raise ConfigError("a PolicyAgent needs an environment with a tokenizer: it reads token ids, not text")
-        number, begun = self._next_number, dict(self._begun)
-        conversations = [self._conversation(request) for request in requests]
-        states = [conversation.draws.getstate() for conversation in conversations]
+        number, started = self._next_number, dict(self._started)
+        states = [self._state(request) for request in requests]
+        draws = [state.rng.getstate() for state in states]
         try:
             with self._inference():
-                self._sample(conversations, requests)
+                self._sample(states, requests)
         except Exception:
             self._forget()  # a forward pass that broke may have left the cache half written
-            self._next_number, self._begun = number, begun  # asked again, the same is drawn
-            for conversation, state in zip(conversations, states, strict=True):
-                conversation.draws.setstate(state)
+            self._next_number, self._started = number, started  # called again, it draws the same
+            for state, drawn in zip(states, draws, strict=True):
+                state.rng.setstate(drawn)
             raise
-        return [self._action(conversation) for conversation in conversations]
+        return [self._action(state) for state in states]
 
     def finish(self) -> None:
         """Drop the caches; the sessions are over."""
         self._forget()
-        self._begun.clear()
+        self._started.clear()
 
     def _forget(self) -> None:
-        for held in self._held:
-            held.drop()
+        for prefix in self._prefixes:
+            prefix.drop()
 
-    def _conversation(self, request: TurnRequest) -> _Conversation:
-        conversation = request.agent_state
-        if not isinstance(conversation, _Conversation) or conversation.held not in self._held:
-            conversation = _Conversation(self._draws(request.session_id))
-        self._held.add(conversation.held)
-        conversation.begin(self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens)
-        return conversation
+    def _state(self, request: TurnRequest) -> _SamplingState:
+        state = request.agent_state
+        if not isinstance(state, _SamplingState) or state.prefix not in self._prefixes:
+            state = _SamplingState(self._new_rng(request.session_id))
+        self._prefixes.add(state.prefix)
+        state.begin(self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens)
+        return state
 
-    def _draws(self, session_id: str) -> random.Random:
-        number, count = self._begun.get(session_id, (self._next_number, 0))
+    def _new_rng(self, session_id: str) -> random.Random:
+        number, count = self._started.get(session_id, (self._next_number, 0))
         self._next_number = max(self._next_number, number + 1)
-        self._begun[session_id] = number, count + 1
+        self._started[session_id] = number, count + 1
         return random.Random(derive_seed("policy", *self._seed_parts, number, *([count] if count else [])))
 
     @contextlib.contextmanager
@@ -164,52 +181,52 @@ class PolicyAgent(Agent):
         with evaluation_mode(self.model), torch.no_grad(), self._context():
             yield
 
-    def _sample(self, conversations: list[_Conversation], requests: Sequence[TurnRequest]) -> None:
+    def _sample(self, states: list[_SamplingState], requests: Sequence[TurnRequest]) -> None:
         if self._weights != self._versions():
             self._forget()
-        way = fastest_way(self.model, self._forward)
+        strategy = select_strategy(self.model, self._forward)
         prompts = [request.token_ids for request in requests]
-        for batch in way([one.held for one in conversations], prompts):
-            self._sample_batch(batch, conversations, prompts)
+        for decoder in strategy([state.prefix for state in states], prompts):
+            self._sample_from(decoder, states, prompts)
         self._weights = self._versions()  # taken last, since a sharded model may leave some weights gathered
 
     def _versions(self) -> list[tuple[int, int]]:
         return [_version(parameter) for parameter in self.model.parameters()]
 
-    def _sample_batch(self, batch: Batch, conversations: list[_Conversation], prompts: list[Sequence[int]]) -> None:
-        logits = batch.prefill()
+    def _sample_from(self, decoder: Decoder, states: list[_SamplingState], prompts: list[Sequence[int]]) -> None:
+        logits = decoder.prefill()
         seen = seen_tokens(prompts, logits) if self._sampler.needs_contexts else None
         while True:
-            live = [conversations[index] for index in batch.indices]
-            uniforms = [one.draws.random() if one.is_open else 0.0 for one in live]
-            tokens, logprobs = self._sampler.draw(logits, uniforms, None if seen is None else seen[batch.indices])
+            live = [states[index] for index in decoder.indices]
+            uniforms = [one.rng.random() if one.is_open else 0.0 for one in live]
+            tokens, logprobs = self._sampler.draw(logits, uniforms, None if seen is None else seen[decoder.indices])
             fed: dict[int, int] = {}
-            for index, one, token, logprob in zip(batch.indices, live, tokens, logprobs, strict=True):
+            for index, one, token, logprob in zip(decoder.indices, live, tokens, logprobs, strict=True):
                 if one.is_open:
-                    self._hear(one, token, logprob)
+                    self._append_token(one, token, logprob)
                     if one.is_open:
                         fed[index] = token
             if not fed:
                 return
             if seen is not None:
                 seen[list(fed), list(fed.values())] = True
-            logits = batch.extend(fed)
+            logits = decoder.extend(fed)
 
-    def _hear(self, conversation: _Conversation, token: int, logprob: float) -> None:
-        conversation.sampled.append(token)
-        conversation.logprobs.append(logprob)
-        conversation.stopped = token in self.stop_token_ids or self._stop_text.completed_by_last(conversation.sampled)
+    def _append_token(self, state: _SamplingState, token: int, logprob: float) -> None:
+        state.sampled.append(token)
+        state.logprobs.append(logprob)
+        state.stopped = token in self.stop_token_ids or self._stop_text.completed_by_last(state.sampled)
 
-    def _action(self, conversation: _Conversation) -> Action:
-        ids = conversation.sampled
-        ended = conversation.stopped and ids[-1] in self.stop_token_ids
+    def _action(self, state: _SamplingState) -> Action:
+        ids = state.sampled
+        ended = state.stopped and ids[-1] in self.stop_token_ids
         text = str(self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True))
         return Action(
             text=self._stop_text.before(text),
             token_ids=ids,
-            logprobs=conversation.logprobs,
-            agent_state=conversation,
-            finish_reason="stop" if conversation.stopped else "length",
+            logprobs=state.logprobs,
+            agent_state=state,
+            finish_reason="stop" if state.stopped else "length",
         )
 
 

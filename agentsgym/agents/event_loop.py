@@ -1,7 +1,8 @@
-"""One event loop for every agent that answers with coroutines, on a thread of its own.
+"""Run every agent that answers with coroutines on one event loop, on a thread of its own.
 
 It lives as long as the process, so that what an agent keeps between rollouts (an HTTP client, a lock) stays bound to a
-loop that is open, and it can be waited for from any thread, also one whose own loop is running, as in a notebook.
+loop that is open, and it can be waited for from any thread, also one whose own loop is running, as in a notebook. When
+it is stopped, its tasks end first: one that is destroyed half done would be reported on stderr as the process exits.
 """
 
 from __future__ import annotations
@@ -10,26 +11,39 @@ import asyncio
 import atexit
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_CLOSING_S = 0.2  # how long tasks, such as connections that close, may go on once the loop is to stop
+_CANCELLING_S = 0.5  # how long they may take to end once they are cancelled
+
 
 class LoopThread(threading.Thread):
-    """A thread that runs an event loop until it is told to stop."""
+    """A thread that runs an event loop until it is told to stop.
+
+    Attributes:
+        loop: The loop.
+        is_stopping: Whether it was told to stop, as the process exits.
+    """
 
     def __init__(self) -> None:
         super().__init__(name="agentsgym-agents", daemon=True)
         self.loop = asyncio.new_event_loop()
+        self.is_stopping = False
 
     def run(self) -> None:
-        """Serve the loop."""
+        """Serve the loop, then end its tasks."""
         asyncio.set_event_loop(self.loop)
-        while not self._serve():
+        while not self._run_until_stopped():
             pass
+        with suppress(SystemExit, KeyboardInterrupt):
+            self.loop.run_until_complete(_end_tasks())
 
-    def _serve(self) -> bool:
-        """Whether the loop was told to stop: a coroutine that raises SystemExit ends it too, and does so elsewhere."""
+    def _run_until_stopped(self) -> bool:
+        """Run the loop; False if a coroutine raised SystemExit, which ends the loop too and is raised elsewhere."""
         try:
             self.loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
@@ -38,11 +52,23 @@ class LoopThread(threading.Thread):
 
     def stop(self) -> None:
         """End the loop and the thread; a coroutine that blocks keeps both alive for what is left of the process."""
+        self.is_stopping = True
         if self.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.join(timeout=1.0)
         if not self.is_alive():
             self.loop.close()
+
+
+async def _end_tasks() -> None:
+    """Let the other tasks of the running loop end, and cancel those that do not."""
+    for limit_s, is_cancelling in ((_CLOSING_S, False), (_CANCELLING_S, True)):
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks if is_cancelling else ():
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=limit_s)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 _lock = threading.Lock()
@@ -63,7 +89,7 @@ def agents_loop() -> asyncio.AbstractEventLoop:
 
 
 def is_on_agents_loop() -> bool:
-    """Whether this is the thread that runs :func:`agents_loop`: to wait here for a coroutine on it takes forever."""
+    """Whether this is the thread that runs :func:`agents_loop`: waiting here for one of its coroutines never ends."""
     return threading.current_thread() is _thread
 
 
@@ -74,11 +100,16 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
         RuntimeError: It is called on the loop itself, which would wait for itself forever.
     """
     loop = agents_loop()
+    thread = _thread
     if is_on_agents_loop():
         coroutine.close()
         raise RuntimeError("an agent's coroutine must await another agent's aact, not call its act or get_action")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result()
+    except CancelledError:
+        if thread is not None and thread.is_stopping:
+            raise SystemExit from None  # the process exits: a thread that still waits here ends without a traceback
+        raise
     finally:
-        future.cancel()  # of use where the waiting was interrupted
+        future.cancel()  # matters where the waiting was interrupted

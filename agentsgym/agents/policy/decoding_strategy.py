@@ -1,8 +1,9 @@
-"""Which way of running a model token by token is right for it, from the fastest.
+"""Select how to run a model token by token: the fastest strategy that is right for it.
 
 Transformers' models differ in what a batch of uneven conversations does to them: padding, several new tokens after a
-cached state, positions. None of that is declared anywhere, so the first use of a model runs short made-up
-conversations each way, and compares with one forward pass over the whole row, which is what training computes.
+cached state, positions. None of that is declared anywhere, so the first use of a model checks the strategies:
+it runs short made-up conversations by each, and compares with one forward pass over the whole row, which is what
+training computes.
 """
 
 from __future__ import annotations
@@ -16,45 +17,45 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from agentsgym.agents.attention import has_grouped_sdpa
-from agentsgym.agents.decoding import Batch, Forward, Held, KeptBatch, LoneBatch
+from agentsgym.agents.policy.attention import has_grouped_sdpa
+from agentsgym.agents.policy.decoding import BatchedDecoder, CachedPrefix, Decoder, Forward, SequentialDecoder
 from agentsgym.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# Makes, of what is held of the conversations and their prompts, batches to be sampled one after another.
-Way = Callable[[Sequence[Held], Sequence[Sequence[int]]], Iterator[Batch]]
+# Makes, of the cached prefixes of the conversations and their prompts, decoders to be sampled from one after another.
+DecodingStrategy = Callable[[Sequence[CachedPrefix], Sequence[Sequence[int]]], Iterator[Decoder]]
 
 
-def _together(
-    held: Sequence[Held], prompts: Sequence[Sequence[int]], *, forward: Forward, one_by_one: bool = False
-) -> Iterator[Batch]:
-    yield KeptBatch(held, prompts, forward=forward, one_by_one=one_by_one)
+def _batched(
+    prefixes: Sequence[CachedPrefix], prompts: Sequence[Sequence[int]], *, forward: Forward, one_by_one: bool = False
+) -> Iterator[Decoder]:
+    yield BatchedDecoder(prefixes, prompts, forward=forward, one_by_one=one_by_one)
 
 
-def _alone(
-    _held: Sequence[Held], prompts: Sequence[Sequence[int]], *, forward: Forward, with_cache: bool
-) -> Iterator[Batch]:
+def _sequential(
+    _prefixes: Sequence[CachedPrefix], prompts: Sequence[Sequence[int]], *, forward: Forward, with_cache: bool
+) -> Iterator[Decoder]:
     for index, prompt in enumerate(prompts):
-        yield LoneBatch(index, prompt, forward=forward, with_cache=with_cache)
+        yield SequentialDecoder(index, prompt, forward=forward, with_cache=with_cache)
 
 
-_WAYS: dict[str, Callable[..., Iterator[Batch]]] = {
-    "kept": _together,
-    "kept, new tokens one at a time": functools.partial(_together, one_by_one=True),
-    "prefilled again each turn, one conversation at a time": functools.partial(_alone, with_cache=True),
-    "run again for each token, one conversation at a time": functools.partial(_alone, with_cache=False),
+_STRATEGIES: dict[str, Callable[..., Iterator[Decoder]]] = {
+    "kept": _batched,
+    "kept, new tokens one at a time": functools.partial(_batched, one_by_one=True),
+    "prefilled again each turn, one conversation at a time": functools.partial(_sequential, with_cache=True),
+    "run again for each token, one conversation at a time": functools.partial(_sequential, with_cache=False),
 }
-# Of each model: which way, and whether copies for grouped heads are spared.
+# Of each model: which strategy, and whether copies for grouped heads are spared.
 _chosen: WeakKeyDictionary[PreTrainedModel, tuple[str, bool]] = WeakKeyDictionary()
 
 
-def fastest_way(model: PreTrainedModel, call: Callable[..., Any] | None = None) -> Way:
-    """Find the fastest way that gives the logits of a forward pass over the whole row; once a model.
+def select_strategy(model: PreTrainedModel, call: Callable[..., Any] | None = None) -> DecodingStrategy:
+    """Find the fastest strategy that gives the logits of a forward pass over the whole row; once a model.
 
     Args:
         model: The model.
-        call: What is called in its stead; by default the model.
+        call: Called instead; by default the model.
 
     Raises:
         ConfigError: None does.
@@ -63,17 +64,17 @@ def fastest_way(model: PreTrainedModel, call: Callable[..., Any] | None = None) 
     if model not in _chosen:
         _chosen[model] = _choose(forward)
     name, forward.grouped = _chosen[model]
-    return functools.partial(_WAYS[name], forward=forward)
+    return functools.partial(_STRATEGIES[name], forward=forward)
 
 
 def _choose(forward: Forward) -> tuple[str, bool]:
     reasons: list[str] = []
-    for name in _WAYS:
+    for name in _STRATEGIES:
         reason = _reason_against(name, forward)
         if reason is None:
             if reasons:
                 logger.warning("the cache of %s is %s, since: %s", forward.name, name, "; ".join(reasons))
-            # Only the first way runs chunks after a cache under a mask.
+            # Only the first strategy runs chunks after a cache under a mask.
             grouped = Forward(forward.model, forward.call, grouped=not reasons and has_grouped_sdpa(forward.model))
             return name, grouped.grouped and _reason_against(name, grouped) is None
         reasons.append(reason)
@@ -84,9 +85,9 @@ def _choose(forward: Forward) -> tuple[str, bool]:
 
 
 def _reason_against(name: str, forward: Forward) -> str | None:
-    """What is wrong with running the model this way; None if nothing is."""
+    """Say what is wrong with running the model by this strategy; None if nothing is."""
     try:
-        error = _error(forward, functools.partial(_WAYS[name], forward=forward))
+        error = _error(forward, functools.partial(_STRATEGIES[name], forward=forward))
     except torch.OutOfMemoryError:
         raise
     except Exception as raised:  # noqa: BLE001  # the model's code, which says in its own words what it cannot do
@@ -100,40 +101,42 @@ def _reason_against(name: str, forward: Forward) -> str | None:
 _PROBES = ((5, 3, 3, 3), (2, 1, 8, 2), (9, 2, 1, 3), (3, 3, 2, 3))
 
 
-def _error(forward: Forward, way: Way) -> float:
-    """How far the logits are from those of a forward pass over the whole row, in made-up conversations."""
+def _error(forward: Forward, strategy: DecodingStrategy) -> float:
+    """Measure how far the logits are from those of a forward pass over the whole row, in made-up conversations."""
     vocabulary_size = forward.model.config.get_text_config().vocab_size
     rows = [
         [(7919 * n * n + 31 * row + 13) % vocabulary_size for n in range(sum(probe))]
         for row, probe in enumerate(_PROBES)
     ]
-    wanted = [forward([ids], use_cache=False).logits[0].float() for ids in rows]  # (T, V) each
-    held = [Held() for _ in rows]
+    expected = [forward([ids], use_cache=False).logits[0].float() for ids in rows]  # (T, V) each
+    prefixes = [CachedPrefix() for _ in rows]
     errors: list[torch.Tensor] = []
     for turn in (0, 2):
         places = [sum(probe[: turn + 1]) for probe in _PROBES]  # how much of each row has been run
         stops = [sum(probe[: turn + 2]) for probe in _PROBES]
-        for batch in way(held, [ids[:place] for ids, place in zip(rows, places, strict=True)]):
-            logits = batch.prefill()
+        for decoder in strategy(prefixes, [ids[:place] for ids, place in zip(rows, places, strict=True)]):
+            logits = decoder.prefill()
             while True:
                 errors += [
-                    _distance(given, wanted[index][places[index] - 1])
-                    for index, given in zip(batch.indices, logits.float(), strict=True)
+                    _distance(given, expected[index][places[index] - 1])
+                    for index, given in zip(decoder.indices, logits.float(), strict=True)
                     if places[index] < stops[index]
                 ]
-                fed = {index: rows[index][places[index]] for index in batch.indices if places[index] < stops[index] - 1}
+                fed = {
+                    index: rows[index][places[index]] for index in decoder.indices if places[index] < stops[index] - 1
+                }
                 if not fed:
                     break
-                for index in batch.indices:
+                for index in decoder.indices:
                     places[index] += 1
-                logits = batch.extend(fed)
+                logits = decoder.extend(fed)
     # Coarse rounding alone can send a token to another expert here and there; what is wrong is wrong more often.
     return float(torch.stack(errors).quantile(0.75 if _rounding(forward) > 1e-4 else 1.0))
 
 
-def _distance(given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def _distance(given: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """The largest difference of two rows of logits, (V,), in units of their spread."""
-    return ((given - wanted).abs().max() / (wanted - wanted.mean()).abs().max()).nan_to_num(torch.inf)
+    return ((given - expected).abs().max() / (expected - expected.mean()).abs().max()).nan_to_num(torch.inf)
 
 
 def _rounding(forward: Forward) -> float:

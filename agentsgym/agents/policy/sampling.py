@@ -1,4 +1,4 @@
-"""How tokens are drawn from logits, and which text ends a turn."""
+"""Draw tokens from logits, and end a turn at a text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from agentsgym.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How tokens are drawn; the fields mean what they mean in transformers and TRL.
+class SamplingParams:
+    """Settings of sampling; the fields mean what they mean in transformers and TRL.
 
     Attributes:
         temperature: Divides the logits; 0 takes the likeliest token.
         top_k: Draw among the k likeliest tokens; 0 for all.
         top_p: Draw among the likeliest tokens that hold this much probability.
-        min_p: Draw among tokens at least this share as likely as the likeliest; None for all.
+        min_p: Draw among tokens at least this fraction as likely as the likeliest; None for all.
         repetition_penalty: Above 1, tokens that the context holds become less likely.
         stop: A turn ends with the token that completes one of these strings in the text of the turn; the answer's
             text ends before it, its token ids do not.
@@ -34,7 +34,7 @@ class Sampling:
     stop: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        rules: list[tuple[str, bool, str]] = [
+        expectations: list[tuple[str, bool, str]] = [
             ("temperature", self.temperature >= 0, "a non-negative number"),
             ("top_k", self.top_k >= 0 and self.top_k % 1 == 0, "0 or a positive whole number"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
@@ -42,12 +42,12 @@ class Sampling:
             ("repetition_penalty", self.repetition_penalty > 0, "a positive number"),
             ("stop", not isinstance(self.stop, str) and all(self.stop), "a sequence of non-empty strings"),
         ]
-        for name, is_right, wanted in rules:
-            if not is_right:
-                raise ConfigError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
+        for name, is_met, expected in expectations:
+            if not is_met:
+                raise ConfigError(f"{name} must be {expected}, got {getattr(self, name)!r}")
 
     def processors(self) -> LogitsProcessorList:
-        """What cuts the distribution, in TRL's order, after the temperature."""
+        """Make what cuts the distribution, in TRL's order, after the temperature."""
         processors = LogitsProcessorList()
         if self.top_k:
             processors.append(TopKLogitsWarper(self.top_k))
@@ -61,7 +61,14 @@ class Sampling:
 class Sampler:
     """Draws tokens, one uniform number a token."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: SamplingParams, vocabulary_size: int | None = None) -> None:
+        """Set up; nothing is drawn.
+
+        Args:
+            sampling: How tokens are drawn.
+            vocabulary_size: Only smaller ids are drawn; None for all that there are logits of.
+        """
+        self.vocabulary_size = vocabulary_size
         self.temperature, self.penalty = sampling.temperature, sampling.repetition_penalty
         self._cuts: Any = sampling.processors()
 
@@ -75,6 +82,9 @@ class Sampler:
     ) -> tuple[list[int], list[float]]:
         """Draw one token a row.
 
+        Ids that the tokenizer does not know have no part in it: their probability is 0, and what they would have had is
+        spread over the others. The log-probabilities are of that distribution.
+
         Args:
             logits: (N, V).
             uniforms: One number in [0, 1) a row.
@@ -83,21 +93,23 @@ class Sampler:
         Returns:
             The tokens, and their log-probabilities at the temperature before anything is cut, both of length N.
         """
-        scores = logits.float()
+        scores = logits[:, : self.vocabulary_size].float()
         if self.temperature > 0 and self.temperature != 1:
             scores = scores / self.temperature
         logprobs = scores.log_softmax(-1)
-        drawn = self._choose(scores if seen is None else penalized(scores, seen, self.penalty), uniforms)
+        if seen is not None:
+            scores = penalized(scores, seen[:, : self.vocabulary_size], self.penalty)
+        drawn = self._choose(scores, uniforms)
         return drawn[:, 0].tolist(), logprobs.gather(1, drawn)[:, 0].tolist()
 
     def _choose(self, scores: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
         if self.temperature == 0:
             return scores.argmax(-1, keepdim=True)
-        return invert(self._cuts(None, scores).softmax(-1), uniforms)
+        return inverse_transform_sample(self._cuts(None, scores).softmax(-1), uniforms)
 
 
-def invert(probabilities: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
-    """The first token whose cumulative probability exceeds u times the total: inverse transform sampling.
+def inverse_transform_sample(probabilities: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+    """Take the first token whose cumulative probability exceeds u times the total.
 
     Summed in double precision: in single precision, the sums over a large vocabulary lose the unlikely tokens. A
     token of probability 0 adds nothing and so is never the first.
@@ -110,8 +122,8 @@ def invert(probabilities: torch.Tensor, uniforms: Sequence[float]) -> torch.Tens
         (N, 1).
     """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    share = torch.tensor(uniforms, dtype=torch.float64, device=probabilities.device)[:, None]
-    return torch.searchsorted(cumulative, share * cumulative[:, -1:], right=True)
+    fraction = torch.tensor(uniforms, dtype=torch.float64, device=probabilities.device)[:, None]
+    return torch.searchsorted(cumulative, fraction * cumulative[:, -1:], right=True)
 
 
 def penalized(scores: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
@@ -126,7 +138,7 @@ def penalized(scores: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch
 
 
 def seen_tokens(contexts: Sequence[Sequence[int]], logits: torch.Tensor) -> torch.Tensor:
-    """Which tokens each of N contexts holds, bool, (N, V), with V and the device of ``logits``."""
+    """Mark the tokens that each of N contexts holds, bool, (N, V), with V and the device of ``logits``."""
     seen = torch.zeros(len(contexts), logits.shape[-1], dtype=torch.bool, device=logits.device)
     for row, context in zip(seen, contexts, strict=True):
         row[torch.tensor(context, device=logits.device)] = True
@@ -152,5 +164,5 @@ class StopText:
         return any(stop in text for stop in self.stop)
 
     def before(self, text: str) -> str:
-        """The text up to the first stop string."""
+        """Cut a text off in front of its first stop string."""
         return text[: min((place for stop in self.stop if (place := text.find(stop)) >= 0), default=len(text))]

@@ -27,7 +27,7 @@ _SPARE_COLUMNS = 64
 
 
 class Place(NamedTuple):
-    """Where a conversation is cached: columns ``[start, start + length)`` of a row."""
+    """The place where a conversation is cached: columns ``[start, start + length)`` of a row."""
 
     rows: CachedRows
     row: int
@@ -62,13 +62,13 @@ class GrowingLayer(DynamicLayer):
         return self.keys[:, :, first:stop], self.values[:, :, first:stop]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many columns the new queries may attend to, and the first of them."""
+        """Count the columns that the new queries may attend to, and name the first of them."""
         length = self.num_columns + query_length
         visible = length if self.sliding_window is None else min(length, self.sliding_window - 1 + query_length)
         return visible, length - visible
 
     def get_seq_length(self) -> int:
-        """How many columns are written."""
+        """Count the columns that are written."""
         return self.num_columns
 
     def take(self, layers: Sequence[GrowingLayer], places: Sequence[Place], num_columns: int) -> None:
@@ -147,15 +147,15 @@ class CachedRows:
         """Line up conversations: copy their places into a new cache; None for one that has none yet."""
         self.cache = new_cache()
         self._device = device
-        held = [place or Place(self, row, 0, 0) for row, place in enumerate(places)]
-        self.num_columns = max(place.length for place in held)
+        known = [place or Place(self, row, 0, 0) for row, place in enumerate(places)]
+        self.num_columns = max(place.length for place in known)
         for number, layer in enumerate(self.cache.layers):
-            layers: list[Any] = [place.rows.cache.layers[number] for place in held]
+            layers: list[Any] = [place.rows.cache.layers[number] for place in known]
             if isinstance(layer, GrowingLayer):
-                layer.take(layers, held, self.num_columns)
+                layer.take(layers, known, self.num_columns)
             if holds_states(layer) and all(places):
-                _take_states(layer, layers, held)
-        self._set_starts([self.num_columns - place.length for place in held])
+                _take_states(layer, layers, known)
+        self._set_starts([self.num_columns - place.length for place in known])
 
     def shift(self, places: Sequence[Place]) -> None:
         """Line up the places of this very cache, one a row in the order of rows, where they are."""

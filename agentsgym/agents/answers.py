@@ -1,0 +1,60 @@
+"""Make an action of sampled tokens: one rule for every agent that samples a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentsgym.types import Action, FinishReason, TurnRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def action_from_ids(
+    request: TurnRequest,
+    token_ids: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    stop_token_ids: frozenset[int],
+    *,
+    logprobs: Sequence[float] | None = None,
+    text_before_stop: Callable[[str], str] | None = None,
+) -> Action:
+    """Make the action of sampled ids, decoding their text.
+
+    Args:
+        request: What they answer.
+        token_ids: The answer's ids, (T,), and nothing after its end.
+        tokenizer: Decodes the text, without the id that ends the answer and without special tokens.
+        stop_token_ids: The ids that end an answer; one that ends with another was cut.
+        logprobs: One for each id, (T,), or None.
+        text_before_stop: Gives the part of a text before the first stop string; an answer that has one was not cut.
+    """
+    untyped: Any = tokenizer  # transformers declares `decode` only in part
+    is_ended = bool(token_ids) and token_ids[-1] in stop_token_ids
+    text = str(untyped.decode(list(token_ids[:-1] if is_ended else token_ids), skip_special_tokens=True))
+    kept = text if text_before_stop is None else text_before_stop(text)
+    finish_reason: FinishReason = "stop" if is_ended or kept != text else "length"
+    return sampled_action(request, token_ids, text=kept, finish_reason=finish_reason, logprobs=logprobs)
+
+
+def sampled_action(
+    request: TurnRequest,
+    token_ids: Sequence[int],
+    *,
+    text: str,
+    finish_reason: FinishReason,
+    logprobs: Sequence[float] | None = None,
+) -> Action:
+    """Make the action of sampled ids whose text is known; the ids are kept only where the prompt was exact.
+
+    An answer to a prompt that was rendered from messages need not continue the recorded tokens, so it counts as text.
+    """
+    is_exact = bool(request.token_ids)
+    return Action(
+        text=text,
+        token_ids=token_ids if is_exact else None,
+        logprobs=logprobs if is_exact else None,
+        agent_state=request.agent_state,
+        finish_reason=finish_reason,
+    )

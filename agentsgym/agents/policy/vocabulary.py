@@ -1,0 +1,36 @@
+"""Compare the ids of a tokenizer with the rows of a model's embedding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentsgym.errors import ConfigError
+from agentsgym.tokens.chat_format import ChatFormat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def shared_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Count the ids that the tokenizer knows, holes included, all of which the model must embed.
+
+    Models often have more rows than that, to fill up a round number (Qwen3: 151,936 for 151,669 ids). Nothing was ever
+    trained to mean something there.
+
+    Args:
+        model: A causal language model; its configuration says how many rows it has, however they are sharded.
+        tokenizer: Every id that it gives is smaller than the number returned.
+
+    Raises:
+        ConfigError: The model has fewer rows than the tokenizer has ids.
+        TemplateError: The chat template does not allow exact tokens.
+    """
+    config: Any = model.config
+    num_rows: int = config.get_text_config().vocab_size
+    num_ids = ChatFormat.of(tokenizer, append=False).vocabulary_size
+    if num_ids > num_rows:
+        raise ConfigError(
+            f"the model must have a row for each id of the tokenizer, got {num_rows} rows for {num_ids} ids: "
+            f"call model.resize_token_embeddings({num_ids}), or take the model's own tokenizer"
+        )
+    return num_ids

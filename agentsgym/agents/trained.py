@@ -1,0 +1,81 @@
+"""Define the interface between a trainer and the policy in training, beside its calls for actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from agentsgym.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStart:
+    """The start of a generation batch, as the policy needs to know it.
+
+    Attributes:
+        seed_parts: JSON values, equal on all ranks, from which the draws of this batch follow.
+        session_ids: This rank's sessions, in the order of their numbers.
+        first_session: The number of the first of them among the sessions of all ranks.
+        step: Optimizer steps that are done: equal numbers mean equal weights, unless ``weights_changed`` was called.
+    """
+
+    seed_parts: Sequence[str | int]
+    session_ids: Sequence[str]
+    first_session: int
+    step: int
+
+
+class TrainedPolicy(Protocol):
+    """The policy in training: an :class:`~agentsgym.agents.base.Agent` that also prepares for each batch.
+
+    The policies on transformers, on sharded weights and on vLLM implement it, and so may an agent of one's own that
+    samples the policy in another way.
+
+    Attributes:
+        logprobs_are_of_trained_weights: Whether the log-probabilities of its actions are those of the very weights and
+            computations that are trained, so that they serve as the old ones of the loss. False for an engine with
+            weights and kernels of its own.
+    """
+
+    logprobs_are_of_trained_weights: bool
+
+    def prepare(self, start: BatchStart) -> None:
+        """Collective: get ready for a generation batch (draws, weights); every rank calls it, also without sessions."""
+        ...
+
+    def weights_changed(self) -> None:
+        """Note that weights were loaded or trained outside the steps that are counted."""
+        ...
+
+
+class _Unprepared:
+    """Stands in for the preparation of an agent that needs none."""
+
+    logprobs_are_of_trained_weights = True
+
+    def prepare(self, start: BatchStart) -> None:
+        """Do nothing."""
+
+    def weights_changed(self) -> None:
+        """Do nothing."""
+
+
+_MEMBERS: Final = ("logprobs_are_of_trained_weights", "prepare", "weights_changed")
+
+
+def as_trained_policy(agent: Any) -> TrainedPolicy:
+    """Take an agent as a :class:`TrainedPolicy` if it is one; any other needs no preparation.
+
+    Raises:
+        ConfigError: The agent has some members of the interface and not the others.
+    """
+    missing = [name for name in _MEMBERS if not hasattr(agent, name)]
+    if len(missing) == len(_MEMBERS):
+        return _Unprepared()
+    if missing:
+        raise ConfigError(
+            f"a policy in training needs all of {', '.join(_MEMBERS)}, and {type(agent).__name__} lacks "
+            f"{', '.join(missing)}"
+        )
+    return agent

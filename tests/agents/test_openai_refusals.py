@@ -1,0 +1,175 @@
+"""OpenAIAgent against a server that refuses the key or the model: the run ends with one sentence, and sends no more."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from guess_game import GuessEnv, tasks
+from http_server import Asked, Reply, Served, chat, serving
+
+from agentsgym.agents.base import Agent
+from agentsgym.agents.openai import OpenAIAgent
+from agentsgym.errors import AgentError, ConfigError
+from agentsgym.testing import chat_tokenizer
+from agentsgym.types import Action, Trajectory, TurnRequest
+
+KEY = "key-that-nobody-may-see"
+NUM_SLOTS = 3
+
+
+def request(text: str = "hello") -> TurnRequest:
+    return TurnRequest(session_id=text, messages=[{"role": "user", "content": text}], token_ids=[])
+
+
+def agent_of(served: Served, **options: Any) -> OpenAIAgent:
+    settings: Any = {"base_url": served.url, "api_key": KEY, "max_concurrency": NUM_SLOTS, **options}
+    return OpenAIAgent("tiny", **settings)
+
+
+def refusal(status: int = 401) -> Reply:
+    return Reply({"error": {"message": f"not with {KEY}"}}, status=status)
+
+
+def refusing_together() -> Callable[[Asked], Reply]:
+    """Refuse once every slot is taken, so that the number of requests in flight is known."""
+    barrier = threading.Barrier(NUM_SLOTS)
+
+    def answer(asked: Asked) -> Reply:
+        barrier.wait(30)
+        return refusal()
+
+    return answer
+
+
+class Batching(Agent):
+    """An agent that answers in batches, by means of another one."""
+
+    def __init__(self, inner: OpenAIAgent) -> None:
+        self.inner = inner
+        self.num_calls = 0
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+        self.num_calls += 1
+        return self.inner.act(requests)
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [(401, "api_key"), (403, "api_key, and whether it may use the model"), (404, "the model's name and base_url")],
+)
+def test_the_sentence_names_server_status_and_what_to_check(status: int, remedy: str) -> None:
+    with serving(lambda asked: refusal(status)) as served:
+        agent = agent_of(served)
+        with pytest.raises(ConfigError) as raised:
+            agent.act([request()])
+        agent.close()
+    assert str(raised.value) == (
+        f"'tiny' at {served.url} refuses every request: it answered {status}: not with ***; check {remedy}"
+    )
+    assert len(served.asked) == 1
+    assert (agent.usage.requests, agent.usage.retries, agent.usage.failures) == (1, 0, 1)
+
+
+def test_a_key_that_was_not_sent_is_part_of_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(lambda asked: refusal()) as served:
+        agent = agent_of(served, api_key=None)
+        with pytest.raises(
+            ConfigError, match=r"check api_key, which was not given \(OPENAI_API_KEY is sent only where"
+        ):
+            agent.get_action([{"role": "user", "content": "hi"}], None)
+        monkeypatch.setenv("OPENAI_API_KEY", "of the shell")
+        monkeypatch.setenv("OPENAI_BASE_URL", served.url)
+        other = agent_of(served, base_url=None, api_key=None)
+        with pytest.raises(ConfigError, match=r"answered 401: .*; check OPENAI_API_KEY$"):
+            other.act([request()])
+        agent.close()
+        other.close()
+
+
+def test_a_call_for_many_sends_no_more_than_was_in_flight() -> None:
+    with serving(refusing_together()) as served:
+        agent = agent_of(served)
+        with pytest.raises(ConfigError, match="refuses every request: it answered 401"):
+            agent.act([request(str(n)) for n in range(12)])
+        agent.close()
+    assert len(served.asked) == NUM_SLOTS
+
+
+@pytest.mark.parametrize("is_batched", [False, True], ids=["concurrent", "batched"])
+@pytest.mark.parametrize("tokenizer", [None, chat_tokenizer("chatml")], ids=["text", "tokens"])
+def test_a_rollout_sends_no_more_than_was_in_flight(is_batched: bool, tokenizer: Any) -> None:
+    num_in_flight = NUM_SLOTS if tokenizer is None else 1  # one request finds out whether the server gives ids
+    with serving(refusing_together() if tokenizer is None else lambda asked: refusal()) as served:
+        inner = agent_of(served)
+        agent = Batching(inner) if is_batched else inner
+        with pytest.raises(ConfigError, match="refuses every request: it answered 401"):
+            GuessEnv(tokenizer).rollout(tasks(*range(12)), agent)
+        inner.close()
+    assert len(served.asked) == num_in_flight
+
+
+def test_a_batch_is_not_halved_to_find_out_whom_the_server_refuses() -> None:
+    with serving(lambda asked: refusal()) as served:
+        inner = agent_of(served)
+        agent = Batching(inner)
+        with pytest.raises(ConfigError):
+            GuessEnv().rollout(tasks(*range(8)), agent)
+        inner.close()
+    assert agent.num_calls == 1
+
+
+@pytest.mark.parametrize("is_batched", [False, True], ids=["concurrent", "batched"])
+def test_what_was_finished_before_has_been_given_to_on_finish(is_batched: bool) -> None:
+    with serving(lambda asked: refusal() if asked.number == 2 else chat("5")) as served:
+        inner = agent_of(served)
+        finished: list[Trajectory] = []
+        env = GuessEnv(env_config={"max_steps_per_episode": 1})
+        with pytest.raises(ConfigError, match="refuses every request: it answered 401"):
+            env.rollout(
+                tasks(5, 5, 5, 5),
+                Batching(inner) if is_batched else inner,
+                max_concurrent=1,
+                on_finish=finished.append,
+            )
+        inner.close()
+    assert [one.success for one in finished] == [True, True]
+    assert len(served.asked) == 3
+    assert not env.active_states
+
+
+def test_the_next_call_and_the_next_rollout_try_again() -> None:
+    """A server may have been given the right key meanwhile."""
+    with serving(lambda asked: refusal() if asked.number in (0, 2) else chat("5")) as served:
+        agent = agent_of(served)
+        with pytest.raises(ConfigError):
+            agent.act([request()])
+        assert agent.act([request()]) == [Action(text="5")]
+        with pytest.raises(ConfigError):
+            GuessEnv().rollout(tasks(5), agent)
+        assert GuessEnv().rollout(tasks(5), agent)[0].success
+        agent.close()
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_server_that_has_answered_before_refuses_one_session(status: int) -> None:
+    """A gateway's filter refuses single prompts, for example."""
+    with serving(lambda asked: refusal(status) if asked.number == 1 else chat("fine")) as served:
+        agent = agent_of(served)
+        assert agent.act([request()]) == [Action(text="fine")]
+        (error,) = agent.act([request()])
+        assert agent.act([request()]) == [Action(text="fine")]
+        agent.close()
+    assert isinstance(error, AgentError)
+    assert f"gave no answer: it answered {status}: not with ***" in str(error)
+
+
+def test_a_server_without_completions_is_no_refusal() -> None:
+    def answer(asked: Asked) -> Reply:
+        return refusal(404) if asked.path.endswith("/v1/completions") else chat("5")
+
+    with serving(answer) as served:
+        agent = agent_of(served)
+        (trajectory,) = GuessEnv(chat_tokenizer("chatml")).rollout(tasks(5), agent)
+        agent.close()
+    assert trajectory.success
