@@ -7,7 +7,7 @@
 
     tiny policy ─▶ warm start, once per game and seed ─▶ each arm, from there ─▶ OUT/runs.jsonl ─▶ tables and pictures
 
-An arm is an estimator with its options, its scale, its discount, and what it is paid: something for each turn, or
+An arm is an estimator with its options, its scale, its discount, and its reward: something for each turn, or
 nothing but the win. All else is the same for all arms of a game, the warm start's weights, the tasks and their order
 included. A run that stands in ``runs.jsonl`` is not played again, so that a grid may be spread over hours; two
 processes may share it if they take different seeds.
@@ -120,15 +120,15 @@ class Watched(MultistepEnv):
 
 
 class WatchedGuess(Watched, GuessTheNumber):
-    """Guess the number, scored by the share of numbers found."""
+    """Guess the number, scored by the fraction of numbers found."""
 
     def anchors(self) -> dict[str, float]:
-        """By dynamic programming; a share is the same for one round and for many."""
+        """By dynamic programming; a fraction is the same for one round and for many."""
         return guess_values(self.env_config["size"], self.env_config["guesses"], rounds=1, pays="find")
 
 
 class WatchedMaze(Watched, CoinMaze):
-    """The maze, scored by the share of coins taken."""
+    """The maze, scored by the fraction of coins taken."""
 
     def anchors(self) -> dict[str, float]:
         """By dynamic programming, the mean over the starts."""
@@ -137,7 +137,7 @@ class WatchedMaze(Watched, CoinMaze):
 
 
 class WatchedTree(Watched, AppleTree):
-    """The tree, scored by the share of apples."""
+    """The tree, scored by the fraction of apples."""
 
     def anchors(self) -> dict[str, float]:
         """By dynamic programming."""
@@ -167,7 +167,7 @@ class Game:
         num_episodes: What an arm plays.
         batch_size: Episodes of a generation batch.
         num_updates: Optimizer steps that a generation batch is split into.
-        num_iterations: How often it is learnt from.
+        num_iterations: How often it is trained on.
         learning_rate: Constant.
         secrets: What tasks take turns with as their ``solution``; empty where a seed is all that a task has.
         variant_of: The game whose warm starts it begins from, if not its own.
@@ -344,13 +344,13 @@ def learn(name: str, arm: str, seed: int, folder: Path, num_episodes: int | None
         scores=[fmean(played[i : i + game.batch_size]) for i in range(0, len(played), game.batch_size)],
         final_score=fmean(score_of(game.info) for game in evaluation.trajectories),
         final_win_rate=fmean(bool(game.success) for game in evaluation.trajectories),
-        num_evaluated=evaluation.num_games,
+        num_evaluated=evaluation.num_episodes,
         cpu_s=round(seconds, 1),
     )
 
 
 def score_of(info: Mapping[str, Any]) -> float:
-    """What a game is about, in [0, 1], whatever is paid: the share that was found, or the win."""
+    """What a game is about, in [0, 1], whatever the reward: the fraction that was found, or the win."""
     return float(info.get("score", info["success"]))
 
 

@@ -5,7 +5,7 @@
     guess_values ─┬─▶ what best and random play are worth ─▶ info["optimal_reward"], info["random_reward"]
     maze_values  ─┘
 
-In both the agent sees words alone, a task is no more than a seed, and every episode is paid by ``reward_scheme``:
+In both the agent sees words alone, a task is no more than a seed, and every episode is rewarded by ``reward_scheme``:
 something for each turn, or nothing but the win.
 """
 
@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentsgym import Agent, MultistepEnv
-from agentsgym.envs.config import Field, choice_field, is_int
-from agentsgym.envs.TwentyQuestions.rewards import information_share
+from agentsgym.envs.TwentyQuestions.rewards import information_fraction
 from agentsgym.errors import ConfigError
+from agentsgym.fields import Field, choice_field, is_int
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Message
 
@@ -53,16 +53,16 @@ class GuessTheNumber(MultistepEnv):
     """Find a number from 1 to ``size`` in ``guesses`` guesses, ``rounds`` times over, each time another one.
 
     A wrong guess is answered "Higher." or "Lower."; a round ends with the right guess or with the last one. An episode
-    is won when all numbers are found. ``reward_scheme="win_plus_information"`` pays 1 for a right guess and for every
-    other one the share of information that it brought
-    (:func:`~agentsgym.envs.TwentyQuestions.rewards.information_share`), ``"find"`` pays right guesses alone, ``"win"``
-    pays 1 for the episode that is won. Random play draws every guess from all numbers.
+    is won when all numbers are found. ``reward_scheme="win_plus_information"`` gives 1 for a right guess and for every
+    other one the fraction of information that it brought
+    (:func:`~agentsgym.envs.TwentyQuestions.rewards.information_fraction`), ``"find"`` rewards right guesses alone,
+    ``"win"`` gives 1 for the episode that is won. Random play draws every guess from all numbers.
     """
 
     config_fields: ClassVar = {
-        "size": Field(default=12, wanted="an int >= 2", valid=is_int(2)),
-        "guesses": Field(default=4, wanted="an int >= 1", valid=is_int(1)),
-        "rounds": Field(default=1, wanted="an int >= 1", valid=is_int(1)),
+        "size": Field(default=12, expected="an int >= 2", valid=is_int(2)),
+        "guesses": Field(default=4, expected="an int >= 1", valid=is_int(1)),
+        "rounds": Field(default=1, expected="an int >= 1", valid=is_int(1)),
         "reward_scheme": choice_field("win_plus_information", "find", "win"),
     }
 
@@ -116,21 +116,21 @@ class GuessTheNumber(MultistepEnv):
         return state["round"], state["low"], state["high"]
 
     def _potential(self, state: State) -> float:
-        """Minus the information that this round still lacks, as a share of all of it."""
-        return -information_share(state["high"] - state["low"] + 1, 1, self.env_config["size"])
+        """Minus the information that this round still lacks, as a fraction of all of it."""
+        return -information_fraction(state["high"] - state["low"] + 1, 1, self.env_config["size"])
 
     def _new_round(self) -> State:
         return {"low": 1, "high": self.env_config["size"], "guesses_left": self.env_config["guesses"]}
 
-    def _share_of_information(self, before: int, after: int) -> float:
+    def _fraction_of_information(self, before: int, after: int) -> float:
         pays = self._pays == "win_plus_information"
-        return information_share(before, after, self.env_config["size"]) if pays else 0.0
+        return information_fraction(before, after, self.env_config["size"]) if pays else 0.0
 
     def _invitation(self) -> str:
         return f"Guess a number from 1 to {self.env_config['size']}."
 
     def _judge(self, state: State, guess: int) -> tuple[State, float]:
-        """What a guess leads to, and what it is paid unless the win alone is paid."""
+        """What a guess leads to, and its reward unless the win alone is rewarded."""
         secret: int = state["secrets"][state["round"]]
         before: int = state["high"] - state["low"] + 1
         if guess == secret:
@@ -138,7 +138,7 @@ class GuessTheNumber(MultistepEnv):
         low: int = max(state["low"], guess + 1) if guess < secret else state["low"]
         high: int = min(state["high"], guess - 1) if guess > secret else state["high"]
         state = {**state, "low": low, "high": high, "observation": HIGHER if guess < secret else LOWER}
-        return state, self._share_of_information(before, high - low + 1)
+        return state, self._fraction_of_information(before, high - low + 1)
 
 
 class CarelessGuesser(Agent):
@@ -176,7 +176,7 @@ def guess_values(size: int, guesses: int, *, rounds: int, pays: str) -> dict[str
 
     With n numbers left the j-th of them is right with chance 1/n and leaves j − 1 or n − j otherwise. Best play takes
     the best j; random play takes any of ``size`` numbers, of which those out of play change nothing. Rounds are
-    independent: their worths add up, or, where the win of all is paid, multiply.
+    independent: their worths add up, or, where the win of all is rewarded, multiply.
 
     Args:
         size: How many numbers there are.
@@ -194,11 +194,11 @@ def guess_values(size: int, guesses: int, *, rounds: int, pays: str) -> dict[str
     def worth_of(n: int, after: Sequence[float]) -> list[float]:
         """The worth of each of n guesses; ``after[m]`` is that of m numbers left with a guess less."""
 
-        def share(m: int) -> float:
-            gain = information_share(n, m, size) if pays == "win_plus_information" and m else 0.0
+        def fraction(m: int) -> float:
+            gain = information_fraction(n, m, size) if pays == "win_plus_information" and m else 0.0
             return m / n * (gain + after[m])
 
-        return [1 / n + share(j) + share(n - 1 - j) for j in range(n)]
+        return [1 / n + fraction(j) + fraction(n - 1 - j) for j in range(n)]
 
     best = blind = [0.0] * (size + 1)
     for _ in range(guesses):
@@ -228,12 +228,12 @@ class CoinMaze(MultistepEnv):
     which of them a coin lies: ``"b3: north coin, east."``; it answers with a direction. A wall costs a turn. The
     game is won, and over, when no coin is left.
 
-    ``reward_scheme="coins"`` pays each coin as it is taken, 1 in all; ``"win"`` pays 1 with the last coin alone. Random
-    play draws from the ways out.
+    ``reward_scheme="coins"`` rewards each coin as it is taken, 1 in all; ``"win"`` gives 1 with the last coin alone.
+    Random play draws from the ways out.
     """
 
     config_fields: ClassVar = {
-        "maze": Field(default=MAZE, wanted="a drawing of rooms and ways", valid=lambda text: "o" in str(text)),
+        "maze": Field(default=MAZE, expected="a drawing of rooms and ways", valid=lambda text: "o" in str(text)),
         "reward_scheme": choice_field("coins", "win"),
     }
     default_config: ClassVar = {"max_steps_per_episode": 20}
@@ -326,11 +326,11 @@ def maze_values(drawing: str, moves: int, *, pays: str) -> dict[str, dict[str, f
     rooms = list(exits)
     coins = np.arange(1 << len(rooms))  # every set of coins as a mask, room i as bit i
     taken = coins[None] & ~(1 << np.arange(len(rooms)))[:, None]  # what entering a room leaves, (rooms, sets)
-    is_paid = (taken != coins) & ((pays == "coins") | (taken == 0))
+    is_rewarded = (taken != coins) & ((pays == "coins") | (taken == 0))
 
     def after(values: NDArray[np.float64], room: str) -> Iterator[NDArray[np.float64]]:
         for there in map(rooms.index, exits[room].values()):
-            yield is_paid[there] + values[there][taken[there]]
+            yield is_rewarded[there] + values[there][taken[there]]
 
     best, blind = np.zeros((2, len(rooms), len(coins)))
     for _ in range(moves):

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WINDOW_EPISODES: Final = 256
-SHARES: Final = (0.5, 0.8, 0.9)  # of the way from random to best play
-RATIO_SHARE: Final = 0.8
+FRACTIONS: Final = (0.5, 0.8, 0.9)  # of the way from random to best play
+RATIO_FRACTION: Final = 0.8
 CONFIDENCE: Final = 0.9
 
 
@@ -46,7 +46,7 @@ class Run:
         optimal_score: Expected score of best play.
         scores: Mean score of each generation batch while learning, in order.
         final_score: Mean score of the games played after learning.
-        final_win_rate: Their share that was won.
+        final_win_rate: The fraction of them that was won.
         num_evaluated: How many they are.
         cpu_s: CPU seconds of learning.
     """
@@ -85,9 +85,9 @@ class Run:
             for i, score in enumerate(smoothed)
         ]
 
-    def episodes_to(self, share: float) -> float:
-        """Episodes after which the curve first reaches a share of optimal, interpolated; infinite if it never does."""
-        return first_crossing([(0, -math.inf), *self.curve()], share)
+    def episodes_to(self, fraction: float) -> float:
+        """Episodes after which the curve first reaches a fraction of optimal, interpolated; infinite if never."""
+        return first_crossing([(0, -math.inf), *self.curve()], fraction)
 
 
 def first_crossing(points: Sequence[tuple[float, float]], height: float) -> float:
@@ -183,15 +183,15 @@ def _overview(by_game: Mapping[str, Mapping[str, Sequence[Run]]]) -> str:
     def cell(runs: Sequence[Run]) -> str:
         if not runs:
             return ""
-        episodes = median_over_seeds([run.episodes_to(RATIO_SHARE) for run in runs]).value
+        episodes = median_over_seeds([run.episodes_to(RATIO_FRACTION) for run in runs]).value
         final = median_over_seeds([run.final_fraction for run in runs]).value
         return f"{'never' if math.isinf(episodes) else f'{episodes:,.0f}'} · {final:.0%}"
 
     rows = [[f"`{arm}`", *(cell(arms.get(arm, ())) for arms in by_game.values())] for arm in arms]
     header = ["arm", *(game.replace("_", " ") for game in by_game)]
     return (
-        f"Episodes to {RATIO_SHARE:.0%} of the way from random to best play, and how far along it play is in the end; "
-        f"medians over seeds.\n\n{markdown_table(header, rows)}"
+        f"Episodes to {RATIO_FRACTION:.0%} of the way from random to best play, and how far along it play is in the "
+        f"end; medians over seeds.\n\n{markdown_table(header, rows)}"
     )
 
 
@@ -200,19 +200,19 @@ def _anchors(arms: Mapping[str, Sequence[Run]]) -> str:
     return (
         f"Random play scores {run.random_score:.3f}, best play {run.optimal_score:.3f}. Medians over seeds, in "
         f"brackets {CONFIDENCE:.0%} intervals of a bootstrap over the seeds. Episodes until the last {WINDOW_EPISODES} "
-        f"of training stood at a share of the way from random to best play; final: where play stood afterwards; won: "
-        f"its win rate, {run.num_evaluated:,} games a seed."
+        f"of training stood at a fraction of the way from random to best play; final: where play stood afterwards; "
+        f"won: its win rate, {run.num_evaluated:,} games a seed."
     )
 
 
 def _episodes_table(arms: Mapping[str, Sequence[Run]]) -> str:
-    header = ["arm", "seeds", "episodes", *(f"to {share:.0%}" for share in SHARES), "final", "won", "CPU s"]
+    header = ["arm", "seeds", "episodes", *(f"to {fraction:.0%}" for fraction in FRACTIONS), "final", "won", "CPU s"]
     rows = [
         [
             f"`{arm}`",
             str(len(runs)),
             f"{runs[0].num_episodes:,}",
-            *(_episodes([run.episodes_to(share) for run in runs]) for share in SHARES),
+            *(_episodes([run.episodes_to(fraction) for run in runs]) for fraction in FRACTIONS),
             _cell(median_over_seeds([run.final_fraction for run in runs]), "{:.0%}"),
             _cell(median_over_seeds([run.final_win_rate for run in runs]), "{:.0%}"),
             f"{np.median([run.cpu_s for run in runs]):.0f}",
@@ -233,9 +233,9 @@ def _ratio_table(arms: Mapping[str, Sequence[Run]]) -> str:
             rows.append([f"`{arm}`", *cells])
     header = ["arm", "same reward, other credit", "same credit, other reward", "over `win_grpo`"]
     return (
-        f"Episodes to {RATIO_SHARE:.0%}, divided by those of `grpo` (`win_grpo`) paid alike, of the same estimator "
-        f"paid for the win alone, and of `win_grpo`. Below 1 is faster; `<` where the other never got there.\n\n"
-        + markdown_table(header, rows)
+        f"Episodes to {RATIO_FRACTION:.0%}, divided by those of `grpo` (`win_grpo`) on the same reward, of the same "
+        f"estimator on the reward for the win alone, and of `win_grpo`. Below 1 is faster; `<` where the other never "
+        f"got there.\n\n" + markdown_table(header, rows)
     )
 
 
@@ -245,10 +245,10 @@ def _ratio(runs: Sequence[Run], references: Sequence[Run]) -> str:
     pairs = [(run, theirs[run.seed]) for run in runs if run.seed in theirs]
     if not pairs:
         return ""
-    ours = [run.episodes_to(RATIO_SHARE) for run, _ in pairs]
+    ours = [run.episodes_to(RATIO_FRACTION) for run, _ in pairs]
     if math.isinf(median_over_seeds(ours).value):
         return "not reached"
-    needed = [reference.episodes_to(RATIO_SHARE) for _, reference in pairs]
+    needed = [reference.episodes_to(RATIO_FRACTION) for _, reference in pairs]
     is_bound = math.isinf(median_over_seeds(needed).value)
     at_least = [min(episodes, reference.num_episodes) for episodes, (_, reference) in zip(needed, pairs, strict=True)]
     return ("< " if is_bound else "") + _cell(median_over_seeds(ours, at_least), "{:.2f}")
@@ -279,7 +279,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def draw(arms: Mapping[str, Sequence[Run]], path: Path, *, title: str) -> None:
-    """Draw the median curve of each arm, and the range over its seeds as a band; arms paid alike share a panel.
+    """Draw the median curve of each arm, and the range over its seeds as a band; arms on the same reward share a panel.
 
     Args:
         arms: Runs by the name of their arm.
@@ -287,8 +287,8 @@ def draw(arms: Mapping[str, Sequence[Run]], path: Path, *, title: str) -> None:
         title: The headline.
     """
     panels = {
-        "paid for turns": [arm for arm in arms if not arm.startswith("win_")],
-        "paid for the win alone": [arm for arm in arms if arm.startswith("win_")],
+        "rewards for turns": [arm for arm in arms if not arm.startswith("win_")],
+        "reward for the win alone": [arm for arm in arms if arm.startswith("win_")],
     }
     panels = {name: names for name, names in panels.items() if names}
     figure = Figure(figsize=(6.0 * len(panels), 4.8), dpi=160, layout="constrained")

@@ -115,8 +115,8 @@ EXACT = (
     Row("`rloo`", at_turns(named("rloo"))),
     Row("`rae`", at_turns(remembering("rae"))),
     Row("`grpo`", at_turns(named("grpo"))),
-    Row("`turn_gae`, λ = 1, wrong values", at_turns(named("turn_gae", trace_decay=1.0), with_wrong_values)),
-    Row("`turn_gae`, λ = 1, exact values", at_turns(named("turn_gae", trace_decay=1.0))),
+    Row("`turn_gae`, λ = 1, wrong values", at_turns(named("turn_gae", gae_lambda=1.0), with_wrong_values)),
+    Row("`turn_gae`, λ = 1, exact values", at_turns(named("turn_gae", gae_lambda=1.0))),
     Row("`turn_gae`, λ = 0.95, exact values", at_turns(named("turn_gae"))),
     Row("`bilevel_gae`, λ = 0.95, exact values", at_turns(named("bilevel_gae"))),
     Row("`rloo`, zero-variance groups resampled", at_turns(named("rloo")), resampled=True),
@@ -137,7 +137,7 @@ BIASED = (
     Row("`rae`, scale `group`", at_turns(remembering("rae", scale="group"))),
     Row("`reward`; returns reset by every observation", at_turns(named("reward"))),
     Row("`turn_gae`, λ = 0.95, wrong values", at_turns(named("turn_gae"), with_wrong_values)),
-    Row("`turn_gae`, λ = 0.5, wrong values", at_turns(named("turn_gae", trace_decay=0.5), with_wrong_values)),
+    Row("`turn_gae`, λ = 0.5, wrong values", at_turns(named("turn_gae", gae_lambda=0.5), with_wrong_values)),
     Row("`rloo`, truncated rollouts masked", masking_truncated(at_turns(named("rloo")))),
     Row("`rloo`, loss a mean over `trajectory`", over_groups("trajectory")),
     Row("`rloo`, loss a mean over `turn`", over_groups("turn")),
@@ -147,13 +147,13 @@ BIASED = (
 
 
 def groups_of(num_rollouts: int, horizon: int, *, resampled: bool) -> Iterator[Group]:
-    """All groups that are learnt from, each with how often it is drawn."""
+    """All groups that are trained on, each with how often it is drawn."""
     groups = unordered_groups(GAMES[horizon], num_rollouts=num_rollouts)
     if not resampled:
         return groups
     kept = [(chance, plays) for chance, plays in groups if not zero_variance_groups([*map(as_played, plays)])]
-    share = math.fsum(chance for chance, _ in kept)
-    return ((chance / share, plays) for chance, plays in kept)
+    fraction = math.fsum(chance for chance, _ in kept)
+    return ((chance / fraction, plays) for chance, plays in kept)
 
 
 def score(row: Row, num_rollouts: int, horizon: int) -> Score:
@@ -203,14 +203,14 @@ def scorecard() -> list[str]:
 def bandit_slope(num_rollouts: int, scale: Any) -> float:
     """What :func:`grpo` expects a group of pulls to do to the logit of the better arm.
 
-    Two arms, policy uniform: one pays 0.1 for sure, the better one pays 1 in a quarter of cases. The sum is over how
+    Two arms, policy uniform: one gives 0.1 for sure, the better one 1 in a quarter of cases. The sum is over how
     many of the group's pulls had each of the three outcomes.
 
     Args:
         num_rollouts: Pulls in a group.
         scale: As the estimator takes it.
     """
-    outcomes = [(-0.5, 0.1, 1 / 2), (0.5, 0.0, 3 / 8), (0.5, 1.0, 1 / 8)]  # (∇ log π, paid, probability)
+    outcomes = [(-0.5, 0.1, 1 / 2), (0.5, 0.0, 3 / 8), (0.5, 1.0, 1 / 8)]  # (∇ log π, reward, probability)
     slope = 0.0
     for counts in itertools.product(range(num_rollouts + 1), repeat=3):
         if sum(counts) != num_rollouts:
@@ -219,7 +219,8 @@ def bandit_slope(num_rollouts: int, scale: Any) -> float:
         chance = orders * math.prod(p**n for n, (_, _, p) in zip(counts, outcomes, strict=True))
         pulls = [one for one, n in zip(outcomes, counts, strict=True) for _ in range(n)]
         rollouts = [
-            ScoredRollout(turn_rewards=[paid], final_reward=paid, group=0, state_keys=[None]) for _, paid, _ in pulls
+            ScoredRollout(turn_rewards=[reward], final_reward=reward, group=0, state_keys=[None])
+            for _, reward, _ in pulls
         ]
         numbers = np.ravel(grpo(rollouts, scale=scale))
         slope += chance * float(numbers @ [step for step, _, _ in pulls]) / num_rollouts

@@ -1,4 +1,4 @@
-"""A text game in which what pays at once is a mistake, for the benchmark of credit; best and random play are known."""
+"""A text game in which a quick reward is a mistake, for the benchmark of credit; best and random play are known."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from functools import cache
 from typing import Any, ClassVar
 
 from agentsgym import MultistepEnv
-from agentsgym.envs.config import choice_field
+from agentsgym.fields import choice_field
 from benchmarks.credit_games import State, Step
 
 
 class AppleTree(MultistepEnv):
-    """Pick the apples of a tree, or wait for more: what pays at once is a mistake.
+    """Pick the apples of a tree, or wait for more: a quick reward is a mistake.
 
     A tree that was left alone for n turns bears n² apples. ``"pick"`` takes them all, and it begins anew; ``"wait"``
-    takes nothing. Best is to wait until the last turn, T² apples. The score is the share of those that was picked,
-    and the game is won when all were. ``reward_scheme="apples"`` pays that share as it is picked, ``"win"`` pays 1 at
-    the end of a game that is won. Random play draws between the two.
+    takes nothing. Best is to wait until the last turn, T² apples. The score is the fraction of those that was picked,
+    and the game is won when all were. ``reward_scheme="apples"`` rewards that fraction as it is picked, ``"win"`` gives
+    1 at the end of a game that is won. Random play draws between the two.
     """
 
     config_fields: ClassVar = {"reward_scheme": choice_field("apples", "win")}

@@ -1,1 +1,1 @@
-"""Who is paid for what: turn rewards onto tokens (``rewards``), and from them to advantages (``advantages``)."""
+"""Assign credit: place rewards on turns and tokens (``rewards``), and estimate advantages (``advantages``)."""

@@ -1,4 +1,4 @@
-"""What the estimators share: numbers compared with a baseline, over a spread, and laid out on turns."""
+"""Subtract baselines from numbers, divide by a spread, and scatter them to turns: what the estimators share."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class Sample:
 
     Attributes:
         value: A final reward, a return or a turn's reward.
-        rollout: Index of the rollout it comes from.
+        rollout_index: Index of the rollout it comes from.
         turns: The turns of that rollout whose advantage it becomes.
         group: It is compared with the samples of the same group.
     """
 
     value: float
-    rollout: int
+    rollout_index: int
     turns: Sequence[int]
     group: Hashable
 
 
-Mean = Callable[[Sequence[Sample]], list[float] | None]
-"""The samples of one group → the baseline of each; None where there is nothing to compare with."""
+BaselineFn = Callable[[Sequence[Sample]], list[float] | None]
+"""The samples of one group → the baseline of each; None where there is no other to compare with."""
 
 
 def final_rewards(rollouts: Sequence[ScoredRollout]) -> list[Sample]:
-    """The final reward of each rollout that counts, for all of its turns; the groups are the task groups."""
+    """The final reward of each included rollout, for all of its turns; the groups are the task groups."""
     return [
-        Sample(value=one.final_reward, rollout=i, turns=range(len(one.turn_rewards)), group=one.group)
+        Sample(value=one.final_reward, rollout_index=i, turns=range(len(one.turn_rewards)), group=one.group)
         for i, one in enumerate(rollouts)
-        if one.counts
+        if one.included
     ]
 
 
@@ -52,30 +52,30 @@ def turn_values(
     values_of: Callable[[ScoredRollout], Sequence[float]],
     group_of: Callable[[ScoredRollout, int], Hashable],
 ) -> list[Sample]:
-    """A number for each turn of the rollouts that count.
+    """A number for each turn of the included rollouts.
 
     Args:
         rollouts: The batch.
         values_of: Gives a rollout's numbers for its first turns, at most K.
-        group_of: Says which turns are compared; those that it gives None are left out.
+        group_of: Gives each turn the group that it is compared within; a turn of the group None is left out.
     """
     return [
-        Sample(value=value, rollout=i, turns=(k,), group=group)
+        Sample(value=value, rollout_index=i, turns=(k,), group=group)
         for i, one in enumerate(rollouts)
-        if one.counts
+        if one.included
         for k, value in enumerate(values_of(one))
         if (group := group_of(one, k)) is not None
     ]
 
 
-def laid_out(
+def scatter_to_turns(
     rollouts: Sequence[ScoredRollout], samples: Sequence[Sample], numbers: Sequence[float]
 ) -> list[list[float]]:
     """Put the number of each sample on its turns; the other turns get 0.0."""
     advantages = [[0.0] * len(one.turn_rewards) for one in rollouts]
     for sample, number in zip(samples, numbers, strict=True):
         for k in sample.turns:
-            advantages[sample.rollout][k] = number
+            advantages[sample.rollout_index][k] = number
     return advantages
 
 
@@ -89,20 +89,20 @@ def mean_of_others(samples: Sequence[Sample]) -> list[float] | None:
     """The mean over the samples of other rollouts, for each sample; None if all come from one rollout."""
     own: defaultdict[int, list[float]] = defaultdict(list)
     for sample in samples:
-        own[sample.rollout].append(sample.value)
+        own[sample.rollout_index].append(sample.value)
     if len(own) == 1:
         return None
     total = math.fsum(sample.value for sample in samples)
     means = {i: (total - math.fsum(values)) / (len(samples) - len(values)) for i, values in own.items()}
-    return [means[sample.rollout] for sample in samples]
+    return [means[sample.rollout_index] for sample in samples]
 
 
-def compare(samples: Sequence[Sample], mean: Mean, scale: Scale) -> list[float]:
+def center(samples: Sequence[Sample], baseline: BaselineFn, scale: Scale) -> list[float]:
     """Subtract from each sample a baseline that its own group gives, and scale the differences.
 
     Args:
         samples: All of a batch, (N,).
-        mean: Gives the baselines of one group.
+        baseline: Gives the baselines of one group.
         scale: What the differences are divided by.
 
     Returns:
@@ -114,17 +114,17 @@ def compare(samples: Sequence[Sample], mean: Mean, scale: Scale) -> list[float]:
     check_choice("scale_rewards", scale, get_args(Scale))
     differences = [0.0] * len(samples)
     for indices in _groups(samples).values():
-        numbers = _compare_group([samples[index] for index in indices], mean, by_spread=scale == "group")
+        numbers = _center_group([samples[index] for index in indices], baseline, by_spread=scale == "group")
         for index, number in zip(indices, numbers, strict=True):
             differences[index] = number
-    return _divided(differences, divisor(differences)) if scale == "batch" else differences
+    return _divided(differences, scale_divisor(differences)) if scale == "batch" else differences
 
 
-def compare_with(samples: Sequence[Sample], baseline_of: Callable[[Hashable], float], scale: Scale) -> list[float]:
+def center_on(samples: Sequence[Sample], baseline_of: Callable[[Hashable], float], scale: Scale) -> list[float]:
     """Subtract from each sample a baseline that comes from elsewhere, and scale the differences.
 
-    Their spread is taken about 0 in a group as in the batch: that of the values about their own mean would be next to
-    nothing, and what it divides enormous, where all values are equal and far from the baseline.
+    Their spread is taken about 0 in a group as in the batch: the spread of the values about their own mean would be
+    next to nothing, and the result enormous, where all values are equal and far from the baseline.
 
     Args:
         samples: All of a batch, (N,).
@@ -143,18 +143,18 @@ def compare_with(samples: Sequence[Sample], baseline_of: Callable[[Hashable], fl
         return differences
     for indices in [range(len(samples))] if scale == "batch" else _groups(samples).values():
         own = [differences[index] for index in indices]
-        for index, number in zip(indices, _divided(own, divisor(own)), strict=True):
+        for index, number in zip(indices, _divided(own, scale_divisor(own)), strict=True):
             differences[index] = number
     return differences
 
 
-def divisor(values: Sequence[float], *, about: float = 0.0) -> float:
+def scale_divisor(values: Sequence[float], *, about: float = 0.0) -> float:
     """The standard deviation, n - 1 in the denominator, and TRL's epsilon; about 0, one value has a spread too."""
     return math.sqrt(math.fsum((value - about) ** 2 for value in values) / max(len(values) - 1, 1)) + _EPSILON
 
 
 def nearly_equal(values: Sequence[float]) -> bool:
-    """Whether values differ by no more than single precision leaves over."""
+    """Whether values differ by no more than a rounding error of single precision."""
     return math.isclose(min(values), max(values), rel_tol=1e-6, abs_tol=1e-6)
 
 
@@ -170,16 +170,16 @@ def check_choice(option: str, given: Any, known: Iterable[str]) -> None:
 
 
 def check_number(option: str, given: Any, low: float = -math.inf, high: float = math.inf) -> None:
-    """Refuse what is no finite number in [low, high].
+    """Refuse anything but a finite number in [low, high].
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is something else.
     """
     is_number = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
     if not (is_number and low <= given <= high):
         above = f"a finite number >= {low:g}" if math.isinf(high) else f"a number in [{low:g}, {high:g}]"
-        wanted = "a finite number" if math.isinf(low) else above
-        raise ConfigError(f"{option} must be {wanted}, got {given!r}")
+        expected = "a finite number" if math.isinf(low) else above
+        raise ConfigError(f"{option} must be {expected}, got {given!r}")
 
 
 def _groups(samples: Sequence[Sample]) -> dict[Hashable, list[int]]:
@@ -189,15 +189,15 @@ def _groups(samples: Sequence[Sample]) -> dict[Hashable, list[int]]:
     return groups
 
 
-def _compare_group(samples: Sequence[Sample], mean: Mean, *, by_spread: bool) -> list[float]:
+def _center_group(samples: Sequence[Sample], baseline: BaselineFn, *, by_spread: bool) -> list[float]:
     values = [sample.value for sample in samples]
-    baselines = mean(samples)
+    baselines = baseline(samples)
     if baselines is None:  # the baseline is 0, but there is no spread to divide by
         return [0.0] * len(values) if by_spread else values
     if nearly_equal(values):
         return [0.0] * len(values)
-    differences = [value - baseline for value, baseline in zip(values, baselines, strict=True)]
-    return _divided(differences, divisor(values, about=fmean(values))) if by_spread else differences
+    differences = [value - own for value, own in zip(values, baselines, strict=True)]
+    return _divided(differences, scale_divisor(values, about=fmean(values))) if by_spread else differences
 
 
 def _divided(values: Sequence[float], by: float) -> list[float]:

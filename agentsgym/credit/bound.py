@@ -1,15 +1,18 @@
-"""What an estimator looks like, and one with its options and its memory bound to it."""
+"""Bind to an estimator its options and the state that it keeps between batches."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, cast
 
 from agentsgym.credit._comparison import Scale
-from agentsgym.credit.memory import MovingBaselines
+from agentsgym.credit.ema import EMABaselines
+from agentsgym.credit.gae import return_value_targets
 from agentsgym.credit.scored import ScoredRollout
+from agentsgym.credit.traits import EstimatorTraits, all_options, declaration_of, traits_of
 
 TurnAdvantage = float | Sequence[float]
 """A number for all tokens of a turn, or one for each of its tokens."""
@@ -27,30 +30,61 @@ class Estimator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BoundEstimator:
-    """An estimator with its options: :func:`agentsgym.credit.advantages.get_estimator` makes and checks it.
+    """An estimator with its options: :func:`agentsgym.credit.registry.get_estimator` makes and checks it.
 
     Attributes:
         function: The estimator itself.
         options: Keywords that it is called with beside ``discount`` and ``scale``.
-        memory: What it keeps from one batch to the next, handed to it as ``memory``; None for one that keeps nothing.
-            A call changes it, so that a copy (``copy.deepcopy``) is what evaluation should call.
+        state: What it keeps from one batch to the next; None for one that keeps nothing. A call changes it, so that
+            evaluation should call a copy (``copy.deepcopy``).
+        state_keyword: The keyword that ``state`` is handed over as.
     """
 
     function: Callable[..., Sequence[Sequence[TurnAdvantage]]]
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    memory: MovingBaselines | None = None
+    state: EMABaselines | None = None
+    state_keyword: str = "state"
 
     def __call__(
         self, rollouts: Sequence[ScoredRollout], /, *, discount: float, scale: Scale
     ) -> Sequence[Sequence[TurnAdvantage]]:
         """Return for each rollout one entry a turn."""
-        kept = {} if self.memory is None else {"memory": self.memory}
+        kept = {} if self.state is None else {self.state_keyword: self.state}
         return self.function(rollouts, discount=discount, scale=scale, **self.options, **kept)
 
     @property
     def name(self) -> str:
         """What the function is called, or the class of a callable object."""
         return name_of(self.function)
+
+    @property
+    def traits(self) -> EstimatorTraits | None:
+        """What it reads and compares with its options; None if it declares nothing."""
+        return traits_of(self.function, self.options)
+
+    def value_targets(self, rollouts: Sequence[ScoredRollout], *, discount: float) -> list[list[list[float]]]:
+        """Give what a value head is trained towards; for an estimator of one's own the discounted returns.
+
+        Args:
+            rollouts: The batch, with the values of a value head.
+            discount: γ over turns.
+
+        Returns:
+            As ``values`` of the rollouts, (K, n_k) each; NaN where the head is not trained.
+
+        Raises:
+            ConfigError: The rollouts have no values.
+        """
+        declaration = declaration_of(self.function)
+        if declaration is None or declaration.value_targets is None:
+            return return_value_targets(rollouts, discount=discount)
+        return declaration.value_targets(rollouts, discount=discount, **all_options(self.function, self.options))
+
+    @property
+    def memory(self) -> EMABaselines | None:
+        """The old name of ``state``."""
+        warnings.warn("an estimator's memory is now its state", DeprecationWarning, stacklevel=2)
+        return self.state
 
 
 def name_of(function: Callable[..., Any]) -> str:

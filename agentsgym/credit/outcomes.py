@@ -1,6 +1,6 @@
-"""Estimators that see a rollout's outcome, or each turn's own pay, and nothing between: one number for all of it.
+"""Estimate advantages from a rollout's final reward alone, or from each turn's own reward alone.
 
-What they share with the others, and what ``scale`` does, is said in :mod:`agentsgym.credit.advantages`.
+The rules that all estimators share, and ``scale``, are described in :mod:`agentsgym.credit.advantages`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from collections.abc import Hashable, Sequence
 from agentsgym.credit._comparison import (
     Sample,
     Scale,
+    center,
+    center_on,
     check_number,
-    compare,
-    compare_with,
     final_rewards,
-    laid_out,
     mean_of_all,
     mean_of_others,
+    scatter_to_turns,
 )
-from agentsgym.credit.memory import MovingBaselines
+from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.scored import ScoredRollout
+from agentsgym.credit.traits import estimator_traits
 
 
+@estimator_traits(uses=["per_token_rewards"])
 def reward(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -31,9 +33,9 @@ def reward(
 ) -> list[list[float]]:
     """Each turn's own reward, ``A_k = r_k``: no baseline, no look ahead, no scale.
 
-    Biased: a turn hears nothing of what it made possible later. The one estimator that works token by token:
-    :func:`~agentsgym.credit.advantages.token_advantages` takes the trajectory's per-token rewards, in which
-    ``_calculate_rewards`` of the environment has the last word, in place of these numbers.
+    Biased: a turn gets no credit for what it made possible later. The one estimator that works token by token:
+    :func:`~agentsgym.credit.advantages.token_advantages` takes the trajectory's per-token rewards, which
+    ``_calculate_rewards`` of the environment decides, in place of these numbers.
 
     Args:
         rollouts: The batch.
@@ -46,9 +48,10 @@ def reward(
     >>> reward([ScoredRollout(turn_rewards=[0.5, 1.0], final_reward=1.5, group=0, state_keys=[None] * 2)])
     [[0.5, 1.0]]
     """
-    return [list(one.turn_rewards) if one.counts else [0.0] * len(one.turn_rewards) for one in rollouts]
+    return [list(one.turn_rewards) if one.included else [0.0] * len(one.turn_rewards) for one in rollouts]
 
 
+@estimator_traits(uses=["final_reward"], compares_in_task_groups=True)
 def grpo(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -77,9 +80,10 @@ def grpo(
     [[-1.0], [1.0]]
     """
     samples = final_rewards(rollouts)
-    return laid_out(rollouts, samples, compare(samples, mean_of_all, scale))
+    return scatter_to_turns(rollouts, samples, center(samples, mean_of_all, scale))
 
 
+@estimator_traits(uses=["final_reward"], compares_in_task_groups=True)
 def rloo(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -107,59 +111,62 @@ def rloo(
     [[-2.0], [2.0]]
     """
     samples = final_rewards(rollouts)
-    return laid_out(rollouts, samples, compare(samples, mean_of_others, scale))
+    return scatter_to_turns(rollouts, samples, center(samples, mean_of_others, scale))
 
 
+@estimator_traits(uses=["final_reward", "roles"])
 def rae(
     rollouts: Sequence[ScoredRollout],
     *,
     discount: float = 1.0,  # noqa: ARG001  # every estimator is called alike
     scale: Scale = "group",
     decay: float = 0.95,
-    memory: MovingBaselines | None = None,
+    state: EMABaselines | None = None,
 ) -> list[list[float]]:
-    """The final reward against what the role has earned in earlier batches, ``A_k = R - b[game, role_k]``.
+    """The final reward against the average of the role in earlier batches, ``A_k = R - b[environment, role_k]``.
 
     Role-conditioned advantage estimation (SPIRAL, 2506.24119), ``b ← decay·b + (1 - decay)·R`` from b = 0. It needs no
-    task group, so one rollout a task is enough, and follows an opponent that changes. A whole batch is held against
+    task group, so one rollout a task is enough, and follows an opponent that changes. A whole batch is compared with
     the b of the batches before it; then each pair of a rollout and a role in it updates b once, in the order of the
-    rollouts. With ``scale="none"``, as in the paper, an unbiased estimate of the gradient, since b knows nothing of
-    the batch. For ``scale="group"`` all rollouts of the same game and role are a group, with the spread about b.
+    rollouts. With ``scale="none"``, as in the paper, an unbiased estimate of the gradient, since b does not depend on
+    the batch. For ``scale="group"`` all rollouts of the same environment and role are a group, with the spread about b.
 
     Args:
         rollouts: The batch.
         discount: Not used: R is never discounted.
         scale: What the difference is divided by.
         decay: What remains of b at each update, in [0, 1].
-        memory: Holds b by (game, role); without it every call begins at 0.
+        state: Holds b by (environment, role); without it every call begins at 0.
 
     Returns:
         One number for each turn of each rollout.
 
     Raises:
-        ConfigError: ``decay`` or ``scale`` is not valid, or a game or role is none that a checkpoint can hold.
+        ConfigError: ``decay`` or ``scale`` is not valid, or a checkpoint cannot hold an environment or
+            role.
 
-    >>> memory = MovingBaselines()
+    >>> state = EMABaselines()
     >>> won = [ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None], roles=["white"])]
-    >>> rae(won, scale="none", decay=0.5, memory=memory), rae(won, scale="none", decay=0.5, memory=memory)
+    >>> rae(won, scale="none", decay=0.5, state=state), rae(won, scale="none", decay=0.5, state=state)
     ([[1.0]], [[0.5]])
     """
     check_number("decay", decay, 0.0, 1.0)
-    baselines = MovingBaselines() if memory is None else memory
+    baselines = EMABaselines() if state is None else state
     samples = _final_rewards_by_role(rollouts)
-    numbers = compare_with(samples, baselines.get, scale)
+    numbers = center_on(samples, baselines.get, scale)
     for sample in samples:
         baselines.update(sample.group, sample.value, decay=decay)
-    return laid_out(rollouts, samples, numbers)
+    return scatter_to_turns(rollouts, samples, numbers)
 
 
 def _final_rewards_by_role(rollouts: Sequence[ScoredRollout]) -> list[Sample]:
     samples: list[Sample] = []
     for i, one in enumerate(rollouts):
         turns: defaultdict[Hashable, list[int]] = defaultdict(list)
-        for k in range(len(one.turn_rewards) if one.counts else 0):
+        for k in range(len(one.turn_rewards) if one.included else 0):
             turns[one.role(k)].append(k)
         samples += [
-            Sample(value=one.final_reward, rollout=i, turns=own, group=(one.game, role)) for role, own in turns.items()
+            Sample(value=one.final_reward, rollout_index=i, turns=own, group=(one.environment, role))
+            for role, own in turns.items()
         ]
     return samples

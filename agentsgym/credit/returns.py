@@ -1,6 +1,14 @@
-"""Estimators that see what each turn was paid: returns and turn rewards, compared turn by turn.
+"""Estimate advantages from returns and turn rewards, compared turn by turn.
 
-What they share with the others, and what ``scale`` does, is said in :mod:`agentsgym.credit.advantages`.
+The rules that all estimators share, and ``scale``, are described in :mod:`agentsgym.credit.advantages`.
+
+**The baselines of** :func:`return_to_go`. None of them depends on the rollout that it is subtracted from, so with
+``scale="none"`` and no discount each is an exactly unbiased estimate of the gradient; they differ in variance. Where
+there is no other rollout to compare with, b is 0 (and the advantage 0 under ``scale="group"``, since there is no
+spread). ``"others"`` is leave-one-out (Kool et al. 2019; 2402.14740) over the rollouts that are still in play at k: the
+last one in play has b = 0, since leaving it out instead (an advantage of 0, say) would weight late turns too little.
+``"role_ema"`` updates ``b ← decay·b + (1 - decay)·mean G`` from b = 0, once a call for each environment and role of the
+batch.
 """
 
 from __future__ import annotations
@@ -11,25 +19,30 @@ from statistics import fmean
 from typing import Final, Literal
 
 from agentsgym.credit._comparison import (
-    Mean,
+    BaselineFn,
     Sample,
     Scale,
+    center,
+    center_on,
     check_choice,
     check_number,
-    compare,
-    compare_with,
     final_rewards,
-    laid_out,
     mean_of_all,
     mean_of_others,
+    scatter_to_turns,
     turn_values,
 )
-from agentsgym.credit.memory import MovingBaselines
+from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.scored import ScoredRollout
+from agentsgym.credit.traits import Declaration, EstimatorTraits, Options, Use, estimator_traits
+from agentsgym.errors import ConfigError
 
 Baseline = Literal["self", "others"]
 ReturnBaseline = Literal["none", "batch", "others", "role_ema"]
 GroupOf = Callable[[ScoredRollout, int], Hashable]
+
+_DECAY = 0.95
+_RETURNS: Final[tuple[Use, ...]] = ("discount", "turn_rewards")
 
 
 def discounted_returns(rewards: Sequence[float], *, discount: float) -> list[float]:
@@ -53,47 +66,47 @@ def discounted_returns(rewards: Sequence[float], *, discount: float) -> list[flo
     return returns[::-1]
 
 
+def _return_to_go_traits(options: Options) -> EstimatorTraits:
+    baseline = options.get("baseline", "others")
+    roles: tuple[Use, ...] = ("roles",) if baseline in ("none", "role_ema") else ()  # "none" scales by role
+    return EstimatorTraits(uses=frozenset((*_RETURNS, *roles)), compares_in_task_groups=baseline == "others")
+
+
+def _keeps_averages(options: Options) -> bool:
+    return options.get("baseline") == "role_ema"  # the other baselines keep nothing
+
+
+@Declaration(traits_of=_return_to_go_traits, keeps_state=_keeps_averages).on
 def return_to_go(
     rollouts: Sequence[ScoredRollout],
     *,
     discount: float = 1.0,
     scale: Scale = "group",
     baseline: ReturnBaseline = "others",
-    decay: float = 0.95,
-    memory: MovingBaselines | None = None,
+    decay: float | None = None,
+    state: EMABaselines | None = None,
 ) -> list[list[float]]:
-    """Each turn's return against a baseline, ``A_k,i = G_k,i - b_k,i``: REINFORCE with reward to go.
+    """Each turn's return against a baseline, ``A_k,i = G_k,i - b_k,i``: REINFORCE with reward to go, one number a turn.
 
-    =============  =======================================================================  =====================
+    =============  =======================================================================  ======================
     ``baseline``   b                                                                        groups of ``scale``
-    =============  =======================================================================  =====================
+    =============  =======================================================================  ======================
     ``"others"``   mean of G over the task group's other rollouts at the same turn index k  task group and k
-    ``"batch"``    mean of G over all turns of the batch's other rollouts of the same game  game
-    ``"role_ema"`` moving average of G by (game, role), as it was before this batch         game and role
-    ``"none"``     0                                                                        game
-    =============  =======================================================================  =====================
-
-    None of them has seen the rollout that it is held against, so with ``scale="none"`` and no discount each is an
-    exactly unbiased estimate of the gradient; they differ in variance. Where no other rollout is there to compare
-    with, b is 0 (and the advantage 0 under ``scale="group"``, since there is no spread). ``"others"`` is leave-one-out
-    (Kool et al. 2019; 2402.14740) over the rollouts that are still in play at k: the last one in play has b = 0,
-    since any other choice that spares it (an advantage of 0, say) weighs late turns too little. ``"role_ema"`` updates
-    ``b ← decay·b + (1 - decay)·mean G`` from b = 0, once a call for each game and role of the batch.
+    ``"batch"``    mean of G over all turns of the environment's other rollouts             environment
+    ``"role_ema"`` moving average of G by (env, role), as it was  before this batch         environment and role
+    ``"none"``     0                                                                        environment and role
+    =============  =======================================================================  ======================
 
     Args:
         rollouts: The batch.
         discount: γ in ``G_k = r_k + γ·G_{k+1}``.
         scale: What the difference is divided by; for the last two baselines the spread is that about b.
         baseline: One of the four.
-        decay: What remains of the moving average at each update, in [0, 1].
-        memory: Holds the moving averages; without it every call begins at 0.
-
-    Returns:
-        One number for each turn of each rollout.
+        decay: What remains of the moving average at each update, in [0, 1]; None for 0.95, or without one.
+        state: Holds the moving averages; without it every call begins at 0.
 
     Raises:
-        ConfigError: ``baseline``, ``decay`` or ``scale`` is not valid, or a game or role is none that a checkpoint can
-            hold.
+        ConfigError: An option is not valid, ``decay`` has no use, or a checkpoint cannot hold an environment or role.
 
     >>> long = ScoredRollout(turn_rewards=[1.0, 2.0], final_reward=3.0, group=0, state_keys=[None] * 2)
     >>> short = ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None])
@@ -103,32 +116,34 @@ def return_to_go(
     [[2.0, 1.0], [-1.5]]
     """
     check_choice("baseline", baseline, _GROUPS)
-    check_number("decay", decay, 0.0, 1.0)
+    _check_decay(decay, baseline)
     samples = _returns(rollouts, discount, _GROUPS[baseline])
     if baseline == "role_ema":
-        averages = MovingBaselines() if memory is None else memory
-        numbers = compare_with(samples, averages.get, scale)
-        _update(averages, samples, decay)
+        averages = EMABaselines() if state is None else state
+        numbers = center_on(samples, averages.get, scale)
+        _update(averages, samples, _DECAY if decay is None else decay)
     elif baseline == "none":
-        numbers = compare_with(samples, lambda _group: 0.0, scale)
+        numbers = center_on(samples, lambda _group: 0.0, scale)
     else:
-        numbers = compare(samples, mean_of_others, scale)
-    return laid_out(rollouts, samples, numbers)
+        numbers = center(samples, mean_of_others, scale)
+    return scatter_to_turns(rollouts, samples, numbers)
 
 
+@estimator_traits(uses=_RETURNS)
 def rebn(rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Scale = "group") -> list[list[float]]:
     """Each turn's return against all of the batch, ``A_k = (G_k - mean G) / (std G + 1e-4)`` (ReBN, 2510.01051).
 
-    Mean and spread are over all turns of the same game in the batch, its own included, whatever their task: no task
-    groups are needed, but how hard a task is becomes part of the advantage, and long rollouts weigh more in the mean.
-    Biased, as its own returns are in the mean and the spread: by a share that falls with the number of rollouts, so
-    that a large batch all but keeps the direction and a batch of a few rollouts does not. The paper adds 1e-9 to the
+    Mean and spread are over all turns of the same environment in the batch, its own included, whatever their task:
+    no task groups are needed, but how hard a task is becomes part of the advantage, and long rollouts weigh more in
+    the mean.
+    Biased, as its own returns are in the mean and the spread: by a fraction that falls with the number of rollouts, so
+    that a large batch nearly keeps the direction and a batch of a few rollouts does not. The paper adds 1e-9 to the
     spread.
 
     Args:
         rollouts: The batch.
         discount: γ in ``G_k = r_k + γ·G_{k+1}``; below 1 in the paper.
-        scale: What the difference is divided by; ``"group"``, as in the paper, is the spread of the game.
+        scale: What the difference is divided by; ``"group"``, as in the paper, is the spread of the environment.
 
     Returns:
         One number for each turn of each rollout.
@@ -140,10 +155,11 @@ def rebn(rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Sca
     >>> rebn([rollout], scale="none")
     [[0.5, -0.5]]
     """
-    samples = _returns(rollouts, discount, _same_game)
-    return laid_out(rollouts, samples, compare(samples, mean_of_all, scale))
+    samples = _returns(rollouts, discount, _same_environment)
+    return scatter_to_turns(rollouts, samples, center(samples, mean_of_all, scale))
 
 
+@estimator_traits(uses=["turn_rewards", "final_reward"], compares_in_task_groups=True)
 def mt_grpo(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -151,16 +167,16 @@ def mt_grpo(
     scale: Scale = "group",
     turn_weight: float = 1.0,
 ) -> list[list[float]]:
-    """The outcome for every turn, and for all but the last what the turn itself was paid (MT-GRPO, 2505.11821).
+    """The outcome for every turn, and for all but the last the turn's own reward as well (MT-GRPO, 2505.11821).
 
     ``A_k = A_O + c·A_T,k`` for a turn that is not its rollout's last, and ``A_k = A_O`` for the last. ``A_O`` is that
-    of :func:`~agentsgym.credit.outcomes.grpo`; ``A_T,k = (r_k - mean r_k) / (std r_k + 1e-4)`` compares what the turn
-    was paid with the same turn of the task group's rollouts that went on after it. With two turns this is the paper's
-    form; its outcome reward is here the final reward.
+    of :func:`~agentsgym.credit.outcomes.grpo`; ``A_T,k = (r_k - mean r_k) / (std r_k + 1e-4)`` compares the turn's
+    reward with that of the same turn in the task group's rollouts that went on after it. With two turns this is the
+    paper's form; its outcome reward is here the final reward.
 
-    Biased, also with ``scale="none"``: c·A_T follows what a turn is paid at once and not what it leads to, so that
+    Biased, also with ``scale="none"``: c·A_T follows a turn's immediate reward and not what it leads to, so that
     beside the gradient of R it climbs that of the immediate rewards; and who is compared at k depends on who went on.
-    A turn that pays at once and costs more later looks good to it.
+    A turn that is rewarded at once and costs more later gets a positive advantage.
 
     Args:
         rollouts: The batch.
@@ -184,12 +200,13 @@ def mt_grpo(
     outcome = final_rewards(rollouts)
     turns = turn_values(rollouts, lambda one: one.turn_rewards[:-1], _same_turn)
     return _sum(
-        laid_out(rollouts, outcome, compare(outcome, mean_of_all, scale)),
-        laid_out(rollouts, turns, compare(turns, mean_of_all, scale)),
+        scatter_to_turns(rollouts, outcome, center(outcome, mean_of_all, scale)),
+        scatter_to_turns(rollouts, turns, center(turns, mean_of_all, scale)),
         turn_weight,
     )
 
 
+@estimator_traits(uses=[*_RETURNS, "final_reward", "state_keys"], compares_in_task_groups=True)
 def gigpo(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -202,12 +219,12 @@ def gigpo(
 
     ``A_k = A_E + w·A_S,k`` with ``A_E`` that of :func:`~agentsgym.credit.outcomes.grpo` and
     ``A_S,k = (G_k - mean_s G) / (std_s G + 1e-4)`` over all turns of the task group whose state key is that of turn k.
-    ``A_S`` is 0 where nothing is in the same state and where the game gives no key, so without any keys this is
-    ``grpo``.
+    ``A_S`` is 0 where no other turn is in the same state and where the environment gives no key, so without any keys
+    this is ``grpo``.
 
-    ``baseline="self"``, the default, is the paper's: the mean includes what it is compared with. A rollout that
-    comes back to a state then holds its own future against itself, which bends the gradient; what remains is the
-    form with published results, and under ``scale="group"`` the exact direction is given up anyway.
+    ``baseline="self"``, the default, is the paper's: the mean includes the turn that it is subtracted from. A rollout
+    that comes back to a state is then compared with its own future, which biases the gradient; it is the form with
+    published results, and ``scale="group"`` gives up the exact direction anyway.
     ``baseline="others"`` leaves the whole rollout out of its baselines, ``A_E`` being that of ``rloo``: with
     ``scale="none"`` and no discount it is in expectation exactly ``1 + w`` times the gradient. Where no other rollout
     was in the state, the baseline is then 0 (under ``scale="group"`` the advantage is).
@@ -216,11 +233,8 @@ def gigpo(
         rollouts: The batch.
         discount: γ in ``G_k = r_k + γ·G_{k+1}``; 0.95 in the paper.
         scale: What the differences are divided by, ``A_E`` and ``A_S`` each for itself.
-        step_weight: w, the weight of ``A_S``.
+        step_weight: w.
         baseline: ``"self"`` or ``"others"``.
-
-    Returns:
-        One number for each turn of each rollout.
 
     Raises:
         ConfigError: ``baseline``, ``step_weight`` or ``scale`` is not valid.
@@ -237,14 +251,14 @@ def gigpo(
     whole = final_rewards(rollouts)
     steps = _returns(rollouts, discount, same_state)
     return _sum(
-        laid_out(rollouts, whole, compare(whole, mean, scale)),
-        laid_out(rollouts, steps, compare(steps, mean, scale)),
+        scatter_to_turns(rollouts, whole, center(whole, mean, scale)),
+        scatter_to_turns(rollouts, steps, center(steps, mean, scale)),
         step_weight,
     )
 
 
 def same_state(rollout: ScoredRollout, k: int) -> Hashable:
-    """What turns share that :func:`gigpo` compares: task group and state key; None where the game gives no key."""
+    """What turns share that :func:`gigpo` compares: task group and state key; None where there is no key."""
     key = rollout.state_keys[k]
     return None if key is None else (rollout.group, key)
 
@@ -253,29 +267,39 @@ def _same_turn(rollout: ScoredRollout, k: int) -> Hashable:
     return rollout.group, k
 
 
-def _same_game(rollout: ScoredRollout, _k: int) -> Hashable:
-    return (rollout.game,)
+def _same_environment(rollout: ScoredRollout, _k: int) -> Hashable:
+    return (rollout.environment,)
 
 
 def _same_role(rollout: ScoredRollout, k: int) -> Hashable:
-    return rollout.game, rollout.role(k)
+    return rollout.environment, rollout.role(k)
 
 
-_MEANS: Final[Mapping[str, Mean]] = {"self": mean_of_all, "others": mean_of_others}
+_MEANS: Final[Mapping[str, BaselineFn]] = {"self": mean_of_all, "others": mean_of_others}
 _GROUPS: Final[Mapping[str, GroupOf]] = {
     "none": _same_role,
-    "batch": _same_game,
+    "batch": _same_environment,
     "others": _same_turn,
     "role_ema": _same_role,
 }
+
+
+def _check_decay(decay: float | None, baseline: str) -> None:
+    if decay is None:
+        return
+    check_number("decay", decay, 0.0, 1.0)
+    if baseline != "role_ema":
+        raise ConfigError(
+            f"decay must be left out unless baseline is 'role_ema', got decay={decay!r} with baseline={baseline!r}"
+        )
 
 
 def _returns(rollouts: Sequence[ScoredRollout], discount: float, group_of: GroupOf) -> list[Sample]:
     return turn_values(rollouts, lambda one: discounted_returns(one.turn_rewards, discount=discount), group_of)
 
 
-def _update(averages: MovingBaselines, samples: Sequence[Sample], decay: float) -> None:
-    """Let the mean of each group into its moving average."""
+def _update(averages: EMABaselines, samples: Sequence[Sample], decay: float) -> None:
+    """Move the average of each group towards the group's mean."""
     values: defaultdict[Hashable, list[float]] = defaultdict(list)
     for sample in samples:
         values[sample.group].append(sample.value)

@@ -1,8 +1,8 @@
-"""From what the environment paid to one reward a token.
+"""Place the rewards of an environment on turns and tokens.
 
-Two questions, asked apart: which turn is paid (``turn_credit``), and where in the turn the amount lies
+Two independent choices: which turn is rewarded (``turn_credit``), and where in the turn the amount lies
 (``token_credit``). A trajectory ``..AA.B`` (``.`` an environment token, a letter an action's token) whose turns were
-paid 2 and 1::
+rewarded with 2 and 1::
 
     turn_credit     A    B        token_credit   . . A A . B      (turn_credit "step")
     "step"          2    1        "spread"       0 0 1 1 0 1
@@ -20,10 +20,10 @@ from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.types import Trajectory
 
 TurnCredit = Callable[[Sequence[float], float, Sequence[int]], list[float]]
-"""(turn rewards (K,), final reward, agent tokens of each turn (K,)) → what each turn is paid, (K,)."""
+"""(turn rewards (K,), final reward, agent tokens of each turn (K,)) → the reward of each turn, (K,)."""
 
 TokenCredit = Callable[[float, int], list[float]]
-"""(what the turn is paid, its number of tokens n) → what each of its tokens is paid, (n,)."""
+"""(the reward of a turn, its number of tokens n) → the reward of each of its tokens, (n,)."""
 
 
 def _step(turn_rewards: Sequence[float], _final_reward: float, _token_counts: Sequence[int]) -> list[float]:
@@ -57,7 +57,7 @@ def _each(amount: float, num_tokens: int) -> list[float]:
 
 
 TURN_CREDITS: Final[Mapping[str, TurnCredit]] = {
-    "step": _step,  # what the environment paid for the turn
+    "step": _step,  # what the environment gave for the turn
     "final": _final,  # the final reward, on the last turn only
     "repeat_final": _repeat_final,  # the final reward, on every turn
     "spread_final": _spread_final,  # the final reward, evenly over all agent tokens of the trajectory
@@ -74,7 +74,7 @@ def check_credit(turn_credit: str, token_credit: str) -> None:
     """Refuse a pair of names that means nothing.
 
     Args:
-        turn_credit: Which turn is paid, a key of :data:`TURN_CREDITS`.
+        turn_credit: Which turn is rewarded, a key of :data:`TURN_CREDITS`.
         token_credit: Where in the turn, a key of :data:`TOKEN_CREDITS`.
 
     Raises:
@@ -90,13 +90,13 @@ def check_credit(turn_credit: str, token_credit: str) -> None:
 def credited_turn_rewards(
     turn_rewards: Sequence[float], final_reward: float, token_counts: Sequence[int], turn_credit: str
 ) -> list[float]:
-    """What each turn is paid once ``turn_credit`` has decided who is.
+    """Give each turn the reward that ``turn_credit`` assigns to it.
 
     Args:
-        turn_rewards: What the environment paid for each turn, (K,).
+        turn_rewards: What the environment gave for each turn, (K,).
         final_reward: The reward of the whole rollout.
-        token_counts: Agent tokens of each turn, (K,); only ``"spread_final"`` looks at them, and without any token
-            it pays nobody.
+        token_counts: Agent tokens of each turn, (K,); only ``"spread_final"`` uses them, and without any token
+            it rewards no turn.
         turn_credit: A key of :data:`TURN_CREDITS`.
 
     Returns:
@@ -118,7 +118,7 @@ def credited_turn_rewards(
 
 
 def place_on_tokens(trajectory: Trajectory, amounts: Sequence[float], token_credit: str) -> list[float]:
-    """Lay one amount a turn on that turn's tokens.
+    """Place one amount a turn on that turn's tokens.
 
     Args:
         trajectory: Gives the spans of the turns and the number of tokens T.
@@ -133,13 +133,38 @@ def place_on_tokens(trajectory: Trajectory, amounts: Sequence[float], token_cred
         ValueError: There is not one amount for each turn.
     """
     _check_name("token_credit", token_credit, TOKEN_CREDITS)
-    if len(amounts) != len(trajectory.turns):
-        raise ValueError(f"one amount a turn is wanted: {len(trajectory.turns)} turns, got {len(amounts)}")
+    _check_one_a_turn(trajectory, amounts, "amount")
     place = TOKEN_CREDITS[token_credit]
-    placed = [0.0] * len(trajectory.token_ids)  # (T,)
-    for turn, amount in zip(trajectory.turns, amounts, strict=True):
-        placed[turn.start : turn.stop] = place(amount, turn.stop - turn.start)
-    return placed
+    numbers = [place(*turn) for turn in zip(amounts, token_counts(trajectory), strict=True)]
+    return scatter_to_tokens(trajectory, numbers)
+
+
+def scatter_to_tokens(
+    trajectory: Trajectory, entries: Sequence[float | Sequence[float]], *, fill: float = 0.0, name: str = "number"
+) -> list[float]:
+    """Put each turn's number on all of its tokens, or its list of numbers on them one by one.
+
+    Args:
+        trajectory: Gives the spans of the turns and the number of tokens T.
+        entries: One entry a turn, (K,): a number, or a list of one number a token of the turn.
+        fill: What every environment token gets.
+        name: What an entry is called in an error.
+
+    Returns:
+        (T,).
+
+    Raises:
+        ValueError: There is not one entry for each turn, or a turn's list has not one number for each of its tokens.
+    """
+    _check_one_a_turn(trajectory, entries, name)
+    scattered = [fill] * len(trajectory.token_ids)  # (T,)
+    for k, (turn, entry) in enumerate(zip(trajectory.turns, entries, strict=True)):
+        num_tokens = turn.stop - turn.start
+        numbers = list(entry) if isinstance(entry, Sequence) else [entry] * num_tokens
+        if len(numbers) != num_tokens:
+            raise ValueError(f"turn {k} has {num_tokens} tokens, got {len(numbers)} {name}s for them")
+        scattered[turn.start : turn.stop] = numbers
+    return scattered
 
 
 def per_token_rewards(
@@ -147,11 +172,11 @@ def per_token_rewards(
 ) -> list[float]:
     """Place a trajectory's rewards on its tokens.
 
-    With ``"spread"`` and ``"last"`` the sum is that of what the turns that have tokens were paid.
+    With ``"spread"`` and ``"last"`` they add up to the rewards of the turns that have tokens.
 
     Args:
-        trajectory: Gives the turns, what they were paid, and the final reward.
-        turn_credit: Which turn is paid, a key of :data:`TURN_CREDITS`.
+        trajectory: Gives the turns, their rewards, and the final reward.
+        turn_credit: Which turn is rewarded, a key of :data:`TURN_CREDITS`.
         token_credit: Where in the turn, a key of :data:`TOKEN_CREDITS`.
 
     Returns:
@@ -170,6 +195,11 @@ def per_token_rewards(
 def token_counts(trajectory: Trajectory) -> list[int]:
     """Agent tokens of each turn, (K,)."""
     return [turn.stop - turn.start for turn in trajectory.turns]
+
+
+def _check_one_a_turn(trajectory: Trajectory, entries: Sequence[object], name: str) -> None:
+    if len(entries) != len(trajectory.turns):
+        raise ValueError(f"expected one {name} a turn: {len(trajectory.turns)} turns, got {len(entries)}")
 
 
 def _check_name(option: str, name: str, known: Iterable[str]) -> None:

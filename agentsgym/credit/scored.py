@@ -1,7 +1,8 @@
-"""What an estimator sees of one rollout: numbers and keys, no tokens."""
+"""Reduce a rollout to what an estimator sees of it: numbers and keys, no tokens."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -15,20 +16,24 @@ class ScoredRollout:
     """What an estimator sees of one rollout: numbers and keys, no tokens.
 
     Attributes:
-        turn_rewards: What each turn is paid, after ``turn_credit``, (K,).
+        turn_rewards: The reward of each turn, after ``turn_credit``, (K,).
         final_reward: R, the reward of the whole rollout, whatever the ``turn_credit``.
         group: Which task group it belongs to, unique over the whole batch.
-        state_keys: Equal keys within a task group are the same decision problem, (K,); None where the game does not
-            say.
-        failed: Whether the environment or the agent broke.
-        dropped: Whether a filter left it out: it is in no baseline, and nothing is learnt from it.
-        game: Which game was played; baselines that outlive a batch are kept for each game.
-        roles: Who the agent was in each turn, (K,); None where the game does not say, empty for None in all turns.
-        potentials: What the game says each turn's state is worth, (K,), for potential-based shaping; None where it
-            does not say, empty for None in all turns.
+        state_keys: Equal keys within a task group are the same decision problem, (K,); None where the
+            environment gives no key.
+        failed: Whether the environment or the agent raised, or took too long.
+        dropped: Whether a filter left it out: it is in no baseline and not in the loss.
+        truncated: Whether a budget, not the environment, ended the episode.
+        environment: Which one was played (in the trainer its class and configuration); baselines that outlive a batch
+            are kept for each.
+        roles: Who the agent was in each turn, (K,); None where the environment does not say, empty for None in all
+            turns.
+        potentials: The potential of each turn's state, (K,), for potential-based shaping; None where the environment
+            gives none, empty for None in all turns.
         token_counts: How many agent tokens each turn has, (K,); empty where it is not known.
-        values: What a value head expects the rest of the rollout to pay, before each token of each turn, (K, n_k);
-            empty without a value head.
+        values: The return that a value head predicts before each token of each turn, (K, n_k); empty without a value
+            head.
+        invalid: Whether each turn's action was invalid, (K,); empty where it is not known.
     """
 
     turn_rewards: Sequence[float]
@@ -37,55 +42,73 @@ class ScoredRollout:
     state_keys: Sequence[Hashable]
     failed: bool = False
     dropped: bool = False
-    game: Hashable = None
+    truncated: bool = False
+    environment: Hashable = None
     roles: Sequence[Hashable] = ()
     potentials: Sequence[float | None] = ()
     token_counts: Sequence[int] = ()
     values: Sequence[Sequence[float]] = ()
+    invalid: Sequence[bool] = ()
 
     def __post_init__(self) -> None:
         if len(self.turn_rewards) != len(self.state_keys):
             raise ValueError(
                 f"each turn needs a reward and a state key, got {len(self.turn_rewards)} and {len(self.state_keys)}"
             )
-        for name in ("roles", "potentials", "token_counts", "values"):
+        for name in ("roles", "potentials", "token_counts", "values", "invalid"):
             given = getattr(self, name)
             if given and len(given) != len(self.turn_rewards):
                 raise ValueError(f"{name} needs one entry a turn or none, got {len(given)} of {len(self.turn_rewards)}")
 
     @classmethod
     def from_trajectory(
-        cls, trajectory: Trajectory, *, group: int, turn_credit: str = "step", game: Hashable = None
+        cls, trajectory: Trajectory, *, group: int, turn_credit: str = "step", environment: Hashable = None
     ) -> Self:
         """Take from a trajectory what the estimators need.
 
         Args:
             trajectory: One rollout.
             group: Which task group it belongs to, unique over the whole batch.
-            turn_credit: Which turn is paid, a key of :data:`agentsgym.credit.rewards.TURN_CREDITS`.
-            game: Which game was played.
+            turn_credit: Which turn is rewarded, a key of :data:`agentsgym.credit.rewards.TURN_CREDITS`.
+            environment: Which environment was played.
 
         Raises:
             ConfigError: ``turn_credit`` is unknown.
         """
-        counts = token_counts(trajectory)
+        num_tokens = token_counts(trajectory)
         return cls(
-            turn_rewards=credited_turn_rewards(trajectory.turn_rewards, trajectory.final_reward, counts, turn_credit),
+            turn_rewards=credited_turn_rewards(
+                trajectory.turn_rewards, trajectory.final_reward, num_tokens, turn_credit
+            ),
             final_reward=trajectory.final_reward,
             group=group,
             state_keys=[turn.state_key for turn in trajectory.turns],
             failed=trajectory.failed,
-            game=game,
+            truncated=trajectory.stop_reason.truncated,
+            environment=environment,
             roles=[turn.role for turn in trajectory.turns],
             potentials=[turn.potential for turn in trajectory.turns],
-            token_counts=counts,
+            token_counts=num_tokens,
+            invalid=[turn.invalid for turn in trajectory.turns],
         )
 
     @property
-    def counts(self) -> bool:
-        """Whether it is in baselines and may be learnt from."""
+    def included(self) -> bool:
+        """Whether it is in baselines and in the loss."""
         return not (self.failed or self.dropped)
 
     def role(self, k: int) -> Hashable:
         """Who the agent was in turn k."""
         return self.roles[k] if self.roles else None
+
+    @property
+    def counts(self) -> bool:
+        """The old name of ``included``."""
+        warnings.warn("ScoredRollout.counts is now ScoredRollout.included", DeprecationWarning, stacklevel=2)
+        return self.included
+
+    @property
+    def game(self) -> Hashable:
+        """The old name of ``environment``."""
+        warnings.warn("ScoredRollout.game is now ScoredRollout.environment", DeprecationWarning, stacklevel=2)
+        return self.environment

@@ -1,37 +1,37 @@
-"""Potential-based shaping: paying for progress without changing which policy is best."""
+"""Reward progress without changing which policy is best (potential-based shaping)."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from agentsgym.credit._comparison import Scale, check_number
-from agentsgym.credit.bound import Estimator, TurnAdvantage, name_of
-from agentsgym.credit.memory import MovingBaselines
-from agentsgym.credit.outcomes import grpo, rae, reward, rloo
+from agentsgym.credit.bound import BoundEstimator, Estimator, TurnAdvantage, name_of
+from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.scored import ScoredRollout
+from agentsgym.credit.traits import EstimatorTraits, Use, traits_of
 from agentsgym.errors import ConfigError
 
-_UNMOVED: dict[Callable[..., Any], str] = {
-    grpo: "it sees final rewards only",
-    rloo: "it sees final rewards only",
-    rae: "it sees final rewards only",
-    reward: "it takes the per-token rewards as the environment gave them",
+# Why shaped turn rewards do not reach an estimator that does not use turn rewards, by what it uses instead.
+_UNREACHED: Final[Mapping[Use, str]] = {
+    "per_token_rewards": "it takes the per-token rewards as the environment gave them",
+    "final_reward": "it sees final rewards only",
 }
 
 
 def shaped(rollouts: Sequence[ScoredRollout], *, discount: float, weight: float) -> list[ScoredRollout]:
-    """Pay each turn for the change in potential, ``r'_k = r_k + w·(γ·Φ_{k+1} - Φ_k)`` (Ng, Harada & Russell 1999).
+    """Reward each turn for the change in potential, ``r'_k = r_k + w·(γ·Φ_{k+1} - Φ_k)`` (Ng, Harada & Russell 1999).
 
-    Φ_k is what the game says the state before turn k is worth, and 0 after the last turn, however it ended. The
+    Φ_k is what the environment gives for the state before turn k, and 0 after the last turn, however it ended. The
     returns then become ``G_k - w·Φ_k``: a baseline that depends on the state alone, so that no policy's rank and, for
     an unbiased estimator with the same discount, no gradient changes, only its variance. ``final_reward`` is left
     alone: without discount the sum over a rollout only moves by ``-w·Φ_0``, the same for a whole task group. A later
     episode of the same trial counts as what follows.
 
     Args:
-        rollouts: The batch; those that do not count are returned as they are.
+        rollouts: The batch; those that are not included are returned as they are.
         discount: γ, the estimator's own.
         weight: w.
 
@@ -39,7 +39,7 @@ def shaped(rollouts: Sequence[ScoredRollout], *, discount: float, weight: float)
         The rollouts with other turn rewards.
 
     Raises:
-        ConfigError: The game does not say what a turn's state is worth, or ``weight`` is no finite number.
+        ConfigError: The environment gives no potential for a turn, or ``weight`` is no finite number.
 
     >>> rollout = ScoredRollout(
     ...     turn_rewards=[0.0, 1.0], final_reward=1.0, group=0, state_keys=[None] * 2, potentials=[-1.0, -0.25]
@@ -48,7 +48,7 @@ def shaped(rollouts: Sequence[ScoredRollout], *, discount: float, weight: float)
     [0.75, 1.25]
     """
     check_number("potential_weight", weight)
-    return [_shaped(one, discount, weight) if one.counts else one for one in rollouts]
+    return [_shaped(one, discount, weight) if one.included else one for one in rollouts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class PotentialShaping:
     """An estimator that sees shaped turn rewards; it is one itself, and can be pickled and deep-copied.
 
     Attributes:
-        estimator: Who is given the :func:`shaped` rollouts.
+        estimator: What is called with the :func:`shaped` rollouts.
         weight: w, what the potentials are multiplied by.
 
     Raises:
@@ -68,7 +68,7 @@ class PotentialShaping:
 
     def __post_init__(self) -> None:
         check_number("potential_weight", self.weight)
-        if reason := _UNMOVED.get(self.function):
+        if reason := _why_unreached(self.traits):
             raise ConfigError(f"potential_weight would change nothing for the estimator {self.name!r}: {reason}")
 
     def __call__(
@@ -93,9 +93,43 @@ class PotentialShaping:
         return name_of(self.function)
 
     @property
-    def memory(self) -> MovingBaselines | None:
+    def state(self) -> EMABaselines | None:
         """What the estimator keeps from one batch to the next."""
-        return getattr(self.estimator, "memory", None)
+        return getattr(self.estimator, "state", None)
+
+    @property
+    def traits(self) -> EstimatorTraits | None:
+        """Those of the estimator, and that it uses the discount; None if the estimator declares nothing."""
+        traits = traits_of(self.function, self.options)
+        return traits and replace(traits, uses=traits.uses | {"discount"})
+
+    def value_targets(self, rollouts: Sequence[ScoredRollout], *, discount: float) -> list[list[list[float]]]:
+        """Give what a value head is trained towards: the estimator's own targets, of the shaped rewards that it sees.
+
+        Args:
+            rollouts: The batch, not shaped yet, with the values of a value head.
+            discount: γ over turns.
+
+        Returns:
+            As :meth:`BoundEstimator.value_targets`.
+
+        Raises:
+            ConfigError: The rollouts have no values or no potentials.
+        """
+        own = BoundEstimator(self.function, self.options)
+        return own.value_targets(shaped(rollouts, discount=discount, weight=self.weight), discount=discount)
+
+    @property
+    def memory(self) -> EMABaselines | None:
+        """The old name of ``state``."""
+        warnings.warn("an estimator's memory is now its state", DeprecationWarning, stacklevel=2)
+        return self.state
+
+
+def _why_unreached(traits: EstimatorTraits | None) -> str | None:
+    if traits is None or "turn_rewards" in traits.uses:
+        return None
+    return next((reason for use, reason in _UNREACHED.items() if use in traits.uses), "it sees no rewards of turns")
 
 
 def _shaped(rollout: ScoredRollout, discount: float, weight: float) -> ScoredRollout:
@@ -103,19 +137,19 @@ def _shaped(rollout: ScoredRollout, discount: float, weight: float) -> ScoredRol
     known = [potential for potential in potentials if potential is not None]
     if len(known) < len(potentials):
         raise ConfigError(
-            "potential-based shaping needs the potential of every turn: the game's `_potential` must return a number, "
+            "potential-based shaping needs the potential of every turn: `_potential` must return a number, "
             f"got None in {len(potentials) - len(known)} of {len(potentials)} turns"
-            f"{_of(rollout.game)}"
+            f"{_of(rollout.environment)}"
         )
     following = [*known, 0.0][1:]
     rewards = [
-        paid + weight * (discount * after - before)
-        for paid, before, after in zip(rollout.turn_rewards, known, following, strict=True)
+        reward + weight * (discount * after - before)
+        for reward, before, after in zip(rollout.turn_rewards, known, following, strict=True)
     ]
     return replace(rollout, turn_rewards=rewards)
 
 
-def _of(game: Hashable) -> str:
-    """Name a game by its class: of a trainer's (class, number of its configuration) the number says nothing."""
-    parts = cast("tuple[Hashable, ...]", game) if isinstance(game, tuple) else (game,)
+def _of(environment: Hashable) -> str:
+    """Name an environment by its class, without the number of its configuration, which says nothing to a user."""
+    parts = cast("tuple[Hashable, ...]", environment) if isinstance(environment, tuple) else (environment,)
     return f" of {parts[0]}" if parts and parts[0] is not None else ""

@@ -1,4 +1,4 @@
-"""Non-negative weights, one a turn, that are multiplied into the turn's advantages.
+"""Compute non-negative weights, one a turn, that are multiplied into the turn's advantages.
 
 **Why that is exact.** For ``w ≥ 0`` and numbers x, y, ``min(w·x, w·y) = w·min(x, y)``. So for a token with the ratio r
 and the advantage A::
@@ -17,6 +17,11 @@ batch: weights redistribute the numerator alone. So :func:`aggregation_weights` 
 become the aggregation they are named after under a loss that divides by the number of agent tokens of the whole batch
 (``dapo``, ``cispo``, ``vespo``), not under one that divides by a row's tokens, a number of rows or the tokens of a
 micro-batch as well. A token of weight 0 counts in those denominators, and in TRL's clip metrics as not clipped.
+
+**What is kept.** ``constant`` divides by all rollouts, so that a token weighs the same however many were left out. The
+weights of all tokens add up to the number of agent tokens (``constant`` aside), so that a batch has the same weight
+whichever is chosen. ``token`` and ``constant`` keep the direction of the gradient; under the others a token weighs less
+the more tokens its turn, rollout or group has, which depends on what the policy sampled.
 """
 
 from __future__ import annotations
@@ -38,14 +43,12 @@ INVALID_TURN_MODES: Final = ("keep", "mask", "mask_rollout")
 def aggregation_weights(
     token_counts: Sequence[Sequence[int]],
     groups: Sequence[int],
-    counts: Sequence[bool],
+    included: Sequence[bool],
     aggregation: str,
     *,
     constant: int | None = None,
 ) -> list[list[float]]:
-    """Weigh each turn's tokens so that the mean over all tokens becomes another mean.
-
-    With N agent tokens in the batch, a token of weight w takes the part ``w/N`` of the loss:
+    """Weigh each turn's tokens so that the mean over all N agent tokens, ``w/N`` each, becomes another mean.
 
     ==============  ==========================================================  ==================================
     aggregation     a token's part of the loss                                  what weighs alike
@@ -57,57 +60,51 @@ def aggregation_weights(
     ``constant``    1 / (number of rollouts · ``constant``)                     all tokens (Dr. GRPO, 2503.20783)
     ==============  ==========================================================  ==================================
 
-    Only what counts is counted: of the rollouts of ``counts`` the turns, rollouts and groups that have agent tokens.
-    ``constant`` divides by all rollouts, so that a token weighs the same however many were left out. The weights of
-    all tokens add up to N (``constant`` aside), so that a batch weighs the same whichever is chosen. ``token`` and
-    ``constant`` keep the direction of the gradient; the others make a token weigh the less the more tokens its turn,
-    rollout or group has, which depends on what the policy said.
-
     Args:
-        token_counts: Agent tokens of each turn of each rollout of the whole batch, those of all ranks.
+        token_counts: Agent tokens of each turn of each rollout of the whole batch, those of all ranks; units without
+            any do not count.
         groups: The task group of each rollout.
-        counts: Whether something is learnt from the rollout; one that does not count gets weights of 0.
+        included: Whether each is trained on; one that is not gets weights of 0 and does not count.
         aggregation: One of :data:`AGGREGATIONS`.
-        constant: What ``"constant"`` divides a rollout's sum by, the same for short and long ones; the others do not
-            look at it.
+        constant: What ``"constant"`` divides a rollout's sum by; the others do not use it.
 
     Returns:
-        One weight for each turn of each rollout, 0.0 where it has no tokens.
+        One weight a turn of each rollout, 0.0 without tokens.
 
     Raises:
         ConfigError: ``aggregation`` is unknown, or ``"constant"`` comes without a positive ``constant``.
-        ValueError: ``groups`` or ``counts`` does not have one entry a rollout.
+        ValueError: ``groups`` or ``included`` does not have one entry a rollout.
 
-    >>> aggregation_weights([[2, 4], [2]], groups=[0, 0], counts=[True, True], aggregation="trajectory")
+    >>> aggregation_weights([[2, 4], [2]], groups=[0, 0], included=[True, True], aggregation="trajectory")
     [[0.6666666666666666, 0.6666666666666666], [2.0]]
     """
     check_choice("loss_aggregation", aggregation, AGGREGATIONS)
-    if not len(token_counts) == len(groups) == len(counts):
+    if not len(token_counts) == len(groups) == len(included):
         raise ValueError(
-            f"each of {len(token_counts)} rollouts needs a group and a flag, got {len(groups)} and {len(counts)}"
+            f"each of {len(token_counts)} rollouts needs a group and a flag, got {len(groups)} and {len(included)}"
         )
-    counted = [list(row) if count else [0] * len(row) for row, count in zip(token_counts, counts, strict=True)]
+    counted = [list(row) if keep else [0] * len(row) for row, keep in zip(token_counts, included, strict=True)]
     if aggregation == "constant":
         if constant is None or constant < 1:
             raise ConfigError(f"loss_aggregation 'constant' needs a positive number of tokens, got {constant!r}")
-        share = sum(map(sum, counted)) / (max(1, len(counts)) * constant)
-        return [[share if size else 0.0 for size in row] for row in counted]
+        weight = sum(map(sum, counted)) / (max(1, len(included)) * constant)
+        return [[weight if size else 0.0 for size in row] for row in counted]
     return _unit_weights(counted, groups, _UNIT_DEPTHS[aggregation])
 
 
 def invalid_turn_weights(invalid: Sequence[Sequence[bool]], mode: str) -> list[list[float]]:
     """Leave turns with an invalid action out of the loss, or the whole rollouts that hold one.
 
-    * ``"keep"`` changes nothing: an invalid turn is learnt from by its advantage, as any other.
+    * ``"keep"`` changes nothing: an invalid turn is trained on with its advantage, as any other.
     * ``"mask"`` gives the invalid turns themselves 0. Whether an action is valid depends on the action, so what is
-      left is the gradient of no objective in general: the policy is not told to avoid invalid actions, and only what
-      it said in the other turns is held to account for them.
+      left is not the gradient of any objective in general: the policy is not trained to avoid invalid actions, and
+      only its other turns get the credit for them.
     * ``"mask_rollout"`` gives 0 to every turn of a rollout with an invalid turn (the void-turn filter of SimpleTIR,
-      2509.02479). The objective becomes one in which such a rollout is worth just its baseline, whatever it was
-      paid: a bad one is not punished, and one that recovered not rewarded.
+      2509.02479). The objective becomes one in which such a rollout is worth just its baseline, whatever its
+      reward: a bad one is not punished, and one that recovered not rewarded.
 
-    Both masks change what is optimised; they steady training where invalid turns hold text far from what the policy
-    usually says. The baselines go on counting what is masked.
+    Both masks change what is optimized; they stabilize training where invalid turns hold text that the policy rarely
+    samples. What is masked stays in the baselines.
 
     Args:
         invalid: Whether the turn's action was invalid, for each turn of each rollout.

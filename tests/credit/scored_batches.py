@@ -25,7 +25,7 @@ def rollout(  # noqa: PLR0913  # keywords, most of them left out
     final: float | None = None,
     keys: Iterable[Hashable] | None = None,
     roles: Iterable[Hashable] = (),
-    game: Hashable = None,
+    environment: Hashable = None,
     failed: bool = False,
 ) -> ScoredRollout:
     return ScoredRollout(
@@ -34,7 +34,7 @@ def rollout(  # noqa: PLR0913  # keywords, most of them left out
         group=group,
         state_keys=[None] * len(rewards) if keys is None else list(keys),
         roles=list(roles),
-        game=game,
+        environment=environment,
         failed=failed,
     )
 
@@ -54,7 +54,7 @@ def _scored(turns: list[tuple[float, Hashable, int, float]], frame: tuple[float,
         state_keys=[key for _, key, _, _ in turns],
         failed=status == "failed",
         dropped=status == "dropped",
-        game=("chess", "go", "go")[group],
+        environment=("chess", "go", "go")[group],
         roles=[role for _, _, role, _ in turns],
         potentials=[potential for _, _, _, potential in turns],
     )

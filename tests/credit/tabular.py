@@ -20,7 +20,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from agentsgym.credit.advantages import expand_to_tokens
+from agentsgym.credit.rewards import scatter_to_tokens
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.weights import aggregation_weights
 from agentsgym.types import StopReason, Trajectory, Turn
@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 Word = tuple[int, ...]
 
 WORDS: tuple[Word, ...] = ((0,), (1, 0), (1, 1))  # token 0 ends the turn at once, token 1 asks for another
-RULES: dict[tuple[int, Word], tuple[float, int | None]] = {  # what a word is paid, and the next state; None is the end
+RULES: dict[tuple[int, Word], tuple[float, int | None]] = {  # the reward of a word, and the next state; None is the end
     (0, (0,)): (-0.1, 0),
     (0, (1, 0)): (-0.1, 1),
     (0, (1, 1)): (0.1, None),
@@ -76,7 +76,7 @@ class Play:
 
     @cached_property
     def rewards(self) -> list[float]:
-        """What each turn was paid, (K,)."""
+        """The reward of each turn, (K,)."""
         return [step.reward for step in self.steps]
 
     @cached_property
@@ -113,7 +113,7 @@ class Play:
             final_reward=self.final_reward,
             group=self.task,
             state_keys=[step.state for step in self.steps],
-            game="tabular",
+            environment="tabular",
             roles=["even" if k % 2 == 0 else "odd" for k in range(len(self.steps))],
             potentials=[POTENTIALS[step.state] for step in self.steps],
             values=self.values,
@@ -177,7 +177,7 @@ class Game:
         return math.prod(self.policy[place] for place in _places(state, word))
 
     def value(self, state: int | None, num_left: int) -> float:
-        """What is still to be paid in expectation in a state with so many turns left."""
+        """The expected return in a state with so many turns left."""
         return 0.0 if state is None or num_left == 0 else self._value_before(state, (), num_left)
 
     def _value_before(self, state: int, said: Word, num_left: int) -> float:
@@ -240,10 +240,10 @@ Estimate = Callable[[Sequence[Play]], Sequence[Array]]
 """From the episodes of a batch to one number for each agent token of each, (n,) a play."""
 
 View = Callable[[Play], ScoredRollout]
-"""What an estimator is told of an episode."""
+"""What an estimator sees of an episode."""
 
 Estimator = Callable[[Sequence[ScoredRollout]], Sequence[Sequence[float | Sequence[float]]]]
-"""From what it is told of a batch to one entry a turn."""
+"""From what it sees of a batch to one entry a turn."""
 
 
 def ordered_groups(*games: Game, num_rollouts: int) -> Iterator[Group]:
@@ -308,7 +308,7 @@ def at_tokens(estimator: Estimator, view: View = as_played) -> Estimate:
     def estimate(plays: Sequence[Play]) -> list[Array]:
         found: list[Array] = []
         for row, play in zip(estimator([view(play) for play in plays]), plays, strict=True):
-            placed = np.array(expand_to_tokens(play.trajectory, row))  # (T,)
+            placed = np.array(scatter_to_tokens(play.trajectory, row))  # (T,)
             assert not placed[~play.is_agent].any()
             found.append(placed[play.is_agent])
         return found
@@ -325,11 +325,11 @@ def aggregated(estimate: Estimate, aggregation: str, constant: int | None = None
 
     def weighted(plays: Sequence[Play]) -> list[Array]:
         lengths = [play.lengths for play in plays]
-        groups, counts = [play.task for play in plays], [True] * len(plays)
-        weights = aggregation_weights(lengths, groups, counts, aggregation, constant=constant)
-        share = len(plays) / sum(map(sum, lengths))  # `moments` divides by the number of episodes instead
+        groups, included = [play.task for play in plays], [True] * len(plays)
+        weights = aggregation_weights(lengths, groups, included, aggregation, constant=constant)
+        scale = len(plays) / sum(map(sum, lengths))  # `moments` divides by the number of episodes instead
         return [
-            share * numbers * np.repeat(row, own)
+            scale * numbers * np.repeat(row, own)
             for numbers, row, own in zip(estimate(plays), weights, lengths, strict=True)
         ]
 

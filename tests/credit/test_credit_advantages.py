@@ -33,8 +33,8 @@ from agentsgym.credit.advantages import (
     reward,
     rloo,
     step_group_sizes,
+    zero_variance_fraction,
     zero_variance_groups,
-    zero_variance_share,
 )
 from agentsgym.credit.returns import Baseline, discounted_returns
 from agentsgym.errors import ConfigError
@@ -189,11 +189,11 @@ def test_order_of_rollouts_and_names_of_groups_do_not_matter(
 @settings(max_examples=50)
 @given(rollouts=batches, scale=scales)
 def test_rollouts_that_do_not_count_get_zero_and_change_nothing(rollouts: Batch, scale: Scale) -> None:
-    live = [i for i, one in enumerate(rollouts) if one.counts]
+    live = [i for i, one in enumerate(rollouts) if one.included]
     for name, estimator in ALL.items():
         result = estimator(rollouts, discount=1.0, scale=scale)
         assert [len(row) for row in result] == [len(one.turn_rewards) for one in rollouts], name
-        assert all(not any(row) for row, one in zip(result, rollouts, strict=True) if not one.counts), name
+        assert all(not any(row) for row, one in zip(result, rollouts, strict=True) if not one.included), name
         assert estimator([rollouts[i] for i in live], discount=1.0, scale=scale) == [result[i] for i in live], name
 
 
@@ -297,38 +297,38 @@ def test_gigpo_without_states_or_weight_is_grpo(rollouts: Batch, scale: Scale) -
 
 @given(batches)
 def test_rloo_is_grpo_times_the_bessel_factor(rollouts: Batch) -> None:
-    sizes = [sum(other.group == one.group and other.counts for other in rollouts) for one in rollouts]
-    centred = grpo(rollouts, scale="none")
-    for one, size, row, expected in zip(rollouts, sizes, rloo(rollouts, scale="none"), centred, strict=True):
-        if size > 1 and one.counts:
+    sizes = [sum(other.group == one.group and other.included for other in rollouts) for one in rollouts]
+    centered = grpo(rollouts, scale="none")
+    for one, size, row, expected in zip(rollouts, sizes, rloo(rollouts, scale="none"), centered, strict=True):
+        if size > 1 and one.included:
             assert row == pytest.approx([number * size / (size - 1) for number in expected])
 
 
 # --- the rest -----------------------------------------------------------------------------------------------------
 
 
-def test_zero_variance_share_by_hand() -> None:
+def test_zero_variance_fraction_by_hand() -> None:
     rollouts = [rollout([final], group=group) for group, final in [(0, 1.0), (0, 0.0), (1, 1.0), (1, 1.0), (2, 0.5)]]
-    assert zero_variance_share(rollouts) == pytest.approx(2 / 3)
+    assert zero_variance_fraction(rollouts) == pytest.approx(2 / 3)
     broken = [rollout([0.0], group=1, failed=True), rollout([0.0], group=3, failed=True)]
-    assert zero_variance_share(rollouts + broken) == pytest.approx(2 / 3)
-    assert zero_variance_share([]) == 0.0
-    assert zero_variance_share(broken) == 0.0
+    assert zero_variance_fraction(rollouts + broken) == pytest.approx(2 / 3)
+    assert zero_variance_fraction([]) == 0.0
+    assert zero_variance_fraction(broken) == 0.0
 
 
 @given(batches)
 def test_zero_variance_groups_are_those_that_grpo_learns_nothing_from(rollouts: Batch) -> None:
     with_turn = [replace(one, turn_rewards=[0.0], state_keys=[None], roles=[], potentials=[]) for one in rollouts]
-    live = {one.group for one in rollouts if one.counts}
+    live = {one.group for one in rollouts if one.included}
     heard = {one.group for one, row in zip(with_turn, grpo(with_turn), strict=True) if any(row)}
     assert zero_variance_groups(rollouts) == live - heard
     expected = len(live - heard) / len(live) if live else 0.0
-    assert zero_variance_share(rollouts) == pytest.approx(expected)
+    assert zero_variance_fraction(rollouts) == pytest.approx(expected)
 
 
 @given(batches)
 def test_step_groups_are_the_turns_that_share_task_and_state(rollouts: Batch) -> None:
-    keys = [(one.group, key) for one in rollouts if one.counts for key in one.state_keys if key is not None]
+    keys = [(one.group, key) for one in rollouts if one.included for key in one.state_keys if key is not None]
     assert step_group_sizes(rollouts) == [keys.count(key) for key in dict.fromkeys(keys)]
 
 

@@ -117,18 +117,18 @@ def test_mt_grpo_climbs_the_pay_of_the_turns_beside_the_outcome() -> None:
 
 
 def test_turn_gae_is_as_biased_as_the_values_are_wrong() -> None:
-    trace_decay = 0.4
+    gae_lambda = 0.4
 
     def bias(play: Play) -> Array:
         """(1 - λ) Σ_j λ^j e_{k+1+j} for each turn k, e what is wrong with a turn's value."""
         errors = [wrong[0] - right[0] for wrong, right in zip(with_wrong_values(play).values, play.values, strict=True)]
         ahead = [
-            (1 - trace_decay) * sum(trace_decay**j * error for j, error in enumerate(errors[k + 1 :]))
+            (1 - gae_lambda) * sum(gae_lambda**j * error for j, error in enumerate(errors[k + 1 :]))
             for k in range(len(errors))
         ]
         return ahead @ play.turn_scores
 
-    estimate = at_turns(partial(turn_gae, scale="none", trace_decay=trace_decay), with_wrong_values)
+    estimate = at_turns(partial(turn_gae, scale="none", gae_lambda=gae_lambda), with_wrong_values)
     assert_biased(estimate, GAME.gradient + over_plays(bias), off=0.1)
 
 
@@ -150,16 +150,16 @@ def test_masking_truncated_rollouts_climbs_another_objective() -> None:
     assert_biased(masking_truncated(at_turns(partial(rloo, scale="none"))), known, off=0.3)
 
 
-def test_penalising_truncated_rollouts_is_exactly_the_gradient_with_the_penalty() -> None:
+def test_penalizing_truncated_rollouts_is_exactly_the_gradient_with_the_penalty() -> None:
     penalty = 0.7
 
-    def penalised(play: Play) -> ScoredRollout:
+    def penalized(play: Play) -> ScoredRollout:
         rewards = [*play.rewards[:-1], play.rewards[-1] - penalty * play.truncated]
         return replace(play.scored, turn_rewards=rewards, final_reward=sum(rewards))
 
     known = over_plays(lambda play: (play.final_reward - penalty * play.truncated) * play.scores.sum(0))
     for estimator in (rloo, return_to_go):
-        assert largest(expected(at_turns(partial(estimator, scale="none"), penalised)) - known) < TOLERANCE
+        assert largest(expected(at_turns(partial(estimator, scale="none"), penalized)) - known) < TOLERANCE
 
 
 @cache
@@ -200,7 +200,7 @@ def test_dropping_groups_of_equal_reward_is_biased_where_turns_are_told_apart(ba
         partial(rae, scale="group"),
         mt_grpo,
     ],
-    ids=["gigpo_self", "gigpo_group", "return_to_go_group", "rebn_centred", "rebn", "rae_group", "mt_grpo"],
+    ids=["gigpo_self", "gigpo_group", "return_to_go_group", "rebn_centered", "rebn", "rae_group", "mt_grpo"],
 )
 def test_what_the_docstrings_call_biased_is(estimator: Estimator) -> None:
     assert fit(expected(at_turns(estimator)), GAME.gradient).off > 0.1
@@ -229,8 +229,8 @@ def bandit_slope(estimator: Callable[..., Any], num_rollouts: int) -> float:
 def test_a_rare_win_is_learnt_without_scale_and_unlearnt_with_group_scale(num_rollouts: int) -> None:
     true_slope = 0.25 * (0.25 - 0.1)
     assert bandit_slope(partial(rloo, scale="none"), num_rollouts) == pytest.approx(true_slope, abs=1e-12)
-    centred = true_slope * (num_rollouts - 1) / num_rollouts
-    assert bandit_slope(partial(grpo, scale="none"), num_rollouts) == pytest.approx(centred, abs=1e-12)
+    centered = true_slope * (num_rollouts - 1) / num_rollouts
+    assert bandit_slope(partial(grpo, scale="none"), num_rollouts) == pytest.approx(centered, abs=1e-12)
     assert bandit_slope(partial(grpo, scale="group"), num_rollouts) < -0.08
 
 

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from agentsgym.credit.gae import bilevel_gae, gae, targets_of, turn_gae
+from agentsgym.credit.gae import bilevel_gae, gae, turn_gae
+from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import ConfigError
 
@@ -46,6 +47,12 @@ def rollouts(draw: st.DrawFn, min_tokens: int = 0) -> ScoredRollout:
     return rollout(rewards, [values for _, values in turns], **flags)
 
 
+def targets_of(
+    estimator: Any, batch: Sequence[ScoredRollout], discount: float, **options: Any
+) -> list[list[list[float]]]:
+    return get_estimator(estimator, **options).value_targets(batch, discount=discount)
+
+
 def flat(nested: Any) -> list[float]:
     return [nested] if isinstance(nested, float) else [number for part in nested for number in flat(part)]
 
@@ -73,14 +80,14 @@ def lambda_returns(rewards: Sequence[float], values: Sequence[float], discount: 
 def test_an_advantage_is_the_lambda_return_minus_the_value(one: ScoredRollout, discount: float, decay: float) -> None:
     values = first_values(one)
     expected = lambda_returns(one.turn_rewards, values, discount, decay)
-    found = gae(one.turn_rewards, values, discount=discount, trace_decay=decay)
+    found = gae(one.turn_rewards, values, discount=discount, gae_lambda=decay)
     assert found == near([wanted - value for wanted, value in zip(expected, values, strict=True)])
 
 
 @given(st.lists(rollouts(min_tokens=1), max_size=3), shares)
 def test_the_limits_of_lambda(batch: list[ScoredRollout], discount: float) -> None:
-    whole = turn_gae(batch, discount=discount, scale="none", trace_decay=1.0)
-    one_step = turn_gae(batch, discount=discount, scale="none", trace_decay=0.0)
+    whole = turn_gae(batch, discount=discount, scale="none", gae_lambda=1.0)
+    one_step = turn_gae(batch, discount=discount, scale="none", gae_lambda=0.0)
     for one, monte_carlo, temporal in zip(batch, whole, one_step, strict=True):
         values = first_values(one)
         returns = [
@@ -88,8 +95,8 @@ def test_the_limits_of_lambda(batch: list[ScoredRollout], discount: float) -> No
         ]
         following = [*values[1:], 0.0][: len(values)]
         turns = list(zip(returns, one.turn_rewards, values, following, strict=True))
-        assert monte_carlo == near([one.counts * (total - value) for total, _, value, _ in turns])
-        assert temporal == near([one.counts * (paid + discount * then - value) for _, paid, value, then in turns])
+        assert monte_carlo == near([one.included * (total - value) for total, _, value, _ in turns])
+        assert temporal == near([one.included * (paid + discount * then - value) for _, paid, value, then in turns])
 
 
 @given(amounts, st.lists(amounts, min_size=1, max_size=4), shares, shares)
@@ -97,7 +104,7 @@ def test_bilevel_of_one_turn_is_gae_over_its_tokens(
     paid: float, values: list[float], discount: float, decay: float
 ) -> None:
     found = bilevel_gae(
-        [rollout([paid], [values])], scale="none", token_discount=discount, token_trace_decay=decay, trace_decay=0.3
+        [rollout([paid], [values])], scale="none", token_discount=discount, token_gae_lambda=decay, gae_lambda=0.3
     )
     expected = lambda_returns([0.0] * (len(values) - 1) + [paid], values, discount, decay)
     assert found == [[near([wanted - value for wanted, value in zip(expected, values, strict=True)])]]
@@ -107,10 +114,10 @@ def test_bilevel_of_one_turn_is_gae_over_its_tokens(
 def test_bilevel_without_decay_in_turns_moves_the_turns_advantage_to_each_token(
     one: ScoredRollout, discount: float, decay: float
 ) -> None:
-    [of_turns] = turn_gae([one], discount=discount, scale="none", trace_decay=decay)
-    [of_tokens] = bilevel_gae([one], discount=discount, scale="none", trace_decay=decay)
+    [of_turns] = turn_gae([one], discount=discount, scale="none", gae_lambda=decay)
+    [of_tokens] = bilevel_gae([one], discount=discount, scale="none", gae_lambda=decay)
     expected = [
-        [one.counts * (advantage + values[0] - value) for value in values]
+        [one.included * (advantage + values[0] - value) for value in values]
         for advantage, values in zip(of_turns, one.values, strict=True)
     ]
     assert flat(of_tokens) == near(flat(expected))
@@ -121,15 +128,15 @@ def test_bilevel_worked_out_by_hand() -> None:
     one = rollout([0.0, 2.0], [[1.0, 3.0], [0.5]])
     # Turns: δ = (0 + .5·.5 - 1, 2 - .5) = (-.75, 1.5); A_0 = -.75 + .5·.5·1.5 = -.375, so that turn 0 was worth .625.
     # Tokens of turn 0: δ = (.5·3 - 1, .625 - 3) = (.5, -2.375); the first gets .5 + .5·.5·-2.375.
-    halves = {"discount": 0.5, "trace_decay": 0.5, "token_discount": 0.5, "token_trace_decay": 0.5}
-    assert turn_gae([one], discount=0.5, scale="none", trace_decay=0.5) == [near([-0.375, 1.5])]
+    halves = {"discount": 0.5, "gae_lambda": 0.5, "token_discount": 0.5, "token_gae_lambda": 0.5}
+    assert turn_gae([one], discount=0.5, scale="none", gae_lambda=0.5) == [near([-0.375, 1.5])]
     assert bilevel_gae([one], scale="none", **halves) == [[near([-0.09375, -2.375]), near([1.5])]]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.7, 1.0])
 def test_a_turn_that_is_paid_nothing_is_a_turn_of_its_own(decay: float) -> None:
     values = [[0.1, 0.2], [0.4, 0.8], [0.3]]
-    [found] = bilevel_gae([rollout([0.0, 0.0, 1.0], values)], scale="none", trace_decay=decay)
+    [found] = bilevel_gae([rollout([0.0, 0.0, 1.0], values)], scale="none", gae_lambda=decay)
     last = 0.7
     middle = 0.3 - 0.4 + decay * last
     first = 0.4 - 0.1 + decay * middle
@@ -148,10 +155,10 @@ def test_a_turn_without_tokens_only_pays_its_reward_a_turn_earlier(
     rewards, values = list(one.turn_rewards), list(one.values)
     rewards.insert(index, paid)
     values.insert(index, [])
-    with_it = estimator([rollout(rewards, values)], scale="none", trace_decay=decay)[0]
+    with_it = estimator([rollout(rewards, values)], scale="none", gae_lambda=decay)[0]
     joined = list(one.turn_rewards)
     joined[index - 1] += paid
-    without = estimator([rollout(joined, one.values)], scale="none", trace_decay=decay)[0]
+    without = estimator([rollout(joined, one.values)], scale="none", gae_lambda=decay)[0]
     if decay in {0.0, 1.0}:
         assert flat(with_it[:index]) == near(flat(without[:index]))
     assert flat(with_it[index + 1 :]) == near(flat(without[index:]))
@@ -186,7 +193,7 @@ def test_the_scale_is_the_root_mean_square_of_what_is_learnt(estimator: Any) -> 
 def test_group_is_all_that_shares_game_and_role_and_batch_is_everything(estimator: Any) -> None:
     small = [rollout([1.0, -2.0], [[0.0], [0.0]], roles=["left", "left"]), rollout([0.5], [[0.0]], roles=["left"])]
     large = [rollout([100.0, 300.0], [[0.0], [0.0]], roles=["left", "right"])]
-    mixed = [*small, *(replace(one, game="other") for one in large)]
+    mixed = [*small, *(replace(one, environment="other") for one in large)]
     left, right = (rollout([paid], [[0.0]]) for paid in (100.0 + 0.95 * 300.0, 300.0))
     expected = [*flat(estimator(small)), *flat(estimator([left])), *flat(estimator([right]))]
     assert flat(estimator(mixed, scale="group")) == near(expected)
@@ -227,10 +234,10 @@ def test_nothing_gives_nothing(estimator: Any) -> None:
 def test_the_targets_of_turns_are_their_lambda_returns_at_the_first_token(
     one: ScoredRollout, discount: float, decay: float
 ) -> None:
-    [targets] = targets_of(turn_gae, [one], discount, trace_decay=decay)
-    [advantages] = turn_gae([one], discount=discount, scale="none", trace_decay=decay)
+    [targets] = targets_of(turn_gae, [one], discount, gae_lambda=decay)
+    [advantages] = turn_gae([one], discount=discount, scale="none", gae_lambda=decay)
     for target, values, advantage in zip(targets, one.values, advantages, strict=True):
-        wanted = [advantage + values[0]] if values and one.counts else [math.nan] * bool(values)
+        wanted = [advantage + values[0]] if values and one.included else [math.nan] * bool(values)
         assert target == near(wanted + [math.nan] * (len(values) - 1), nan_ok=True)
 
 
@@ -238,10 +245,10 @@ def test_the_targets_of_turns_are_their_lambda_returns_at_the_first_token(
 def test_the_targets_of_tokens_are_their_advantages_and_values(
     one: ScoredRollout, discount: float, decay: float, token_decay: float
 ) -> None:
-    options = {"trace_decay": decay, "token_discount": 0.9, "token_trace_decay": token_decay}
+    options = {"gae_lambda": decay, "token_discount": 0.9, "token_gae_lambda": token_decay}
     targets = targets_of(bilevel_gae, [one], discount, **options)
     advantages = bilevel_gae([one], discount=discount, scale="none", **options)
-    expected = np.array(flat(advantages)) + np.array(flat(one.values)) + (0.0 if one.counts else math.nan)
+    expected = np.array(flat(advantages)) + np.array(flat(one.values)) + (0.0 if one.included else math.nan)
     assert flat(targets) == near(expected.tolist(), nan_ok=True)
 
 
@@ -265,8 +272,8 @@ def test_without_values_it_says_what_to_set(estimator: Any) -> None:
 
 @both
 def test_what_is_no_share_or_no_scale_is_refused(estimator: Any) -> None:
-    with pytest.raises(ConfigError, match=r"trace_decay must be a number in \[0, 1\], got 1.5"):
-        estimator([], trace_decay=1.5)
+    with pytest.raises(ConfigError, match=r"gae_lambda must be a number in \[0, 1\], got 1.5"):
+        estimator([], gae_lambda=1.5)
     with pytest.raises(ConfigError, match="did you mean 'group'"):
         estimator([], scale="groups")
 
@@ -274,10 +281,8 @@ def test_what_is_no_share_or_no_scale_is_refused(estimator: Any) -> None:
 def test_what_else_is_refused() -> None:
     with pytest.raises(ConfigError, match="token_discount"):
         bilevel_gae([], token_discount=-0.1)
-    with pytest.raises(ConfigError, match="token_trace_decay"):
-        bilevel_gae([], token_trace_decay=math.nan)
-    with pytest.raises(ConfigError, match=r"needs advantage_estimator to be 'turn_gae' or 'bilevel_gae', .* 'flat'"):
-        targets_of(flat, [], 1.0)
+    with pytest.raises(ConfigError, match="token_gae_lambda"):
+        bilevel_gae([], token_gae_lambda=math.nan)
 
 
 # A game of two turns and at most two tokens a turn, over two words. Word 1 ends a turn, and the game where a turn
@@ -380,15 +385,15 @@ def test_the_enumerated_game_is_complete_and_its_gradient_right() -> None:
 @both
 @pytest.mark.parametrize("value", [exact_value, wrong_value])
 def test_with_a_lambda_of_one_the_gradient_is_exact_whatever_the_values(estimator: Any, value: Any) -> None:
-    assert error(partial(estimator, trace_decay=1.0), value) < 1e-12
+    assert error(partial(estimator, gae_lambda=1.0), value) < 1e-12
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_with_exact_values_the_gradient_is_exact_whatever_lambda(decay: float) -> None:
-    assert error(partial(turn_gae, trace_decay=decay), exact_value) < 1e-12
-    assert error(partial(bilevel_gae, trace_decay=decay, token_trace_decay=decay), exact_value) < 1e-12
+    assert error(partial(turn_gae, gae_lambda=decay), exact_value) < 1e-12
+    assert error(partial(bilevel_gae, gae_lambda=decay, token_gae_lambda=decay), exact_value) < 1e-12
 
 
 def test_below_one_wrong_values_bend_the_gradient() -> None:
-    assert error(partial(turn_gae, trace_decay=0.5), wrong_value) > 0.01
-    assert error(partial(bilevel_gae, trace_decay=1.0, token_trace_decay=0.5), wrong_value) > 0.01
+    assert error(partial(turn_gae, gae_lambda=0.5), wrong_value) > 0.01
+    assert error(partial(bilevel_gae, gae_lambda=1.0, token_gae_lambda=0.5), wrong_value) > 0.01

@@ -54,8 +54,8 @@ def remembering(name: str, **options: Any) -> Estimator:
     """With the baselines of an earlier batch, which no call changes for the next."""
     bound = get_estimator(name, decay=0.3, **options)
     bound([play.scored for play in GAME.plays[:9]], discount=1.0, scale="none")
-    assert bound.memory is not None
-    kept: list[float] = [average for _, average in bound.memory.state_dict()["baselines"]]
+    assert bound.state is not None
+    kept: list[float] = [average for _, average in bound.state.state_dict()["baselines"]]
     assert len(kept) == 2  # the even and the odd turns
     assert min(map(abs, kept)) > 0.05
     return lambda rollouts: deepcopy(bound)(rollouts, discount=1.0, scale="none")
@@ -71,12 +71,12 @@ UNBIASED: dict[str, tuple[Estimator, float]] = {
     "return_to_go_none": (partial(return_to_go, scale="none", baseline="none"), 1.0),
     "gigpo_others": (partial(gigpo, scale="none", baseline="others"), 2.0),
     "gigpo_others_half": (partial(gigpo, scale="none", baseline="others", step_weight=0.5), 1.5),
-    "turn_gae": (partial(turn_gae, scale="none", trace_decay=1.0), 1.0),
-    "bilevel_gae": (partial(bilevel_gae, scale="none", trace_decay=1.0), 1.0),
+    "turn_gae": (partial(turn_gae, scale="none", gae_lambda=1.0), 1.0),
+    "bilevel_gae": (partial(bilevel_gae, scale="none", gae_lambda=1.0), 1.0),
     "shaped_return_to_go_none": (shaped(return_to_go, baseline="none"), 1.0),
     "shaped_return_to_go_others": (shaped(return_to_go), 1.0),
     "shaped_gigpo_others": (shaped(gigpo, baseline="others"), 2.0),
-    "shaped_turn_gae": (shaped(turn_gae, trace_decay=1.0), 1.0),
+    "shaped_turn_gae": (shaped(turn_gae, gae_lambda=1.0), 1.0),
 }
 unbiased = pytest.mark.parametrize(("estimator", "factor"), UNBIASED.values(), ids=UNBIASED)
 
@@ -172,8 +172,8 @@ def test_the_mean_of_all_shrinks_the_gradient_and_keeps_its_direction(num_rollou
 
 @pytest.mark.parametrize("estimator", [turn_gae, bilevel_gae])
 def test_exact_values_may_be_trusted(estimator: Any) -> None:
-    for trace_decay in (0.0, 0.7):
-        gradient = expected(at_turns(partial(estimator, scale="none", trace_decay=trace_decay)), num_rollouts=1)
+    for gae_lambda in (0.0, 0.7):
+        gradient = expected(at_turns(partial(estimator, scale="none", gae_lambda=gae_lambda)), num_rollouts=1)
         assert largest(gradient - GAME.gradient) < TOLERANCE
 
 
@@ -204,7 +204,7 @@ def test_in_large_groups_group_scale_weighs_tasks_and_batch_scale_does_not() -> 
     rewards = [[play.final_reward for play in group] for group in groups]
     each = [task.gradient / spread(own) for task, own in zip(tasks, rewards, strict=True)]
     assert largest(by_group - sum(each, np.zeros(LOGITS.size)) / 2) < TOLERANCE
-    centred = [reward - float(np.mean(own)) for own in rewards for reward in own]
+    centered = [reward - float(np.mean(own)) for own in rewards for reward in own]
     truth = (tasks[0].gradient + tasks[1].gradient) / 2
-    assert largest(by_batch - truth / spread(centred)) < TOLERANCE
+    assert largest(by_batch - truth / spread(centered)) < TOLERANCE
     assert fit(by_group, truth).off > 0.1

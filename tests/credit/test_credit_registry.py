@@ -21,7 +21,7 @@ from agentsgym.credit.advantages import (
     grpo,
     rae,
 )
-from agentsgym.credit.memory import MovingBaselines
+from agentsgym.credit.ema import EMABaselines
 from agentsgym.errors import ConfigError
 
 KEEPS_SOMETHING = {"rae"}
@@ -36,10 +36,10 @@ def takes_anything(rollouts: Sequence[ScoredRollout], **settings: Any) -> list[l
 
 
 def remembers(
-    rollouts: Sequence[ScoredRollout], *, discount: float, scale: Scale, memory: MovingBaselines
+    rollouts: Sequence[ScoredRollout], *, discount: float, scale: Scale, state: EMABaselines
 ) -> list[list[float]]:
-    memory.update("calls", 1.0, decay=0.5)
-    return [[memory.get("calls")] for _ in rollouts]
+    state.update("calls", 1.0, decay=0.5)
+    return [[state.get("calls")] for _ in rollouts]
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -48,14 +48,14 @@ def test_estimators_are_found_by_name_and_can_be_copied(name: str) -> None:
     assert (found.function, found.options) == (ESTIMATORS[name], {})
     assert isinstance(found, BoundEstimator)
     assert found.name == name
-    assert (found.memory == MovingBaselines()) == (name in KEEPS_SOMETHING)
+    assert (found.state == EMABaselines()) == (name in KEEPS_SOMETHING)
     assert pickle.loads(pickle.dumps(found)) == copy.deepcopy(found) == found
 
 
 def test_only_a_moving_average_is_remembered() -> None:
-    assert get_estimator("return_to_go", baseline="role_ema").memory == MovingBaselines()
+    assert get_estimator("return_to_go", baseline="role_ema").state == EMABaselines()
     for baseline in ("none", "batch", "others"):
-        assert get_estimator("return_to_go", baseline=baseline).memory is None
+        assert get_estimator("return_to_go", baseline=baseline).state is None
 
 
 def test_options_are_bound() -> None:
@@ -107,7 +107,7 @@ def test_unknown_names_and_options_are_refused() -> None:
         get_estimator(grpo, baseline="self")
     with pytest.raises(ConfigError, match=r"'mine' has no option 'bonsu'; did you mean 'bonus'\?"):
         get_estimator(mine, bonsu=1.0)
-    for reserved in ("discount", "scale", "memory"):
+    for reserved in ("discount", "scale", "state", "memory"):
         with pytest.raises(ConfigError, match=f"has no option '{reserved}'; known are 'baseline', 'decay'"):
             get_estimator("return_to_go", **{reserved: None})
         with pytest.raises(ConfigError, match=f"has no option '{reserved}'"):
@@ -124,7 +124,7 @@ def test_unknown_names_and_options_are_refused() -> None:
         ("gigpo", "step_weight", None),
         ("mt_grpo", "turn_weight", "1"),
         ("rae", "decay", -1),
-        ("turn_gae", "trace_decay", 2.0),
+        ("turn_gae", "gae_lambda", 2.0),
         ("bilevel_gae", "token_discount", -1.0),
     ],
 )
@@ -135,7 +135,7 @@ def test_impossible_values_are_refused_before_anything_is_played(name: str, opti
 
 def test_a_compiled_function_that_hides_its_signature_is_taken() -> None:
     assert get_estimator(min).options == {}
-    assert get_estimator(rae).memory is not None
+    assert get_estimator(rae).state is not None
 
 
 @pytest.mark.parametrize("name", [["grpo"], None, 3])

@@ -22,15 +22,15 @@ from scored_batches import (
     scales,
 )
 
-from agentsgym.credit.advantages import Scale, grpo, mt_grpo, rebn, return_to_go
-from agentsgym.credit.memory import MovingBaselines
+from agentsgym.credit.advantages import Scale, get_estimator, grpo, mt_grpo, rebn, return_to_go
+from agentsgym.credit.ema import EMABaselines
 from agentsgym.errors import ConfigError
 
 # --- by hand ------------------------------------------------------------------------------------------------------
 
 
 def test_no_baseline_by_hand() -> None:
-    rollouts = [rollout([1.0, 3.0]), rollout([2.0], game="go")]
+    rollouts = [rollout([1.0, 3.0]), rollout([2.0], environment="go")]
     assert return_to_go(rollouts, scale="none", baseline="none") == [[4.0, 3.0], [2.0]]
     spread = math.sqrt(16 + 9) + 1e-4  # of one game, about 0
     expected = [[4 / spread, 3 / spread], [2 / 2.0001]]
@@ -43,7 +43,12 @@ def test_no_baseline_by_hand() -> None:
 
 
 def test_the_batch_as_baseline_by_hand() -> None:
-    rollouts = [rollout([1.0, 3.0]), rollout([2.0], group=1), rollout([6.0, 0.0], group=1), rollout([9.0], game="go")]
+    rollouts = [
+        rollout([1.0, 3.0]),
+        rollout([2.0], group=1),
+        rollout([6.0, 0.0], group=1),
+        rollout([9.0], environment="go"),
+    ]
     # returns [4, 3], [2], [6, 0]: against the mean of 2, 6, 0, of 4, 3, 6, 0 and of 4, 3, 2; nobody else plays go
     expected = [[4 - 8 / 3, 3 - 8 / 3], [2 - 13 / 4], [6 - 3, 0 - 3], [9.0]]
     assert_close(return_to_go(rollouts, scale="none", baseline="batch"), expected)
@@ -51,18 +56,22 @@ def test_the_batch_as_baseline_by_hand() -> None:
 
 
 def test_role_averages_by_hand() -> None:
-    memory = MovingBaselines()
+    state = EMABaselines()
     rollouts = [rollout([1.0, 3.0], roles="ab"), rollout([2.0], roles="a")]
-    first = return_to_go(rollouts, scale="none", baseline="role_ema", decay=0.5, memory=memory)
+    first = return_to_go(rollouts, scale="none", baseline="role_ema", decay=0.5, state=state)
     assert first == [[4.0, 3.0], [2.0]]  # nothing is known yet
-    assert [memory.get((None, role)) for role in "ab"] == [1.5, 1.5]  # half the means 3 and 3
-    second = return_to_go(rollouts, scale="none", baseline="role_ema", decay=0.5, memory=memory)
+    assert [state.get((None, role)) for role in "ab"] == [1.5, 1.5]  # half the means 3 and 3
+    second = return_to_go(rollouts, scale="none", baseline="role_ema", decay=0.5, state=state)
     assert second == [[2.5, 1.5], [0.5]]
-    assert [memory.get((None, role)) for role in "ab"] == [2.25, 2.25]
+    assert [state.get((None, role)) for role in "ab"] == [2.25, 2.25]
 
 
 def test_rebn_by_hand() -> None:
-    rollouts = [rollout([0.0, 4.0]), rollout([1.0], group=1), rollout([5.0], game="go")]  # returns 4, 4, 1; mean 3
+    rollouts = [
+        rollout([0.0, 4.0]),
+        rollout([1.0], group=1),
+        rollout([5.0], environment="go"),
+    ]  # returns 4, 4, 1; mean 3
     assert rebn(rollouts, scale="none") == [[1.0, 1.0], [-2.0], [0.0]]
     spread = math.sqrt(3) + 1e-4
     assert_close(rebn(rollouts), [[1 / spread, 1 / spread], [-2 / spread], [0.0]])
@@ -100,34 +109,34 @@ def test_what_pays_at_once_outweighs_what_it_costs_where_only_the_turn_is_looked
 
 @given(batches, scales, discounts)
 def test_the_batch_as_baseline_equals_the_loops(rollouts: Batch, scale: Scale, discount: float) -> None:
-    expected = returns_by_loops(rollouts, lambda one, k: one.game, discount=discount, others=True, scale=scale)
+    expected = returns_by_loops(rollouts, lambda one, k: one.environment, discount=discount, others=True, scale=scale)
     assert_close(return_to_go(rollouts, discount=discount, scale=scale, baseline="batch"), expected)
 
 
 @given(batches, scales, discounts)
 def test_no_baseline_equals_the_loops(rollouts: Batch, scale: Scale, discount: float) -> None:
-    entries, places = returns_of(rollouts, lambda one, k: (one.game, one.role(k)), discount=discount)
+    entries, places = returns_of(rollouts, lambda one, k: (one.environment, one.role(k)), discount=discount)
     expected = placed(rollouts, places, held_against_by_loops(entries, lambda group: 0.0, scale=scale))
     assert_close(return_to_go(rollouts, discount=discount, scale=scale, baseline="none"), expected)
 
 
 @given(st.lists(batches, max_size=3), scales, discounts, st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_role_averages_equal_the_loops(played: list[Batch], scale: Scale, discount: float, decay: float) -> None:
-    memory, averages = MovingBaselines(), {}
+    state, averages = EMABaselines(), {}
     for rollouts in played:
-        entries, places = returns_of(rollouts, lambda one, k: (one.game, one.roles[k]), discount=discount)
+        entries, places = returns_of(rollouts, lambda one, k: (one.environment, one.roles[k]), discount=discount)
         numbers = held_against_by_loops(entries, lambda key: averages.get(key, 0.0), scale=scale)
-        result = return_to_go(rollouts, discount=discount, scale=scale, baseline="role_ema", decay=decay, memory=memory)
+        result = return_to_go(rollouts, discount=discount, scale=scale, baseline="role_ema", decay=decay, state=state)
         assert_close(result, placed(rollouts, places, numbers))
         for key in {key for _, _, key in entries}:
             values = [value for value, _, other in entries if other == key]
             averages[key] = decay * averages.get(key, 0.0) + (1 - decay) * sum(values) / len(values)
-            assert memory.get(key) == pytest.approx(averages[key])
+            assert state.get(key) == pytest.approx(averages[key])
 
 
 @given(batches, scales, discounts)
 def test_rebn_equals_the_loops(rollouts: Batch, scale: Scale, discount: float) -> None:
-    expected = returns_by_loops(rollouts, lambda one, k: one.game, discount=discount, others=False, scale=scale)
+    expected = returns_by_loops(rollouts, lambda one, k: one.environment, discount=discount, others=False, scale=scale)
     assert_close(rebn(rollouts, discount=discount, scale=scale), expected)
 
 
@@ -136,7 +145,7 @@ def test_mt_grpo_equals_the_loops(rollouts: Batch, scale: Scale, weight: float) 
     places = [
         (i, k)
         for i, one in enumerate(rollouts)
-        if one.counts
+        if one.included
         for k in range(len(one.turn_rewards))
         if k + 1 < len(one.turn_rewards)
     ]
@@ -152,6 +161,12 @@ def test_impossible_options_are_refused() -> None:
         return_to_go([], baseline="other")
     with pytest.raises(ConfigError, match=r"decay must be a number in \[0, 1\], got 1.5"):
         return_to_go([], baseline="role_ema", decay=1.5)
+    for baseline in ("none", "batch", "others"):
+        message = f"^decay must be left out unless baseline is 'role_ema', got decay=0.5 with baseline='{baseline}'$"
+        with pytest.raises(ConfigError, match=message):
+            return_to_go([], baseline=baseline, decay=0.5)
+        with pytest.raises(ConfigError, match=message):
+            get_estimator("return_to_go", baseline=baseline, decay=0.5)
     with pytest.raises(ConfigError, match="turn_weight must be a finite number >= 0, got '1'"):
         mt_grpo([], turn_weight="1")
     with pytest.raises(ConfigError, match="turn_weight must be a finite number >= 0, got nan"):

@@ -39,7 +39,7 @@ def test_a_shaped_return_is_the_return_minus_the_potential(rollouts: Batch, disc
         assert replace(after, turn_rewards=before.turn_rewards) == before  # nothing else has changed
         returns = discounted_returns(before.turn_rewards, discount=discount)
         moved = [own - weight * value for own, value in zip(returns, before.potentials, strict=True)]
-        expected = moved if before.counts else returns
+        expected = moved if before.included else returns
         assert discounted_returns(after.turn_rewards, discount=discount) == pytest.approx(expected, abs=1e-9)
 
 
@@ -61,13 +61,13 @@ def test_the_wrapper_gives_its_estimator_shaped_rollouts(
     for _ in range(2):
         expected = plain(shaped(rollouts, discount=discount, weight=weight), discount=discount, scale=scale)
         assert wrapper(rollouts, discount=discount, scale=scale) == expected
-    assert wrapper.memory == plain.memory
+    assert wrapper.state == plain.state
 
 
 def test_the_wrapper_shows_what_it_wraps_and_can_be_copied() -> None:
     inner = get_estimator("mt_grpo", turn_weight=2.0)
     wrapper = PotentialShaping(inner, 0.5)
-    assert (wrapper.function, wrapper.options, wrapper.memory) == (mt_grpo, {"turn_weight": 2.0}, None)
+    assert (wrapper.function, wrapper.options, wrapper.state) == (mt_grpo, {"turn_weight": 2.0}, None)
     assert get_estimator(wrapper) is wrapper
     assert pickle.loads(pickle.dumps(wrapper)) == copy.deepcopy(wrapper) == wrapper
     assert PotentialShaping(mt_grpo, 0.5).function is mt_grpo
@@ -76,7 +76,7 @@ def test_the_wrapper_shows_what_it_wraps_and_can_be_copied() -> None:
 def test_a_game_that_does_not_say_what_a_state_is_worth_is_refused() -> None:
     message = r"`_potential` must return a number, got None in 1 of 2 turns of chess"
     with pytest.raises(ConfigError, match=message):
-        shaped([valued([0.0, 1.0], [-1.0, None], game="chess")], discount=1.0, weight=1.0)
+        shaped([valued([0.0, 1.0], [-1.0, None], environment="chess")], discount=1.0, weight=1.0)
     with pytest.raises(ConfigError, match=r"got None in 2 of 2 turns$"):
         shaped([rollout([0.0, 1.0])], discount=1.0, weight=1.0)
     broken = rollout([0.0, 1.0], failed=True)

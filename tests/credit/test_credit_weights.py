@@ -21,12 +21,12 @@ CONSTANT = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class GenerationBatch:
     """A rollout with the loss of each of its tokens, turn by turn."""
 
     losses: list[list[float]]
     group: int
-    counts: bool
+    included: bool
 
     @property
     def tokens(self) -> list[float]:
@@ -35,20 +35,20 @@ class Played:
 
 batches = st.lists(
     st.builds(
-        Played,
+        GenerationBatch,
         losses=st.lists(st.lists(st.floats(-10, 10), max_size=3), max_size=4),
         group=st.integers(0, 2),
-        counts=st.booleans(),
+        included=st.booleans(),
     ),
     max_size=6,
 )
 
 
-def weights_of(batch: list[Played], aggregation: str) -> list[list[float]]:
+def weights_of(batch: list[GenerationBatch], aggregation: str) -> list[list[float]]:
     return aggregation_weights(
         [[len(turn) for turn in rollout.losses] for rollout in batch],
         [rollout.group for rollout in batch],
-        [rollout.counts for rollout in batch],
+        [rollout.included for rollout in batch],
         aggregation,
         constant=CONSTANT,
     )
@@ -58,9 +58,9 @@ def mean(numbers: list[float]) -> float:
     return fmean(numbers) if numbers else 0.0
 
 
-def aggregated(batch: list[Played], aggregation: str) -> float:
+def aggregated(batch: list[GenerationBatch], aggregation: str) -> float:
     """The loss of the batch, as the aggregation's name says it."""
-    counted = [rollout for rollout in batch if rollout.counts]
+    counted = [rollout for rollout in batch if rollout.included]
     if aggregation == "token":
         return mean([loss for rollout in counted for loss in rollout.tokens])
     if aggregation == "turn":
@@ -75,13 +75,13 @@ def aggregated(batch: list[Played], aggregation: str) -> float:
     return sum(sum(rollout.tokens) for rollout in counted) / (CONSTANT * max(1, len(batch)))  # as Dr. GRPO, over all
 
 
-def num_tokens(batch: list[Played]) -> int:
-    return sum(len(rollout.tokens) for rollout in batch if rollout.counts)
+def num_tokens(batch: list[GenerationBatch]) -> int:
+    return sum(len(rollout.tokens) for rollout in batch if rollout.included)
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @given(batch=batches)
-def test_the_token_mean_of_the_weighted_loss_is_the_aggregation(aggregation: str, batch: list[Played]) -> None:
+def test_the_token_mean_of_the_weighted_loss_is_the_aggregation(aggregation: str, batch: list[GenerationBatch]) -> None:
     weights = weights_of(batch, aggregation)
     total = sum(
         weight * loss
@@ -95,10 +95,10 @@ def test_the_token_mean_of_the_weighted_loss_is_the_aggregation(aggregation: str
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @given(batch=batches)
-def test_weights_of_tokens_add_up_to_their_number(aggregation: str, batch: list[Played]) -> None:
+def test_weights_of_tokens_add_up_to_their_number(aggregation: str, batch: list[GenerationBatch]) -> None:
     weights = weights_of(batch, aggregation)
     for rollout, row in zip(batch, weights, strict=True):
-        assert [weight > 0 for weight in row] == [bool(turn) and rollout.counts for turn in rollout.losses]
+        assert [weight > 0 for weight in row] == [bool(turn) and rollout.included for turn in rollout.losses]
     total = sum(
         weight * len(turn)
         for rollout, row in zip(batch, weights, strict=True)
@@ -114,10 +114,10 @@ def test_weights_of_tokens_add_up_to_their_number(aggregation: str, batch: list[
 def test_the_parts_of_a_batch_need_the_whole_of_it(aggregation: str) -> None:
     """Shuffled rollouts keep their weights, so that ranks may each take their own."""
     batch = [
-        Played(losses=[[1.0], [2.0, 3.0]], group=0, counts=True),
-        Played(losses=[[4.0]], group=0, counts=True),
-        Played(losses=[[5.0] * 4, [], [6.0]], group=1, counts=True),
-        Played(losses=[[7.0] * 9], group=1, counts=False),
+        GenerationBatch(losses=[[1.0], [2.0, 3.0]], group=0, included=True),
+        GenerationBatch(losses=[[4.0]], group=0, included=True),
+        GenerationBatch(losses=[[5.0] * 4, [], [6.0]], group=1, included=True),
+        GenerationBatch(losses=[[7.0] * 9], group=1, included=False),
     ]
     weights = weights_of(batch, aggregation)
     assert weights_of(batch[::-1], aggregation)[::-1] == weights

@@ -1,0 +1,129 @@
+"""Find estimators by name, and bind and check their options.
+
+What each of them reads and compares, its traits, is declared where it is defined, and given with its options by
+:attr:`BoundEstimator.traits <agentsgym.credit.bound.BoundEstimator.traits>`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, cast
+
+from agentsgym.credit._deprecated import current_keywords
+from agentsgym.credit.bound import BoundEstimator, Estimator, name_of
+from agentsgym.credit.ema import EMABaselines
+from agentsgym.credit.gae import bilevel_gae, turn_gae
+from agentsgym.credit.outcomes import grpo, rae, reward, rloo
+from agentsgym.credit.returns import gigpo, mt_grpo, rebn, return_to_go
+from agentsgym.credit.shaping import PotentialShaping
+from agentsgym.credit.traits import EstimatorTraits, Use, declaration_of, estimator_traits, traits_of
+from agentsgym.errors import ConfigError, did_you_mean
+
+__all__ = ["ESTIMATORS", "EstimatorTraits", "Use", "estimator_traits", "get_estimator", "traits_of"]
+
+ESTIMATORS: Final[Mapping[str, Estimator]] = {
+    "reward": reward,
+    "grpo": grpo,
+    "rloo": rloo,
+    "rae": rae,
+    "return_to_go": return_to_go,
+    "rebn": rebn,
+    "mt_grpo": mt_grpo,
+    "gigpo": gigpo,
+    "turn_gae": turn_gae,
+    "bilevel_gae": bilevel_gae,
+}
+
+_STATE_KEYWORDS = ("state", "memory")  # the second is the old name
+_NO_OPTIONS = ("discount", "scale", *_STATE_KEYWORDS)  # given by the caller, or bound here
+
+
+def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) -> BoundEstimator | PotentialShaping:
+    """Find an estimator by name, or take a callable, and bind options to it.
+
+    One that takes ``state``, to keep something from one batch to the next, is given a fresh one. A ``partial`` is
+    taken apart: its keywords are options like the others, which take precedence.
+
+    Args:
+        name_or_callable: A key of :data:`ESTIMATORS`, or a function that looks like
+            :class:`~agentsgym.credit.bound.Estimator`; what is bound already is returned as it is.
+        **options: Keywords of the function other than ``discount``, ``scale`` and ``state``.
+
+    Raises:
+        ConfigError: It is neither, it has no such option, or (for one of ours) an option's value is not valid.
+
+    >>> get_estimator("gigpo", baseline="others").options
+    {'baseline': 'others'}
+    """
+    if isinstance(name_or_callable, BoundEstimator | PotentialShaping):
+        if options:
+            raise ConfigError(f"the estimator has its options already, got {', '.join(map(repr, options))} as well")
+        return name_or_callable
+    function, options = _without_partial(_found(name_or_callable), options)
+    options = current_keywords(getattr(function, "renamed_keywords", {}), options)
+    keyword = _check_options(function, options)
+    state = EMABaselines() if keyword and _keeps_state(function, options) else None
+    bound = BoundEstimator(function, options, state, keyword or "state")
+    if function in ESTIMATORS.values():
+        bound([], discount=1.0, scale="none")  # they check their options before they look at the rollouts
+    return bound
+
+
+def _found(name_or_callable: str | Callable[..., Any]) -> Callable[..., Any]:
+    if callable(name_or_callable):
+        return name_or_callable
+    if not isinstance(name_or_callable, str) or name_or_callable not in ESTIMATORS:  # pyright: ignore[reportUnnecessaryIsInstance]
+        hint = did_you_mean(str(name_or_callable), ESTIMATORS)
+        raise ConfigError(f"advantage_estimator is neither known nor callable: {name_or_callable!r}{hint}")
+    return ESTIMATORS[name_or_callable]
+
+
+def _without_partial(
+    function: Callable[..., Any], options: dict[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    inner = cast("partial[Any]", function)
+    if not isinstance(function, partial) or inner.args or "declaration" in vars(inner):  # its own would be lost
+        return inner, options
+    return inner.func, {**inner.keywords, **options}
+
+
+def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> str | None:
+    """Refuse options that a function does not have; returns the keyword of its state, None if it takes none."""
+    try:
+        parameters = [*inspect.signature(function).parameters.values()][1:]  # the first are the rollouts
+    except ValueError:  # a compiled function does not say
+        return None
+    keywords = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    if not takes_any and not {"discount", "scale"} <= keywords:
+        raise ConfigError(
+            f"the estimator {name_of(function)!r} must take the keywords 'discount' and 'scale', got {sorted(keywords)}"
+        )
+    known = keywords.difference(_NO_OPTIONS)
+    for option in options:
+        if option in _NO_OPTIONS or not (takes_any or option in known):
+            hint = did_you_mean(option, known) if known else "; it has none"
+            raise ConfigError(f"the estimator {name_of(function)!r} has no option {option!r}{hint}")
+    for one in parameters:
+        if one.name in known.difference(options) and one.default is one.empty:
+            raise ConfigError(f"the estimator {name_of(function)!r} needs the option {one.name!r}")
+    return _state_keyword(function, keywords)
+
+
+def _state_keyword(function: Callable[..., Any], keywords: set[str]) -> str | None:
+    keyword = next((name for name in _STATE_KEYWORDS if name in keywords), None)
+    if keyword == "memory":
+        warnings.warn(
+            f"the estimator {name_of(function)!r} takes the keyword 'memory', which is now 'state'",
+            DeprecationWarning,
+            stacklevel=4,
+        )
+    return keyword
+
+
+def _keeps_state(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
+    declaration = declaration_of(function)
+    return declaration is None or declaration.keeps_state(options)

@@ -1,0 +1,124 @@
+"""Declare what an estimator reads and compares, so that settings are checked by what it does, not by its name.
+
+A declaration is attached to the estimator itself and found within a ``partial`` too, so that an estimator of one's own
+is treated like the built-in ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar, cast, get_args
+
+from agentsgym.errors import ConfigError, did_you_mean
+
+Use = Literal[
+    "discount",  # sums the discounted rewards of turns
+    "turn_rewards",
+    "final_reward",
+    "per_token_rewards",  # the trajectory's own take the place of the numbers that the estimator returns
+    "state_keys",
+    "roles",
+    "values",  # of a value head
+]
+
+Options = Mapping[str, Any]
+ValueTargets = Callable[..., list[list[list[float]]]]
+"""(rollouts, \\*, discount, and the estimator's options) → a target for each token of each turn of each rollout."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatorTraits:
+    """What an estimator reads and compares; what it does not declare must not change what it returns.
+
+    Attributes:
+        uses: What it reads of a rollout and of its arguments.
+        compares_in_task_groups: Whether its baseline is of the other rollouts of the task.
+        per_token: Whether it may return one number a token, in the place of one a turn.
+
+    Raises:
+        ConfigError: ``uses`` has a word that is unknown.
+    """
+
+    uses: frozenset[Use]
+    compares_in_task_groups: bool = False
+    per_token: bool = False
+
+    def __post_init__(self) -> None:
+        for word in sorted(self.uses.difference(get_args(Use))):
+            raise ConfigError(f"uses has a word that is unknown: {word!r}{did_you_mean(word, get_args(Use))}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """All that an estimator declares.
+
+    Attributes:
+        traits_of: Gives the traits that it has with some options.
+        keeps_state: Says whether it keeps something from one batch to the next with some options, where it takes
+            ``state``.
+        value_targets: Gives what its value head is trained towards; None for the discounted returns.
+    """
+
+    traits_of: Callable[[Options], EstimatorTraits]
+    keeps_state: Callable[[Options], bool] = lambda _options: True
+    value_targets: ValueTargets | None = None
+
+    def on(self, estimator: F) -> F:
+        """Attach it to an estimator; to be used as a decorator."""
+        cast("Any", estimator).declaration = self
+        return estimator
+
+
+def estimator_traits(
+    *, uses: Collection[Use], compares_in_task_groups: bool = False, per_token: bool = False
+) -> Callable[[F], F]:
+    """Declare the traits of an estimator of one's own: a decorator for a function, or for a class of callables.
+
+    Args:
+        uses: What it reads of a rollout and of its arguments: of ``"discount"``, ``"turn_rewards"``,
+            ``"final_reward"``, ``"per_token_rewards"``, ``"state_keys"``, ``"roles"``, ``"values"``.
+        compares_in_task_groups: Whether its baseline is of the other rollouts of the task.
+        per_token: Whether it may return one number a token, in the place of one a turn.
+
+    Raises:
+        ConfigError: ``uses`` is a lone word, or has a word that is unknown.
+
+    >>> @estimator_traits(uses=["final_reward"])
+    ... def whole(rollouts, *, discount, scale):
+    ...     return [[one.final_reward] * len(one.turn_rewards) for one in rollouts]
+    >>> traits_of(whole)
+    EstimatorTraits(uses=frozenset({'final_reward'}), compares_in_task_groups=False, per_token=False)
+    """
+    if isinstance(uses, str):
+        raise ConfigError(f"uses must be a list or a set of words, got the lone word {uses!r}")
+    traits = EstimatorTraits(uses=frozenset(uses), compares_in_task_groups=compares_in_task_groups, per_token=per_token)
+    return Declaration(traits_of=lambda _options: traits).on
+
+
+def declaration_of(estimator: Callable[..., Any]) -> Declaration | None:
+    """What an estimator declares, by itself or within a ``partial``; None if it declares nothing."""
+    declaration = getattr(estimator, "declaration", None)
+    if isinstance(declaration, Declaration):
+        return declaration
+    return declaration_of(cast("partial[Any]", estimator).func) if isinstance(estimator, partial) else None
+
+
+def traits_of(estimator: Callable[..., Any], options: Options | None = None) -> EstimatorTraits | None:
+    """The traits that an estimator has with some options; None if it declares none.
+
+    Args:
+        estimator: The function, or a ``partial`` of it, whose keywords are options as well.
+        options: Keywords that it is called with beside ``discount`` and ``scale``.
+    """
+    declaration = declaration_of(estimator)
+    return declaration and declaration.traits_of(all_options(estimator, options or {}))
+
+
+def all_options(estimator: Callable[..., Any], options: Options) -> Options:
+    """The keywords of a ``partial`` together with the options, which take precedence."""
+    keywords: Options = cast("partial[Any]", estimator).keywords if isinstance(estimator, partial) else {}
+    return {**keywords, **options}
