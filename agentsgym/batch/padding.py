@@ -1,4 +1,4 @@
-"""Rows of equal length: trajectories padded per task group."""
+"""Make rows of trajectories, padded to equal length per task group."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ def pad_right(row: Sequence[T], length: int, value: T) -> list[T]:
     return [*row, *[value] * (length - len(row))]
 
 
+def round_up(number: int, multiple_of: int) -> int:
+    """The smallest multiple that is not below a number.
+
+    >>> round_up(9, 8), round_up(8, 8)
+    (16, 8)
+    """
+    return -(-number // multiple_of) * multiple_of
+
+
 def loss_mask(trajectory: Trajectory) -> list[int]:
     """1 on the tokens that may be trained, (T,): the agent's, and none of a failed rollout."""
     if trajectory.failed:
@@ -31,7 +40,7 @@ def pad_task_groups(trajectories: Sequence[Trajectory], *, pad_token_id: int) ->
 
     Args:
         trajectories: In task-major order.
-        pad_token_id: Fills the ids; masks and rewards are filled with 0.
+        pad_token_id: Fills the ids; masks, rewards and log-probabilities are filled with 0.
     """
     longest: dict[int, int] = {}
     for trajectory in trajectories:
@@ -43,8 +52,24 @@ def pad_task_groups(trajectories: Sequence[Trajectory], *, pad_token_id: int) ->
         "padded_full_attention_mask": [pad_right([1] * len(row.token_ids), width, 0) for row, width in rows],
         "padded_agent_token_mask": [pad_right(loss_mask(row), width, 0) for row, width in rows],
         "padded_per_token_rewards": [pad_right(row.per_token_rewards, width, 0.0) for row, width in rows],
+        "padded_logprobs": [
+            None if row.logprobs is None else pad_right(row.logprobs, width, 0.0) for row, width in rows
+        ],
         "final_rewards": [row.final_reward for row in trajectories],
         "session_ids": [row.session_id for row in trajectories],
         "final_completion_messages": [list(row.messages) for row in trajectories],
         "stop_reasons": [row.stop_reason for row in trajectories],
+    }
+
+
+def unpadded_row(trajectory: Trajectory) -> dict[str, Any]:
+    """Make one row of one trajectory, not padded; the keys are those of ``_run_complete_episode``."""
+    return {
+        "full_token_ids": list(trajectory.token_ids),
+        "full_attention_mask": [1] * len(trajectory.token_ids),
+        "agent_token_mask": loss_mask(trajectory),
+        "per_token_rewards": list(trajectory.per_token_rewards),
+        "final_reward": trajectory.final_reward,
+        "final_completion_messages": list(trajectory.messages),
+        "session_id": trajectory.session_id,
     }

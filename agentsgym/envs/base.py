@@ -1,83 +1,117 @@
-"""The environment contract: a game writes three hooks, everyone calls ``rollout``, ``run_trial`` or ``generate``."""
+"""The environment contract: a class writes three hooks, everyone calls ``rollout``, ``run_trial`` or ``generate``."""
 
 from __future__ import annotations
 
 import copy
 import random
-import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from agentsgym.agents.base import Agent, as_agent
-from agentsgym.batch.layouts import transitions
-from agentsgym.batch.padding import loss_mask, pad_task_groups
+from agentsgym.batch.padding import pad_task_groups, unpadded_row
+from agentsgym.batch.transitions import transitions
 from agentsgym.credit.rewards import check_credit, per_token_rewards
-from agentsgym.envs.answers import is_conversation
-from agentsgym.envs.config import COMMON_FIELDS, Field, check_trials, is_int, validated_config
-from agentsgym.envs.trial import Budget, Trial, call_game
-from agentsgym.errors import ConfigError, EnvironmentFault, TaskError
+from agentsgym.envs.config import COMMON_FIELDS, check_trials, validated_config
+from agentsgym.envs.contract import State
+from agentsgym.envs.conversation import Budget
+from agentsgym.envs.result_checks import as_flag
+from agentsgym.envs.rows import TaskData, check_task_keys, plain_part, tasks_of_rows
+from agentsgym.envs.starts import StartChecks
+from agentsgym.envs.subclass import bind_dataset_methods, called_config, refuse_uncalled_overrides
+from agentsgym.envs.trial import Trial, call_environment, make_trials, play_trials
+from agentsgym.envs.user_checks import check_class, check_initialized, check_tokenizer
+from agentsgym.errors import ConfigError, EnvError, TaskError, check_options
+from agentsgym.fields import Field, is_int
 from agentsgym.rollouts.driver import drive
-from agentsgym.rollouts.pools import Pool
-from agentsgym.rollouts.transcript import ChatFormat
-from agentsgym.seeding import derive_seed, episode_generator, fresh_seed
+from agentsgym.rollouts.interfaces import Pool
+from agentsgym.seeding import derive_seed, episode_generator
+from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Message, Trajectory
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-State = dict[str, Any]
-TaskData = Mapping[str, Any]
-
 
 class MultistepEnv(ABC):
-    """A game that owns the whole interaction: prompts, steps, rewards, tokens.
+    """An environment that owns the whole interaction: prompts, steps, rewards, tokens.
 
-    A game implements :meth:`_initialize_episode`, :meth:`_format_prompt` and :meth:`_step_episode`, and adds its own
-    keys to ``env_config`` through ``config_fields``.
+    A subclass implements :meth:`_initialize_episode`, :meth:`_format_prompt` and :meth:`_step_episode`, and adds its
+    own keys to ``env_config`` through ``config_fields``.
 
     Attributes:
         tokenizer: Turns text into the policy's ids; None plays with text alone.
         env_config: The validated configuration, defaults filled in.
+        given_config: The plain (JSON) values of the ``env_config`` that the outermost class was called with, before any
+            constructor took a key out: what dataset rows are compared with.
         active_states: The state of each session in play, by ``session_id``.
-        config_fields: The game's own keys of ``env_config``.
-        default_config: The game's own defaults for the common keys.
+        config_fields: The class's own keys of ``env_config``.
+        default_config: The class's own defaults for the common keys.
+        task_fields: The keys that a task may have beside ``seed``; None for any.
     """
 
     config_fields: ClassVar[Mapping[str, Field]] = {}
     default_config: ClassVar[Mapping[str, Any]] = {}
+    task_fields: ClassVar[Collection[str] | None] = None
+    _called_with: dict[str, Any] | None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_class(cls, MultistepEnv)
+        refuse_uncalled_overrides(cls, MultistepEnv)
+        bind_dataset_methods(cls)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Note what the outermost class is called with, before any constructor takes a key out."""
+        env = super().__new__(cls)
+        env._called_with = called_config(cls, args, kwargs)
+        return env
+
+    if not TYPE_CHECKING:  # with it, no type checker would find a misspelled attribute
+
+        def __getattr__(self, name: str) -> Any:
+            check_initialized(self, name)
+            return super().__getattribute__(name)  # raises what the first attempt raised, a property's error included
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
     ) -> None:
-        """Check the configuration and learn how the tokenizer writes a conversation.
+        """Check the configuration and find out how the tokenizer writes a conversation.
 
         Args:
             tokenizer: The policy's tokenizer, with a pad token; None for agents that only read and write text.
-            env_config: Keys of :data:`agentsgym.envs.config.COMMON_FIELDS` and of the game's ``config_fields``.
+            env_config: Keys of :data:`agentsgym.envs.config.COMMON_FIELDS` and of the class's ``config_fields``.
 
         Raises:
-            ConfigError: A key is unknown, a value is not valid, or the tokenizer has no pad token.
+            ConfigError: A key is unknown, a value is not valid, or the tokenizer is none or has no pad token.
             TemplateError: The chat template does not allow exact tokens.
         """
-        self.env_config = validated_config(env_config, {**COMMON_FIELDS, **self.config_fields}, self.default_config)
+        self._starts = StartChecks()  # its presence says that this constructor has run
+        check_tokenizer(tokenizer, type(self))
+        self.tokenizer = tokenizer
+        handed, called_with = plain_part(env_config) or {}, self._called_with
+        self.given_config: dict[str, Any] = handed if called_with is None else called_with
+        self.env_config = validated_config(
+            env_config,
+            {**COMMON_FIELDS, **self.config_fields},
+            self.default_config,
+            added_keys=()
+            if type(self).__init__ is MultistepEnv.__init__
+            else handed.keys() - (called_with or {}).keys(),
+        )
         check_trials(self.env_config)
         check_credit(self.env_config["turn_credit"], self.env_config["token_credit"])
         self._check_config(self.env_config)
-        if tokenizer is not None and tokenizer.pad_token_id is None:
-            raise ConfigError(
-                "the tokenizer has no pad token, which padded rows need: "
-                "set one, for example tokenizer.pad_token = tokenizer.eos_token"
-            )
-        self.tokenizer = tokenizer
         self.chat_format = self._find_chat_format()
         self.active_states: dict[str, State] = {}
         self._generators: dict[str, random.Random] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs: not the sessions, which are played where they began."""
-        return {**vars(self), "chat_format": None, "active_states": {}, "_generators": {}}
+        """Give what another process needs: not the sessions, which are played where they began."""
+        check_initialized(self)
+        none_in_play: dict[str, Any] = {"active_states": {}, "_generators": {}, "_starts": StartChecks()}
+        return {**vars(self), "chat_format": None, **none_in_play}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -86,9 +120,12 @@ class MultistepEnv(ABC):
     def _find_chat_format(self) -> ChatFormat | None:
         if self.tokenizer is None:
             return None
-        return ChatFormat.of(self.tokenizer, append=self.env_config["history"] != "rerender")
+        config = self.env_config
+        return ChatFormat.of(
+            self.tokenizer, append=config["history"] != "rerender", guard_added_tokens=config["guard_added_tokens"]
+        )
 
-    # What a game calls
+    # What a subclass calls
 
     def rng(self, session_id: str) -> random.Random:
         """The session's private generator, seeded anew for each episode; no two sessions share draws by accident."""
@@ -96,7 +133,7 @@ class MultistepEnv(ABC):
             self._generators[session_id] = random.Random(derive_seed("session", session_id))
         return self._generators[session_id]
 
-    # What a game implements
+    # What a subclass implements
 
     @abstractmethod
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
@@ -110,14 +147,17 @@ class MultistepEnv(ABC):
     def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
         """Play one action and return (next state, reward, done, info).
 
-        ``info["success"]`` tells whether the game is won (as of now), ``info["invalid"]`` marks an invalid action,
-        ``info["random_reward"]`` and ``info["optimal_reward"]`` tell what random and optimal play are paid on average.
+        ``done`` decides: the base writes it into the next state, so a state that was copied may still say False. A
+        next state whose ``"done"`` is True where False is returned is a contradiction and fails the episode.
+
+        ``info["success"]`` says whether the task is solved (as of now), ``info["invalid"]`` marks an invalid action,
+        ``info["random_reward"]`` and ``info["optimal_reward"]`` are what random and optimal play earn on average.
         """
 
-    # What a game may override
+    # What a subclass may override
 
     def _final_reward(self, state: State, turn_rewards: list[float]) -> float:
-        """What the whole episode was worth; by default the sum of its turn rewards."""
+        """Give the reward of the whole episode; by default the sum of its turn rewards."""
         return float(sum(turn_rewards))
 
     def _calculate_rewards(self, trajectory: Trajectory) -> list[float]:
@@ -127,35 +167,49 @@ class MultistepEnv(ABC):
         )
 
     def _state_key(self, state: State) -> Hashable | None:
-        """Equal keys are the same decision problem (used by ``gigpo``); None if the game cannot say."""
+        """Equal keys are the same decision problem (used by ``gigpo``); None if the environment cannot say."""
         return None
 
     def _role(self, state: State) -> Hashable | None:
-        """Who the agent is in this turn, a seat of the game for example; estimators keep a baseline for each role."""
+        """Name the agent's role in this turn, a player's seat for example; estimators keep a baseline for each role."""
         return None
 
     def _potential(self, state: State) -> float | None:
-        """What the state is worth, the higher the nearer to success (potential-based shaping); None: cannot say."""
+        """Value the state, the higher the nearer to success (potential-based shaping); None: cannot say."""
         return None
 
-    def _check_task(self, task_data: TaskData) -> None:  # noqa: B027  # most games can play any task
+    def _check_task(self, task_data: TaskData) -> None:  # noqa: B027  # most environments can play any task
         """Raise :class:`TaskError` for a task that cannot be played; run for every task before any episode starts."""
 
     def _check_config(self, config: dict[str, Any]) -> None:  # noqa: B027  # most keys are independent
         """Raise :class:`ConfigError` for values that do not go together."""
 
     def _system_prompt(self) -> str | None:
-        """The game's own system message; ``env_config["system_prompt"]`` replaces it."""
+        """Give the class's own system message; ``env_config["system_prompt"]`` replaces it."""
         return None
+
+    def _close_episode(self, session_id: str, state: State) -> None:  # noqa: B027  # most hold nothing outside
+        """Free what the episode holds outside of Python: a sandbox, a browser, a process.
+
+        Called once for every episode whose ``_initialize_episode`` returned, after all other hooks, whatever ended it:
+        done, a budget, a failure, a limit of time, an interrupt. An exception here is logged and counted
+        (``Trajectory.num_close_errors``) and changes no result. A step that is given up in a thread closes its episode
+        when it returns. A worker process that is ended for time closes what lives in it first, within five seconds; one
+        that crashes closes nothing. What lived there and is replayed in another process begins and is closed again.
+
+        Args:
+            session_id: The session.
+            state: Its last state.
+        """
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **kwargs: Any) -> Dataset:
-        """Tasks to train on, as rows of ``env_class_path``, ``env_config`` and ``task_data``."""
+        """Make rows to train on; on an instance its :attr:`given_config` is the default ``env_config``."""
         raise NotImplementedError(f"{cls.__name__} ships no training tasks; pass your own rows")
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **kwargs: Any) -> Dataset:
-        """Tasks to evaluate on, rows as in :meth:`get_train_dataset`."""
+        """Make rows to evaluate on, as :meth:`get_train_dataset`."""
         raise NotImplementedError(f"{cls.__name__} ships no evaluation tasks; pass your own rows")
 
     # What everyone calls
@@ -176,32 +230,31 @@ class MultistepEnv(ABC):
         """Play every task ``num_rollouts`` times, many episodes at once: see :func:`~agentsgym.rollouts.driver.drive`.
 
         Args:
-            task_data_list: The tasks. Rollouts of one task share its seed; a task without one gets a fresh one.
+            task_data_list: ``task_data`` dicts, or whole dataset rows; a task without a seed gets a fresh one.
             agent: An :class:`~agentsgym.agents.base.Agent` or any object with ``get_action``.
             num_rollouts: Rollouts of each task, at least 1.
             max_concurrent: How many episodes are live at most; None for all.
             on_finish: Called with each trajectory as soon as it is finished.
             pool: Where this environment's hooks run, in threads or processes; None for the calling thread.
-            turn_timeout_s: Wall time of one call of the environment between two answers, and of one answer of an
+            turn_timeout_s: Wall time of one call of the environment between two actions, and of one answer of an
                 agent that answers with coroutines; None for no limit. Without a pool it is noticed afterwards.
             episode_timeout_s: Wall time of a whole trial; None for no limit.
             **limits: ``max_turn_tokens`` (one action) and ``max_completion_length`` (everything after the first
                 prompt), each None for no limit; ``env_config["max_trajectory_tokens"]`` bounds the whole.
 
         Returns:
-            The trajectories in task-major order: all rollouts of the first task, then of the second, and so on. An
-            episode whose game or agent broke is among them with stop reason ``failed``.
+            The trajectories in task-major order, failed ones included: all rollouts of the first task, then the second.
 
         Raises:
             TaskError: There is no list, it is empty, or a task cannot be played; nothing has been played then.
-            ConfigError: ``num_rollouts`` or a limit is no positive number, the agent is none, or this environment
-                cannot be sent to the pool's processes.
+            ConfigError: ``num_rollouts`` or a limit is no positive number, the agent is none, a row is of another
+                class or configuration, or this environment cannot be sent to the pool's processes.
             TemplateError: The chat template does not take a conversation's first prompt.
         """
         actor = as_agent(agent)
-        trials = self.trials(task_data_list, num_rollouts, **limits)
-        return drive(
-            trials,
+        check_options(limits, self.rollout, self.trials)
+        trajectories = play_trials(
+            self.trials(task_data_list, num_rollouts, **limits),
             actor,
             max_concurrent=max_concurrent,
             on_finish=on_finish,
@@ -209,21 +262,25 @@ class MultistepEnv(ABC):
             turn_timeout_s=turn_timeout_s,
             episode_timeout_s=episode_timeout_s,
         )
+        self.check_starts(trajectories)
+        return trajectories
 
     def run_trial(
         self, task_data_list: Sequence[TaskData], agent: Agent, num_rollouts: int = 1, **kwargs: Any
     ) -> dict[str, Any]:
-        """:meth:`rollout`, padded per task group.
+        """Play as :meth:`rollout` does, with its arguments, and pad the rollouts per task group.
 
         Returns:
             ``len(task_data_list) * num_rollouts`` rows, task-major: ``padded_full_token_ids``,
-            ``padded_full_attention_mask``, ``padded_agent_token_mask``, ``padded_per_token_rewards`` (rows of one task
-            padded on the right to that task's longest, ids with ``pad_token_id``, the rest with 0), ``final_rewards``,
-            ``session_ids``, ``final_completion_messages`` (the conversation) and ``stop_reasons``.
+            ``padded_full_attention_mask``, ``padded_agent_token_mask``, ``padded_per_token_rewards``,
+            ``padded_logprobs`` (rows of one task padded on the right to that task's longest, ids with
+            ``pad_token_id``, the rest with 0; None for a rollout whose log-probabilities are not known),
+            ``final_rewards``, ``session_ids``, ``final_completion_messages`` (the conversation) and ``stop_reasons``.
 
         Raises:
             ConfigError: ``env_config["history"]`` rewrites the history, so that a rollout is no single row of tokens.
         """
+        check_options(kwargs, self.run_trial, self.rollout, MultistepEnv.rollout, self.trials)
         self._check_single_stream("run_trial")
         trajectories = self.rollout(task_data_list, agent, num_rollouts, **kwargs)
         pad_token_id = 0 if self.tokenizer is None else self.tokenizer.pad_token_id
@@ -237,7 +294,17 @@ class MultistepEnv(ABC):
         return_all_steps: bool = False,
         **kwargs: Any,
     ) -> dict[str, list[list[Any]]]:
-        """:meth:`rollout`, as transitions: see :func:`agentsgym.batch.layouts.transitions`."""
+        """Play as :meth:`rollout` does, with its arguments, and nest the rollouts turn by turn.
+
+        ``return_all_steps=True`` gives every turn of a rollout, in order; False its last turn alone, in a list of one
+        (an empty list for a rollout without turns).
+
+        Returns:
+            For rollout p (task-major) and turn k ``ids``, ``prompt_ids``, ``messages``, ``mask``, ``logprobs``,
+            ``rewards``, ``per_token_rewards`` and ``session_ids``, each as ``result[key][p][k]``: see
+            :func:`agentsgym.batch.transitions.transitions`.
+        """
+        check_options(kwargs, self.generate, self.rollout, MultistepEnv.rollout, self.trials)
         trajectories = self.rollout(task_data_list, agent, num_rollouts, **kwargs)
         return transitions(trajectories, turn_credit=self.env_config["turn_credit"], return_all_steps=return_all_steps)
 
@@ -249,28 +316,21 @@ class MultistepEnv(ABC):
             unpadded), ``final_reward``, ``final_completion_messages`` (the conversation) and ``session_id``.
 
         Raises:
-            EnvironmentFault: The game broke, or there is no such session.
-            AgentFault: The agent broke.
+            EnvError: The environment broke, or there is no such session.
+            AgentError: The agent broke.
             ConfigError: As in :meth:`run_trial`.
         """
         self._check_single_stream("_run_complete_episode")
         if session_id not in self.active_states:
-            raise EnvironmentFault(f"active_states has no session {session_id!r}: put its state there first")
+            raise EnvError(f"active_states has no session {session_id!r}: put its state there first")
         trial = Trial(
             env=self, session_id=session_id, budget=Budget(trajectory=self.env_config["max_trajectory_tokens"])
         )
         [trajectory] = drive([trial.play_one()], as_agent(agent))
-        return {
-            "full_token_ids": list(trajectory.token_ids),
-            "full_attention_mask": [1] * len(trajectory.token_ids),
-            "agent_token_mask": loss_mask(trajectory),
-            "per_token_rewards": list(trajectory.per_token_rewards),
-            "final_reward": trajectory.final_reward,
-            "final_completion_messages": list(trajectory.messages),
-            "session_id": session_id,
-        }
+        return unpadded_row(trajectory)
 
     def _check_single_stream(self, caller: str) -> None:
+        check_initialized(self)
         if self.tokenizer is not None and self.env_config["history"] != "append":
             raise ConfigError(
                 f"{caller} gives one row of tokens a rollout, and env_config['history']="
@@ -289,33 +349,20 @@ class MultistepEnv(ABC):
         max_completion_length: int | None = None,
     ) -> list[Trial]:
         """Check every task and set up its trials, not started yet, task-major; arguments as in :meth:`rollout`."""
+        check_initialized(self)
         if not is_int(1)(num_rollouts):
             raise ConfigError(f"num_rollouts must be a positive int, got {num_rollouts!r}")
-        tasks = _as_list(task_data_list)
+        tasks = tasks_of_rows(self, task_data_list)
         budget = Budget(
             trajectory=self.env_config["max_trajectory_tokens"], completion=max_completion_length, turn=max_turn_tokens
         )
         for index, task in enumerate(tasks):
             self.check_task(task, f"task_data_list[{index}]")
-        seeds = [fresh_seed() if task.get("seed") is None else task["seed"] for task in tasks]
-        return [
-            Trial(
-                env=self,
-                session_id=uuid.uuid4().hex,
-                task_data={**task, "seed": seed},
-                seed=seed,
-                budget=budget,
-                task_index=task_index,
-                rollout_index=rollout_index,
-            )
-            for task_index, (task, seed) in enumerate(zip(tasks, seeds, strict=True))
-            for rollout_index in range(num_rollouts)
-        ]
+        return make_trials(self, tasks, num_rollouts, budget)
 
     def check_task(self, task_data: TaskData, name: str = "task_data") -> None:
         """Raise :class:`TaskError` for a task that cannot be played, whose errors call it ``name``."""
-        if not isinstance(task_data, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TaskError(f"{name} must be a dict, got {task_data!r}")
+        check_task_keys(task_data, name, self.task_fields)
         seed = task_data.get("seed")
         if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
             raise TaskError(f"{name}['seed'] must be an int or None, got {seed!r}")
@@ -324,37 +371,29 @@ class MultistepEnv(ABC):
     def start_session(self, session_id: str, task_data: TaskData, seed: int, episode: int = 0) -> State:
         """Seed the session's generator for one episode and put its start state in ``active_states``."""
         self._generators[session_id] = episode_generator(seed, episode)
-        state = call_game(self._initialize_episode, session_id, copy.deepcopy(dict(task_data)))
-        if not isinstance(state, dict) or state.get("done"):  # pyright: ignore[reportUnknownMemberType]
-            raise EnvironmentFault(f"_initialize_episode must return a dict whose 'done' is False, got {state!r}")
-        self.active_states[session_id] = state
-        return state  # pyright: ignore[reportUnknownVariableType]
+        state: Any = call_environment(self._initialize_episode, session_id, copy.deepcopy(dict(task_data)))
+        refusal = f"_initialize_episode must return a dict whose 'done' is False, got {state!r}"
+        if not isinstance(state, dict):
+            raise EnvError(refusal)
+        started = self.active_states[session_id] = cast("State", state)  # also where it is refused: it is to be closed
+        if as_flag("_initialize_episode's state['done']", started.get("done")):
+            raise EnvError(refusal)
+        self._starts.see_state(session_id, started)
+        return started
 
     def drop_session(self, session_id: str) -> None:
         """Forget the session's state and generator."""
         self.active_states.pop(session_id, None)
         self._generators.pop(session_id, None)
+        self._starts.forget(session_id)
 
-    def prompt_messages(self, state: State, step: int, *, with_system: bool) -> list[Message]:
-        """What the agent sees before turn ``step``, with the system message before the first prompt."""
-        prompt = call_game(self._format_prompt, state, step)
-        messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        if messages is prompt and not is_conversation(messages):
-            raise EnvironmentFault(
-                f"_format_prompt must return a str or a list of at least one message, got {prompt!r}"
-            )
-        system = self.env_config["system_prompt"]
-        if with_system and system is None:
-            system = call_game(self._system_prompt)
-            if not isinstance(system, str | None):
-                raise EnvironmentFault(f"_system_prompt must return a str or None, got {system!r}")
-        return [{"role": "system", "content": system}, *messages] if with_system and system else messages
+    def check_starts(
+        self, trajectories: Iterable[Trajectory], group_of: Callable[[Trajectory], Hashable] | None = None
+    ) -> None:
+        """Warn once if rollouts of one task group began with different prompts.
 
-
-def _as_list(task_data_list: Any) -> list[TaskData]:
-    if isinstance(task_data_list, str | Mapping) or not isinstance(task_data_list, Iterable):
-        raise TaskError(f"task_data_list must be a list of task_data dicts, got {task_data_list!r}")
-    tasks: list[TaskData] = list(task_data_list)  # pyright: ignore[reportUnknownArgumentType]
-    if not tasks:
-        raise TaskError("task_data_list must hold at least one task, got an empty list")
-    return tasks
+        Args:
+            trajectories: Finished rollouts of this environment.
+            group_of: The task group of a rollout; by default its ``task_index``.
+        """
+        self._starts.see_rollouts(trajectories, group_of or (lambda trajectory: trajectory.task_index))

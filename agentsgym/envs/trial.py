@@ -1,105 +1,63 @@
-"""One trial in play: the generator that the driver advances, and the conversation that it records."""
+"""Play one trial: a generator that yields a request to the driver and receives the agent's action.
+
+::
+
+    for episode in range(episodes_per_trial):
+        env.start_session(...)                        # _initialize_episode gives the state
+        for step in range(max_steps_per_episode):
+            messages = env._format_prompt(state, step)  # only what is new
+            transcript.observe(messages)              # as tokens, the generation prompt included
+            if no room is left for an action:         # max_trajectory_tokens, max_completion_length
+                stop with MAX_TOKENS
+            action = yield TurnRequest(...)           # the driver calls the agent
+            start, stop = transcript.act(action)      # the sampled ids, untouched
+            state, reward, done, info = env._step_episode(session_id, state, text)
+            turns.append(Turn(start=start, stop=stop, reward=reward, ...))
+            if done or too many actions were invalid:
+                stop with DONE or INVALID
+        final_reward += env._final_reward(state, rewards)
+        env._close_episode(session_id, state)         # whatever ended it
+    return Trajectory(...)                            # _calculate_rewards gives one reward a token
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import math
-import traceback
-from collections.abc import Callable, Generator, Hashable, Sequence
+import uuid
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any
 
-from agentsgym.envs.answers import as_flag, as_number, check_told, complaint_about, is_conversation, is_step, is_unicode
-from agentsgym.envs.config import is_int, or_none
-from agentsgym.errors import AgentFault, ConfigError, EnvironmentFault, EpisodeFault, TemplateError
-from agentsgym.rollouts.transcript import ChatFormat, History, Transcript
+from agentsgym.agents.base import Agent
+from agentsgym.envs.contract import PlayableEnv, State
+from agentsgym.envs.conversation import Budget, Conversation
+from agentsgym.envs.result_checks import (
+    Step,
+    action_error,
+    as_hashable,
+    as_messages,
+    as_number,
+    as_shown_messages,
+    as_step,
+    as_token_rewards,
+    is_unicode,
+)
+from agentsgym.envs.user_checks import check_info_keys, place_of_hook
+from agentsgym.errors import AgentError, EnvError, EpisodeError, TemplateError
+from agentsgym.failures import FailureLog, describe, failure_of
+from agentsgym.rollouts.driver import drive
+from agentsgym.seeding import fresh_seed
+from agentsgym.tokens.transcript import History
 from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
 
-if TYPE_CHECKING:
-    from agentsgym.envs.base import MultistepEnv
+# pyright: reportPrivateUsage=false
+# The hooks are private to users of an environment; a trial is the one who calls them.
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """How many tokens a rollout may take; None is no limit.
-
-    Attributes:
-        trajectory: The whole of it, prompts included.
-        completion: Everything after the first prompt, observations included.
-        turn: One action.
-    """
-
-    trajectory: int | None = None
-    completion: int | None = None
-    turn: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("trajectory", "completion", "turn"):
-            limit = getattr(self, name)
-            if not or_none(is_int(1))(limit):
-                raise ConfigError(f"the token budget of a {name} must be a positive int or None, got {limit!r}")
-
-    def room(self, *, length: int, prompt_length: int) -> int | None:
-        """How many tokens the next action may have, after ``length`` tokens of which the first prompt took some.
-
-        Where history is rewritten, ``length`` is that of the prompt as it then is.
-
-        >>> Budget(trajectory=100, turn=30).room(length=80, prompt_length=10)
-        20
-        >>> Budget().room(length=80, prompt_length=10) is None
-        True
-        """
-        whole = None if self.trajectory is None else self.trajectory - length
-        completion = None if self.completion is None else self.completion - max(0, length - prompt_length)
-        return min((limit for limit in (self.turn, whole, completion) if limit is not None), default=None)
-
-
-class Conversation:
-    """What one conversation leaves behind: its tokens, its turns and what they were paid."""
-
-    def __init__(self, chat_format: ChatFormat | None, history: History) -> None:
-        self.transcript = Transcript(chat_format, history)
-        self.turns: list[Turn] = []
-        self.logprobs: list[Sequence[float] | None] = []
-        self.agent_state: Any = None
-        self.prompt_length = 0
-        self.final_reward = 0.0
-        self.info: dict[str, Any] = {}
-
-    def token_ids(self) -> list[int]:
-        """The record, (T,), without a rewritten prompt that got no answer: no turn says that it begins anew."""
-        token_ids = self.transcript.record()
-        if self.turns and self.transcript.segment_start > self.turns[-1].prompt_start:
-            return token_ids[: self.turns[-1].stop]
-        return token_ids
-
-    def token_logprobs(self, num_tokens: int) -> list[float] | None:
-        """One log-probability for each of the first tokens, 0.0 on environment tokens; None if an action came without.
-
-        Args:
-            num_tokens: How many tokens.
-        """
-        values = [0.0] * num_tokens
-        # The last action is on record before its turn is.
-        for turn, logprobs in zip(self.turns, self.logprobs, strict=False):
-            if turn.start == turn.stop:
-                continue  # nothing said, or no tokenizer to keep what was said
-            if logprobs is None:
-                return None
-            values[turn.start : turn.stop] = logprobs
-        return values[:num_tokens]
-
-
-class Step(NamedTuple):
-    """What the game answered to an action."""
-
-    reward: float = 0.0
-    done: bool = False
-    invalid: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,9 +72,13 @@ class Trial:
         budget: The token limits.
         task_index: Index of the task in the list given to ``rollout``.
         rollout_index: Index among the rollouts of that task.
+        conversation: What is recorded; of the last episode alone, unless they share one.
+        num_close_errors: How often ``_close_episode`` raised.
+        place: Episode and turn that are being played, each None before it begins.
+        failures: Logs what goes wrong when an episode is closed.
     """
 
-    env: MultistepEnv
+    env: PlayableEnv
     session_id: str
     task_data: dict[str, Any] = field(default_factory=dict[str, Any])
     seed: int = 0
@@ -124,35 +86,37 @@ class Trial:
     task_index: int = 0
     rollout_index: int = 0
     conversation: Conversation = field(init=False)
+    num_close_errors: int = field(default=0, init=False)
+    place: tuple[int | None, int | None] = field(default=(None, None), init=False)
+    failures: FailureLog = field(default_factory=partial(FailureLog, logger), init=False)
 
     def __post_init__(self) -> None:
         self.conversation = self._new_conversation()
 
     def play(self) -> Generator[TurnRequest, Action, Trajectory]:
         """Play every episode; a fault ends the trial with stop reason ``failed`` and keeps what was played."""
-        config = self.env.env_config
-        stop_reason = StopReason.DONE
         try:
-            for episode in range(config["episodes_per_trial"]):
-                if not config["keep_history"]:
-                    self.conversation = self._new_conversation()
-                self.env.start_session(self.session_id, self.task_data, self.seed, episode)
-                stop_reason = yield from self._episode(episode, is_practice=episode < config["free_shots"])
-                if config["keep_history"] and stop_reason is StopReason.MAX_TOKENS:
-                    break  # the next episode would go on in the conversation that is full
-            return self._trajectory(stop_reason)
-        except EpisodeFault as fault:
-            return self._failed(fault)
-        finally:
-            self.env.drop_session(self.session_id)
+            trajectory = yield from self._episodes()
+        except EpisodeError as fault:
+            trajectory = self._failed(fault)
+        finally:  # also where the driver closes this generator: an interrupt, a limit of time
+            try:
+                self._close()
+            finally:
+                self.env.drop_session(self.session_id)
+        return self._with_close_errors(trajectory)
 
     def play_one(self) -> Generator[TurnRequest, Action, Trajectory]:
         """Play one episode of a session whose state is in ``env.active_states``; faults are raised."""
-        stop_reason = yield from self._episode(0, is_practice=False)
-        return self._trajectory(stop_reason)
+        try:
+            stop_reason = yield from self._episode(0, is_practice=False)
+            trajectory = self._trajectory(stop_reason)
+        finally:
+            self._close()
+        return self._with_close_errors(trajectory)
 
-    def abandon(self, fault: EpisodeFault) -> Trajectory:
-        """What a trial came to whose generator cannot go on: failed, with the turns recorded so far.
+    def abandon(self, fault: EpisodeError) -> Trajectory:
+        """Make the trajectory of a trial whose generator cannot go on: failed, with the turns recorded so far.
 
         A step of it may still be running in another thread; what that records from now on is not in the trajectory.
         """
@@ -160,7 +124,6 @@ class Trial:
         turns = [*conversation.turns]  # before the tokens: both only grow, so that no span leaves them
         token_ids = [*conversation.token_ids()]
         logprobs = conversation.token_logprobs(len(token_ids))
-        logger.warning("session %s was given up at turn %d: %s", self.session_id, len(turns), fault)
         return Trajectory(
             token_ids=token_ids,
             turns=turns,
@@ -173,24 +136,54 @@ class Trial:
             task_index=self.task_index,
             rollout_index=self.rollout_index,
             info=conversation.info,
-            error="".join(traceback.format_exception(fault)),
+            error=describe(fault, self._where()),
         )
 
-    def __reduce__(self) -> tuple[partial[Trial], tuple[()]]:
+    def __reduce__(self) -> tuple[Callable[..., Trial], tuple[dict[str, Any]]]:
         """A trial that has not begun, as another process plays it."""
-        given = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init}
-        return partial(Trial, **given), ()
+        return _in_this_process, ({one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init},)
 
     def _new_conversation(self) -> Conversation:
         history: History = self.env.env_config["history"]
         return Conversation(self.env.chat_format, partial(_rewritten, history) if callable(history) else history)
 
+    def _episodes(self) -> Generator[TurnRequest, Action, Trajectory]:
+        config = self.env.env_config
+        stop_reason = StopReason.DONE
+        for episode in range(config["episodes_per_trial"]):
+            if not config["keep_history"]:
+                self.conversation = self._new_conversation()
+            self._close()
+            self.env.active_states.pop(self.session_id, None)  # closed already, should the next one not begin
+            self.place = (episode, None)
+            self.env.start_session(self.session_id, self.task_data, self.seed, episode)
+            stop_reason = yield from self._episode(episode, is_practice=episode < config["free_shots"])
+            if config["keep_history"] and stop_reason is StopReason.MAX_TOKENS:
+                break  # the next episode would go on in the conversation that is full
+        return self._trajectory(stop_reason)
+
+    def _close(self) -> None:
+        """Close the episode in play, if one began; what goes wrong is counted and changes no result."""
+        state = self.env.active_states.get(self.session_id)
+        if state is None:
+            return
+        try:
+            call_environment(self.env._close_episode, self.session_id, state)
+        except EnvError as error:
+            self.num_close_errors += 1
+            self.failures.note_close_error(self.session_id, describe(error, self._where()))
+
+    def _with_close_errors(self, trajectory: Trajectory) -> Trajectory:
+        errors = self.num_close_errors
+        return dataclasses.replace(trajectory, num_close_errors=errors) if errors else trajectory
+
     def _episode(self, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, StopReason]:
         config, conversation = self.env.env_config, self.conversation
-        conversation.info = {}  # that practice was won says nothing about this episode
+        conversation.info = {}  # a success in practice says nothing about this episode
         stop_reason, num_invalid = StopReason.MAX_TURNS, 0
         rewards: list[float] = []
         for step in range(config["max_steps_per_episode"]):
+            self.place = (episode, step)
             outcome = yield from self._turn(step, episode, is_practice=is_practice)
             if outcome is None:
                 stop_reason = StopReason.MAX_TOKENS
@@ -202,19 +195,21 @@ class Trial:
                 break
         if not is_practice:
             state = self.env.active_states[self.session_id]
-            conversation.final_reward += as_number("_final_reward", call_game(self.env._final_reward, state, rewards))  # pyright: ignore[reportPrivateUsage]
+            final_reward = call_environment(self.env._final_reward, state, rewards)
+            conversation.final_reward += as_number("_final_reward", final_reward)
         return stop_reason
 
     def _turn(self, step: int, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, Step | None]:
-        """Observe, ask, record, step; None where the budget leaves no room for an action."""
+        """Observe, call the agent, record, step; None where the budget leaves no room for an action."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
         transcript = conversation.transcript
         self._observe(state, step)
-        room = self._room()
+        room = conversation.room(self.budget)
         if room is not None and room <= 0:
             self._leave()
             return None
-        key, role = self._hashable("_state_key", state), self._hashable("_role", state)
+        key = as_hashable("_state_key", call_environment(self.env._state_key, state))
+        role = as_hashable("_role", call_environment(self.env._role, state))
         potential = self._potential(state)
         prompt_messages = None if transcript.prompt_messages is transcript.messages else [*transcript.prompt_messages]
         action = yield TurnRequest(
@@ -228,7 +223,7 @@ class Trial:
         outcome = Step()
         try:
             outcome = self._step(state, transcript.messages[-1]["content"])
-        finally:  # a game that breaks does not lose the action
+        finally:  # an environment that breaks does not lose the action
             turn = Turn(
                 start=start,
                 stop=stop,
@@ -246,35 +241,32 @@ class Trial:
             conversation.turns.append(turn)
         return outcome
 
-    def _observe(self, state: dict[str, Any], step: int) -> None:
+    def _observe(self, state: State, step: int) -> None:
         conversation = self.conversation
         is_first = not conversation.transcript.messages
-        messages = self.env.prompt_messages(state, step, with_system=is_first)
+        messages = self._prompt_messages(state, step, with_system=is_first)
         if not all(is_unicode(message["content"]) for message in messages):
-            raise EnvironmentFault(f"the observation before turn {step} must be valid Unicode, got {messages!r}")
+            raise EnvError(f"the observation before turn {step} must be valid Unicode, got {messages!r}")
         try:
             conversation.transcript.observe(messages)
         except TemplateError as error:
             if is_first:
-                raise  # game and template do not go together at all: no episode's fault
-            raise EnvironmentFault(f"the observation before turn {step} cannot be recorded: {error}") from error
+                raise  # environment and template do not go together at all: no episode's fault
+            raise EnvError(f"the observation before turn {step} cannot be recorded: {error}") from error
         if is_first:
             conversation.prompt_length = len(conversation.transcript.token_ids)
 
-    def _room(self) -> int | None:
-        conversation = self.conversation
-        return self.budget.room(length=len(conversation.transcript.token_ids), prompt_length=conversation.prompt_length)
+    def _prompt_messages(self, state: State, step: int, *, with_system: bool) -> list[Message]:
+        messages = as_messages(call_environment(self.env._format_prompt, state, step))
+        system = self.env.env_config["system_prompt"]
+        if with_system and system is None:
+            system = call_environment(self.env._system_prompt)
+            if not isinstance(system, str | None):
+                raise EnvError(f"_system_prompt must return a str or None, got {system!r}")
+        return [{"role": "system", "content": system}, *messages] if with_system and system else messages
 
-    def _hashable(self, hook: str, state: dict[str, Any]) -> Hashable:
-        answer = call_game(getattr(self.env, hook), state)
-        try:
-            hash(answer)
-        except TypeError as error:
-            raise EnvironmentFault(f"{hook} must return something hashable, got {answer!r}") from error
-        return answer
-
-    def _potential(self, state: dict[str, Any]) -> float | None:
-        potential = call_game(self.env._potential, state)  # pyright: ignore[reportPrivateUsage]
+    def _potential(self, state: State) -> float | None:
+        potential = call_environment(self.env._potential, state)
         return None if potential is None else as_number("_potential", potential)
 
     def _leave(self) -> None:
@@ -285,27 +277,21 @@ class Trial:
             logger.warning("session %s: the first prompt leaves no room for a turn in %s", self.session_id, self.budget)
 
     def _record(self, action: Action, room: int | None) -> tuple[int, int]:
-        """Put the action on record, before the game sees it; returns its span."""
+        """Put the action on record, before the environment sees it; returns its span."""
         conversation = self.conversation
         chat_format = self.env.chat_format
-        if complaint := complaint_about(action, room, math.inf if chat_format is None else chat_format.vocabulary_size):
-            raise AgentFault(f"session {self.session_id}: {complaint}")
+        vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
+        if error := action_error(action, room, vocabulary_size):
+            raise AgentError(f"session {self.session_id}: {error}")
         span = conversation.transcript.act(action, room)
         conversation.agent_state = action.agent_state
         conversation.logprobs.append(action.logprobs)
         return span
 
-    def _step(self, state: dict[str, Any], text: str) -> Step:
-        answer = call_game(self.env._step_episode, self.session_id, state, text)  # pyright: ignore[reportPrivateUsage]
-        if not is_step(answer):
-            raise EnvironmentFault(f"_step_episode must return (state, reward, done, info), got {answer!r}")
-        next_state, reward, done, info = answer
-        step = Step(
-            as_number("_step_episode's reward", reward),
-            as_flag("_step_episode's done", done),
-            as_flag("_step_episode's info['invalid']", info.get("invalid")),
-        )
-        check_told(info)
+    def _step(self, state: State, text: str) -> Step:
+        answer = call_environment(self.env._step_episode, self.session_id, state, text)
+        next_state, step, info = as_step(answer)
+        check_info_keys(type(self.env), info)
         next_state["done"] = step.done
         self.env.active_states[self.session_id] = next_state
         self.conversation.info = info
@@ -330,36 +316,83 @@ class Trial:
         )
         if error:
             return trajectory
-        rewards = call_game(self.env._calculate_rewards, trajectory)  # pyright: ignore[reportPrivateUsage]
-        if not isinstance(rewards, list) or len(cast("list[Any]", rewards)) != len(trajectory.token_ids):
-            wanted = f"a list of {len(trajectory.token_ids)} rewards, one a token"
-            given = len(cast("list[Any]", rewards)) if isinstance(rewards, list) else repr(rewards)
-            raise EnvironmentFault(f"_calculate_rewards must return {wanted}, got {given}")
-        as_number("the sum of _calculate_rewards", call_game(sum, rewards))
+        rewards = as_token_rewards(call_environment(self.env._calculate_rewards, trajectory), len(token_ids))
+        as_number("the sum of _calculate_rewards", call_environment(sum, rewards))
         return dataclasses.replace(trajectory, per_token_rewards=rewards)
 
-    def _failed(self, fault: EpisodeFault) -> Trajectory:
-        turn = len(self.conversation.turns)
-        logger.warning("session %s failed at turn %d: %s", self.session_id, turn, fault)
-        return self._trajectory(StopReason.FAILED, "".join(traceback.format_exception(fault)))
+    def _failed(self, fault: EpisodeError) -> Trajectory:
+        fault.place = fault.place or place_of_hook(type(self.env), str(fault))
+        return self._trajectory(StopReason.FAILED, describe(fault, self._where()))
+
+    def _where(self) -> str:
+        """Say what is being played, for people."""
+        parts = [f"task {self.task_index}", f"rollout {self.rollout_index}"]
+        episode, turn = self.place
+        if episode is not None and self.env.env_config["episodes_per_trial"] > 1:
+            parts.append(f"episode {episode}")
+        if turn is not None:
+            parts.append(f"turn {turn}")
+        return f"{', '.join(parts)} of {type(self.env).__name__}"
 
 
-def call_game(hook: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a hook of the game; whatever it raises becomes an :class:`EnvironmentFault`, the cause attached."""
+_FAILURES_HERE = FailureLog(logger)  # of all trials that a worker process is sent
+
+
+def _in_this_process(given: dict[str, Any]) -> Trial:
+    trial = Trial(**given)
+    trial.failures = _FAILURES_HERE
+    return trial
+
+
+def call_environment(hook: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a hook of the environment; whatever it raises becomes an :class:`EnvError`, the cause attached."""
     try:
         return hook(*arguments)
     except Exception as error:
         name = getattr(hook, "__qualname__", repr(hook))
-        raise EnvironmentFault(f"{name} raised {type(error).__name__}: {error}") from error
+        raise failure_of(EnvError, name, error, hook) from error
 
 
 def _rewritten(history: Callable[[list[Message]], list[Message]], messages: list[Message]) -> list[Message]:
-    shown = call_game(history, messages)
-    if not is_conversation(shown) or shown[-1]["role"] == "assistant":
-        raise EnvironmentFault(
-            "env_config['history'] must return a list of messages that ends with what the agent is to answer, "
-            f"got {shown!r}"
+    return as_shown_messages(call_environment(history, messages))
+
+
+def make_trials(env: PlayableEnv, tasks: Sequence[Mapping[str, Any]], num_rollouts: int, budget: Budget) -> list[Trial]:
+    """Set up ``num_rollouts`` trials of each task, not started yet, task-major; those of one task share its seed."""
+    seeds = [fresh_seed() if task.get("seed") is None else task["seed"] for task in tasks]
+    return [
+        Trial(
+            env=env,
+            session_id=uuid.uuid4().hex,
+            task_data={**task, "seed": seed},
+            seed=seed,
+            budget=budget,
+            task_index=task_index,
+            rollout_index=rollout_index,
         )
-    if not all(is_unicode(message["content"]) for message in shown):
-        raise EnvironmentFault(f"env_config['history'] must return valid Unicode, got {shown!r}")
-    return shown
+        for task_index, (task, seed) in enumerate(zip(tasks, seeds, strict=True))
+        for rollout_index in range(num_rollouts)
+    ]
+
+
+def play_trials(
+    trials: Sequence[Trial],
+    agent: Agent,
+    *,
+    on_finish: Callable[[Trajectory], None] | None = None,
+    failures: FailureLog | None = None,
+    **options: Any,
+) -> list[Trajectory]:
+    """Drive trials to their ends, and log their failures: each kind once, and at the end how many more there were.
+
+    Args:
+        trials: Not started yet.
+        agent: Answers.
+        on_finish: Called with each trajectory as soon as it is finished, unless ``failures`` has its own.
+        failures: The log of several calls, which whoever began it ends; None for one of this call.
+        **options: As :func:`~agentsgym.rollouts.driver.drive` takes them.
+    """
+    with FailureLog(logger, on_finish) if failures is None else nullcontext(failures) as log:
+        for trial in trials:
+            trial.failures = log
+        return drive(trials, agent, on_finish=log.note, **options)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.batch.layouts import TRANSITION_KEYS, flatten, transitions
+from agentsgym.batch.transitions import TRANSITION_KEYS, flatten, transitions
 from agentsgym.errors import ConfigError
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 
@@ -23,6 +23,8 @@ def drawn(picture: str, *, failed: bool = False) -> Trajectory:
         turns=turns,
         messages=messages,
         final_reward=10.0,
+        logprobs=[-0.5 * index for index in range(len(picture))] if picture.islower() else None,
+        per_token_rewards=[0.0 if token == "." else index / 2 for index, token in enumerate(picture)],
         stop_reason=StopReason.FAILED if failed else StopReason.DONE,
         session_id=picture,
     )
@@ -51,6 +53,13 @@ def test_messages_end_with_the_response() -> None:
         ["q0", "A", "q1", "B"],
     ]
     assert nested["session_ids"] == [["..AA.B"] * 2]
+
+
+def test_each_turn_has_its_tokens_log_probabilities_and_rewards() -> None:
+    nested = transitions([drawn("..aa.b"), drawn("A")])
+    assert nested["logprobs"] == [[[-1.0, -1.5], [-2.5]], [None]]
+    assert nested["per_token_rewards"] == [[[1.0, 1.5], [2.5]], [[0.0]]]
+    assert transitions([drawn("..aa.b")], return_all_steps=False)["logprobs"] == [[[-2.5]]]
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ from agentsgym.types import StopReason, Trajectory, Turn
 PAD = -7
 
 
-def trajectory(length: int, task_index: int, *, failed: bool = False) -> Trajectory:
+def trajectory(length: int, task_index: int, *, failed: bool = False, logprobs: Any = None) -> Trajectory:
     """A trajectory whose tokens behind the first are one turn."""
     return Trajectory(
         token_ids=list(range(1, length + 1)),
         turns=[Turn(start=min(1, length), stop=length, reward=1.0)],
         messages=[{"role": "user", "content": f"{length}"}],
         per_token_rewards=[0.5] * length,
+        logprobs=logprobs,
         final_reward=float(length),
         stop_reason=StopReason.FAILED if failed else StopReason.DONE,
         session_id=f"{task_index}/{length}",
@@ -50,6 +51,11 @@ def test_each_task_is_padded_to_its_own_longest(groups: list[list[tuple[int, boo
     assert padded["stop_reasons"] == [row.stop_reason for row in rows]
 
 
+def test_log_probabilities_are_padded_or_unknown() -> None:
+    rows = [trajectory(1, 0, logprobs=[-1.0]), trajectory(3, 0), trajectory(2, 1, logprobs=[0.0, -2.0])]
+    assert pad_task_groups(rows, pad_token_id=PAD)["padded_logprobs"] == [[-1.0, 0.0, 0.0], None, [0.0, -2.0]]
+
+
 def test_a_failed_rollout_is_masked_and_another_is_not() -> None:
     row = trajectory(4, 0)
     assert loss_mask(row) == row.agent_token_mask == [0, 1, 1, 1]
@@ -58,9 +64,11 @@ def test_a_failed_rollout_is_masked_and_another_is_not() -> None:
 
 
 def test_rows_do_not_share_lists_with_their_trajectories() -> None:
-    row = trajectory(3, 0)
+    row = trajectory(3, 0, logprobs=[0.0, -1.0, -2.0])
     padded: dict[str, Any] = pad_task_groups([row], pad_token_id=PAD)
     padded["padded_full_token_ids"][0].append(99)
+    padded["padded_logprobs"][0].append(99)
     padded["final_completion_messages"][0].clear()
     assert list(row.token_ids) == [1, 2, 3]
+    assert list(row.logprobs or ()) == [0.0, -1.0, -2.0]
     assert len(row.messages) == 1

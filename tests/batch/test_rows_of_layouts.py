@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.batch.layouts import LAYOUTS, Layout, Row, trajectory_rows, turn_rows
+from agentsgym.batch.layouts import LAYOUTS, Layout, TrainingRow, trajectory_rows, turn_rows
 from agentsgym.errors import ConfigError
 from agentsgym.types import StopReason, Trajectory, Turn
 
@@ -28,7 +28,7 @@ def drawn(picture: str) -> Trajectory:
     return Trajectory(token_ids=token_ids, turns=turns, messages=[], final_reward=0.0, stop_reason=StopReason.DONE)
 
 
-def pictured(trajectory: Trajectory, rows: list[Row]) -> list[str]:
+def pictured(trajectory: Trajectory, rows: list[TrainingRow]) -> list[str]:
     """Each row's tokens, those that are not learnt in it in lower case."""
     return [
         "".join(
@@ -90,7 +90,7 @@ def trajectories(draw: st.DrawFn, *, is_rewritten: bool = True) -> Trajectory:
     )
 
 
-def learnt(trajectory: Trajectory, rows: list[Row]) -> list[tuple[int, int, list[int]]]:
+def learnt(trajectory: Trajectory, rows: list[TrainingRow]) -> list[tuple[int, int, list[int]]]:
     """Every learnt token with its turn and the tokens before it in its row, in the order of the rows."""
     found: list[tuple[int, int, list[int]]] = []
     for row in rows:

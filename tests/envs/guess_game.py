@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from agentsgym.agents.base import Agent
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.config import Field, is_int
 from agentsgym.errors import TaskError
+from agentsgym.fields import Field, is_int
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Message, Trajectory
 
@@ -17,7 +17,7 @@ WIN, MISS, INVALID = 1.0, -0.25, -1.0
 class GuessEnv(MultistepEnv):
     """The number is given by the task or drawn; each hint ends with a number drawn from the session's generator."""
 
-    config_fields: ClassVar = {"highest": Field(default=9, wanted="a positive int", valid=is_int(1))}
+    config_fields: ClassVar = {"highest": Field(default=9, expected="a positive int", valid=is_int(1))}
     num_initialized = 0
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:

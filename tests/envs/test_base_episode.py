@@ -6,7 +6,7 @@ from guess_game import INVALID, MISS, WIN, Counting, GuessEnv, tasks
 
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS
-from agentsgym.errors import AgentFault, ConfigError, EnvironmentFault
+from agentsgym.errors import AgentError, ConfigError, EnvError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action, StopReason, Trajectory
 
@@ -59,12 +59,12 @@ def test_a_complete_episode_is_not_padded_and_keeps_sampled_ids() -> None:
 
 def test_a_complete_episode_raises_what_went_wrong() -> None:
     env = GuessEnv(chat_tokenizer("chatml"))
-    with pytest.raises(EnvironmentFault, match="active_states has no session 'nobody'"):
+    with pytest.raises(EnvError, match="active_states has no session 'nobody'"):
         env._run_complete_episode("nobody", Counting())
-    with pytest.raises(AgentFault, match="the script has 1 actions"):
+    with pytest.raises(AgentError, match="the script has 1 actions"):
         complete(env, ["5"])
     env.active_states["broken"] = {"done": False}
-    with pytest.raises(EnvironmentFault, match=r"GuessEnv._step_episode raised KeyError: 'solution'"):
+    with pytest.raises(EnvError, match=r"GuessEnv._step_episode raised KeyError: 'solution'"):
         env._run_complete_episode("broken", Counting())
     with pytest.raises(ConfigError, match="an agent needs get_action"):
         env._run_complete_episode("mine", object())  # type: ignore[arg-type]

@@ -9,9 +9,9 @@ import torch
 from guess_game import MISS, WIN, Counting, GuessEnv, tasks
 
 from agentsgym.agents.base import Agent, as_agent
-from agentsgym.agents.policy import PolicyAgent
+from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.errors import AgentError, ConfigError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tiny import tiny_policy
 from agentsgym.types import Action, StopReason, Trajectory
@@ -151,7 +151,7 @@ def test_only_the_broken_episode_fails_and_its_turns_stay_on_record(caplog: pyte
     assert nested["rewards"] == [[0.0] * 3]
     assert {value for mask in nested["mask"][0] for value in mask} == {0}
     [record] = [record for record in caplog.records if failed.session_id in record.getMessage()]
-    assert "failed at turn 3" in record.getMessage()
+    assert "turn 2 of Broken, at " in record.getMessage()
 
 
 def says(answer: Any) -> Any:
@@ -194,7 +194,7 @@ def answers_in_turn(*actions: Action) -> Agent:
         *[(answers(value), "an agent must answer with an Action, got") for value in (None, "a", ("a", None))],
         (answers(Action(text=None)), "an agent must answer with an Action"),  # type: ignore[arg-type]
         (answers(Action(text="\ud83d")), "an Action's text must be valid Unicode, got '\\ud83d'"),
-        (answers(AgentFault("not today")), "AgentFault: not today"),
+        (answers(AgentError("not today")), "AgentError: not today"),
         (answers(Action(text="1", token_ids=[1] * 9)), "an action of 9 tokens, at most 8 were asked for"),
         (Agent(), "Agent must define get_action or act"),
     ],
@@ -355,7 +355,7 @@ def test_a_message_that_the_template_refuses_later_fails_its_episode_alone(keep_
     env = Tooling(tokenizer, {"keep_history": keep_history})
     won, failed = env.rollout(tasks(1, 3), Counting())
     assert won.stop_reason is StopReason.DONE
-    assert_failed(env, failed, "EnvironmentFault: the observation before turn 1 cannot be recorded: ")
+    assert_failed(env, failed, "EnvError: the observation before turn 1 cannot be recorded: ")
     assert "no tools" in (failed.error or "")
     assert failed.turn_rewards == [MISS]
     assert failed.turns[-1].stop == len(failed.token_ids)
@@ -372,7 +372,7 @@ def test_an_observation_that_is_no_text_fails_its_episode_alone() -> None:
     env = Bytes(chat_tokenizer("chatml"))
     won, failed = env.rollout(tasks(1, 3), Counting())
     assert won.stop_reason is StopReason.DONE
-    assert_failed(env, failed, "EnvironmentFault: the observation before turn 1 must be valid Unicode")
+    assert_failed(env, failed, "EnvError: the observation before turn 1 must be valid Unicode")
 
 
 def test_an_agent_that_cannot_play_here_at_all_says_so() -> None:

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentsgym.agents.base import Agent
-from agentsgym.agents.policy import PolicyAgent
+from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.batch.layouts import flatten
+from agentsgym.batch.transitions import flatten
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tiny import tiny_policy
-from agentsgym.types import Message, StopReason, Trajectory
+from agentsgym.types import Action, Message, StopReason, Trajectory
 
 TOKENIZER = chat_tokenizer("chatml")
 PADDED = ("padded_full_token_ids", "padded_full_attention_mask", "padded_agent_token_mask", "padded_per_token_rewards")
@@ -119,6 +119,23 @@ def test_generate_nests_turns_whose_prompts_extend_each_other() -> None:
                 assert nested["prompt_ids"][p][k + 1][: len(spoken)] == spoken
     assert nested["rewards"] == [[MISS, MISS, WIN]] * 2 + [[WIN]] * 2
     assert len({session for sessions in nested["session_ids"] for session in sessions}) == 4
+
+
+def test_run_trial_and_generate_give_the_log_probabilities_and_each_tokens_reward() -> None:
+    def said(text: str) -> Action:
+        ids = [*TOKENIZER(text, add_special_tokens=False).input_ids, TOKENIZER.eos_token_id]
+        return Action(text=text, token_ids=ids, logprobs=[-0.5 * (index + 1) for index in range(len(ids))])
+
+    env, agent = GuessEnv(TOKENIZER), ScriptedAgent([said("5"), said("3")])
+    [trajectory] = env.rollout(tasks(3), agent)
+    assert env.run_trial(tasks(3), agent)["padded_logprobs"] == [trajectory.logprobs]
+    assert env.run_trial(tasks(3), Counting())["padded_logprobs"] == [None]
+    nested = env.generate(tasks(3), agent, return_all_steps=True)
+    spans = [slice(turn.start, turn.stop) for turn in trajectory.turns]
+    assert nested["logprobs"] == [[[-0.5, -1.0]] * 2] == [[(trajectory.logprobs or [])[span] for span in spans]]
+    assert nested["per_token_rewards"] == [[list(trajectory.per_token_rewards[span]) for span in spans]]
+    assert [sum(rewards) for rewards in nested["per_token_rewards"][0]] == nested["rewards"][0] == [MISS, WIN]
+    assert env.generate(tasks(3), Counting())["logprobs"] == [[None]]
 
 
 def test_generate_is_flattened_with_a_map_and_cut_to_the_last_turn() -> None:
@@ -234,7 +251,7 @@ def test_a_bad_number_of_rollouts_is_refused(num_rollouts: Any) -> None:
     ("task_list", "message"),
     [
         ([], "at least one task, got an empty list"),
-        ([{}, 3], r"task_data_list\[1\] must be a dict, got 3"),
+        ([{}, 3], r"task_data_list\[1\] must be a task_data dict or a dataset row, got 3"),
         ((), "at least one task, got an empty list"),
         *[
             (value, "task_data_list must be a list of task_data dicts, got " + re.escape(repr(value)))

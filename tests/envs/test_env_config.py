@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 import pytest
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.config import COMMON_FIELDS, Field, choice_field, is_bool, is_int, is_number, or_none
+from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import ConfigError
+from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, or_none
 from agentsgym.testing import chat_tokenizer
 
 
@@ -27,9 +28,9 @@ class Configured(Quiet):
     """A game with keys and defaults of its own."""
 
     config_fields: ClassVar = {
-        "judge": Field(default=None, wanted="a callable or None", valid=or_none(callable)),
-        "words": Field(default=["yes"], wanted="a list", valid=lambda value: isinstance(value, list)),
-        "penalty": Field(default=0.5, wanted="a number from 0 on", valid=is_number(0)),
+        "judge": Field(default=None, expected="a callable or None", valid=or_none(callable)),
+        "words": Field(default=["yes"], expected="a list", valid=lambda value: isinstance(value, list)),
+        "penalty": Field(default=0.5, expected="a number from 0 on", valid=is_number(0)),
         "mode": choice_field("easy", "hard"),
     }
     default_config: ClassVar = {"max_steps_per_episode": 7, "mode": "hard"}
@@ -46,6 +47,7 @@ def test_the_documented_defaults() -> None:
         "turn_credit": "step",
         "token_credit": "spread",
         "keep_history": False,
+        "guard_added_tokens": False,
         "history": "append",
     }
 
@@ -60,6 +62,7 @@ BAD_VALUES = [
     *[("turn_credit", value, "one of 'step', 'final', 'repeat_final', 'spread_final'") for value in ("Step", None, [])],
     *[("token_credit", value, "one of 'spread', 'last', 'each'") for value in ("first", 1)],
     *[("keep_history", value, "True or False") for value in (0, "yes", None)],
+    *[("guard_added_tokens", value, "True or False") for value in (0, "yes", None)],
     *[
         ("history", value, "'append', 'rerender' or a function from messages to messages")
         for value in ("keep", None, 3)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from agentsgym.envs import registry
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.registry import class_path, find, make, register
 from agentsgym.errors import ConfigError
@@ -54,7 +53,7 @@ class Other(Near):
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr("agentsgym.envs.rows._registered", {})
 
 
 @pytest.fixture

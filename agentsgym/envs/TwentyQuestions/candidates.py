@@ -1,4 +1,4 @@
-"""Which objects still fit all answers, as the bits of an int: bit i stands for object i."""
+"""Keep the objects that fit all answers as the bits of an int: bit i stands for object i."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from agentsgym.envs.TwentyQuestions.knowledge import (
     read_knowledge,
     read_rows,
 )
-from agentsgym.envs.TwentyQuestions.parsing import Reader, core, normalise
+from agentsgym.envs.TwentyQuestions.parsing import Reader, core, normalize
 
 FIRST_ROW_LINE = 2
 PROPERTY_COLUMNS = ("property", "question", *PHRASE_KINDS)
@@ -54,7 +54,7 @@ def check_files(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPE
 
 
 def balance(knowledge: KnowledgeBase) -> dict[str, Counter[str]]:
-    """How often each value occurs, by property."""
+    """Count how often each value occurs, by property."""
     return {key: Counter(known.values[key] for known in knowledge.objects.values()) for key in knowledge.properties}
 
 
@@ -121,7 +121,7 @@ def _check_names(knowledge: KnowledgeBase, path: Path) -> Iterator[Finding]:
     owners: dict[str, str] = {}
     for line, known in enumerate((object_of(row) for row in read_rows(path)), FIRST_ROW_LINE):
         for name in dict.fromkeys(known.names):
-            owner = owners.setdefault(normalise(name), known.name)
+            owner = owners.setdefault(normalize(name), known.name)
             if owner != known.name or not name:
                 yield Finding(path=path, line=line, text=f"the name {name!r} is empty or that of {owner!r} too")
             elif reader.canonical(name) != known.name:
@@ -135,7 +135,7 @@ def _check_questions(knowledge: KnowledgeBase, path: Path) -> Iterator[Finding]:
     asked: dict[str, str] = {}
     meant: dict[tuple[str, str], Meaning] = {}
     for line, entry in enumerate(knowledge.properties.values(), FIRST_ROW_LINE):
-        owner = asked.setdefault(core(normalise(entry.question)), entry.key)
+        owner = asked.setdefault(core(normalize(entry.question)), entry.key)
         if owner != entry.key:
             yield Finding(path=path, line=line, text=f"{entry.question!r} is the question of {owner} too")
         found = {(meaning.key, meaning.opposite) for meaning in language.meanings(entry.question)}

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.config import Field, choice_field, is_bool, is_number, or_none
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
-from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, load_knowledge
+from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
 from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question
-from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCHEMES, Outcome, information_share
+from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCHEMES, Outcome, information_fraction
 from agentsgym.envs.TwentyQuestions.tasks import DatasetOptions, task_dataset
-from agentsgym.errors import ConfigError, EnvironmentFault, TaskError, did_you_mean
+from agentsgym.errors import ConfigError, EnvError, TaskError, did_you_mean
+from agentsgym.fields import Field, choice_field, is_bool, is_number, or_none
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
 
 FIRST_PROMPT = "I am thinking of an object. Ask your first question."
 LAST_TURN = "This is your last turn: name the object."
@@ -38,15 +39,21 @@ def _is_choice(value: Any) -> bool:
     return value == "all" or (is_names and len(value) > 0)  # pyright: ignore[reportUnknownArgumentType]
 
 
-_PENALTY = Field(default=None, wanted="a number >= 0, or None for the scheme's own", valid=or_none(is_number(0)))
-_SWITCH = Field(default=False, wanted="True or False", valid=is_bool)
+_PENALTY = Field(default=None, expected="a number >= 0, or None for the scheme's own", valid=or_none(is_number(0)))
+#: The attributes that every environment of a process shares.
+_LOADED: Mapping[str, Callable[[], Any]] = {
+    "knowledge": load_knowledge,
+    "_reader": load_reader,
+    "_language": load_language,
+}
+_SWITCH = Field(default=False, expected="True or False", valid=is_bool)
 
 
 class TwentyQuestionsEnv(MultistepEnv):
     """Twenty Questions over a knowledge base of everyday objects.
 
     A task is ``{"solution": str, "seed": int}``; any solution can be played. For one that the knowledge base does not
-    know the guess is recognised and every property is "I don't know.".
+    know the guess is recognized and every property is "I don't know.".
 
     Keys of ``env_config`` beside the common ones:
 
@@ -65,25 +72,33 @@ class TwentyQuestionsEnv(MultistepEnv):
     """
 
     config_fields: ClassVar[Mapping[str, Field]] = {
-        "objects": Field(default="all", wanted="'all' or a list of object names", valid=_is_choice),
-        "properties": Field(default="all", wanted="'all' or a list of property keys", valid=_is_choice),
+        "objects": Field(default="all", expected="'all' or a list of object names", valid=_is_choice),
+        "properties": Field(default="all", expected="'all' or a list of property keys", valid=_is_choice),
         "hardcore": _SWITCH,
         "final_guess": _SWITCH,
         "reward_scheme": choice_field(*REWARD_SCHEMES),
         "invalid_penalty": _PENALTY,
         "repeat_penalty": _PENALTY,
-        "unknown_penalty": Field(default=0.0, wanted="a number >= 0", valid=is_number(0)),
+        "unknown_penalty": Field(default=0.0, expected="a number >= 0", valid=is_number(0)),
         "gamemaster": Field(
-            default=None, wanted="a callable (solution, question) -> str, or None", valid=or_none(callable)
+            default=None, expected="a callable (solution, question) -> str, or None", valid=or_none(callable)
         ),
     }
 
-    def _check_config(self, config: dict[str, Any]) -> None:
+    task_fields: ClassVar[Collection[str] | None] = ("solution",)
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
+    ) -> None:
+        """Check the configuration and take from the knowledge base what it names; arguments as for every environment.
+
+        Raises:
+            ConfigError: As for every environment; or ``objects`` and ``properties`` do not make a game.
+        """
+        super().__init__(tokenizer, env_config)
+        config = self.env_config
         self.knowledge = load_knowledge()
-        self.candidates = Candidates(self.knowledge, self._chosen_objects(config), self._chosen_properties(config))
-        twins = self.candidates.twins()
-        if twins:
-            raise ConfigError(f"env_config['properties'] must tell all objects apart, got none that tells {twins}")
+        self.candidates = _candidates(config)
         self._reader = load_reader()
         self._language = load_language()
         self._gamemaster = Gamemaster(self.knowledge, self._language, self.candidates.properties)
@@ -92,9 +107,22 @@ class TwentyQuestionsEnv(MultistepEnv):
         self._invalid_penalty: float = invalid if config["invalid_penalty"] is None else config["invalid_penalty"]
         self._repeat_penalty: float = repeat if config["repeat_penalty"] is None else config["repeat_penalty"]
 
-    def __reduce__(self) -> tuple[type[TwentyQuestionsEnv], tuple[Any, dict[str, Any]]]:
-        """Another process makes it anew, with the knowledge that is loaded there once."""
-        return type(self), (self.tokenizer, self.env_config)
+    def _check_config(self, config: dict[str, Any]) -> None:
+        twins = _candidates(config).twins()
+        if twins:
+            raise ConfigError(f"env_config['properties'] must tell all objects apart, got none that tells {twins}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the knowledge, which another process loads once for all its environments."""
+        loaded = [id(load()) for load in _LOADED.values()]
+        state = super().__getstate__()
+        return {key: one for key, one in state.items() if not (id(one) in loaded or isinstance(one, Gamemaster))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        loaded = {name: load() for name, load in _LOADED.items()}
+        super().__setstate__({**loaded, **state})
+        if "_gamemaster" not in state:
+            self._gamemaster = Gamemaster(self.knowledge, self._language, self.candidates.properties)
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         if "solution" not in task_data:
@@ -141,12 +169,12 @@ class TwentyQuestionsEnv(MultistepEnv):
         return state["candidates"]
 
     def _potential(self, state: dict[str, Any]) -> float:
-        """Minus the share of information that is missing, ``-log2(n) / log2(n_0)``, where n objects fit all answers.
+        """Minus the fraction of information that is missing, ``-log2(n) / log2(n_0)``, where n objects fit all answers.
 
-        Shaping with it, without discount, pays a turn exactly the share of information that it brings, and the last
-        turn of a game what is missing before it, won or lost: over a game it always comes to 1.
+        Shaping with it, without discount, rewards a turn with exactly the fraction of information that it brings, and
+        the last turn of a game with what is missing before it, won or lost: over a game it always comes to 1.
         """
-        return -information_share(state["candidates"].bit_count(), 1, state["num_at_start"])
+        return -information_fraction(state["candidates"].bit_count(), 1, state["num_at_start"])
 
     def _system_prompt(self) -> str:
         turns = self.env_config["max_steps_per_episode"]
@@ -162,7 +190,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         ruled_out = self.candidates.bit.get(guess.name, 0)
         is_final: bool = self.env_config["final_guess"]
         next_state, outcome = self._learn(
-            state, f"guess {guess.name}", kept=~ruled_out, penalty=0.0, is_paid=not is_final
+            state, f"guess {guess.name}", kept=~ruled_out, penalty=0.0, is_rewarded=not is_final
         )
         info = {"success": False, "guess": guess.name}
         return {**next_state, "observation": NO}, self._reward(outcome), is_final, info
@@ -187,19 +215,19 @@ class TwentyQuestionsEnv(MultistepEnv):
         said = action.rpartition("</think>")[2].strip()
         reply = self.env_config["gamemaster"](state["solution_as_given"], said)
         if not isinstance(reply, str):
-            raise EnvironmentFault(f"the gamemaster must answer with a str, got {reply!r}")
+            raise EnvError(f"the gamemaster must answer with a str, got {reply!r}")
         return reply
 
     def _learn(
-        self, state: dict[str, Any], topic: str, *, kept: int, penalty: float, is_paid: bool = True
+        self, state: dict[str, Any], topic: str, *, kept: int, penalty: float, is_rewarded: bool = True
     ) -> tuple[dict[str, Any], Outcome]:
         """Rule out what is not ``kept`` and note the topic as asked."""
         before: int = state["candidates"]
         after = before & kept
-        share = information_share(before.bit_count(), after.bit_count(), state["num_at_start"])
+        fraction = information_fraction(before.bit_count(), after.bit_count(), state["num_at_start"])
         repeat = self._repeat_penalty if topic in state["asked"] else 0.0
         next_state = {**state, "candidates": after, "asked": state["asked"] | {topic}}
-        return next_state, Outcome(information=share if is_paid else 0.0, penalty=repeat + penalty)
+        return next_state, Outcome(information=fraction if is_rewarded else 0.0, penalty=repeat + penalty)
 
     def vocabulary_texts(self) -> list[str]:
         """Every text that the game says, and every question and guess in its own words.
@@ -218,8 +246,11 @@ class TwentyQuestionsEnv(MultistepEnv):
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
         """Rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
 
+        A row is plain JSON and cannot hold a ``gamemaster``. Called on an environment that has one, this gives rows
+        without it: that environment plays them with its own gamemaster, one built from a row with the built-in one.
+
         Raises:
-            ConfigError: The configuration or an option is not valid, or ``gamemaster`` is given (a row is plain JSON).
+            ConfigError: The configuration or an option is not valid, or ``env_config`` has a ``gamemaster``.
         """
         return task_dataset(cls._secrets(env_config), env_config, "train", options)
 
@@ -239,28 +270,32 @@ class TwentyQuestionsEnv(MultistepEnv):
             raise ConfigError("env_config['gamemaster'] cannot be in a dataset row: give it to the environment itself")
         return env.candidates.objects
 
-    def _chosen_objects(self, config: dict[str, Any]) -> list[str]:
-        known: KnowledgeBase = self.knowledge
-        chosen = list(known.objects) if config["objects"] == "all" else list(config["objects"])
-        for i, name in enumerate(chosen):
-            if name not in known.objects:
-                raise ConfigError(f"env_config['objects'] has {name!r}{did_you_mean(name, known.objects)}")
-            if name in chosen[:i]:
-                raise ConfigError(f"env_config['objects'] must name each object once, got {name!r} again")
-        if config["hardcore"]:
-            chosen = [name for name in chosen if known.objects[name].hard]
-        if not chosen:
-            raise ConfigError(
-                "env_config['hardcore'] must leave an object, got no hard one among env_config['objects']"
-            )
-        return chosen
 
-    def _chosen_properties(self, config: dict[str, Any]) -> list[str]:
-        known = self.knowledge.properties
-        chosen = list(known) if config["properties"] == "all" else list(config["properties"])
-        for i, key in enumerate(chosen):
-            if key not in known:
-                raise ConfigError(f"env_config['properties'] has {key!r}{did_you_mean(key, known)}")
-            if key in chosen[:i]:
-                raise ConfigError(f"env_config['properties'] must name each property once, got {key!r} again")
-        return chosen
+def _candidates(config: Mapping[str, Any]) -> Candidates:
+    return Candidates(load_knowledge(), _chosen_objects(config), _chosen_properties(config))
+
+
+def _chosen_objects(config: Mapping[str, Any]) -> list[str]:
+    known = load_knowledge()
+    chosen = list(known.objects) if config["objects"] == "all" else list(config["objects"])
+    for i, name in enumerate(chosen):
+        if name not in known.objects:
+            raise ConfigError(f"env_config['objects'] has {name!r}{did_you_mean(name, known.objects)}")
+        if name in chosen[:i]:
+            raise ConfigError(f"env_config['objects'] must name each object once, got {name!r} again")
+    if config["hardcore"]:
+        chosen = [name for name in chosen if known.objects[name].hard]
+    if not chosen:
+        raise ConfigError("env_config['hardcore'] must leave an object, got no hard one among env_config['objects']")
+    return chosen
+
+
+def _chosen_properties(config: Mapping[str, Any]) -> list[str]:
+    known = load_knowledge().properties
+    chosen = list(known) if config["properties"] == "all" else list(config["properties"])
+    for i, key in enumerate(chosen):
+        if key not in known:
+            raise ConfigError(f"env_config['properties'] has {key!r}{did_you_mean(key, known)}")
+        if key in chosen[:i]:
+            raise ConfigError(f"env_config['properties'] must name each property once, got {key!r} again")
+    return chosen

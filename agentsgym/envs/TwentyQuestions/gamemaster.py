@@ -1,6 +1,6 @@
 """The built-in gamemaster: which property a question is about, and the answer.
 
-A question is understood when, normalised, it is one of the frames below around one of a property's phrases, from its
+A question is understood when, normalized, it is one of the frames below around one of a property's phrases, from its
 first word to its last. Everything else is "I don't know.": better no answer than a wrong one.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, Property, load_knowledge
-from agentsgym.envs.TwentyQuestions.parsing import Reader, core, normalise
+from agentsgym.envs.TwentyQuestions.parsing import Reader, core, normalize
 
 YES, NO, SOMETIMES, UNKNOWN = "Yes.", "No.", "Sometimes.", "I don't know."
 REPLIES = (YES, NO, SOMETIMES, UNKNOWN)
@@ -73,7 +73,7 @@ _KIND_OF = re.compile(r"(?:a|some) (?:kind|type|sort|form) of (?:an? )?(?P<what>
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """Which property a question is about, and whether it asks for the opposite."""
+    """The property that a question is about, and whether it asks for the opposite."""
 
     key: str
     opposite: bool = False
@@ -93,7 +93,7 @@ class Language:
 
     def meanings(self, question: str) -> set[Meaning]:
         """Every property that the question may be about; more than one is a fault of the files."""
-        text = core(normalise(question))
+        text = core(normalize(question))
         found: set[Meaning] = set()
         for form, pattern in self._frames:
             match = pattern.fullmatch(text)
@@ -155,7 +155,7 @@ def phrases(entry: Property) -> Iterator[tuple[str, str, bool]]:
     """Every phrase of a property in every form that a frame takes, and whether it means the opposite."""
     for kind, texts in entry.phrases.items():
         for marked in texts:
-            phrase, opposite = normalise(marked.removeprefix("!").replace("_", "%")), marked.startswith("!")
+            phrase, opposite = normalize(marked.removeprefix("!").replace("_", "%")), marked.startswith("!")
             for form, text in _forms(kind, phrase):
                 yield form, text, opposite
 

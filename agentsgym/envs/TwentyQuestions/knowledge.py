@@ -1,4 +1,4 @@
-"""What the game knows: ``knowledge.csv`` (objects and their facts) and ``properties.csv`` (how properties are asked).
+"""Read what the game knows: ``knowledge.csv`` (objects and facts) and ``properties.csv`` (how properties are asked).
 
 Both files are for reading and mending by hand; ``python -m agentsgym.envs.TwentyQuestions.check_knowledge`` checks
 them. A value says what is typical of the object: ``sometimes`` where it varies from one to the next or where readers
@@ -93,7 +93,7 @@ class KnowledgeBase:
     categories: frozenset[str]
 
     def value(self, name: str, key: str) -> str | None:
-        """What is known of an object; None if the knowledge base does not know the object or the property."""
+        """Look up a property of an object; None if the knowledge base does not know the object or the property."""
         known = self.objects.get(name)
         return None if known is None else known.values.get(key)
 

@@ -1,4 +1,4 @@
-"""From what an agent said to a move: a question, a guess, or an invalid action.
+"""Read what an agent said as one move: a question, a guess, or an invalid action.
 
 Everything here works on whole words and whole sentences; nothing is found by substring.
 """
@@ -24,7 +24,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question about the object: its sentence, normalised and without fillers."""
+    """A question about the object: its sentence, normalized and without fillers."""
 
     text: str
 
@@ -87,10 +87,10 @@ _ASKED_GUESS = re.compile(
 )
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Lower case, one space between words, plain quotes, no markup, contractions and "the object" written as "it".
 
-    >>> normalise("Is the object you're thinking of  *man-made*?")
+    >>> normalize("Is the object you're thinking of  *man-made*?")
     'is it man made?'
     """
     text = unicodedata.normalize("NFKC", text).lower().replace("\u2019", "'").replace("\u2018", "'")
@@ -102,7 +102,7 @@ def normalise(text: str) -> str:
 
 
 def core(sentence: str) -> str:
-    """A normalised sentence without what comes before its question ("Okay, next question: …") and after its end.
+    """A normalized sentence without what comes before its question ("Okay, next question: …") and after its end.
 
     >>> core("okay, my next question is: is it alive?")
     'is it alive'
@@ -120,20 +120,20 @@ class Reader:
 
     Args:
         knowledge: The names, and the words for categories that are no guess ("a mammal").
-        is_property: Whether a normalised question asks about a property; such a question is never a guess.
+        is_property: Whether a normalized question asks about a property; such a question is never a guess.
     """
 
     def __init__(self, knowledge: KnowledgeBase, is_property: Callable[[str], bool]) -> None:
         self._categories = knowledge.categories
         self._is_property = is_property
-        self._names = {normalise(name): target for name, target in knowledge.names.items()}
+        self._names = {normalize(name): target for name, target in knowledge.names.items()}
         for name, target in list(self._names.items()):
             for plural in _plurals(name):
                 self._names.setdefault(plural, target)
 
     def canonical(self, name: str) -> str:
-        """The one name under which an object is compared: the knowledge base's, else the words as normalised."""
-        words = _without_article(core(normalise(name)))
+        """The one name under which an object is compared: the knowledge base's, else the words as normalized."""
+        words = _without_article(core(normalize(name)))
         return self._names.get(words, words)
 
     def read(self, action: str, solution: str = "") -> Move:
@@ -143,7 +143,7 @@ class Reader:
             action: What the agent said; thinking up to ``</think>`` is not read.
             solution: The canonical name of the secret, which the knowledge base may not know.
         """
-        text = normalise(action.rpartition("</think>")[2])
+        text = normalize(action.rpartition("</think>")[2])
         if not core(text):
             return Fault.EMPTY
         bare = self._known(core(text), solution)

@@ -27,7 +27,7 @@ _VALUE_OF_REPLY = {YES: "yes", NO: "no", SOMETIMES: "sometimes"}
 
 @dataclass(slots=True, kw_only=True)
 class Notes:
-    """What a player keeps of one episode.
+    """A player's memory of one episode.
 
     Attributes:
         generator: The conversation's random stream.

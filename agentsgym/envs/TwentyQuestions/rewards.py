@@ -1,4 +1,4 @@
-"""What a turn is paid, by ``reward_scheme``."""
+"""Reward a turn, by ``reward_scheme``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agentsgym._renamed import renamed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a turn.
+    """The outcome of a turn.
 
     Attributes:
         right: It was the right guess.
-        information: Share of the game's information that it brought, in [0, 1].
+        information: Fraction of the game's information that it brought, in [0, 1].
         penalty: What is taken off, at least 0.
     """
 
@@ -22,12 +24,12 @@ class Outcome:
     penalty: float = 0.0
 
 
-def information_share(before: int, after: int, at_start: int) -> float:
-    """What ruling out objects was worth, ``log2(n_k / n_{k+1}) / log2(n_0)``.
+def information_fraction(before: int, after: int, at_start: int) -> float:
+    """Measure what ruling out objects was worth, ``log2(n_k / n_{k+1}) / log2(n_0)``.
 
     ``n_k`` counts the objects that fit all answers before turn k; the sum over a game that leaves one object is 1.
 
-    >>> information_share(16, 4, 16)
+    >>> information_fraction(16, 4, 16)
     0.5
     """
     return math.log2(before / after) / math.log2(at_start) if at_start > 1 else 0.0
@@ -44,7 +46,7 @@ def lmrl(outcome: Outcome) -> float:
 
 
 def win_plus_information(outcome: Outcome) -> float:
-    """1 for the right guess, else the share of information that the turn brought."""
+    """1 for the right guess, else the fraction of information that the turn brought."""
     return (1.0 if outcome.right else outcome.information) - outcome.penalty
 
 
@@ -60,3 +62,5 @@ DEFAULT_PENALTIES: dict[str, tuple[float, float]] = {
     "win": (0.0, 0.0),
     "lmrl": (0.0, 0.0),
 }
+
+__getattr__ = renamed(__name__, {"information_share": "agentsgym.envs.TwentyQuestions.rewards.information_fraction"})

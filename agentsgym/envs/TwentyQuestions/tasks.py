@@ -1,4 +1,4 @@
-"""Tasks as dataset rows: which objects are secrets of training and which of evaluation."""
+"""Make tasks as dataset rows: some objects are secrets of training, the others of evaluation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Part = Literal["train", "eval"]
 
 
 class DatasetOptions(TypedDict, total=False):
-    """How rows are made.
+    """Options of the rows that are made.
 
     Attributes:
         size: Number of rows; by default one for each secret.
         seed: Orders the secrets and draws the tasks' seeds; it never moves a secret between training and evaluation.
         split: ``"disjoint"``: training and evaluation share no secret; ``"all"``: both have every secret, with task
             seeds that never meet.
-        eval_fraction: Share of the secrets that ``"disjoint"`` keeps for evaluation, in (0, 1).
+        eval_fraction: Fraction of the secrets that ``"disjoint"`` keeps for evaluation, in (0, 1).
     """
 
     size: int | None

@@ -59,7 +59,7 @@ def test_a_game_from_prompt_to_win() -> None:
     assert [turn.invalid for turn in trajectory.turns] == [False, False, False, True, False]
 
 
-def test_information_is_paid_as_the_formula_says() -> None:
+def test_information_is_rewarded_as_the_formula_says() -> None:
     # 20 objects, 5 animals (bee dog elephant frog horse), of which one flies
     share = [math.log2(20 / 5) / math.log2(20), math.log2(5 / 1) / math.log2(20)]
     assert rewards(ENV, "bee", ["Is it an animal?", "Can it fly?", "[bee]"]) == pytest.approx([*share, 1.0])

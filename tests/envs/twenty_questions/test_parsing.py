@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agentsgym.envs.TwentyQuestions.gamemaster import load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
-from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question, core, normalise
+from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question, core, normalize
 
 READER = load_reader()
 OBJECTS = load_knowledge().objects
@@ -151,5 +151,5 @@ def test_more_words_around_a_name_never_name_it(extra: str, name: str, before: b
 
 @given(st.text(max_size=60))
 def test_normalising_is_done_once(text: str) -> None:
-    once = normalise(text)
+    once = normalize(text)
     assert core(core(once)) == core(once)

@@ -1,4 +1,4 @@
-"""Recorded rollouts, checked as if nothing had been checked before: they may come from a file or another library."""
+"""Check recorded rollouts as if nothing had been checked before: they may come from a file or another library."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Problem:
         trajectory: Index in the list that was audited.
         session_id: Its session.
         turn: Index of the turn; None if it is not about one turn.
-        message: What is wrong and what was wanted, in one sentence.
+        message: What is wrong and what was expected, in one sentence.
     """
 
     check: Check
@@ -67,7 +67,7 @@ class AuditReport:
         num_segments: Stretches of tokens in which history only grew.
         num_tokens: All tokens.
         num_agent_tokens: Those that agents said.
-        num_invalid_turns: Turns that the game called invalid.
+        num_invalid_turns: Turns that the environment called invalid.
         num_inexact_turns: Turns of text that was encoded afterwards.
         num_turns_without_logprobs: Turns that have tokens, but no log-probabilities.
         problems: Everything that is wrong, in the order of the trajectories.
@@ -111,8 +111,8 @@ _Finding = tuple[Check, int | None, str]  # with the index of the turn that it i
 _Findings = Iterator[_Finding]
 
 
-class _Wanted(NamedTuple):
-    """What the caller knows about the data."""
+class _Expected(NamedTuple):
+    """The caller's knowledge of the data."""
 
     vocabulary_size: float
     turn_credit: str | None
@@ -133,11 +133,11 @@ def audit(
     Args:
         trajectories: The rollouts, of any class that has the attributes of a :class:`~agentsgym.types.Trajectory`.
         vocabulary_size: Every id must be below it; None for no limit.
-        turn_credit: Which turns were paid, as in the game's ``env_config``; None for a game that places its rewards
+        turn_credit: Which turns are rewarded, as in ``env_config``; None for an environment that places its rewards
             itself (``_calculate_rewards``): amounts are not compared then.
         token_credit: Where in the turn, likewise.
-        final_reward_is_sum: Whether final rewards must be the sums of the turn rewards; False for a game that has a
-            ``_final_reward`` of its own.
+        final_reward_is_sum: Whether final rewards must be the sums of the turn rewards; False for an environment
+            that has a ``_final_reward`` of its own.
 
     Raises:
         ConfigError: ``vocabulary_size`` is no positive int, or there is no such credit.
@@ -148,14 +148,14 @@ def audit(
     if vocabulary_size is not None and (type(vocabulary_size) is not int or vocabulary_size < 1):
         raise ConfigError(f"vocabulary_size must be a positive int or None, got {vocabulary_size!r}")
     check_credit("step" if turn_credit is None else turn_credit, "spread" if token_credit is None else token_credit)
-    wanted = _Wanted(vocabulary_size or math.inf, turn_credit, token_credit, final_reward_is_sum)
+    expected = _Expected(vocabulary_size or math.inf, turn_credit, token_credit, final_reward_is_sum)
     problems: list[Problem] = []
     readable: list[Any] = []
     for index, trajectory in enumerate(trajectories):
         findings = [*_fields(trajectory)]
         if not findings:
             readable.append(trajectory)
-            findings = [*_contents(trajectory, wanted)]
+            findings = [*_contents(trajectory, expected)]
         session_id = str(getattr(trajectory, "session_id", ""))
         problems += [
             Problem(check=check, trajectory=index, session_id=session_id, turn=turn, message=message)
@@ -237,21 +237,21 @@ def _wrong_kinds(value: object, kinds: _Kinds, turn: int | None = None) -> _Find
                 yield "fields", turn, f"{name} must be {kind}, got {reprlib.repr(given)} ({type(given).__name__})"
 
 
-def _contents(trajectory: Any, wanted: _Wanted) -> _Findings:
-    yield from _token_ids(trajectory, wanted)
+def _contents(trajectory: Any, expected: _Expected) -> _Findings:
+    yield from _token_ids(trajectory, expected)
     yield from _messages(trajectory)
-    yield from _outcome(trajectory, wanted)
+    yield from _outcome(trajectory, expected)
     spans = [*_spans(trajectory)]
     yield from spans
-    if not spans:  # what lies on which token can be told
+    if not spans:  # else nobody knows what lies on which token
         yield from _prompts(trajectory)
         yield from _mask(trajectory)
         yield from _logprobs(trajectory)
-        yield from _rewards(trajectory, wanted)
+        yield from _rewards(trajectory, expected)
 
 
-def _token_ids(trajectory: Any, wanted: _Wanted) -> _Findings:
-    ids, limit = trajectory.token_ids, wanted.vocabulary_size
+def _token_ids(trajectory: Any, expected: _Expected) -> _Findings:
+    ids, limit = trajectory.token_ids, expected.vocabulary_size
     if wrong := [index for index, token in enumerate(ids) if type(token) is not int or not 0 <= token < limit]:
         yield "token_ids", None, f"ids must be ints in [0, {limit}), got {_at(wrong, ids)}"
 
@@ -270,8 +270,8 @@ def _prompts(trajectory: Any) -> _Findings:
     for k, turn in enumerate(trajectory.turns):
         begin = turn.prompt_start
         if begin != segment and not edge <= begin <= turn.start:
-            wanted = f"at {segment}, as the last turn's, or in [{edge}, {turn.start}]"
-            yield "prompts", k, f"its prompt must begin {wanted}, got {begin}"
+            expected = f"at {segment}, as the last turn's, or in [{edge}, {turn.start}]"
+            yield "prompts", k, f"its prompt must begin {expected}, got {begin}"
         elif turn.stop > turn.start == begin:
             yield "prompts", k, "its prompt must hold a token, got an empty one: nothing led to what it says"
         else:
@@ -307,8 +307,8 @@ def _messages(trajectory: Any) -> _Findings:
             yield "messages", k, f"message_index must be an assistant's, in ({last}, {len(messages)}), got {index}"
         shown = [_role(message) for message in turn.prompt_messages or ()]
         if turn.prompt_messages is not None and (None in shown or shown[-1:] in ([], ["assistant"])):
-            wanted = "messages, the last of them what the agent is to answer"
-            yield "messages", k, f"prompt_messages must be {wanted}, got {reprlib.repr(turn.prompt_messages)}"
+            expected = "messages, the last of them what the agent is to answer"
+            yield "messages", k, f"prompt_messages must be {expected}, got {reprlib.repr(turn.prompt_messages)}"
         if turn.episode < episode:
             yield "messages", k, f"its episode must be {episode} or later, got {turn.episode}"
         episode = max(episode, turn.episode)
@@ -333,7 +333,7 @@ def _logprobs(trajectory: Any) -> _Findings:
         yield "logprobs", None, f"logprobs must be 0.0 on environment tokens, got {_at(wrong, values)}"
 
 
-def _rewards(trajectory: Any, wanted: _Wanted) -> _Findings:
+def _rewards(trajectory: Any, expected: _Expected) -> _Findings:
     values, turns = trajectory.per_token_rewards, trajectory.turns
     if len(values) != len(trajectory.token_ids):
         yield _wrong_length("per_token_rewards", values, trajectory)
@@ -342,29 +342,29 @@ def _rewards(trajectory: Any, wanted: _Wanted) -> _Findings:
     if wrong := _nonzero_outside(() if failed else turns, values):
         where = "in a failed rollout" if failed else "on environment tokens"
         yield "rewards", None, f"per_token_rewards must be 0.0 {where}, got {_at(wrong, values)}"
-    paid = [[turn.reward, *values[turn.start : turn.stop]] for turn in turns]
-    endless = [k for k, amounts in enumerate(paid) if not all(map(math.isfinite, amounts))]
+    rewards = [[turn.reward, *values[turn.start : turn.stop]] for turn in turns]
+    endless = [k for k, amounts in enumerate(rewards) if not all(map(math.isfinite, amounts))]
     for k in endless:
-        yield "rewards", k, f"rewards must be finite, got {reprlib.repr(paid[k])}"
+        yield "rewards", k, f"rewards must be finite, got {reprlib.repr(rewards[k])}"
     if not failed and not endless and math.isfinite(trajectory.final_reward):
-        yield from _placement(trajectory, wanted)
+        yield from _placement(trajectory, expected)
 
 
-def _placement(trajectory: Any, wanted: _Wanted) -> _Findings:
-    if wanted.turn_credit is None or wanted.token_credit is None:
+def _placement(trajectory: Any, expected: _Expected) -> _Findings:
+    if expected.turn_credit is None or expected.token_credit is None:
         return
     turns = trajectory.turns
     rewards, counts = [turn.reward for turn in turns], [turn.stop - turn.start for turn in turns]
-    amounts = credited_turn_rewards(rewards, trajectory.final_reward, counts, wanted.turn_credit)
+    amounts = credited_turn_rewards(rewards, trajectory.final_reward, counts, expected.turn_credit)
     for k, (turn, amount, count) in enumerate(zip(turns, amounts, counts, strict=True)):
-        right = TOKEN_CREDITS[wanted.token_credit](amount, count)
+        right = TOKEN_CREDITS[expected.token_credit](amount, count)
         given = trajectory.per_token_rewards[turn.start : turn.stop]
         if not all(map(_is_close, given, right)):
-            how = f"(turn_credit {wanted.turn_credit!r}, token_credit {wanted.token_credit!r})"
-            yield "rewards", k, f"its tokens must be paid {reprlib.repr(right)} {how}, got {reprlib.repr(given)}"
+            how = f"(turn_credit {expected.turn_credit!r}, token_credit {expected.token_credit!r})"
+            yield "rewards", k, f"its tokens' rewards must be {reprlib.repr(right)} {how}, got {reprlib.repr(given)}"
 
 
-def _outcome(trajectory: Any, wanted: _Wanted) -> _Findings:
+def _outcome(trajectory: Any, expected: _Expected) -> _Findings:
     reason, reward, turns = trajectory.stop_reason, trajectory.final_reward, trajectory.turns
     failed = reason is StopReason.FAILED
     if not math.isfinite(reward):
@@ -379,7 +379,7 @@ def _outcome(trajectory: Any, wanted: _Wanted) -> _Findings:
     if turns and reason is StopReason.INVALID and not turns[-1].invalid:
         yield "outcome", None, "the last turn must be invalid where the stop reason is 'invalid', got a valid one"
     rewards = [turn.reward for turn in turns]
-    if wanted.final_reward_is_sum and not failed and all(map(math.isfinite, (reward, *rewards))):
+    if expected.final_reward_is_sum and not failed and all(map(math.isfinite, (reward, *rewards))):
         total = math.fsum(rewards)
         if not _is_close(reward, total):
             yield "outcome", None, f"final_reward must be the sum of the turn rewards, {total!r}, got {reward!r}"

@@ -1,0 +1,56 @@
+"""State the contract between a trial and its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Protocol
+
+from agentsgym.tokens.transcript import ChatFormat
+from agentsgym.types import Message, Trajectory
+
+State = dict[str, Any]
+
+
+class PlayableEnv(Protocol):
+    """The members of an environment that a trial uses: the shortest statement of the contract.
+
+    ``_step_episode`` and the other underscored hooks are those that :class:`~agentsgym.envs.base.MultistepEnv`
+    documents; a trial calls them in the order in which they stand here.
+
+    Attributes:
+        env_config: The validated configuration.
+        chat_format: How the tokenizer writes a conversation; None without a tokenizer.
+        active_states: The state of each session in play, by ``session_id``.
+    """
+
+    env_config: dict[str, Any]
+    chat_format: ChatFormat | None
+    active_states: dict[str, State]
+
+    def start_session(self, session_id: str, task_data: Mapping[str, Any], seed: int, episode: int = 0) -> State:
+        """Seed the session's generator for one episode and put its start state in ``active_states``."""
+        ...
+
+    def _system_prompt(self) -> str | None: ...
+
+    def _format_prompt(self, state: State, step: int) -> str | list[Message]: ...
+
+    def _state_key(self, state: State) -> Hashable | None: ...
+
+    def _role(self, state: State) -> Hashable | None: ...
+
+    def _potential(self, state: State) -> float | None: ...
+
+    def _step_episode(
+        self, session_id: str, state: State, action: str
+    ) -> tuple[State, float, bool, dict[str, Any]]: ...
+
+    def _final_reward(self, state: State, turn_rewards: list[float]) -> float: ...
+
+    def _calculate_rewards(self, trajectory: Trajectory) -> list[float]: ...
+
+    def _close_episode(self, session_id: str, state: State) -> None: ...
+
+    def drop_session(self, session_id: str) -> None:
+        """Forget the session's state and generator."""
+        ...

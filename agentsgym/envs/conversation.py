@@ -1,0 +1,87 @@
+"""Record one conversation, within a budget of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentsgym.errors import ConfigError
+from agentsgym.fields import is_int, or_none
+from agentsgym.tokens.transcript import ChatFormat, History, Transcript
+from agentsgym.types import Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The token limits of a rollout; None is no limit.
+
+    Attributes:
+        trajectory: The whole of it, prompts included.
+        completion: Everything after the first prompt, observations included.
+        turn: One action.
+    """
+
+    trajectory: int | None = None
+    completion: int | None = None
+    turn: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("trajectory", "completion", "turn"):
+            limit = getattr(self, name)
+            if not or_none(is_int(1))(limit):
+                raise ConfigError(f"the token budget of a {name} must be a positive int or None, got {limit!r}")
+
+    def room(self, *, length: int, prompt_length: int) -> int | None:
+        """Count the tokens that the next action may have, after ``length`` tokens of which the first prompt took some.
+
+        Where history is rewritten, ``length`` is that of the prompt as it then is.
+
+        >>> Budget(trajectory=100, turn=30).room(length=80, prompt_length=10)
+        20
+        >>> Budget().room(length=80, prompt_length=10) is None
+        True
+        """
+        whole = None if self.trajectory is None else self.trajectory - length
+        completion = None if self.completion is None else self.completion - max(0, length - prompt_length)
+        return min((limit for limit in (self.turn, whole, completion) if limit is not None), default=None)
+
+
+class Conversation:
+    """The record of one conversation: its tokens, its turns and their rewards."""
+
+    def __init__(self, chat_format: ChatFormat | None, history: History) -> None:
+        self.transcript = Transcript(chat_format, history)
+        self.turns: list[Turn] = []
+        self.logprobs: list[Sequence[float] | None] = []
+        self.agent_state: Any = None
+        self.prompt_length = 0
+        self.final_reward = 0.0
+        self.info: dict[str, Any] = {}
+
+    def token_ids(self) -> list[int]:
+        """The record, (T,), without a rewritten prompt that got no answer: no turn says that it begins anew."""
+        token_ids = self.transcript.record()
+        if self.turns and self.transcript.segment_start > self.turns[-1].prompt_start:
+            return token_ids[: self.turns[-1].stop]
+        return token_ids
+
+    def token_logprobs(self, num_tokens: int) -> list[float] | None:
+        """One log-probability for each of the first tokens, 0.0 on environment tokens; None if an action came without.
+
+        Args:
+            num_tokens: How many tokens.
+        """
+        values = [0.0] * num_tokens
+        # The last action is on record before its turn is.
+        for turn, logprobs in zip(self.turns, self.logprobs, strict=False):
+            if turn.start == turn.stop:
+                continue  # nothing said, or no tokenizer to keep what was said
+            if logprobs is None:
+                return None
+            values[turn.start : turn.stop] = logprobs
+        return values[:num_tokens]
+
+    def room(self, budget: Budget) -> int | None:
+        """Count the tokens that the next action may have; None for no limit."""
+        return budget.room(length=len(self.transcript.token_ids), prompt_length=self.prompt_length)

@@ -1,0 +1,234 @@
+"""Read dataset rows: the environment and the configuration that a row names, and its task."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, ClassVar, Protocol, cast
+
+from agentsgym.envs.config import COMMON_FIELDS
+from agentsgym.errors import ConfigError, TaskError, did_you_mean
+from agentsgym.fields import Field
+
+DatasetRow = Mapping[str, Any]
+TaskData = Mapping[str, Any]
+
+ROW_COLUMNS = ("env_class_path", "env_config", "task_data")
+BUILT_IN = {"agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"}
+_registered: dict[str, type[Any]] = {}
+
+_ABSENT = object()
+_MAX_SHOWN = 200
+_REMEDY = "build the row's own environment with agentsgym.make(row, tokenizer)"
+
+
+class ConfiguredEnv(Protocol):
+    """The members of an environment that reading a row uses; see :class:`~agentsgym.envs.base.MultistepEnv`."""
+
+    config_fields: ClassVar[Mapping[str, Field]]
+    default_config: ClassVar[Mapping[str, Any]]
+    tokenizer: Any
+    env_config: dict[str, Any]
+    given_config: dict[str, Any]
+
+
+def registered_classes() -> dict[str, type[Any]]:
+    """Give the classes that ``agentsgym.register`` added, by ``env_class_path``; it adds to this very dict."""
+    return _registered
+
+
+def class_path(env_class: type) -> str:
+    """Find the key under which rows name a class: the path it was registered with, else module and name."""
+    for path, known in _registered.items():
+        if known is env_class:
+            return path
+    package, _, module = env_class.__module__.rpartition(".")
+    folder = f"{package}.{env_class.__name__}"
+    return folder if module == "env" and folder in BUILT_IN else f"{env_class.__module__}.{env_class.__name__}"
+
+
+def drop_null_columns(config: DatasetRow, env_class: type[Any]) -> dict[str, Any]:
+    """Leave out each None that a table filled in because another row has the key, where the class cannot take it."""
+    fields: dict[str, Field] = {**COMMON_FIELDS, **env_class.config_fields}
+    return {
+        key: value for key, value in config.items() if value is not None or (key in fields and fields[key].valid(None))
+    }
+
+
+def plain_part(config: Any) -> dict[str, Any] | None:
+    """Copy what a row could say of a configuration: the values that JSON can hold; None if it is no mapping."""
+    if not isinstance(config, Mapping):
+        return None
+    given = cast("Mapping[str, Any]", config)
+    return {key: copy.deepcopy(value) for key, value in given.items() if _as_json(value) is not None}
+
+
+def tasks_of_rows(env: ConfiguredEnv, rows: Any, name: str = "task_data_list") -> list[dict[str, Any]]:
+    """Take the task of each row, and tasks as they are.
+
+    Args:
+        env: The environment that is to play them.
+        rows: Foreign data: ``task_data`` dicts, or dataset rows that hold one in their ``task_data`` column.
+        name: What errors call them.
+
+    Raises:
+        TaskError: There is no list, it is empty, or an entry is neither a task nor a row that has one.
+        ConfigError: A row is of another class, or of a configuration that ``env`` was not built from.
+    """
+    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
+        raise TaskError(f"{name} must be a list of task_data dicts, got {_bounded(rows)}{_remedy_of_mapping(rows)}")
+    checked: set[tuple[str, str]] = set()
+    tasks = [_task(env, row, f"{name}[{index}]", checked) for index, row in enumerate(cast("Iterable[Any]", rows))]
+    if not tasks:
+        raise TaskError(f"{name} must hold at least one task, got an empty list")
+    return tasks
+
+
+def _remedy_of_mapping(rows: Any) -> str:
+    """Say what to write in the place of a dict that holds the rows by column or by split; empty if it does not."""
+    parts: dict[Any, Any] = dict(cast("Mapping[Any, Any]", rows)) if isinstance(rows, Mapping) else {}
+    if parts and all(hasattr(part, "column_names") for part in parts.values()):
+        return f": give one of its splits, as in dataset[{next(iter(parts))!r}]"
+    if parts and all(isinstance(part, list) for part in parts.values()):
+        return ": a slice of a dataset is a dict of its columns; for its first rows, write dataset.select(range(2))"
+    return ""
+
+
+def _bounded(value: Any) -> str:
+    text = " ".join(repr(value).split())  # a dataset's is of several lines
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
+
+
+def _task(env: ConfiguredEnv, row: Any, name: str, checked: set[tuple[str, str]]) -> dict[str, Any]:
+    if not isinstance(row, Mapping):
+        raise TaskError(f"{name} must be a task_data dict or a dataset row, got {row!r}")
+    fields = dict(cast("Mapping[str, Any]", row))
+    if not any(column in fields for column in ROW_COLUMNS):
+        return fields
+    task = fields.get("task_data")
+    if not isinstance(task, Mapping):
+        given = repr(task) if "task_data" in fields else f"the columns {sorted(map(str, fields))}"
+        raise TaskError(f"{name} is a dataset row and must have a 'task_data' (a dict), got {given}")
+    # Rows of one dataset mostly name one configuration: each is compared once.
+    key = (str(fields.get("env_class_path")), json.dumps(fields.get("env_config"), sort_keys=True, default=repr))
+    if key not in checked:
+        check_row(env, fields, name)
+        checked.add(key)
+    check_task_keys(task, f"{name}['task_data']", None)
+    return dict(cast("Mapping[str, Any]", task))
+
+
+def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", *, remedy: str = _REMEDY) -> None:
+    """Refuse a row that names another environment than ``env``; one that names none is of any.
+
+    Args:
+        env: The environment that is to play it.
+        row: The row.
+        name: What errors call it.
+        remedy: How the error about another configuration ends.
+
+    Raises:
+        ConfigError: The row is of another class, or of a configuration that ``env`` was not built from.
+    """
+    path, own_path = row.get("env_class_path"), class_path(type(env))
+    if path is not None and path != own_path:
+        raise ConfigError(f"{name} names the environment {path!r}, and this environment is {own_path!r}")
+    config = row.get("env_config")
+    if config is None:
+        return
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{name} must have a dict or None as its 'env_config', got {config!r}")
+    refusal = f"{name} has the env_config {config!r}, and the environment was built from {env.given_config!r}: {remedy}"
+    try:
+        is_configured = _is_configured(env, cast("DatasetRow", config))
+    except ConfigError as error:
+        raise ConfigError(f"{name} has an env_config that is not valid: {error}") from error
+    except Exception as error:  # the user's constructor, which may need more than a row has
+        raise ConfigError(refusal) from error
+    if not is_configured:
+        raise ConfigError(refusal)
+
+
+def _is_configured(env: ConfiguredEnv, row_config: DatasetRow) -> bool:
+    """Compare what the class makes of the row's configuration with what it made of the environment's own.
+
+    Only where that cannot be foreseen is a second environment built, which may cost something: a browser, a download.
+    """
+    config = drop_null_columns(row_config, type(env))
+    if _are_equal(config, env.given_config):
+        return True
+    if _is_taken_as_given(env) and env.given_config.keys() <= config.keys() and _are_valid(config, type(env)):
+        return all(_are_equal(env.env_config[key], value) for key, value in config.items())
+    build: Any = type(env)
+    other: ConfiguredEnv = build(env.tokenizer, config)
+    # A row is plain JSON: that it does not name a callable of the environment says nothing.
+    is_equal = all(
+        _are_equal(other.env_config.get(key, _ABSENT), value) or (_as_json(value) is None and key not in config)
+        for key, value in env.env_config.items()
+    )
+    interpreted = _interpreted_keys(env) | _interpreted_keys(other)
+    return is_equal and all(
+        _are_equal(env.given_config.get(key, _ABSENT), other.given_config.get(key, _ABSENT)) for key in interpreted
+    )
+
+
+def _is_taken_as_given(env: ConfiguredEnv) -> bool:
+    """Whether ``env_config`` is what was given with the class's defaults: no constructor interpreted any of it."""
+    expected = {**_defaults(type(env)), **env.given_config}
+    return env.given_config.keys() <= env.env_config.keys() and all(
+        _as_json(value) is None or _are_equal(expected.get(key, _ABSENT), value)
+        for key, value in env.env_config.items()
+    )
+
+
+def _are_valid(config: DatasetRow, env_class: type[Any]) -> bool:
+    fields: dict[str, Field] = {**COMMON_FIELDS, **env_class.config_fields}
+    return all(key in fields and fields[key].valid(value) for key, value in config.items())
+
+
+def _defaults(env_class: type[Any]) -> dict[str, Any]:
+    fields: dict[str, Field] = {**COMMON_FIELDS, **env_class.config_fields}
+    return {**{key: field.default for key, field in fields.items()}, **env_class.default_config}
+
+
+def _interpreted_keys(env: ConfiguredEnv) -> set[str]:
+    """Find the keys that a constructor took out or changed, so that ``env_config`` does not show what was given."""
+    return {key for key, value in env.given_config.items() if not _are_equal(env.env_config.get(key, _ABSENT), value)}
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if one is _ABSENT or other is _ABSENT:
+        return one is other
+    text = _as_json(one)
+    return one == other or (text is not None and text == _as_json(other))  # a row holds lists where tuples were given
+
+
+def _as_json(value: Any) -> str | None:
+    try:
+        return json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError):
+        return None
+
+
+def check_task_keys(task_data: Any, name: str, task_fields: Collection[str] | None) -> None:
+    """Refuse what is no task: no dict, a row inside a task, or keys that the environment does not know.
+
+    Args:
+        task_data: Foreign data.
+        name: What errors call it.
+        task_fields: The keys that the environment knows beside ``seed``; None for any.
+
+    Raises:
+        TaskError: It is one of these.
+    """
+    if not isinstance(task_data, Mapping):
+        raise TaskError(f"{name} must be a dict, got {task_data!r}")
+    given = {key for key, value in cast("TaskData", task_data).items() if value is not None}  # tables fill in None
+    columns = [column for column in ROW_COLUMNS if column in given]
+    if columns:
+        raise TaskError(f"{name} must be a task, got a dict with {columns[0]!r}, which is a column of a dataset row")
+    known = given if task_fields is None else {"seed", *task_fields}
+    unknown = sorted(map(str, given - known))
+    if unknown:
+        raise TaskError(f"{name}[{unknown[0]!r}] is unknown{did_you_mean(unknown[0], known)}")

@@ -1,0 +1,72 @@
+"""Warn about episodes that start wrongly: rollouts of a task from different prompts, sessions from one state."""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+from agentsgym.types import Message, Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+class StartChecks:
+    """The checks of one environment, each of which warns once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, dict[str, Any]] | None = None
+        self._has_shared = self._has_unequal = False
+
+    def see_state(self, session_id: str, state: dict[str, Any]) -> None:
+        """Warn if two sessions started from the very same dict, so that one changes what the other plays.
+
+        Each start is compared with the one before it alone, which finds a state that is kept on the environment or in
+        its module at the price of one comparison.
+        """
+        last, self._last = self._last, (session_id, state)
+        if last is not None and last[1] is state and last[0] != session_id and not self._has_shared:
+            self._has_shared = True
+            logger.warning(
+                "_initialize_episode returned the same dict for the sessions %s and %s, which now change each other's "
+                "state: it must return a new one for each session",
+                last[0],
+                session_id,
+            )
+
+    def forget(self, session_id: str) -> None:
+        """Let go of a session that is over: its state may hold a sandbox, and may be used again from now on."""
+        if self._last is not None and self._last[0] == session_id:
+            self._last = None
+
+    def see_rollouts(
+        self,
+        trajectories: Iterable[Trajectory],
+        group_of: Callable[[Trajectory], Hashable],
+    ) -> None:
+        """Warn if rollouts of one task group began with different prompts.
+
+        Args:
+            trajectories: Finished rollouts of this environment.
+            group_of: The task group of a rollout.
+        """
+        if self._has_unequal:
+            return
+        prompts: dict[Hashable, Sequence[Message]] = {}
+        for trajectory in trajectories:
+            if not trajectory.turns:
+                continue
+            first = trajectory.turns[0]
+            # Without a kept history the record is of the last episode that was played, whose start is its own.
+            group = (group_of(trajectory), first.episode)
+            prompt = trajectory.messages[: first.message_index]
+            if prompts.setdefault(group, prompt) != prompt:
+                self._has_unequal = True
+                logger.warning(
+                    "rollouts of one task began with different prompts, %s and %s: all draws of an environment must "
+                    "come from self.rng(session_id), or a task group compares rollouts of different problems",
+                    reprlib.repr(prompts[group][-1]["content"]),
+                    reprlib.repr(prompt[-1]["content"]),
+                )
+                return

@@ -1,0 +1,93 @@
+"""Prepare a subclass of ``MultistepEnv`` when it is made: refuse what nobody would call, bind what an instance has."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+from agentsgym.envs.rows import plain_part
+from agentsgym.errors import ConfigError
+
+DATASET_METHODS = ("get_train_dataset", "get_eval_dataset")
+#: The methods that neither ``evaluate`` nor the trainer calls, with the hooks that both do.
+_NEVER_CALLED = {
+    "run_trial": "_step_episode, _final_reward or _calculate_rewards for what it returns",
+    "_run_complete_episode": "_initialize_episode, _format_prompt, _step_episode or _close_episode for what it does",
+}
+
+
+def refuse_uncalled_overrides(env_class: type, base: type) -> None:
+    """Refuse an override of a method that nothing would call.
+
+    Args:
+        env_class: The new class.
+        base: The class whose methods must stand.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for name, hooks in _NEVER_CALLED.items():
+        if getattr(env_class, name) is not getattr(base, name):
+            raise ConfigError(
+                f"{env_class.__name__}.{name} would never be called: evaluate and the trainer play episodes through "
+                f"the hooks alone; override {hooks}"
+            )
+
+
+def bind_dataset_methods(env_class: type) -> None:
+    """Let ``get_train_dataset`` and ``get_eval_dataset``, where they are class methods, know an instance's config."""
+    for name in DATASET_METHODS:
+        method: Any = inspect.getattr_static(env_class, name)
+        if type(method) is classmethod:
+            setattr(env_class, name, DatasetMethod(method.__func__))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+
+
+def called_config(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """Find the ``env_config`` that a class is called with: by the name of its constructor's parameter.
+
+    A constructor without such a parameter that hands on ``*args`` takes it second, as the base class does.
+
+    Returns:
+        Its plain part; None if there is none.
+    """
+    signature = inspect.signature(env_class.__init__)
+    try:
+        given = signature.bind_partial(None, *args, **kwargs).arguments
+    except TypeError:
+        return None  # the constructor is about to raise it again
+    for name in ("env_config", "config"):
+        if name in signature.parameters:
+            return plain_part(given.get(name))
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    second = args[1] if len(args) > 1 and inspect.Parameter.VAR_POSITIONAL in kinds else None
+    return plain_part(kwargs.get("env_config", second))
+
+
+class DatasetMethod:
+    """A class method whose ``env_config``, if it takes one, is by default that of the instance it is called on."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.__func__ = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        """Bind to the class; on an instance, give its configuration where the call gives none."""
+        of_class = MethodType(self.__func__, owner)
+        if instance is None:
+            return of_class
+
+        @functools.wraps(of_class)
+        def of_instance(*args: Any, **kwargs: Any) -> Any:
+            try:
+                bound = inspect.signature(of_class).bind(*args, **kwargs)
+            except TypeError:
+                return of_class(*args, **kwargs)  # Python's own sentence says what is wrong with the call
+            if "env_config" in bound.signature.parameters and bound.arguments.get("env_config") is None:
+                bound.arguments["env_config"] = copy.deepcopy(instance.given_config)
+            return of_class(*bound.args, **bound.kwargs)
+
+        return of_instance

@@ -1,0 +1,129 @@
+"""Check how an environment is written and built, so that a first mistake gets a sentence of its own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from agentsgym.envs.result_checks import INFO_KEYS
+from agentsgym.errors import ConfigError, misspelled
+from agentsgym.fields import Field
+
+logger = logging.getLogger(__name__)
+
+_READ_KEYS = ("invalid", *INFO_KEYS)
+#: What the base's constructor sets.
+_SET_BY_BASE = frozenset(
+    ("tokenizer", "env_config", "given_config", "chat_format", "active_states", "_generators", "_starts")
+)
+
+
+def check_class(env_class: type[Any], base: type[Any]) -> None:
+    """Check a class as it is made.
+
+    Args:
+        env_class: The new class.
+        base: The class that names the hooks.
+
+    Raises:
+        ConfigError: A hook is a coroutine function, or ``config_fields`` holds something that is no
+            :class:`~agentsgym.fields.Field`, or ``task_fields`` is a single name.
+    """
+    name = env_class.__name__
+    for hook in vars(base):
+        if hook.startswith("_") and not hook.startswith("__") and _is_async(inspect.getattr_static(env_class, hook)):
+            raise ConfigError(
+                f"{name}.{hook} is async, and an environment's hooks are not awaited: write a plain def, and play "
+                "environments that wait for something in an EnvThreadPool"
+            )
+    if isinstance(env_class.task_fields, str):
+        wanted = f"must be a tuple of keys, as in ({env_class.task_fields!r},), or None"
+        raise ConfigError(f"{name}.task_fields {wanted}; got {env_class.task_fields!r}")
+    fields: Any = env_class.config_fields
+    if not isinstance(fields, Mapping):
+        raise ConfigError(f"{name}.config_fields must be a dict of Fields, got {fields!r}")
+    for key, field in cast("Mapping[Any, Any]", fields).items():
+        if not isinstance(field, Field):
+            example = "Field(default=3, expected='a positive int', valid=is_int(1)), from agentsgym.fields"
+            raise ConfigError(f"{name}.config_fields[{key!r}] must be a Field, as in {example}; got {field!r}")
+
+
+def check_tokenizer(tokenizer: Any, env_class: type[Any]) -> None:
+    """Check what was given as the tokenizer.
+
+    Raises:
+        ConfigError: It is none, or has no pad token.
+    """
+    name = env_class.__name__
+    if isinstance(tokenizer, Mapping):
+        raise ConfigError(
+            f"env_config is the second argument: write {name}(tokenizer, env_config), or {name}(env_config=...) for "
+            f"agents that need no tokens; got {tokenizer!r} as the tokenizer"
+        )
+    if isinstance(tokenizer, str):
+        built = f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})"
+        raise ConfigError(f"the tokenizer must be a tokenizer, not its name: write {name}({built}), got {tokenizer!r}")
+    if tokenizer is not None and not hasattr(tokenizer, "pad_token_id"):
+        given = f"{type(tokenizer).__name__} (of a processor, give processor.tokenizer)"
+        raise ConfigError(f"the tokenizer must be a transformers tokenizer or None, got {given}")
+    if tokenizer is not None and tokenizer.pad_token_id is None:
+        raise ConfigError(
+            "the tokenizer has no pad token, which padded rows need: "
+            "set one, for example tokenizer.pad_token = tokenizer.eos_token"
+        )
+
+
+class NotInitializedError(ConfigError, AttributeError):
+    """The constructor of the base class has not run: a wrong class, and a missing attribute for ``hasattr``."""
+
+
+def check_initialized(env: Any, name: str = "_starts") -> None:
+    """Check that the constructor of the base class has run, where an attribute of that name is its work.
+
+    Raises:
+        NotInitializedError: It has not.
+    """
+    if name in _SET_BY_BASE and "_starts" not in vars(env):
+        read = "" if name.startswith("_") else f" before anything reads self.{name}"
+        raise NotInitializedError(
+            f"{type(env).__name__}.__init__ must call super().__init__(tokenizer, env_config){read}, and it did not"
+        )
+
+
+def check_info_keys(env_class: type[Any], info: Mapping[Any, Any]) -> None:
+    """Warn, once a class, of a key of ``info`` that is almost one of those that are read."""
+    for key in info:
+        if key not in _READ_KEYS:
+            _warn_of_key(env_class, key)
+
+
+def place_of_hook(env_class: type[Any], sentence: str) -> str:
+    """Find where the hook is defined that a sentence about what it returned begins with.
+
+    Returns:
+        File and line, as in ``"guess.py:31"``; empty if the sentence is about something else.
+    """
+    name = re.match(r"_\w+|", sentence)
+    code = getattr(getattr(env_class, name[0] if name else "", None), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_of_key(env_class: type[Any], key: Any) -> None:
+    meant = misspelled(key, _READ_KEYS) if isinstance(key, str) else None
+    if meant is not None:
+        logger.warning(
+            "info[%r] of %s is not read, and differs by one letter from info[%r], which is: did you mean that?",
+            key,
+            env_class.__name__,
+            meant,
+        )
+
+
+def _is_async(method: Any) -> bool:
+    function = getattr(method, "__func__", method)  # of a static method or a class method
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)

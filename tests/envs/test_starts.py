@@ -1,0 +1,215 @@
+"""Episodes that start wrongly are warned of, once."""
+
+import gc
+import logging
+import random
+import weakref
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from guess_game import Counting, GuessEnv, tasks
+
+from agentsgym.agents.scripted import ScriptedAgent
+
+
+class Global(GuessEnv):
+    """Draws its first prompt from Python's global generator."""
+
+    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+        return super()._format_prompt(state, step) if step else f"Hint: {random.random()}"  # type: ignore[return-value]
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_rollouts_of_one_task_with_different_first_prompts_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    env = Global()
+    env.rollout(tasks(2, 2), Counting())
+    assert warnings_of(caplog) == []
+    env.rollout(tasks(2), Counting(), 2)
+    [warning] = warnings_of(caplog)
+    assert warning.startswith("rollouts of one task began with different prompts, 'Hint: 0.")
+    assert warning.endswith(
+        "all draws of an environment must come from self.rng(session_id), or a task group compares rollouts of "
+        "different problems"
+    )
+    env.rollout(tasks(2), Counting(), 2)
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_groups_may_be_named_by_who_lines_rollouts_up(caplog: pytest.LogCaptureFixture) -> None:
+    env = GuessEnv()
+    played = env.rollout([{"seed": seed} for seed in range(3)], ScriptedAgent(["1"], repeat_last=True))
+    for trajectory in played:
+        trajectory.messages[0]["content"] += str(trajectory.task_index)
+    env.check_starts(played)
+    assert warnings_of(caplog) == []
+    env.check_starts(played, lambda trajectory: trajectory.task_index // 2)
+    assert len(warnings_of(caplog)) == 1
+
+
+@pytest.mark.parametrize("keep_history", [False, True])
+def test_equal_starts_are_not_warned_of(keep_history: bool, caplog: pytest.LogCaptureFixture) -> None:
+    class Random(GuessEnv):
+        """Draws as it should; each episode of a trial has its own start."""
+
+        def _format_prompt(self, state: dict[str, Any], step: int) -> Any:
+            return f"{state['solution']}: {super()._format_prompt(state, step)}"
+
+        def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+            if action == "break":
+                raise OSError("in the first of two episodes")
+            return super()._step_episode(session_id, state, action)
+
+    config = {"episodes_per_trial": 2, "keep_history": keep_history, "highest": 1000, "max_steps_per_episode": 1}
+    agent = ScriptedAgent(["1"], repeat_last=True)
+    Random(env_config=config).rollout([{}, {"seed": 1}], agent, 3)
+
+    class Breaking(Counting):
+        """Breaks the first rollout in its first episode, where the others are recorded from their second."""
+
+        num_answers = 0
+
+        def get_action(self, messages: Any, agent_state: Any) -> tuple[str, Any]:
+            self.num_answers += 1
+            return ("break" if self.num_answers == 1 else "1"), agent_state
+
+    failed, *_ = Random(env_config=config).rollout([{"seed": 1}], Breaking(), 3)
+    assert failed.failed
+    assert [text for text in warnings_of(caplog) if "began with different" in text] == []
+
+
+class Shared(GuessEnv):
+    """Keeps one start state for all sessions."""
+
+    start: Any = None
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+        if self.start is None:
+            type(self).start = super()._initialize_episode(session_id, task_data)
+        return self.start
+
+
+def test_a_start_state_that_sessions_share_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    env = Shared()
+    first, second = env.rollout(tasks(2, 2), Counting())
+    [warning] = warnings_of(caplog)
+    assert warning == (
+        f"_initialize_episode returned the same dict for the sessions {first.session_id} and {second.session_id}, "
+        "which now change each other's state: it must return a new one for each session"
+    )
+    env.rollout(tasks(2, 2, 2), Counting())
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_a_session_may_start_its_episodes_from_one_dict(caplog: pytest.LogCaptureFixture) -> None:
+    class Own(GuessEnv):
+        """Keeps one start state a session."""
+
+        def __init__(self, env_config: Any) -> None:
+            super().__init__(None, env_config)
+            self.starts: dict[str, Any] = {}
+
+        def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+            state = super()._initialize_episode(session_id, task_data)
+            return self.starts.setdefault(session_id, state)
+
+    Own({"episodes_per_trial": 3}).rollout(tasks(2, 3), Counting(), 2)
+    assert warnings_of(caplog) == []
+
+
+def test_sessions_that_play_one_after_the_other_may_use_one_dict(caplog: pytest.LogCaptureFixture) -> None:
+    class Reusing(GuessEnv):
+        """Has one board."""
+
+        board: ClassVar[dict[str, Any]] = {}
+
+        def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+            self.board.update(super()._initialize_episode(session_id, task_data))
+            return self.board
+
+    Reusing().rollout(tasks(2, 2, 3), Counting(), max_concurrent=1)
+    assert warnings_of(caplog) == []
+
+
+def test_a_start_state_lives_no_longer_than_its_session() -> None:
+    class Handle:
+        """Stands for a sandbox."""
+
+    handles: list[weakref.ref[Handle]] = []
+
+    class Holding(GuessEnv):
+        """Holds a handle a session."""
+
+        def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+            handle = Handle()
+            handles.append(weakref.ref(handle))
+            return {**super()._initialize_episode(session_id, task_data), "handle": handle}
+
+    env = Holding()
+    env.rollout(tasks(1, 2), Counting())
+    gc.collect()
+    assert [handle() for handle in handles] == [None, None]
+
+
+def test_a_start_states_done_that_is_neither_true_nor_false_fails_the_episode() -> None:
+    class Vague(GuessEnv):
+        """Starts with one flag a player."""
+
+        def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+            return {**super()._initialize_episode(session_id, task_data), "done": np.array([False, False])}
+
+    [trajectory] = Vague().rollout(tasks(2), Counting())
+    assert str(trajectory.error).splitlines()[-1] == (
+        "EnvError: _initialize_episode's state['done'] must be True or False, got array([False, False])"
+    )
+
+
+@pytest.mark.parametrize("state_done", [True, 1])
+def test_a_state_that_is_done_and_a_step_that_is_not_fail_the_episode(state_done: Any) -> None:
+    class Torn(GuessEnv):
+        """Says two things."""
+
+        def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+            state, reward, _, info = super()._step_episode(session_id, state, action)
+            return {**state, "done": state_done}, reward, False, info
+
+    [trajectory] = Torn().rollout(tasks(2), Counting())
+    assert "_step_episode returned done=False with a state whose 'done' is True: they must agree" in (
+        trajectory.error or ""
+    )
+    assert len(trajectory.turns) == 1
+
+
+def test_a_states_done_that_is_neither_true_nor_false_fails_the_episode() -> None:
+    class Vague(GuessEnv):
+        """Writes a word."""
+
+        def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+            state, reward, done, info = super()._step_episode(session_id, state, action)
+            return {**state, "done": "no"}, reward, done, info
+
+    [trajectory] = Vague().rollout(tasks(2), Counting())
+    assert "_step_episode's state['done'] must be True or False, got 'no'" in (trajectory.error or "")
+
+
+@pytest.mark.parametrize("written", [{}, {"done": False}, {"done": None}, {"done": True}])
+def test_done_decides_where_the_state_was_copied_or_agrees(written: Any) -> None:
+    seen: list[Any] = []
+
+    class Copying(GuessEnv):
+        """Writes its state as most do."""
+
+        def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+            state, reward, done, info = super()._step_episode(session_id, state, action)
+            rest = {key: value for key, value in state.items() if key != "done"}
+            return {**rest, **(written if done else {})}, reward, done, info
+
+        def _final_reward(self, state: dict[str, Any], turn_rewards: list[float]) -> float:
+            seen.append(state["done"])
+            return 0.0
+
+    [trajectory] = Copying().rollout(tasks(2), Counting())
+    assert (trajectory.stop_reason, seen) == ("done", [True])
