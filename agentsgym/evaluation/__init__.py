@@ -1,4 +1,4 @@
-"""How well an agent plays: many games, a few numbers, and how far these can be trusted."""
+"""Measure how well an agent plays: many episodes, a few numbers, and how far these can be trusted."""
 
 from agentsgym.evaluation.metrics import Estimate, Evaluation, summarize
 from agentsgym.evaluation.run import evaluate

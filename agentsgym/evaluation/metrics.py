@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,10 +22,10 @@ _ENTRIES_PER_BLOCK = 1_000_000  # of drawn indices held at once: a few tens of M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over games and the interval in which the mean over such tasks lies.
+    """A mean over rollouts and the interval in which the mean over such tasks lies.
 
     Attributes:
-        mean: The mean over the games played.
+        mean: The mean over the rollouts played.
         low: Lower end of the interval.
         high: Upper end.
     """
@@ -36,14 +37,15 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a set of games says about an agent. An estimate is None where no game says anything about it.
+    """Estimates from a set of rollouts. One is None where no rollout says anything about it.
 
     Attributes:
-        win_rate: Share of games won, in [0, 1]; None if no game tells whether it was won. As soon as one does, a game
-            that does not tell counts as not won.
-        reward: Final reward of a game; None if all rollouts failed.
-        turns: Turns of a game; None if all rollouts failed.
-        num_games: The games that the estimates rest on; failed rollouts are not among them.
+        win_rate: Fraction of rollouts that were won, in [0, 1]; None if no environment says so. As soon as one does,
+            a rollout of which it is not known counts as not won.
+        reward: Final reward of a rollout; None if all failed.
+        turns: Turns of a rollout; None if all failed.
+        num_episodes: The rollouts that the estimates rest on, one episode or one trial each; failed ones are not among
+            them.
         num_failed: Rollouts in which the environment or the agent broke.
         stop_reasons: How many rollouts ended for which reason, failed ones included.
         trajectories: All rollouts, as given.
@@ -53,11 +55,17 @@ class Evaluation:
     win_rate: Estimate | None
     reward: Estimate | None
     turns: Estimate | None
-    num_games: int
+    num_episodes: int
     num_failed: int
     stop_reasons: Mapping[StopReason, int]
     trajectories: Sequence[Trajectory]
     confidence: float = 0.95
+
+    @property
+    def num_games(self) -> int:
+        """The old name of ``num_episodes``."""
+        warnings.warn("Evaluation.num_games is now Evaluation.num_episodes", DeprecationWarning, stacklevel=2)
+        return self.num_episodes
 
     def as_dict(self) -> dict[str, Any]:
         """Give the numbers as plain JSON values; what was not computed is None."""
@@ -67,10 +75,39 @@ class Evaluation:
             numbers[f"{name}_interval"] = None if estimate is None else [estimate.low, estimate.high]
         return numbers | {
             "confidence": self.confidence,
-            "num_games": self.num_games,
+            "num_episodes": self.num_episodes,
             "num_failed": self.num_failed,
             "stop_reasons": {reason.value: count for reason, count in self.stop_reasons.items()},
         }
+
+
+class RolloutOutcome(Protocol):
+    """What an evaluation reads of a rollout: a :class:`~agentsgym.types.Trajectory` has it, and so may a summary."""
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """Why it ended."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether the environment or the agent broke."""
+        ...
+
+    @property
+    def success(self) -> bool | None:
+        """Whether it was won; None if the environment does not say."""
+        ...
+
+    @property
+    def final_reward(self) -> float:
+        """Its reward."""
+        ...
+
+    @property
+    def num_turns(self) -> int:
+        """Its turns."""
+        ...
 
 
 def summarize(
@@ -83,8 +120,8 @@ def summarize(
     """Sum up rollouts in an :class:`Evaluation`.
 
     Intervals come from a bootstrap over tasks (:func:`bootstrap_intervals`), since repeats of one task are not
-    independent news about the next task. If all games are of one task they come from a bootstrap over its games, and
-    speak of that task only. If every game was won or every game lost, resampling sees no spread at all, and the win
+    independent evidence about the next. If all rollouts are of one task they come from a bootstrap over these, and
+    speak of that task only. If every rollout was won or every one lost, resampling sees no spread at all, and the win
     rate's interval is the exact binomial one over the n tasks instead, ``(α/2)^(1/n)`` away from the far end
     (Clopper & Pearson 1934).
 
@@ -99,21 +136,44 @@ def summarize(
     Raises:
         ValueError: There are no trajectories, or ``clusters`` has another length.
     """
-    if not trajectories:
-        raise ValueError("an evaluation needs at least one trajectory, got none")
     keys = [trajectory.task_index for trajectory in trajectories] if clusters is None else clusters
-    if len(keys) != len(trajectories):
-        raise ValueError(f"clusters needs one key a trajectory, got {len(keys)} for {len(trajectories)}")
-    games = [trajectory for trajectory in trajectories if not trajectory.failed]
-    game_keys = [key for key, trajectory in zip(keys, trajectories, strict=True) if not trajectory.failed]
-    win_rate, reward, turns = _estimates(games, game_keys, seed, confidence) if games else (None, None, None)
+    return summarize_outcomes(trajectories, trajectories, clusters=keys, seed=seed, confidence=confidence)
+
+
+def summarize_outcomes(
+    outcomes: Sequence[RolloutOutcome],
+    trajectories: Sequence[Trajectory],
+    *,
+    clusters: Sequence[Hashable],
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> Evaluation:
+    """Do as :func:`summarize` where not all rollouts are at hand, but what came of them is.
+
+    Args:
+        outcomes: All rollouts, failed ones included.
+        trajectories: Those of them that are at hand.
+        clusters: One key an outcome, as in :func:`summarize`.
+        seed: Likewise.
+        confidence: Likewise.
+
+    Raises:
+        ValueError: There are no outcomes, or ``clusters`` has another length.
+    """
+    if not outcomes:
+        raise ValueError("an evaluation needs at least one trajectory, got none")
+    if len(clusters) != len(outcomes):
+        raise ValueError(f"clusters needs one key a trajectory, got {len(clusters)} for {len(outcomes)}")
+    played = [outcome for outcome in outcomes if not outcome.failed]
+    keys = [key for key, outcome in zip(clusters, outcomes, strict=True) if not outcome.failed]
+    win_rate, reward, turns = _estimates(played, keys, seed, confidence) if played else (None, None, None)
     return Evaluation(
         win_rate=win_rate,
         reward=reward,
         turns=turns,
-        num_games=len(games),
-        num_failed=len(trajectories) - len(games),
-        stop_reasons=dict(sorted(Counter(trajectory.stop_reason for trajectory in trajectories).items())),
+        num_episodes=len(played),
+        num_failed=len(outcomes) - len(played),
+        stop_reasons=dict(sorted(Counter(outcome.stop_reason for outcome in outcomes).items())),
         trajectories=trajectories,
         confidence=confidence,
     )
@@ -134,7 +194,7 @@ def bootstrap_intervals(
     ``mean*`` (Efron & Tibshirani 1993, chapters 8 and 13). Columns share the draws.
 
     Args:
-        values: (N, M), one row a game, one column a quantity.
+        values: (N, M), one row a rollout, one column a quantity.
         clusters: (N,), equal keys belong together.
         confidence: In (0, 1).
         num_resamples: How often to draw.
@@ -190,17 +250,18 @@ def fraction_of_optimal(value: float, *, random: float, optimal: float) -> float
 
 
 def _estimates(
-    games: Sequence[Trajectory], keys: Sequence[Hashable], seed: int, confidence: float
+    played: Sequence[RolloutOutcome], keys: Sequence[Hashable], seed: int, confidence: float
 ) -> tuple[Estimate | None, Estimate, Estimate]:
-    clusters = keys if len(set(keys)) > 1 else range(len(games))
-    values = np.array([[bool(game.success), game.final_reward, len(game.turns)] for game in games], dtype=np.float64)
+    clusters = keys if len(set(keys)) > 1 else range(len(played))
+    values = np.array([[bool(one.success), one.final_reward, one.num_turns] for one in played], dtype=np.float64)
     low, high = bootstrap_intervals(values, clusters, confidence=confidence, seed=seed)
     # The mean itself bounds the interval: the quantiles of equal values can be off by a rounding error.
+    # Adding 0.0 turns -0.0, which would be printed, into 0.0.
     win_rate, reward, turns = (
-        Estimate(mean=float(m), low=float(min(a, m)), high=float(max(b, m)))
+        Estimate(mean=float(m) + 0.0, low=float(min(a, m)) + 0.0, high=float(max(b, m)) + 0.0)
         for m, a, b in zip(values.mean(axis=0), low, high, strict=True)
     )
-    if all(game.success is None for game in games):
+    if all(one.success is None for one in played):
         return None, reward, turns
     if win_rate.mean in {0.0, 1.0}:
         win_rate = _without_spread(win_rate.mean, len(set(clusters)), confidence)

@@ -1,4 +1,4 @@
-"""A rollout as a person reads it."""
+"""Write a rollout as a person reads it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentsgym.types import Trajectory, Turn
 def render_transcript(trajectory: Trajectory) -> str:
     """Write a rollout as text: a line that says how it went, then every message with its speaker.
 
-    Answers carry what they were paid and whether the game called them invalid. A failed rollout ends with its error.
+    Answers carry their reward and whether the environment called them invalid. A failed rollout ends with its error.
     """
     parts = [_headline(trajectory)]
     parts += [f"[{speaker}] {content}" for speaker, content in _speeches(trajectory)]
@@ -25,7 +25,7 @@ def _headline(trajectory: Trajectory) -> str:
     return (
         f"=== task {trajectory.task_index}, rollout {trajectory.rollout_index}: "
         f"{'failed' if trajectory.failed else outcome} after {turns} turn{'' if turns == 1 else 's'} "
-        f"({trajectory.stop_reason}), reward {trajectory.final_reward:g} ==="
+        f"({trajectory.stop_reason}), reward {trajectory.final_reward:zg} ==="
     )
 
 
@@ -37,4 +37,4 @@ def _speeches(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
 
 
 def _note(turn: Turn) -> str:
-    return f" {turn.reward:+g}{', invalid' if turn.invalid else ''}"
+    return f" {turn.reward:+zg}{', invalid' if turn.invalid else ''}"

@@ -38,14 +38,14 @@ def learning_curve(
     """Draw a win rate over training into a PNG of 1600 × 900 pixels.
 
     The training points are faint dots under their moving average; evaluations are marked with their value and interval;
-    other players are horizontal lines with bands. The file is replaced in one move, so that it can be drawn again and
+    other agents are horizontal lines with bands. The file is replaced in one move, so that it can be drawn again and
     again while someone looks at it.
 
     Args:
         points: (x, win rate in [0, 1]) of training, x ascending; may be empty.
         path: The PNG; its folder is made if needed.
         evaluations: (x, estimate), say before and after training.
-        references: Other players' win rates by name, say random and greedy play.
+        references: Other agents' win rates by name, say random and greedy play.
         x_label: What x counts.
         title: The headline.
     """
@@ -77,7 +77,7 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Move heights up, in their order from below, until neighbours are at least ``gap`` apart.
+    """Move heights up, in their order from below, until neighbors are at least ``gap`` apart.
 
     >>> spread([0.5, 0.1, 0.5], gap=0.25)
     [0.5, 0.1, 0.75]

@@ -8,12 +8,12 @@ from agentsgym.evaluation.metrics import Estimate, Evaluation
 
 
 def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
-    """Compare players in one look, one row each: win rate, turns and reward with their intervals, and how many games.
+    """Compare agents in one look, one row each: win rate, turns and reward with their intervals, and how many episodes.
 
     Failed rollouts get a column if there are any.
 
     Args:
-        evaluations: By the player's name, in the order of the rows.
+        evaluations: By the agent's name, in the order of the rows.
 
     Raises:
         ValueError: There is no evaluation, or they differ in confidence.
@@ -23,14 +23,14 @@ def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
         raise ValueError(f"a table compares evaluations of one confidence, got {sorted(confidences)}")
     any_failed = any(evaluation.num_failed for evaluation in evaluations.values())
     interval = f"{confidences.pop():.0%} interval"
-    header = ["player", "win rate", interval, "turns", interval, "reward", interval, "games"]
+    header = ["agent", "win rate", interval, "turns", interval, "reward", interval, "episodes"]
     rows = [
         [
             name,
-            *_cells(evaluation.win_rate, "{:.1%}"),
-            *_cells(evaluation.turns, "{:.1f}"),
-            *_cells(evaluation.reward, "{:.2f}"),
-            str(evaluation.num_games),
+            *_cells(evaluation.win_rate, "{:z.1%}"),
+            *_cells(evaluation.turns, "{:z.1f}"),
+            *_cells(evaluation.reward, "{:z.2f}"),
+            str(evaluation.num_episodes),
             *([str(evaluation.num_failed)] if any_failed else []),
         ]
         for name, evaluation in evaluations.items()
@@ -45,11 +45,11 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         header: One name a column.
         rows: As many cells each.
 
-    >>> print(text_table(["player", "games"], [["random", "512"], ["me", "8"]]))
-    player  games
-    ------  -----
-    random    512
-    me          8
+    >>> print(text_table(["agent", "episodes"], [["random", "512"], ["me", "8"]]))
+    agent   episodes
+    ------  --------
+    random       512
+    me             8
     """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [header, ["-" * width for width in widths], *rows]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from datasets import Dataset
 
+from agentsgym.agents.base import AsyncAgent
 from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.registry import class_path
-from agentsgym.errors import ConfigError, TaskError
+from agentsgym.errors import ConfigError, TaskError, TooManyFailuresError
 from agentsgym.evaluation.metrics import Evaluation
 from agentsgym.evaluation.run import evaluate
 from agentsgym.evaluation.transcripts import render_transcript
-from agentsgym.types import Trajectory
+from agentsgym.types import Action, Trajectory, TurnRequest
 
 
 class Guess(MultistepEnv):
@@ -54,7 +56,7 @@ def conversations(trajectories: Any) -> list[Any]:
 
 def test_wins_turns_and_rewards_are_those_that_were_played() -> None:
     evaluation = evaluate(env(), ScriptedAgent(["a", "b", "c"]), tasks("a", "b", "z"), num_rollouts=2)
-    assert evaluation.num_games == 6
+    assert evaluation.num_episodes == 6
     assert evaluation.win_rate is not None
     assert evaluation.win_rate.mean == pytest.approx(2 / 3)
     assert evaluation.turns is not None
@@ -89,7 +91,10 @@ def test_a_tasks_own_seed_is_kept_and_tasks_without_one_differ() -> None:
 def test_rows_of_a_dataset_are_tasks() -> None:
     path = class_path(Guess)
     rows = Dataset.from_list(
-        [{"env_class_path": path, "env_config": {"a": 1}, "task_data": task} for task in tasks("a", "b")]
+        [
+            {"env_class_path": path, "env_config": {"max_steps_per_episode": 3}, "task_data": task}
+            for task in tasks("a", "b")
+        ]
     )
     by_rows = evaluate(env(), ScriptedAgent(["a", "b"]), rows, seed=2)
     by_tasks = evaluate(env(), ScriptedAgent(["a", "b"]), tasks("a", "b"), seed=2)
@@ -107,9 +112,9 @@ def test_cluster_by_joins_rows_of_one_secret() -> None:
     assert apart.win_rate.high - apart.win_rate.low < 0.3
 
 
-def test_a_broken_game_is_counted_and_the_others_go_on() -> None:
+def test_a_broken_episode_is_counted_and_the_others_go_on() -> None:
     evaluation = evaluate(env(), ScriptedAgent(["a", "crash"]), tasks("a", "b"))
-    assert (evaluation.num_games, evaluation.num_failed) == (1, 1)
+    assert (evaluation.num_episodes, evaluation.num_failed) == (1, 1)
     assert evaluation.win_rate is not None
     assert evaluation.win_rate.mean == 1.0
 
@@ -126,7 +131,12 @@ def test_options_reach_the_rollout() -> None:
         ([], {}, TaskError, "at least one task"),
         ([{"word": "a"}], {}, TaskError, "no solution"),
         (["a"], {}, TaskError, r"tasks\[0\] must be a task_data dict or a dataset row, got 'a'"),
-        ([{"env_class_path": "other.Game", "task_data": {}}], {}, ConfigError, r"tasks\[0\] is a row of 'other.Game'"),
+        (
+            [{"env_class_path": "other.Game", "task_data": {}}],
+            {},
+            ConfigError,
+            r"tasks\[0\] names the environment 'other.Game'",
+        ),
         (tasks("a"), {"cluster_by": "soluton"}, ConfigError, "task 0 has no 'soluton'.*did you mean 'solution'"),
         (tasks("a"), {"num_rollouts": 0}, ConfigError, "num_rollouts must be a positive int, got 0"),
     ],
@@ -134,6 +144,98 @@ def test_options_reach_the_rollout() -> None:
 def test_bad_input_is_named(rows: Any, options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         evaluate(env(), ScriptedAgent(["a"]), rows, **options)
+
+
+ENV, AGENT = Guess(env_config={}), ScriptedAgent(["a"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "sentence"),
+    [
+        (
+            (AGENT, ENV, tasks("a")),
+            ConfigError,
+            r"\(env, agent, tasks\) in this order, got \(ScriptedAgent, Guess, list\)",
+        ),
+        ((ENV, tasks("a"), AGENT), ConfigError, r"in this order, got \(Guess, list, ScriptedAgent\)"),
+        ((tasks("a"), ENV, AGENT), ConfigError, r"in this order, got \(list, Guess, ScriptedAgent\)"),
+        ((ENV, ENV, tasks("a")), ConfigError, r"in this order, got \(Guess, Guess, list\)"),
+        ((Guess, AGENT, tasks("a")), ConfigError, r"got the class: write Guess\(tokenizer, env_config\)"),
+        ((ENV, None, tasks("a")), ConfigError, "an agent needs get_action"),
+        (
+            (ENV, AGENT, {"solution": "a"}),
+            TaskError,
+            "tasks must be a list of task_data dicts, got",
+        ),
+        ((ENV, AGENT, None), TaskError, "tasks must be a list of task_data dicts, got None"),
+    ],
+)
+def test_arguments_in_a_wrong_order_are_told(arguments: Any, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        evaluate(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("option", "nearest"),
+    [("cluster_bye", "cluster_by"), ("max_concurent", "max_concurrent"), ("max_turn_token", "max_turn_tokens")],
+)
+def test_a_misspelled_keyword_names_the_nearest(option: str, nearest: str) -> None:
+    with pytest.raises(TypeError, match=f"evaluate has no argument '{option}'; did you mean '{nearest}'"):
+        evaluate(ENV, AGENT, tasks("a"), **{option: 1})
+
+
+@pytest.mark.parametrize("option", ["n", "task_data_list"])
+def test_an_unknown_keyword_names_those_of_evaluate_alone(option: str) -> None:
+    known = (
+        "'agent', 'cluster_by', 'env', 'episode_timeout_s', 'max_completion_length', 'max_concurrent', "
+        "'max_failed_fraction', 'max_turn_tokens', 'num_rollouts', 'on_finish', 'pool', 'seed', 'tasks', "
+        "'turn_timeout_s'"
+    )
+    with pytest.raises(TypeError) as raised:
+        evaluate(ENV, AGENT, tasks("a"), **{option: 2})
+    assert str(raised.value) == f"evaluate has no argument {option!r}; known are {known}"
+
+
+def test_an_evaluation_in_which_too_much_fails_ends_and_keeps_what_is_finished() -> None:
+    agent, seen = ScriptedAgent(["a", "crash"], repeat_last=True), list[Trajectory]()
+    rows = tasks("a", "b", "c", "a", "d")
+    kept = evaluate(env(), agent, rows, max_failed_fraction=0.6)
+    assert (kept.num_episodes, kept.num_failed) == (2, 3)
+    with pytest.raises(TooManyFailuresError) as caught:
+        evaluate(env(), agent, rows, max_failed_fraction=0.2, max_concurrent=1, on_finish=seen.append)
+    assert str(caught.value).startswith(
+        "2 of 5 rollouts failed, more than max_failed_fraction = 0.2 allows; the first failed so:\n"
+        "task 1, rollout 0, turn 1 of Guess, at "
+    )
+    assert str(caught.value).endswith("RuntimeError: the dice fell off the table")
+    assert [one.task_index for one in caught.value.trajectories] == [0, 1, 2]
+    assert list(caught.value.trajectories) == seen
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.5, "all", True])
+def test_a_fraction_is_a_number_from_0_to_1(fraction: Any) -> None:
+    with pytest.raises(ConfigError, match=r"max_failed_fraction must be a number in \[0, 1\] or None, got "):
+        evaluate(ENV, AGENT, tasks("a"), max_failed_fraction=fraction)
+
+
+class Refused(AsyncAgent):
+    """Its server takes the key for the first two answers only."""
+
+    num_answers = 0
+
+    async def aact(self, request: TurnRequest) -> Action:
+        self.num_answers += 1
+        if self.num_answers > 2:
+            raise ConfigError("the server refuses the key")
+        return Action(text="a")
+
+
+def test_an_agent_whose_key_is_refused_is_not_called_again_and_no_finished_rollout_is_lost() -> None:
+    agent = Refused()
+    with pytest.raises(ConfigError, match="the server refuses the key") as caught:
+        evaluate(env(), agent, tasks(*"aaaaaa"), max_concurrent=1)
+    assert agent.num_answers == 3
+    assert [one.success for one in caught.value.trajectories] == [True, True]
 
 
 def test_a_transcript_reads_as_the_game_went() -> None:
@@ -144,6 +246,16 @@ def test_a_transcript_reads_as_the_game_went() -> None:
         "=== task 0, rollout 0: won after 2 turns (done), reward 1 ===\n"
         f"[system] Play.\n[user] {coin}\n[assistant +0, invalid] \n[user] no\n[assistant +1] b\n"
     )
+
+
+def test_a_transcript_has_no_minus_zero() -> None:
+    (trajectory,) = evaluate(env(), ScriptedAgent(["b"]), tasks("b")).trajectories
+    silent = dataclasses.replace(
+        trajectory, final_reward=-0.0, turns=[dataclasses.replace(trajectory.turns[0], reward=-0.0)]
+    )
+    text = render_transcript(silent)
+    assert text.splitlines()[0].endswith("reward 0 ===")
+    assert "[assistant +0] b" in text
 
 
 def test_a_transcript_of_a_failed_game_ends_with_its_error() -> None:

@@ -95,7 +95,7 @@ def test_repeats_that_agree_are_no_news() -> None:
     by_task = summarize(repeated)
     by_game = summarize(repeated, clusters=range(len(repeated)))
     assert win_rate(by_task) == win_rate(once)
-    assert by_task.num_games == 480
+    assert by_task.num_episodes == 480
     assert width(win_rate(by_game)) == pytest.approx(width(win_rate(by_task)) / 8**0.5, rel=0.1)
 
 
@@ -140,16 +140,27 @@ def test_failed_rollouts_are_counted_and_left_out() -> None:
     played = [game(0, won=True, reward=2.0, num_turns=4), game(1, won=False, reward=1.0, num_turns=8)]
     broken = [game(0, reward=-50.0, num_turns=1, stop=StopReason.FAILED), game(2, stop=StopReason.FAILED)]
     evaluation = summarize([broken[0], *played, broken[1]])
-    assert (evaluation.num_games, evaluation.num_failed) == (2, 2)
+    assert (evaluation.num_episodes, evaluation.num_failed) == (2, 2)
     assert evaluation.stop_reasons == {StopReason.DONE: 2, StopReason.FAILED: 2}
     clean = summarize(played)
     assert (evaluation.win_rate, evaluation.reward, evaluation.turns) == (clean.win_rate, clean.reward, clean.turns)
     assert len(evaluation.trajectories) == 4
 
 
+def test_the_old_name_of_the_count_warns() -> None:
+    evaluation = summarize([game(0), game(1)])
+    with pytest.warns(DeprecationWarning, match=r"Evaluation\.num_games is now Evaluation\.num_episodes"):
+        assert evaluation.num_games == 2
+
+
+def test_nothing_is_minus_zero() -> None:
+    reward = summarize([game(0, reward=-0.0), game(1, reward=-0.0)]).reward
+    assert str(reward) == "Estimate(mean=0.0, low=0.0, high=0.0)"
+
+
 def test_nothing_is_estimated_from_failures_alone() -> None:
     evaluation = summarize([game(0, stop=StopReason.FAILED)])
-    assert (evaluation.win_rate, evaluation.reward, evaluation.turns, evaluation.num_games) == (None, None, None, 0)
+    assert (evaluation.win_rate, evaluation.reward, evaluation.turns, evaluation.num_episodes) == (None, None, None, 0)
     assert evaluation.as_dict()["win_rate_interval"] is None
 
 
@@ -201,7 +212,7 @@ def test_the_dictionary_is_plain_json() -> None:
     assert numbers["win_rate"] == 0.75
     assert numbers["mean_reward"] == 1.5
     assert numbers["mean_turns"] == 2.5
-    assert numbers["num_games"] == 4
+    assert numbers["num_episodes"] == 4
     assert numbers["stop_reasons"] == {"done": 4}
     assert numbers["win_rate_interval"] == [win_rate(evaluation).low, win_rate(evaluation).high]
 

@@ -17,7 +17,7 @@ def evaluation(**fields: Any) -> Evaluation:
         "win_rate": Estimate(mean=0.4121, low=0.37, high=0.4549),
         "reward": Estimate(mean=1.256, low=-0.5, high=1.31),
         "turns": Estimate(mean=6.54, low=6.4, high=6.66),
-        "num_games": 512,
+        "num_episodes": 512,
         "num_failed": 0,
         "stop_reasons": {},
         "trajectories": [],
@@ -27,18 +27,18 @@ def evaluation(**fields: Any) -> Evaluation:
 
 def test_the_comparison_says_it_in_one_look() -> None:
     after = Estimate(mean=0.875, low=0.8411, high=1.0)
-    table = comparison_table({"random": evaluation(), "after training": evaluation(win_rate=after, num_games=64)})
+    table = comparison_table({"random": evaluation(), "after training": evaluation(win_rate=after, num_episodes=64)})
     assert table.splitlines() == [
-        "player          win rate   95% interval  turns  95% interval  reward   95% interval  games",
-        "--------------  --------  -------------  -----  ------------  ------  -------------  -----",
-        "random             41.2%   [37.0, 45.5]    6.5    [6.4, 6.7]    1.26  [-0.50, 1.31]    512",
-        "after training     87.5%  [84.1, 100.0]    6.5    [6.4, 6.7]    1.26  [-0.50, 1.31]     64",
+        "agent           win rate   95% interval  turns  95% interval  reward   95% interval  episodes",
+        "--------------  --------  -------------  -----  ------------  ------  -------------  --------",
+        "random             41.2%   [37.0, 45.5]    6.5    [6.4, 6.7]    1.26  [-0.50, 1.31]       512",
+        "after training     87.5%  [84.1, 100.0]    6.5    [6.4, 6.7]    1.26  [-0.50, 1.31]        64",
     ]
 
 
 def test_failures_get_a_column_only_if_there_are_any() -> None:
     table = comparison_table({"a": evaluation(), "b": evaluation(num_failed=3)})
-    assert table.splitlines()[0].endswith("games  failed")
+    assert table.splitlines()[0].endswith("episodes  failed")
     assert [line.split()[-1] for line in table.splitlines()[2:]] == ["0", "3"]
     assert "failed" not in comparison_table({"a": evaluation()})
 
@@ -46,6 +46,12 @@ def test_failures_get_a_column_only_if_there_are_any() -> None:
 def test_what_was_not_computed_is_a_dash() -> None:
     (row,) = comparison_table({"a": evaluation(win_rate=None, turns=None)}).splitlines()[2:]
     assert row.split() == ["a", "-", "-", "1.26", "[-0.50,", "1.31]", "512"]
+
+
+def test_nothing_is_printed_as_minus_zero() -> None:
+    zero = Estimate(mean=-0.0, low=-0.004, high=-0.0001)
+    (row,) = comparison_table({"a": evaluation(reward=zero, win_rate=zero, turns=zero)}).splitlines()[2:]
+    assert row.split() == ["a", "0.0%", "[-0.4,", "0.0]", "0.0", "[0.0,", "0.0]", "0.00", "[0.00,", "0.00]", "512"]
 
 
 def test_different_confidences_do_not_compare() -> None:
