@@ -30,10 +30,10 @@ from agentsgym import GRPOEnvConfig, GRPOEnvTrainer, StopReason, Trajectory, Tur
 from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
 from agentsgym.tiny import tiny_policy
-from agentsgym.training import _trl
-from agentsgym.training import trainer as trainer_module
-from agentsgym.training.batches import Batch
-from agentsgym.training.observing import LossStatistics
+from agentsgym.training._trl import TRLSeam
+from agentsgym.training.loss import loss_inputs, sort_by_length
+from agentsgym.training.metrics.loss import LossStatistics
+from agentsgym.training.tensors.token_batch import TokenBatch
 
 NUM_ROWS, LONGEST = 32, 512
 TURN_TOKENS = 16  # of which half are the agent's
@@ -90,9 +90,7 @@ def ragged_rollouts(num_rows: int, longest: int, vocabulary_size: int) -> list[T
 
 def padded_loss(trainer: GRPOEnvTrainer, batch: dict[str, Any]) -> torch.Tensor:
     """TRL's loss on the micro-batch as TRL would have it: as wide as the generation batch."""
-    return GRPOTrainer.compute_loss(
-        trainer, trainer.model, _trl.loss_inputs(batch, 1, batch["attention_mask"].shape[1])
-    )
+    return GRPOTrainer.compute_loss(trainer, trainer.model, loss_inputs(batch, 1, batch["attention_mask"].shape[1]))
 
 
 def trimmed_loss(trainer: GRPOEnvTrainer, batch: dict[str, Any]) -> torch.Tensor:
@@ -133,14 +131,14 @@ def measure_padding(size: int, repetitions: int, hidden_size: int, num_layers: i
         trainer.current_gradient_accumulation_steps = steps
         rollouts = ragged_rollouts(NUM_ROWS, LONGEST, policy_of(trainer).config.vocab_size)
         rows = [row for index, rollout in enumerate(rollouts) for row in trajectory_rows(index, rollout)]
-        layout = Batch(rollouts, rows, pad_token_id=0)
-        mask = layout.agent_token_mask([True] * NUM_ROWS)
+        tokens = TokenBatch.stack(rollouts, rows, pad_token_id=0)
+        mask = tokens.agent_token_mask([True] * NUM_ROWS)
         batch: dict[str, Any] = {
-            "prompt_completion_ids": layout.ids,
-            "attention_mask": layout.attention_mask,
+            "prompt_completion_ids": tokens.ids,
+            "attention_mask": tokens.attention_mask,
             "agent_token_mask": mask,
             "advantages": torch.randn(mask.shape, generator=torch.Generator().manual_seed(0)) * mask,
-            "turn_index": layout.turn_index,
+            "turn_index": tokens.turn_index,
             "num_items_in_batch": mask.sum(),
         }
         torch.manual_seed(0)
@@ -148,7 +146,10 @@ def measure_padding(size: int, repetitions: int, hidden_size: int, num_layers: i
         ways = {
             "padded": (shuffled, padded_loss),
             "trimmed": (shuffled, trimmed_loss),
-            "sorted": (_trl.sort_windows(trainer, shuffled), trimmed_loss),
+            "sorted": (
+                sort_by_length(shuffled, trainer.args, has_aux_loss=TRLSeam(trainer).has_aux_loss),
+                trimmed_loss,
+            ),
         }
         gradients = {name: gradient_of(trainer, *way) for name, way in ways.items()}  # warms up, too
         times: dict[str, list[float]] = {name: [] for name in ways}
@@ -189,7 +190,7 @@ class Stopwatch:
 
 
 def measure_own_work(num_steps: int, hidden_size: int, num_layers: int) -> dict[str, Any]:
-    """The share of a run's CPU time that is neither playing, scoring, the loss, backward nor the optimizer."""
+    """The fraction of a run's CPU time that is neither playing, scoring, the loss, backward nor the optimizer."""
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(
@@ -204,9 +205,9 @@ def measure_own_work(num_steps: int, hidden_size: int, num_layers: int) -> dict[
         )
         trainer.remove_callback(PrinterCallback)
         watch.around(trainer, "_generate_and_score_completions", "generation")
-        watch.around(trainer.player, "play", "play")
-        watch.around(trainer_module, "scores", "scores")
-        watch.around(LossStatistics, "observe", "observe")
+        watch.around(trainer.generator, "generate", "play")
+        watch.around(trainer, "_token_logprobs", "logprobs")
+        watch.around(LossStatistics, "update", "update")
         watch.around(LossStatistics, "metrics", "metrics")
         watch.around(trainer, "_prepare_inputs", "prepare")
         watch.around(trainer, "compute_loss", "loss")
@@ -216,9 +217,9 @@ def measure_own_work(num_steps: int, hidden_size: int, num_layers: int) -> dict[
         whole = time.process_time() - start
     seconds = watch.seconds
     own = {
-        "layout, advantages, collation, metrics": seconds["generation"] - seconds["play"] - seconds["scores"],
+        "layout, advantages, collation, metrics": seconds["generation"] - seconds["play"] - seconds["logprobs"],
         "micro-batches": seconds["prepare"] - seconds["generation"],
-        "around the loss": seconds["loss"] - seconds["trl_loss"] + seconds["observe"] + seconds["metrics"],
+        "around the loss": seconds["loss"] - seconds["trl_loss"] + seconds["update"] + seconds["metrics"],
     }
     return {
         "hidden_size": hidden_size,
@@ -226,7 +227,7 @@ def measure_own_work(num_steps: int, hidden_size: int, num_layers: int) -> dict[
         "num_steps": num_steps,
         "step_s": round(whole / num_steps, 4),
         "own_s": {name: round(value / num_steps, 5) for name, value in own.items()},
-        "own_share": round(sum(own.values()) / whole, 4),
+        "own_fraction": round(sum(own.values()) / whole, 4),
     }
 
 
@@ -253,9 +254,9 @@ def table(result: dict[str, Any]) -> str:
         f" {row['sorted_s']:10} {row['sorted_ratio']:7}   {row['largest_gradient_gap']:.1e}"
         for row in result["padding"]
     ]
-    lines.append("hidden x layers   step s   own share   own work, s a step")
+    lines.append("hidden x layers   step s   own fraction   own work, s a step")
     lines += [
-        f"{row['hidden_size']:6} x {row['num_layers']:<6} {row['step_s']:8} {row['own_share']:11.1%}   "
+        f"{row['hidden_size']:6} x {row['num_layers']:<6} {row['step_s']:8} {row['own_fraction']:14.1%}   "
         + ", ".join(f"{name} {value}" for name, value in row["own_s"].items())
         for row in result["own_work"]
     ]

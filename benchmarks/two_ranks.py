@@ -1,12 +1,13 @@
 """Train Twenty Questions on two ranks (``accelerate launch``, gloo) and on one, with the same global batch.
 
 Games last differently long and task groups straddle the ranks. Losses, gradient norms and final weights should be
-those of one process; wall times are told, and say little where both ranks share two cores.
+those of one process; wall times are printed, and say little where both ranks share two cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -35,7 +36,7 @@ COMPARED = ("loss", "grad_norm", "reward", "turns/mean", "entropy")
 
 
 def train(folder: Path, num_steps: int, num_ranks: int) -> dict[str, Any]:
-    """Train this rank's share; returns what is compared."""
+    """Train on this rank; returns what is compared."""
     torch.set_num_threads(1)
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "model")
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
@@ -123,14 +124,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--num_steps", type=int, default=20, help="optimizer steps of each run (default: 20)")
-    parser.add_argument("--num_warm_steps", type=int, default=300, help="imitation before them (default: 300)")
+    parser.add_argument("--num_warm_steps", type=int, default=800, help="imitation before them (default: 800)")
     parser.add_argument("--rank_folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_folder:
         rank, num_ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         result = train(Path(options.rank_folder), options.num_steps, num_ranks)
         Path(options.rank_folder, f"{rank}.json").write_text(json.dumps(result))
-        PartialState().destroy_process_group()  # else its threads may still run when the interpreter ends
+        gc.collect()  # a trainer that waits for it holds the group, whose threads abort the interpreter at its end
+        PartialState().destroy_process_group()
         return
     result = measure(options.num_steps, options.num_warm_steps)
     lines = [f"{name}: {value}" for name, value in result.items()]

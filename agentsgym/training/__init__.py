@@ -1,4 +1,4 @@
-"""Training a policy: imitation of recorded trajectories, and policy gradients over many turns, both on TRL.
+"""Train a policy, by imitation of recorded trajectories and by policy gradients over many turns, both on TRL.
 
 The only part of the library that imports ``trl``.
 """

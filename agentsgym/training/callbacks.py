@@ -1,4 +1,4 @@
-"""What a person watches while a run goes on."""
+"""Show the win rate while a run trains, as a plot and beside a progress bar."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LearningCurve(TrainerCallback):
-    """Draws the win rate of the training rollouts as a picture that grows, and as a figure beside a progress bar.
+    """Plots the win rate of the training rollouts as it develops, and shows it beside a progress bar.
 
     Attributes:
         points: (episodes played so far, win rate of the rollouts since the last log).
@@ -32,13 +32,13 @@ class LearningCurve(TrainerCallback):
         references: Mapping[str, Estimate] | None = None,
         redraw_every_s: float = 30.0,
     ) -> None:
-        """Set up the picture.
+        """Set up the plot.
 
         Args:
-            path: The PNG that is drawn again and again.
+            path: The PNG, which is redrawn during the run.
             before: The win rate before training, drawn at 0 episodes.
             references: Other players' win rates by name, drawn as lines.
-            redraw_every_s: Seconds between drawings.
+            redraw_every_s: Seconds between two drawings.
         """
         self.points: list[tuple[float, float]] = []
         self.episodes = 0
@@ -50,7 +50,7 @@ class LearningCurve(TrainerCallback):
         self._bar: tqdm[Any] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Show the bar."""
+        """Show the progress bar."""
         self.episodes = _episodes(args, state)
         self._bar = tqdm(
             total=state.max_steps,
@@ -61,13 +61,13 @@ class LearningCurve(TrainerCallback):
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move the bar."""
+        """Advance the progress bar."""
         self.episodes = _episodes(args, state)
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Take the win rate of the training rollouts."""
+        """Add the win rate of the training rollouts since the last log."""
         win_rate = (logs or {}).get("win_rate")
         if win_rate is None:
             return
@@ -78,25 +78,25 @@ class LearningCurve(TrainerCallback):
             self.draw()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the bar and draw what is there."""
+        """Close the progress bar and draw the plot."""
         self.close()
         self.draw()
 
     def close(self) -> None:
-        """Leave the bar as it is, also when training was interrupted."""
+        """Close the progress bar; to be called after an interrupted run too."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
     def draw(self, after: Estimate | None = None) -> None:
-        """Write the picture, with the win rate after training once it is known."""
+        """Write the plot, with the win rate after training once it is known."""
         evaluations = [(x, e) for x, e in ((0.0, self._before), (self.episodes, after)) if e is not None]
         learning_curve(
             self.points,
             self._path,
             evaluations=evaluations,
             references=self._references,
-            title="Win rate while learning",
+            title="Win rate during training",
         )
         self._drawn_at = time.monotonic()
 

@@ -1,23 +1,66 @@
-"""The settings of a training run: all of TRL's, and what many turns need beside them."""
+"""Configure a training run: all of TRL's settings, and those that many turns need."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
 import math
 import pickle
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Final, Self, cast
 
 import torch
 from trl import GRPOConfig
 
-from agentsgym.credit.advantages import BoundEstimator, PotentialShaping, get_estimator
+from agentsgym.batch.layouts import LAYOUTS
+from agentsgym.credit.bound import BoundEstimator
+from agentsgym.credit.registry import get_estimator
+from agentsgym.credit.shaping import PotentialShaping
+from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
 from agentsgym.errors import ConfigError
-from agentsgym.training.rules import check_settings
+from agentsgym.fields import Check, is_fraction, is_int, is_number, is_positive_number, or_none
+from agentsgym.rollouts.interfaces import Pool
+from agentsgym.rollouts.process_pool import EnvProcessPool
+from agentsgym.rollouts.thread_pool import EnvThreadPool
+from agentsgym.training.tensors.importance import CORRECTIONS, ImportanceCorrection
+from agentsgym.training.tensors.loss_types import LOSS_TYPES, LossType
+from agentsgym.training.validation import check_settings
 
 logger = logging.getLogger(__name__)
+
+ENV_POOLS: Final[dict[str, Callable[[int], Pool]]] = {"threads": EnvThreadPool, "processes": EnvProcessPool}
+
+_TRLS_BOUNDS: Final = (None, 3.0)  # of a correction under vLLM
+
+
+class _Metadata(dict[str, Any]):
+    """Metadata of a field, of which ``HfArgumentParser``, which copies it to argparse, gets the help alone."""
+
+    def copy(self) -> dict[str, Any]:
+        return {"help": self["help"]}
+
+    def keys(self) -> Any:  # what ``dict(field.metadata)`` asks for
+        return self.copy().keys()
+
+
+def _number(default: Any, help: str, *, expected: str, valid: Check) -> Any:  # argparse's word
+    """A field whose value must be valid; ``expected`` ends the sentence "must be …"."""
+    return field(default=default, metadata=_Metadata(help=help, env_expected=expected, env_valid=valid))
+
+
+def _choice(default: str | None, help: str, choices: Sequence[str | None]) -> Any:
+    """A field whose value must be one of a few names."""
+    return field(default=default, metadata=_Metadata(help=help, env_choices=tuple(choices)))
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(text, str) and text for text in cast("list[Any]", values))
+
+
+_SECONDS: Final[dict[str, Any]] = {"expected": "a positive number or None", "valid": or_none(is_positive_number)}
 
 
 @dataclass
@@ -27,46 +70,48 @@ class GRPOEnvConfig(GRPOConfig):
     Fields of TRL that matter most here: ``num_generations`` (rollouts a task), ``max_completion_length`` (everything
     after the first prompt, observations included), ``scale_rewards`` (applied to the estimator's own groups),
     ``loss_type``, ``beta``, ``num_iterations``, ``steps_per_generation``. On a machine without accelerator ``bf16`` and
-    ``gradient_checkpointing``, both on by TRL's default, are off unless they are asked for.
+    ``gradient_checkpointing``, both on by TRL's default, are off unless they are set.
 
     Attributes:
         advantage_estimator: Name of a function of :mod:`agentsgym.credit.advantages`, or one of your own with its
             signature.
         estimator_kwargs: Further options of that function, by name.
-        potential_weight: Weight of potential-based shaping by what the environment's ``_potential`` says; 0 for none.
+        potential_weight: Weight of potential-based shaping by the environment's ``_potential``; 0 for none.
         discount: γ over turns, in [0, 1].
         layout: How rollouts become rows: ``"trajectory"`` is one row a rollout; ``"turn"`` one for each stretch in
             which history only grew, which also trains rollouts whose history was rewritten.
         loss_aggregation: What the loss is a mean over, in place of the loss type's own: ``"token"``, ``"turn"``,
             ``"trajectory"``, ``"group"`` or ``"constant"``; None leaves it to the loss type.
-        invalid_turns: ``"keep"``, ``"mask"`` (nothing is learnt from them) or ``"mask_rollout"`` (nor from the rest of
-            their rollouts).
-        truncated_rollouts: Those that a budget ended: ``"keep"``, ``"penalise"`` or ``"mask"``.
-        truncation_penalty: What ``"penalise"`` takes off the last turn's reward and the final reward.
+        invalid_turns: ``"keep"``, ``"mask"`` (they are not trained on) or ``"mask_rollout"`` (nor is the rest of their
+            rollouts).
+        truncated_rollouts: Rollouts that a budget ended: ``"keep"``, ``"penalize"`` or ``"mask"``.
+        truncation_penalty: What ``"penalize"`` subtracts from the last turn's reward and from the final reward.
         zero_variance_groups: Task groups whose final rewards are all equal: ``"keep"``, ``"drop"``, or ``"resample"``
             by other tasks, and drop what is left.
-        max_resamples: How many times a generation batch is filled up at most.
+        max_resamples: How many times a generation batch is resampled at most.
         min_group_size: Task groups with fewer rollouts that count are dropped.
-        sampler_correction: Without vLLM, the weight by which tokens are corrected for a sampler that was not the
-            trained model: one of :data:`agentsgym.training.correction.CORRECTIONS`; None for no correction.
-        sampler_correction_min: Its lower bound; None for the mode's own.
-        sampler_correction_max: Its upper bound; None for the mode's own.
+        vllm_importance_sampling_correction: Whether tokens are corrected for a sampler that was not the trained model,
+            vLLM or another; None for under vLLM alone.
+        vllm_importance_sampling_mode: The weight that corrects: one of
+            :data:`agentsgym.training.tensors.importance.CORRECTIONS`.
+        vllm_importance_sampling_clip_min: Lower bound of the ratio; None for the mode's own, 0 for none.
+        vllm_importance_sampling_clip_max: Its upper bound; None for the mode's own, infinite for none.
         value_head: Where ``turn_gae`` and ``bilevel_gae`` get their values from: a head on the policy's own trunk
             (``"shared"``) or on a copy of it (``"separate"``).
-        value_learning_rate: The head's own; None for the policy's.
-        value_loss_weight: Of the head's loss beside the policy's.
+        value_learning_rate: Learning rate of the head; None for the policy's.
+        value_loss_weight: Weight of the head's loss beside the policy's.
         max_turn_tokens: The budget of one turn in tokens.
         stop_strings: Texts that end a turn as its end-of-turn token does; their tokens stay in the turn.
         env_pool: Where the environments run: None for the training process itself, ``"threads"`` for those that wait,
             ``"processes"`` for those that compute, hang or crash.
-        num_env_workers: How many threads or processes those are, on each rank.
-        turn_timeout_s: Wall seconds of one call of an environment between two answers; None for no limit.
-        episode_timeout_s: Wall seconds of a rollout; None for no limit.
-        max_failed_fraction: The share of failed rollouts in a generation batch above which the run stops.
-        drift_interval: Every so many generation batches the log-probabilities that the sampler gave are compared with
-            the trained model's own (the metrics ``sampling/…``), at the cost of one scoring pass where the loss does
-            not need it anyway; 0 for never.
-        use_cache: What the trained model's configuration says of its cache; the loss runs without one in any case.
+        num_env_workers: Number of threads or processes, on each rank.
+        turn_timeout_s: Wall-clock seconds of one call of an environment, between two actions; None for no limit.
+        episode_timeout_s: Wall-clock seconds of a rollout; None for no limit.
+        max_failed_fraction: The fraction of failed rollouts in a generation batch above which the run stops.
+        drift_interval: Every so many generation batches the sampler's log-probabilities are compared with the trained
+            model's own (the metrics ``sampling/…``), at the cost of one scoring pass where the loss does not need it
+            anyway; 0 for never.
+        use_cache: Written into the trained model's configuration; the loss runs without a cache in any case.
 
     Raises:
         ConfigError: A value is not valid, or TRL offers something that would go silently wrong here.
@@ -80,56 +125,90 @@ class GRPOEnvConfig(GRPOConfig):
     estimator_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Further options of the estimator, by name."}
     )
-    potential_weight: float = field(default=0.0, metadata={"help": "Weight of potential-based shaping."})
-    discount: float = field(default=1.0, metadata={"help": "Discount over turns, in [0, 1]."})
-    layout: str = field(default="trajectory", metadata={"help": "How rollouts become rows: 'trajectory' or 'turn'."})
-    loss_aggregation: str | None = field(
-        default=None, metadata={"help": "What the loss is a mean over; None leaves it to loss_type."}
+    potential_weight: float = _number(0.0, "Weight of potential-based shaping.", expected="a number", valid=is_number())
+    discount: float = _number(1.0, "Discount over turns, in [0, 1].", expected="a number in [0, 1]", valid=is_fraction)
+    layout: str = _choice("trajectory", "How rollouts become rows: 'trajectory' or 'turn'.", tuple(LAYOUTS))
+    loss_aggregation: str | None = _choice(
+        None, "What the loss is a mean over; None leaves it to loss_type.", (None, *AGGREGATIONS)
     )
-    invalid_turns: str = field(default="keep", metadata={"help": "'keep', 'mask' or 'mask_rollout'."})
-    truncated_rollouts: str = field(default="keep", metadata={"help": "'keep', 'penalise' or 'mask'."})
-    truncation_penalty: float = field(default=1.0, metadata={"help": "What 'penalise' takes off."})
-    zero_variance_groups: str = field(default="keep", metadata={"help": "'keep', 'drop' or 'resample'."})
-    max_resamples: int = field(default=3, metadata={"help": "How often a generation batch is filled up at most."})
-    min_group_size: int = field(default=1, metadata={"help": "Task groups with fewer rollouts are dropped."})
-    sampler_correction: str | None = field(
-        default=None, metadata={"help": "How tokens are corrected for the sampler, without vLLM."}
+    invalid_turns: str = _choice("keep", "'keep', 'mask' or 'mask_rollout'.", tuple(INVALID_TURN_MODES))
+    truncated_rollouts: str = _choice("keep", "'keep', 'penalize' or 'mask'.", ("keep", "penalize", "mask"))
+    truncation_penalty: float = _number(
+        1.0, "What 'penalize' subtracts.", expected="a non-negative number", valid=is_number(low=0.0)
     )
-    sampler_correction_min: float | None = field(default=None, metadata={"help": "Its lower bound."})
-    sampler_correction_max: float | None = field(default=None, metadata={"help": "Its upper bound."})
-    value_head: str | None = field(default=None, metadata={"help": "None, 'shared' or 'separate'."})
-    value_learning_rate: float | None = field(default=None, metadata={"help": "The value head's learning rate."})
-    value_loss_weight: float = field(default=1.0, metadata={"help": "Weight of the value head's loss."})
-    max_turn_tokens: int = field(default=256, metadata={"help": "Token budget of one turn."})
-    max_completion_length: int | None = field(
-        default=4096,
-        metadata={"help": "Token budget of everything after the first prompt, observations included."},
+    zero_variance_groups: str = _choice("keep", "'keep', 'drop' or 'resample'.", ("keep", "drop", "resample"))
+    max_resamples: int = _number(
+        3, "How often a generation batch is resampled at most.", expected="a positive int", valid=is_int(1)
+    )
+    min_group_size: int = _number(
+        1, "Task groups with fewer rollouts are dropped.", expected="a positive int", valid=is_int(1)
+    )
+    value_head: str | None = _choice(None, "None, 'shared' or 'separate'.", (None, "shared", "separate"))
+    value_learning_rate: float | None = _number(
+        None, "The value head's learning rate.", expected="a positive number or None", valid=or_none(is_positive_number)
+    )
+    value_loss_weight: float = _number(
+        1.0, "Weight of the value head's loss.", expected="a positive number", valid=is_positive_number
+    )
+    max_turn_tokens: int = _number(256, "Token budget of one turn.", expected="a positive int", valid=is_int(1))
+    max_failed_fraction: float = _number(
+        0.1,
+        "Fraction of failed rollouts in a generation batch above which the run stops.",
+        expected="a number in [0, 1]",
+        valid=is_fraction,
+    )
+    env_pool: str | None = _choice(None, "Where environments run: 'threads' or 'processes'.", (None, *ENV_POOLS))
+    num_env_workers: int = _number(8, "Threads or processes of env_pool.", expected="a positive int", valid=is_int(1))
+    turn_timeout_s: float | None = _number(None, "Limit of one call of an environment.", **_SECONDS)
+    episode_timeout_s: float | None = _number(None, "Limit of one rollout.", **_SECONDS)
+    stop_strings: list[str] | None = _number(  # noqa: RUF009  # it makes a field
+        None, "Texts that end a turn.", expected="a list of non-empty strings or None", valid=or_none(_are_texts)
+    )
+    drift_interval: int = _number(
+        0,
+        "Compare the sampler's log-probabilities with the model's every so many generation batches.",
+        expected="a non-negative int",
+        valid=is_int(0),
+    )
+
+    # TRL's own, with another default.
+    max_completion_length: int | None = _number(
+        4096,
+        "Token budget of everything after the first prompt, observations included.",
+        expected="a positive int",
+        valid=is_int(1),
     )
     gradient_checkpointing: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]  # TRL narrowed it
         default=None,
         metadata={"help": "Trade compute for memory; by default only where there is an accelerator."},
     )
-    max_failed_fraction: float = field(
-        default=0.1,
-        metadata={"help": "Share of failed rollouts in a generation batch above which the run stops."},
+    dataloader_pin_memory: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]  # likewise
+        default=None, metadata={"help": "Pin memory; by default only where there is an accelerator."}
     )
-    env_pool: str | None = field(default=None, metadata={"help": "Where environments run: 'threads' or 'processes'."})
-    num_env_workers: int = field(default=8, metadata={"help": "Threads or processes of env_pool."})
-    turn_timeout_s: float | None = field(default=None, metadata={"help": "Limit of one call of an environment."})
-    episode_timeout_s: float | None = field(default=None, metadata={"help": "Limit of one rollout."})
-    stop_strings: list[str] | None = field(default=None, metadata={"help": "Texts that end a turn."})
-    drift_interval: int = field(
-        default=0,
-        metadata={"help": "Compare the sampler's log-probabilities with the model's every so many generation batches."},
+    vllm_importance_sampling_correction: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None, metadata={"help": "Correct for the sampler; by default under vLLM alone."}
     )
     # TRL's default, the ratio of a whole episode, would mask nearly every long one away.
-    vllm_importance_sampling_mode: str = field(
-        default="token_truncate",
-        metadata={"help": "As TRL names them; the token modes weigh each token by its own ratio."},
+    vllm_importance_sampling_mode: str = _choice(
+        "token_truncate",
+        "As TRL names them; the token modes weigh each token by its own ratio.",
+        tuple(CORRECTIONS),
+    )
+    vllm_importance_sampling_clip_min: float | None = _number(
+        None,
+        "Lower bound of the ratio; by default the mode's own.",
+        expected="a non-negative number or None",
+        valid=or_none(is_number(low=0.0)),
+    )
+    vllm_importance_sampling_clip_max: float | None = _number(
+        None,
+        "Upper bound of the ratio; by default the mode's own.",
+        expected="a positive number or None",
+        valid=or_none(lambda value: value == math.inf or is_positive_number(value)),
     )
     use_cache: bool = field(
         default=True,
-        metadata={"help": "What the trained model's configuration says of its cache."},
+        metadata={"help": "Whether the trained model's configuration enables its cache."},
     )
 
     def __post_init__(self) -> None:
@@ -138,37 +217,95 @@ class GRPOEnvConfig(GRPOConfig):
             self.bf16 = False
         if self.activation_checkpointing is None and self.gradient_checkpointing is None:
             self.activation_checkpointing = has_accelerator  # its new name; transformers warns of the old one
-        super().__post_init__()
-        self.estimator_kwargs = _options(self.estimator_kwargs)
-        if self.mask_truncated_completions and self.truncated_rollouts == "penalise":
-            raise ConfigError("GRPOEnvConfig: truncated rollouts are masked or penalised, got both: leave one out")
-        if self.mask_truncated_completions:  # TRL judges by a row's last token, which says nothing about a game
-            self.mask_truncated_completions, self.truncated_rollouts = False, "mask"
+        if self.dataloader_pin_memory is None:
+            self.dataloader_pin_memory = has_accelerator  # pyright: ignore[reportIncompatibleVariableOverride]
+        with self._bounds_that_trl_accepts():
+            super().__post_init__()
         check_settings(self)
         if self.loss_type == "cispo" and (self.epsilon if self.epsilon_high is None else self.epsilon_high) < 1:
             logger.warning(
                 "loss_type='cispo' takes epsilon_high for the bound itself, and it is below 1 (by default it is "
                 "epsilon), so that even a ratio of 1 is cut: set epsilon_high=5.0 or so"
             )
-        self.estimator()
         _check_picklable(self.advantage_estimator)
 
+    @contextlib.contextmanager
+    def _bounds_that_trl_accepts(self) -> Generator[None]:
+        """Set a bound that cuts nothing inside: TRL wants one for some modes, where None is the mode's own here."""
+        is_open = (self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max) == (None, None)
+        if is_open:
+            self.vllm_importance_sampling_clip_max = math.inf
+        yield
+        if is_open and self.vllm_importance_sampling_clip_max == math.inf:  # else TRL took it from an older name
+            self.vllm_importance_sampling_clip_max = None
+
+    # What follows from the fields
+
     def estimator(self) -> BoundEstimator | PotentialShaping:
-        """A fresh estimator as the settings say.
+        """A fresh estimator as the settings name it.
 
         Raises:
-            ConfigError: Its name or an option is unknown, or shaping would change nothing.
+            ConfigError: Its name or an option is unknown, or it is shaped already and ``potential_weight`` is set.
         """
-        options = cast("dict[str, Any]", self.estimator_kwargs or {})
-        estimator = copy.deepcopy(get_estimator(self.advantage_estimator, **options))
+        estimator = copy.deepcopy(get_estimator(self.advantage_estimator, **_options(self.estimator_kwargs)))
         if not self.potential_weight:
             return estimator
         if isinstance(estimator, PotentialShaping):
             raise ConfigError("advantage_estimator is shaped already: leave potential_weight at 0")
         return PotentialShaping(estimator, weight=self.potential_weight)
 
+    @property
+    def loss(self) -> LossType:
+        """The loss type: what it averages over and where it clips."""
+        return LOSS_TYPES[self.loss_type]
+
+    @property
+    def truncation(self) -> str:
+        """The treatment of truncated rollouts, by ``truncated_rollouts`` or TRL's ``mask_truncated_completions``.
+
+        (TRL's own code judges by a row's last token, which says nothing about an episode; it does not run here.)
+        """
+        return "mask" if self.mask_truncated_completions else self.truncated_rollouts
+
+    @property
+    def corrects_for_sampler(self) -> bool:
+        """Whether the loss is corrected for the sampler, by default under vLLM alone."""
+        given = self.vllm_importance_sampling_correction
+        return self.use_vllm if given is None else given
+
+    @property
+    def importance_correction(self) -> ImportanceCorrection | None:
+        """The correction of the loss for the sampler; None for none.
+
+        Under vLLM the default bounds are TRL's, except for ``geometric_mask``: its ratios are so close to 1 that TRL's
+        bounds would cut nothing.
+        """
+        if not self.corrects_for_sampler:
+            return None
+        mode, low, high = (
+            self.vllm_importance_sampling_mode,
+            self.vllm_importance_sampling_clip_min,
+            self.vllm_importance_sampling_clip_max,
+        )
+        own = _TRLS_BOUNDS if self.use_vllm and mode != "geometric_mask" else CORRECTIONS[mode]
+        return ImportanceCorrection(
+            mode=mode, clip_min=own[0] if low is None else low, clip_max=own[1] if high is None else high
+        )
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether updates run on rollouts of earlier weights, so that the loss needs the sampler's log-probabilities.
+
+        Where each batch is used once, TRL takes the current ones, detached.
+        """
+        return self.gradient_accumulation_steps % self.micro_steps_per_generation != 0
+
+    def make_env_pool(self) -> Pool | None:
+        """The pool in which the environments run; None for the training process itself."""
+        return None if self.env_pool is None else ENV_POOLS[self.env_pool](self.num_env_workers)
+
     def to_dict(self) -> dict[str, Any]:
-        """TRL's, with an estimator of one's own by its name, since loggers write it as JSON."""
+        """Convert as TRL does, with a callable estimator by its name, since loggers write it as JSON."""
         values = super().to_dict()
         if callable(self.advantage_estimator):
             values["advantage_estimator"] = getattr(
@@ -188,42 +325,57 @@ class GRPOEnvConfig(GRPOConfig):
         return math.lcm(self.micro_steps_per_generation, accumulation) // accumulation
 
     def generations_at(self, global_step: int) -> int:
-        """How many generation batches have been played when that many optimizer steps are done."""
+        """Count the generation batches that have been played after a number of optimizer steps."""
         return math.ceil(global_step * self.gradient_accumulation_steps / self.micro_steps_per_generation)
 
-    def align_saving(self) -> None:
-        """Save on generation boundaries alone: within one, the rollouts that are still to be trained would be lost.
+    def for_trl(self) -> Self:
+        """A copy of these settings as TRL reads them, defaults that depend on others filled in.
 
         Raises:
-            ConfigError: ``save_steps`` is a share of a run of unknown length, or the best model could not be saved when
-                it is evaluated.
+            ConfigError: As :meth:`with_aligned_saving`.
+        """
+        settings = copy.copy(self.with_aligned_saving())
+        settings.vllm_importance_sampling_correction = self.corrects_for_sampler  # pyright: ignore[reportIncompatibleVariableOverride]
+        return settings
+
+    def with_aligned_saving(self) -> Self:
+        """Return these settings, or a copy of them that saves at generation boundaries only.
+
+        Inside a generation cycle, the rollouts that are still to be trained on would be lost.
+
+        Raises:
+            ConfigError: ``save_steps`` is a fraction of a run of unknown length, or the best model could not be saved
+                when it is evaluated.
         """
         cycle = self.steps_per_cycle
         if self.save_strategy != "steps" or cycle == 1:
-            return
+            return self
         if self.save_steps < 1 and self.max_steps <= 0:
             raise ConfigError(
-                f"save_steps={self.save_steps} is a share of the run, whose length only max_steps gives in advance: "
+                f"save_steps={self.save_steps} is a fraction of the run, whose length only max_steps gives in advance: "
                 "set max_steps, or save_steps as a number of steps"
             )
         steps = self.save_steps if self.save_steps >= 1 else self.save_steps * self.max_steps
         rounded = math.ceil(steps / cycle) * cycle
-        if rounded != self.save_steps:
-            logger.warning("save_steps: %s becomes %d, a multiple of the generation cycle", self.save_steps, rounded)
-            self.save_steps = rounded
         if self.load_best_model_at_end and self.eval_strategy == "steps":
             given = cast("float", self.eval_steps)  # transformers has filled it in
             every = int(given) if given >= 1 else math.ceil(given * self.max_steps)
             if every % cycle or rounded % every:
                 raise ConfigError(
-                    f"load_best_model_at_end saves what it evaluates, which can be done at multiples of the generation "
-                    f"cycle ({cycle}) alone: set eval_steps ({every}) to one of them and save_steps ({steps:g}) to the "
-                    "same"
+                    f"load_best_model_at_end saves what it evaluates, which is possible only at multiples of the "
+                    f"generation cycle ({cycle}): set eval_steps ({every}) to one of them and save_steps ({steps:g}) "
+                    "to the same"
                 )
+        if rounded == self.save_steps:
+            return self
+        logger.warning("save_steps: %s becomes %d, a multiple of the generation cycle", self.save_steps, rounded)
+        aligned = copy.copy(self)
+        aligned.save_steps = rounded
+        return aligned
 
 
-def _options(given: Any) -> dict[str, Any] | None:
-    """The options of an estimator, also as JSON from a command line."""
+def _options(given: Any) -> dict[str, Any]:
+    """Read the options of an estimator, also as JSON from a command line."""
     try:
         options = json.loads(given) if isinstance(given, str) else given
     except json.JSONDecodeError as error:
@@ -232,7 +384,7 @@ def _options(given: Any) -> dict[str, Any] | None:
         raise ConfigError(f"GRPOEnvConfig.estimator_kwargs must be a dict or one in JSON, got {given!r}")
     if unnamed := [name for name in options or () if not isinstance(name, str)]:
         raise ConfigError(f"GRPOEnvConfig.estimator_kwargs must have the names of options as keys, got {unnamed[0]!r}")
-    return options
+    return options or {}
 
 
 def _check_picklable(estimator: Any) -> None:

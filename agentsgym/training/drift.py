@@ -1,4 +1,4 @@
-"""How far the policy that sampled is from the model that is trained, told by the log-probabilities of agent tokens.
+"""Measure by log-probabilities of agent tokens how far the policy that sampled is from the model that is trained.
 
 With ``q`` the sampler's probability of a token and ``p`` the model's, both at the sampling temperature::
 
@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from agentsgym.agents.modes import evaluation_mode
+from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.batch.padding import pad_right
 from agentsgym.errors import ConfigError
+from agentsgym.fields import is_int, is_number, require
+from agentsgym.training.tensors.importance import GapSums, difference_metrics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +46,7 @@ class Drift:
         ratio_max: The largest ratio.
         num_without_logprobs: Trajectories left out because they come without log-probabilities.
         num_inexact_turns: Turns left out because their text was encoded afterwards.
-        num_without_context: Tokens left out because nothing stands before them.
+        num_without_context: Tokens left out because no token precedes them.
     """
 
     num_tokens: int
@@ -79,8 +81,8 @@ class _Token(NamedTuple):
     recorded: float
 
 
-class _Row(NamedTuple):
-    """One segment: what is run, from where in which trajectory, and which of its tokens are scored."""
+class _ScoredSegment(NamedTuple):
+    """One segment: its place in its trajectory, the ids that are run, and the tokens that are scored."""
 
     trajectory: int
     start: int
@@ -96,11 +98,11 @@ def logprob_gap(
     batch_size: int = 8,
     pad_token_id: int = 0,
 ) -> Drift:
-    """Score every agent token with a plain forward pass and compare with what the sampler gave.
+    """Score every agent token with a plain forward pass, and compare with what the sampler recorded.
 
     Each segment is a row, padded on the right, that ends with its last compared token. The head runs on the columns
-    that hold an agent token in some row of the batch, and one row at a time is turned to single precision. The model
-    runs without gradient and in evaluation mode, and every module's own mode is set back.
+    that hold an agent token in some row of the batch, and one row at a time is converted to single precision. The model
+    runs without gradient and in evaluation mode, and every module's own mode is restored.
 
     Args:
         model: A causal language model of transformers, with the weights that sampled. For what is sampled under
@@ -113,10 +115,8 @@ def logprob_gap(
     Raises:
         ConfigError: A number is out of range, or there is no token to compare.
     """
-    if temperature < 0:
-        raise ConfigError(f"temperature must be a non-negative number, got {temperature!r}")
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be a positive int, got {batch_size!r}")
+    require("temperature", temperature, is_number(0), "a non-negative number")
+    require("batch_size", batch_size, is_int(1), "a positive int")
     scored = [(index, row) for index, row in enumerate(trajectories) if row.logprobs is not None]
     segments = [segment for index, trajectory in scored for segment in _segments(index, trajectory)]
     left_out = {
@@ -124,7 +124,7 @@ def logprob_gap(
         "num_inexact_turns": sum(not turn.exact for _, trajectory in scored for turn in trajectory.turns),
         "num_without_context": sum(token.place == row.start for row in segments for token in row.tokens),
     }
-    # What nothing stands before has no probability; rows of like length waste little on padding.
+    # A segment's first token has no probability; rows of similar length waste little on padding.
     rows = [row._replace(tokens=[token for token in row.tokens if token.place > row.start]) for row in segments]
     rows = sorted((row for row in rows if row.tokens), key=lambda row: len(row.ids))
     if not rows:
@@ -143,12 +143,7 @@ def logprob_gap(
 
 
 def drift_metrics(recorded: torch.Tensor, recomputed: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-    """Summarise the drift of one batch for the log.
-
-    Args:
-        recorded: (B, L), what the sampler gave; tokens that it could not score hold NaN and are left out.
-        recomputed: (B, L), what the model gives at the same temperature.
-        mask: (B, L), 1 on agent tokens.
+    """Summarize how far the sampler is from the model in one batch; arguments as of :meth:`GapSums.of`.
 
     Returns:
         ``sampling/sampling_logp_difference/{mean,max}`` (the gap) and
@@ -156,24 +151,10 @@ def drift_metrics(recorded: torch.Tensor, recomputed: torch.Tensor, mask: torch.
         ``sampling/kl/{k1,k3}``. Without any token the gap and KL are 0 and the ratio 1, so that the names are always
         the same.
     """
-    chosen = mask.bool() & ~recorded.isnan()
-    if not chosen.any():
-        recorded = recomputed = torch.zeros(1)
-    else:
-        recorded, recomputed = recorded[chosen], recomputed[chosen]
-    numbers = _statistics(recorded, recomputed)
-    return {
-        "sampling/sampling_logp_difference/mean": numbers["mean_gap"],
-        "sampling/sampling_logp_difference/max": numbers["largest_gap"],
-        "sampling/importance_sampling_ratio/min": numbers["ratio_min"],
-        "sampling/importance_sampling_ratio/mean": numbers["ratio_mean"],
-        "sampling/importance_sampling_ratio/max": numbers["ratio_max"],
-        "sampling/kl/k1": numbers["kl_k1"],
-        "sampling/kl/k3": numbers["kl_k3"],
-    }
+    return difference_metrics([GapSums.of(recorded, recomputed, mask)])
 
 
-def _segments(index: int, trajectory: Trajectory) -> list[_Row]:
+def _segments(index: int, trajectory: Trajectory) -> list[_ScoredSegment]:
     """One row for each segment that holds an exact action."""
     tokens: dict[int, list[_Token]] = {}  # by where the segment starts
     for k, turn in enumerate(trajectory.turns):
@@ -181,11 +162,14 @@ def _segments(index: int, trajectory: Trajectory) -> list[_Row]:
             span = range(turn.start, turn.stop)
             tokens.setdefault(turn.prompt_start, []).extend(_Token(k, i, trajectory.logprobs[i]) for i in span)
     return [
-        _Row(index, start, list(trajectory.token_ids[start : own[-1].place + 1]), own) for start, own in tokens.items()
+        _ScoredSegment(index, start, list(trajectory.token_ids[start : own[-1].place + 1]), own)
+        for start, own in tokens.items()
     ]
 
 
-def _score(model: PreTrainedModel, rows: Sequence[_Row], temperature: float, pad_token_id: int) -> torch.Tensor:
+def _score(
+    model: PreTrainedModel, rows: Sequence[_ScoredSegment], temperature: float, pad_token_id: int
+) -> torch.Tensor:
     """The model's log-probabilities of the rows' tokens, one row after the other, (N,)."""
     width = max(len(row.ids) for row in rows)
     ids = torch.tensor([pad_right(row.ids, width, pad_token_id) for row in rows], device=model.device)  # (B, L)

@@ -1,4 +1,4 @@
-"""Behaviour cloning: a model learns to say what the agent of recorded trajectories said.
+"""Train a model to imitate the agent of recorded trajectories (behavior cloning).
 
 ::
 
@@ -33,7 +33,7 @@ from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Trajectory
 
-_IGNORED = -100  # the label that the loss passes over
+_IGNORED = -100  # the label that the loss ignores
 _BATCHES_PER_BUCKET = 50
 
 
@@ -53,29 +53,28 @@ def imitate(
     global random generators with ``args.seed``.
 
     Args:
-        model: A causal language model; beside its weights nothing of it is changed.
+        model: A causal language model; only its weights are changed.
         trajectories: The demonstrations, recorded with this tokenizer.
         tokenizer: Gives the padding id, and is saved with checkpoints.
         args: TRL's own settings; None for :func:`imitation_config`.
-        observation_loss: Whether the model also learns to foretell observations, everything after the first prompt.
+        observation_loss: Whether the model also learns to predict observations: all tokens after the first prompt.
         callbacks: As ``Trainer`` takes them.
 
     Returns:
         The trainer's state; ``log_history`` holds the losses.
 
     Raises:
-        ConfigError: There is nothing to learn from, a trajectory is longer than ``args.max_length``, or ``args`` asks
-            for packing, which would undo the order.
+        ConfigError: There is nothing to train on, a trajectory is too long, or ``args`` asks for packing.
     """
     args = imitation_config() if args is None else args
     if args.packing:
-        raise ConfigError("imitation lays out its own rows and wants packing=False, got packing=True")
+        raise ConfigError("imitation lays out its own rows and needs packing=False, got packing=True")
     rows = imitation_rows(trajectories, observation_loss=observation_loss)
     lengths = [len(row["input_ids"]) for row in rows]
     if args.max_length is not None and max(lengths) > args.max_length:
         raise ConfigError(
             f"a trajectory has {max(lengths)} tokens and args.max_length is {args.max_length}: raise it, or leave long "
-            "trajectories out (cutting one would cut its end off)"
+            "trajectories out (a truncated one would lose its end)"
         )
     with _left_as_found(model):
         trainer = SFTTrainer(
@@ -115,7 +114,7 @@ def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool
 def bucketed_order(lengths: Sequence[int], *, batch_size: int, num_passes: int, seed: int) -> list[int]:
     """Order rows so that a batch holds rows of similar length, while batches come in any order.
 
-    Each pass over the data is shuffled afresh, cut into buckets of 50 batches, sorted by length inside a bucket, cut
+    Each pass over the data is shuffled anew, cut into buckets of 50 batches, sorted by length inside a bucket, cut
     into batches, and the batches are shuffled. (Batches that go from long to short, as sorting alone leaves them, make
     a policy learn badly.) A batch that two passes share holds rows drawn at random, so that all others stay whole.
 
@@ -149,12 +148,12 @@ def bucketed_order(lengths: Sequence[int], *, batch_size: int, num_passes: int, 
 
 
 def imitation_config(**settings: Any) -> SFTConfig:
-    """Make TRL's settings with no length limit, checkpoints or reporting, and without what only costs on a CPU.
+    """Make TRL's settings without length limit, checkpoints and reporting, and without what is only a cost on a CPU.
 
     Without an accelerator ``bf16`` and ``gradient_checkpointing``, both on by TRL's default, are off.
 
     Args:
-        **settings: Any field of ``SFTConfig``; each goes before the defaults made here.
+        **settings: Any field of ``SFTConfig``; each replaces the default made here.
     """
     defaults: dict[str, Any] = {
         "output_dir": str(Path(tempfile.gettempdir()) / "agentsgym_imitation"),  # stays empty without checkpoints
@@ -168,11 +167,11 @@ def imitation_config(**settings: Any) -> SFTConfig:
 
 
 def tiny_imitation_config(num_steps: int, **settings: Any) -> SFTConfig:
-    """Make the settings that suit a tiny policy: batches of 16, rate 3e-3 with a short warm-up, then linearly to 10 %.
+    """Make the settings for a tiny policy: batches of 16, rate 3e-3 with a short warm-up, then linearly to 10 %.
 
     Args:
         num_steps: Optimizer steps; the first 2 % of them warm up.
-        **settings: Any field of ``SFTConfig``; each goes before the defaults made here.
+        **settings: Any field of ``SFTConfig``; each replaces the default made here.
 
     Raises:
         ConfigError: ``num_steps`` is below 1.
@@ -243,9 +242,9 @@ def _sequential(args: SFTConfig) -> SFTConfig:
 
 @contextmanager
 def _left_as_found(model: PreTrainedModel) -> Generator[None]:
-    """Take back what a trainer changes beside the weights.
+    """Undo what a trainer changes apart from the weights.
 
-    What it puts around ``forward`` is bound to this very model: a deep copy would go on calling the original.
+    The wrapper that it puts around ``forward`` is bound to this model: a deep copy would still call the original.
     """
     training, use_cache = model.training, model.config.use_cache
     forwards = {module: vars(module).get("forward") for module in model.modules()}

@@ -1,59 +1,72 @@
-"""What the ranks of a run tell each other. With one rank nothing is sent and everything is as it was.
+"""Gather values over the ranks of a run. With one rank nothing is sent.
 
-Every function here is collective: each rank calls it, in the same order.
+Every function here is collective, or says that it is not: each rank calls it, in the same order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Generator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, TypeVar
 
+import torch.distributed as dist
 from accelerate import PartialState
+from accelerate.data_loader import IterableDatasetShard
 from accelerate.utils import gather_object
+from datasets import IterableDataset
 
 from agentsgym.errors import AgentsGymError
 
 T = TypeVar("T")
 
 
-def gathered(items: Sequence[T]) -> list[T]:
-    """The items of all ranks, in rank order, on every rank; the ranks may hold different numbers of them.
+def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> list[T]:
+    """Collective: the items of all ranks, in rank order, on every rank; ranks may hold different numbers of them.
+
+    Args:
+        items: This rank's.
+        error: The error of this rank, if any: it is raised here, and the other ranks raise that this rank failed.
 
     Raises:
-        AgentsGymError: An item of some rank cannot be pickled; every rank raises it.
+        AgentsGymError: Another rank has an error, or an item of some rank cannot be pickled; every rank raises.
     """
     state = PartialState()
-    if state.num_processes == 1:
+    if error is None and state.num_processes == 1:
         return list(items)
-    try:
-        part = pickle.dumps(list(items)), ""
-    except Exception as error:  # noqa: BLE001  # the items' own; whoever waits for them must learn of it
-        part = b"", f"what rank {state.process_index} played cannot be sent to the other ranks: {error!r}"
-    parts: list[tuple[bytes, str]] = gather_object([part])
-    if complaints := [complaint for _, complaint in parts if complaint]:
-        raise AgentsGymError(complaints[0])
+    if state.num_processes > 1:
+        parts: list[tuple[bytes, str]] = gather_object([_packed(items, error, state.process_index)])
+    else:
+        parts = []
+    if error is not None:
+        raise error
+    if failures := [failure for _, failure in parts if failure]:
+        raise AgentsGymError(failures[0])
     return [item for data, _ in parts for item in pickle.loads(data)]
 
 
-def num_before(num_items: int) -> int:
-    """How many items the ranks before this one hold together, so that item i here is item ``num_before + i`` of all."""
-    counts = gathered([num_items])
-    return sum(counts[: PartialState().process_index])
+def _packed(items: Sequence[Any], error: Exception | None, rank: int) -> tuple[bytes, str]:
+    if error is not None:  # as text: an exception need not survive being sent
+        return b"", f"rank {rank} of the run failed: {type(error).__name__}: {error}"
+    try:
+        return pickle.dumps(list(items)), ""
+    except Exception as problem:  # noqa: BLE001  # the items' own error, which the ranks that wait must raise too
+        return b"", f"the results of rank {rank} cannot be pickled for the other ranks: {problem!r}"
 
 
-class _Failure:
-    """What went wrong on one rank, as text: an exception need not survive being sent."""
-
-    def __init__(self, rank: int, error: Exception) -> None:
-        self.rank = rank
-        self.text = f"{type(error).__name__}: {error}"
+def gather_to_main(items: Sequence[T]) -> list[T]:
+    """Collective: the items of all ranks, in rank order, on the main rank; on another rank its own."""
+    state = PartialState()
+    if state.num_processes == 1:
+        return list(items)
+    parts: list[Any] | None = [None] * state.num_processes if state.is_main_process else None
+    dist.gather_object(list(items), parts)
+    return list(items) if parts is None else [item for part in parts for item in part]
 
 
 @contextlib.contextmanager
-def raised_together() -> Generator[None]:
-    """Let an error that is raised inside on any rank end the work on all of them: none is left waiting for it.
+def raise_on_all_ranks() -> Generator[None]:
+    """Collective: raise on all ranks if any of them raises inside, so that none is left waiting for it.
 
     Raises:
         AgentsGymError: Another rank failed; the rank that did raises its own error.
@@ -61,11 +74,69 @@ def raised_together() -> Generator[None]:
     error: Exception | None = None
     try:
         yield
-    except Exception as raised:  # noqa: BLE001  # raised again below, when the other ranks know
+    except Exception as raised:  # noqa: BLE001  # raised again below, together with the other ranks
         error = raised
-    rank = PartialState().process_index
-    failures = gathered([] if error is None else [_Failure(rank, error)])
-    if error is not None:
-        raise error
-    if failures:
-        raise AgentsGymError(f"rank {failures[0].rank} of the run failed: {failures[0].text}")
+    all_gather_objects((), error)
+
+
+class KeptError:
+    """Keep the first error of this rank until :func:`all_gather_objects` raises it on all ranks.
+
+    Until then the rank keeps taking part in collective calls. (Not collective.)
+    """
+
+    def __init__(self) -> None:
+        self.first: Exception | None = None
+
+    @contextlib.contextmanager
+    def keeping(self) -> Generator[None]:
+        """Keep what is raised inside."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # raised at the next gather
+            self.first = self.first or error
+
+
+@contextlib.contextmanager
+def count_real_rollouts(dataloader: Any, num_rollouts: int) -> Generator[Callable[[], int | None]]:
+    """Count the rollouts of an evaluation without those that only pad its last batch; not collective.
+
+    The last batch is padded with rows of the first, so that all ranks have equally many: those are played, and not
+    counted.
+
+    Args:
+        dataloader: The evaluation's.
+        num_rollouts: How many rows each task of a dataset that is no stream becomes.
+
+    Yields:
+        A function that returns the number once all batches are played, or None where all of them are real.
+    """
+    dataset = dataloader.dataset
+    if isinstance(dataset, IterableDatasetShard):
+        stream = _CountedStream(dataset.dataset)
+        dataset.dataset = stream  # pyright: ignore[reportAttributeAccessIssue]  # all that it reads is there
+        try:
+            yield lambda: stream.count
+        finally:
+            dataset.dataset = stream.rows
+    elif isinstance(dataset, IterableDataset):
+        yield lambda: None
+    else:
+        yield lambda: len(dataset) * num_rollouts
+
+
+class _CountedStream:
+    """A stream that counts the rows it yields."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.count = 0
+        for row in self.rows:
+            self.count += 1
+            yield row
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rows, name)

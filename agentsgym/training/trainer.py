@@ -1,10 +1,13 @@
-"""GRPO over many turns: TRL's trainer, fed by environments, with an advantage of its own for every turn."""
+"""Train over many turns with GRPO: TRL's trainer on rollouts of environments, with an advantage for every turn.
+
+::
+
+    rows ─▶ GenerationBatch ─▶ TokenBatch ─▶ TokenAdvantages ─▶ TokenLogprobs ─▶ TRL's dict ─▶ loss
+            (rollouts)         (B, L)        (B, L)             (B, L)
+"""
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,30 +17,32 @@ import torch
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOTrainer
 
-from agentsgym.agents.base import Agent, as_agent
-from agentsgym.batch.layouts import LAYOUTS
-from agentsgym.credit.scored import ScoredRollout
+from agentsgym.batch.padding import round_up
 from agentsgym.errors import ConfigError
-from agentsgym.evaluation.metrics import Evaluation, summarize
-from agentsgym.training import _trl
-from agentsgym.training.batches import Batch, round_up
-from agentsgym.training.checks import check_env, check_model, check_parts, check_size, finite_datasets
+from agentsgym.evaluation.metrics import Evaluation, summarize_outcomes
+from agentsgym.training._trl import TRLSeam, environment
+from agentsgym.training.checkpoints import RestoreDataOrder, generations_before, load_checkpoint, save_checkpoint
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.crediting import Credited, Crediting
-from agentsgym.training.evaluating import counted_rollouts, untouched_global_generators
-from agentsgym.training.in_step import policy_agent_type
-from agentsgym.training.learnt import ValueSteps, load_learnt, save_learnt
-from agentsgym.training.losses import loss_in_parts
-from agentsgym.training.metrics import evaluation_metrics, rollout_metrics
-from agentsgym.training.observing import BeforeLogs, LossStatistics
-from agentsgym.training.playing import Played, Player
-from agentsgym.training.policies import agent_of, value_model_of
-from agentsgym.training.ranks import gathered, raised_together
-from agentsgym.training.resuming import ResumedOrder
-from agentsgym.training.rows import Environments
-from agentsgym.training.rules import check_environment
-from agentsgym.training.scoring import scores
-from agentsgym.training.vllm_policy import VLLMPolicyAgent
+from agentsgym.training.generation.environments import Environments, check_env, check_size, finite_datasets
+from agentsgym.training.generation.generator import (
+    GenerationBatch,
+    Phase,
+    PlayedEvaluation,
+    RolloutGenerator,
+    preserve_rng_state,
+)
+from agentsgym.training.loss import MicrobatchLoss, row_sum, sort_by_length
+from agentsgym.training.metrics.diagnostics import Diagnostics
+from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
+from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metrics, rollout_metrics
+from agentsgym.training.policy.build import build_policy, build_value_model, check_model, check_parts
+from agentsgym.training.policy.value_head import StepValueHead
+from agentsgym.training.ranks import all_gather_objects, count_real_rollouts, gather_to_main, raise_on_all_ranks
+from agentsgym.training.tensors.advantages import AdvantageAssigner, TokenAdvantages
+from agentsgym.training.tensors.importance import gap_metrics
+from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
+from agentsgym.training.tensors.token_batch import TokenBatch, trl_batch
+from agentsgym.training.validation import check_environment
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -45,11 +50,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
     from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-    from agentsgym.credit.advantages import BoundEstimator, PotentialShaping
+    from agentsgym.agents.base import Agent
+    from agentsgym.credit.bound import BoundEstimator
+    from agentsgym.credit.scored import ScoredRollout
+    from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.envs.base import MultistepEnv
-    from agentsgym.types import Trajectory
-
-logger = logging.getLogger(__name__)
 
 
 class GRPOEnvTrainer(GRPOTrainer):
@@ -58,12 +63,36 @@ class GRPOEnvTrainer(GRPOTrainer):
     Everything else is TRL's: losses, KL, gradient accumulation, ``num_iterations``, evaluation, checkpoints, logging.
 
     Attributes:
-        environments: What the rows are played in.
-        agent: Who plays them; by default the policy in training.
-        player: Plays the rows.
-        value_model: Foretells returns for ``turn_gae`` and ``bilevel_gae``; None without ``args.value_head``.
-        statistics: What the loss told of its turns since the last log.
-        last_evaluation: The newest evaluation during training, trajectories included; None before the first.
+        environments: The environments of the rows.
+        generator: Plays the rows.
+        value_model: Predicts returns for ``turn_gae`` and ``bilevel_gae``; None without ``args.value_head``.
+        statistics: Per-turn loss statistics since the last log.
+        last_evaluation: The newest evaluation: the numbers of all ranks, and the trajectories that this rank played;
+            None before the first.
+
+    Arguments that TRL's trainer has too mean the same here.
+
+    Args:
+        model: A causal language model, or its name or path. With ``args.beta`` above 0 TRL loads the reference
+            from that path, so weights that have changed since they were loaded (by ``imitate``, say) must be saved with
+            ``save_pretrained`` and loaded from there first.
+        env: The environment of every row; None builds each row's own from its ``env_class_path`` and
+            ``env_config``, so that one run can mix environments.
+        args: The settings.
+        train_dataset: Rows with ``task_data`` and, without ``env``, ``env_class_path`` and ``env_config``.
+        eval_dataset: Likewise.
+        processing_class: The policy's tokenizer; by default that of ``env``, else the model's own.
+        agent: The agent that acts; None for the policy in training. Another agent should sample that policy too, or
+            else the gradient is not the policy's. Text without token ids is encoded, and counted in the metric
+            ``exact``.
+        callbacks: As in TRL.
+        optimizers: As in TRL.
+        peft_config: As in TRL: adapters to train in place of the weights; with ``args.beta`` above 0 the reference is
+            the model without them. A ``PeftModel`` as ``model`` continues with the adapter it has.
+
+    Raises:
+        ConfigError: A row or a setting cannot be trained with, or a dataset is empty.
+        TaskError: A row's task cannot be played. (Rows of a stream are checked when they are played.)
     """
 
     args: GRPOEnvConfig
@@ -82,115 +111,111 @@ class GRPOEnvTrainer(GRPOTrainer):
         optimizers: tuple[Any, Any] = (None, None),
         peft_config: PeftConfig | None = None,
     ) -> None:
-        """Set up training; the arguments that TRL's trainer has too mean what they mean there.
-
-        Args:
-            model: A causal language model, or its name or path. With ``args.beta`` above 0 TRL loads the reference
-                from that path, so weights that have changed since they were loaded (by ``imitate``, say) are to be
-                saved with ``save_pretrained`` and loaded from there first.
-            env: The environment of every row; None builds each row's own from its ``env_class_path`` and
-                ``env_config``, so that one run can mix games.
-            args: The settings.
-            train_dataset: Rows with ``task_data`` and, without ``env``, ``env_class_path`` and ``env_config``.
-            eval_dataset: Likewise.
-            processing_class: The policy's tokenizer; by default that of ``env``, else the model's own.
-            agent: Who plays. None is the policy in training; another agent should sample it too, or else the gradient
-                is not that of the policy. Text without token ids is encoded and counted in the metric ``exact``.
-            callbacks: As in TRL.
-            optimizers: As in TRL.
-            peft_config: As in TRL: adapters to be trained in place of the weights; with ``args.beta`` above 0 the
-                reference is the model without them. A ``PeftModel`` as ``model`` goes on with the adapter it has.
-
-        Raises:
-            ConfigError: A row or a setting cannot be trained, or a dataset is empty.
-            TaskError: A row's task cannot be played. (Rows of a stream are checked when they are played.)
-        """
-        args = args or GRPOEnvConfig()
+        """Set up training; nothing is played. The docstring of the class has the arguments."""
+        args = GRPOEnvConfig() if args is None else args
         if train_dataset is None:
             raise ConfigError("train_dataset is missing: pass rows with 'task_data', e.g. Env.get_train_dataset()")
+        if not isinstance(args, GRPOEnvConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"args must be a GRPOEnvConfig, which has every field of TRL's, got a {type(args).__name__}"
+            )
         check_env(env)
-        if processing_class is None and env is not None:
-            processing_class = env.tokenizer
         check_model(model, args, peft_config)
-        args.align_saving()
         super().__init__(
             model=model,
-            reward_funcs=_trl.environment,
-            args=args,
+            reward_funcs=environment,
+            args=args.for_trl(),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
-            processing_class=processing_class,
+            processing_class=env.tokenizer if processing_class is None and env is not None else processing_class,
             callbacks=callbacks,
             optimizers=optimizers,
             peft_config=peft_config,
         )
-        _trl.free_copies(self)
-        _trl.take_ratios_of_tokens(self)
-        self._policy_tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
-        self.environments = Environments(env, self._policy_tokenizer, check=partial(check_environment, args=args))
-        for name, dataset in finite_datasets(train_dataset=train_dataset, eval_dataset=eval_dataset):
-            self.environments.check(dataset, name)
-        check_size(train_dataset, args)
-        check_parts(self)
-        agent_type = policy_agent_type(self.accelerator)
-        self.agent = agent_of(self, agent_type) if agent is None else as_agent(agent)
+        self._seam = TRLSeam(self)
+        self._seam.make_deepcopy_safe()
+        self._seam.use_token_ratios()
+        tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
+        self.environments = _environments(env, tokenizer, self.args, train_dataset, eval_dataset)
+        self._build(tokenizer, agent)
+
+    def _build(self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> None:
+        """Build the parts of the pipeline, each from what it uses."""
+        args, seam = self.args, self._seam
+        policy, accelerator = seam.policy(), self.accelerator
+        flags = {"has_aux_loss": seam.has_aux_loss, "has_own_scheduler": self.lr_scheduler is not None}
+        check_parts(policy, tokenizer, args, accelerator, **flags)
+        if agent is None:
+            agent = build_policy(policy, tokenizer, args, accelerator, seam.vllm_generation)
+        self._pad_token_id = cast("int", tokenizer.pad_token_id)
+        self._num_generations: int | None = None  # generation batches of training so far; None before the first
+        self._evaluated = PlayedEvaluation()
         self.last_evaluation: Evaluation | None = None
-        self.player = Player(self)
-        self.add_callback(ResumedOrder())
-        self.add_callback(BeforeLogs(self.record_statistics))
-        self.value_model = value_model_of(self)
+        self._assigner = AdvantageAssigner(args)
+        self.generator = RolloutGenerator(self.environments, agent, args, self.train_dataset)
+        self._diagnostics = Diagnostics(args, self.estimator)
+        self.statistics = LossStatistics(args.loss, **seam.clip_epsilons, device=seam.device)
+        self.value_model = build_value_model(policy, args, accelerator)
+        self._microbatch_loss = MicrobatchLoss(seam, args, self.statistics, self.value_model)
+        self.add_callback(RestoreDataOrder())
+        self.add_callback(FlushMetrics(self.flush_statistics))
         if self.value_model is not None:
-            self.add_callback(ValueSteps(self.value_model))
-        self._crediting = Crediting(args)
-        self.statistics = LossStatistics(self)
-        self._width_multiple = int(args.pad_to_multiple_of or 1)
-        self._has_warned_of_text = False
+            self.add_callback(StepValueHead(self.value_model))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in transformers; a run that starts or resumes takes nothing over from an earlier one of this trainer."""
-        self.player.generation = None
-        self._crediting = Crediting(self.args)
-        self.statistics = LossStatistics(self)
-        if isinstance(self.agent, VLLMPolicyAgent):
-            self.agent.weights_changed()
-        _trl.start_afresh(self)
-        if resume_from_checkpoint:
-            folder = resume_from_checkpoint
-            if folder is True:
-                folder = get_last_checkpoint(cast("str", self.args.output_dir))
-            if folder is not None:  # where there is none, transformers says so
-                load_learnt(self, Path(folder))
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        """Train as transformers does; starting or resuming resets all state of an earlier run of this trainer."""
+        self._num_generations = None
+        self._assigner = AdvantageAssigner(self.args)
+        self._diagnostics = Diagnostics(self.args, self.estimator)
+        self.statistics.clear()
+        self.generator.policy.weights_changed()
+        self._seam.reset_run_state()
+        folder = resume_from_checkpoint
+        if folder is True:
+            folder = get_last_checkpoint(cast("str", self.args.output_dir))
+        if folder:  # where there is none, transformers says so
+            load_checkpoint(Path(folder), self.estimator, self.value_model)
+        with self.generator.counting_failures():
+            return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Play the rows and return right-padded tensors for the loss.
+        """Collective: play the rows and return right-padded tensors for the loss.
+
+        Ranks exchange summaries of the rollouts once they are played, the predictions of a value head where there is
+        one, and what is logged.
 
         Returns:
             ``prompt_completion_ids``, ``attention_mask``, ``agent_token_mask``, ``advantages`` and ``turn_index`` (-1
-            off agent tokens), all (B, L), B the number of rows that the layout makes, fillers included;
+            off agent tokens), all (B, L), B the number of rows that the layout makes, padding rows included;
             ``old_per_token_logps``, ``ref_per_token_logps``, ``sampling_per_token_logps``, (under vLLM)
             ``importance_sampling_ratio`` and (with a value head) ``value_targets``, (B, L) or None;
             ``num_items_in_batch`` and ``num_value_targets``, agent tokens and targets over all ranks, and
             ``num_rollouts`` of a rank, 0-dim.
         """
-        is_training = _trl.is_training(self)
-        played = self.player.play(inputs)
-        layout = self._layout(played.trajectories)
-        rollouts = gathered(self._scored(played, layout))  # a group may straddle ranks
-        rollouts, filtered = self._crediting.selected(rollouts, played.everyone) if is_training else (rollouts, {})
-        with raised_together():  # an estimator of one's own may give a turn of this rank alone more numbers than tokens
-            numbers = self._crediting.turn_advantages(rollouts, is_training=is_training)
-            credited = self._crediting.credited(played, rollouts, numbers, is_training=is_training)
-        batch = self._batch(played, layout, credited)
-        # Of an evaluation they would tell about groups that nothing is learnt from.
-        told = {**filtered, **self._crediting.metrics(rollouts, numbers)} if is_training else {}
-        self._record(played, layout, credited, told)
-        return batch
+        phase = self._phase()
+        batch = self.generator.generate(inputs, phase)
+        tokens = self._token_batch(batch, phase)
+        rollouts = self._with_values(batch, tokens)
+        with raise_on_all_ranks():  # an estimator of one's own may fail on one of them
+            advantages = self._assigner.assign(
+                rollouts, batch.mine, batch.trajectories, batch.num_trained_tokens, is_training=phase.is_training
+            )
+        mask = tokens.agent_token_mask(advantages.included)
+        logprobs = self._token_logprobs(batch, tokens, mask, phase)
+        self._record(batch, advantages, logprobs, phase)
+        columns = trl_batch(
+            tokens, mask, advantages, logprobs, loss_type=self.args.loss, multiplies_ratio=self.args.use_vllm
+        )
+        if "value_targets" in columns:
+            num_targets = columns["value_targets"].isfinite().sum()
+            columns["num_value_targets"] = self._seam.sum_over_ranks(num_targets)
+        return columns
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """TRL's micro-batches, in each rows of like length where that changes no gradient."""
+        """Return TRL's micro-batch, with rows of similar length together where that changes no gradient."""
         inputs = super()._prepare_inputs(generation_batch)
-        return _trl.with_sorted_windows(self, inputs)
+        sort = partial(sort_by_length, args=self.args, has_aux_loss=self._seam.has_aux_loss)
+        return self._seam.current_microbatch(inputs, sort)
 
     def compute_loss(
         self,
@@ -199,53 +224,52 @@ class GRPOEnvTrainer(GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> torch.Tensor:
-        """TRL's own loss on the columns that matter, from the first agent token to the longest row's end."""
-        loss = loss_in_parts(
-            self,
-            model,
-            inputs,
-            lambda model, rows: super(GRPOEnvTrainer, self).compute_loss(
-                model, rows, return_outputs, num_items_in_batch
-            ),
-        )
-        return loss if _trl.is_training(self) else _trl.mean(self, loss)
+        """Collective: compute TRL's own loss on the columns from the first agent token to the longest row's end."""
+        is_training = self._seam.is_training
+
+        def trl_loss(model: Any, columns: dict[str, Any]) -> torch.Tensor:
+            return super(GRPOEnvTrainer, self).compute_loss(model, columns, return_outputs, num_items_in_batch)
+
+        loss = self._microbatch_loss(model, inputs, trl_loss, is_training=is_training)
+        return loss if is_training else self._seam.mean_over_ranks(loss)
 
     @staticmethod
     def get_off_policy_mask(  # pyright: ignore[reportIncompatibleMethodOverride]  # TRL calls it by keywords
         advantages: torch.Tensor, mask: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        """TRL's rule for whole sequences, by the sign of what a row's advantages come to."""
-        return GRPOTrainer.get_off_policy_mask(advantages=_trl.row_sum(advantages, mask), mask=mask, **kwargs)
+        """Apply TRL's rule for whole sequences, by the sign of the sum of a row's advantages."""
+        return GRPOTrainer.get_off_policy_mask(advantages=row_sum(advantages, mask), mask=mask, **kwargs)
 
     @staticmethod
     def get_gamma_weights(  # pyright: ignore[reportIncompatibleMethodOverride]  # likewise
         advantages: torch.Tensor, mask: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        """Likewise: VESPO weighs a whole row by one number."""
-        return GRPOTrainer.get_gamma_weights(advantages=_trl.row_sum(advantages, mask), mask=mask, **kwargs)
+        """Weigh whole rows as TRL's VESPO does, by the sign of the sum of a row's advantages."""
+        return GRPOTrainer.get_gamma_weights(advantages=row_sum(advantages, mask), mask=mask, **kwargs)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """TRL's, and in it the value head's parameters with a learning rate of their own."""
+        """Create TRL's optimizer, and add the value head's parameters with a learning rate of their own."""
         optimizer = super().create_optimizer(model)
         if self.value_model is not None:
-            self.value_model.join(optimizer)
+            self.value_model.add_to(optimizer)
         return optimizer
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in transformers, with the value head and what the estimator remembers beside the model."""
+        """Save as transformers does, with the value head and the estimator's state beside the model."""
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
-            save_learnt(self, Path(output_dir or cast("str", self.args.output_dir)))
+            folder = Path(output_dir or cast("str", self.args.output_dir))
+            save_checkpoint(folder, self.estimator, self.value_model)
 
     def evaluation_loop(
         self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
-        """TRL's loop, with win rate, reward and turns over all games and their intervals among the metrics.
+        """Run TRL's loop, and add win rate, reward and turns over all rollouts, with intervals, to the metrics.
 
-        It draws from generators of its own, so that evaluating changes no number of the training that goes on.
+        The global random generators are restored afterwards, so that an evaluation does not change the training.
 
         Raises:
-            ConfigError: A batch would cut the rollouts of a task apart.
+            ConfigError: A batch would separate the rollouts of a task.
         """
         num_rollouts = cast("int", self.num_generations_eval)  # TRL has filled it in
         batch_size = self.args.eval_batch_size * self.args.world_size
@@ -254,115 +278,123 @@ class GRPOEnvTrainer(GRPOTrainer):
                 f"per_device_eval_batch_size, times the number of ranks, must be a multiple of num_generations_eval "
                 f"({num_rollouts}), so that the rollouts of a task stay together, got {batch_size}"
             )
-        self.player.evaluated = []
-        if isinstance(self.agent, VLLMPolicyAgent):
-            self.agent.weights_changed()  # by whom, nobody says: evaluation may be called at any time
-        with untouched_global_generators(), counted_rollouts(dataloader, num_rollouts) as count:
+        self._evaluated = PlayedEvaluation()
+        self.generator.policy.weights_changed()  # evaluate() may follow any weight change
+        with preserve_rng_state(), count_real_rollouts(dataloader, num_rollouts) as count:
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-            self.player.evaluated = self.player.evaluated[: count()]
-        if self.player.evaluated and output.metrics is not None:
-            clusters = [index // num_rollouts for index in range(len(self.player.evaluated))]
-            self.last_evaluation = summarize(self.player.evaluated, clusters=clusters)
-            numbers = rollout_metrics(self.player.evaluated) | evaluation_metrics(self.last_evaluation)
-            _trl.drop_metrics(self, numbers)
-            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in numbers.items()})
+            outcomes, own = self._evaluated.first(count())
+        if outcomes and output.metrics is not None:
+            clusters = [index // num_rollouts for index in range(len(outcomes))]
+            self.last_evaluation = summarize_outcomes(outcomes, own, clusters=clusters)
+            metrics = rollout_metrics(outcomes) | evaluation_metrics(self.last_evaluation)
+            self._seam.drop_evaluation_metrics(metrics)
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
 
-    def _layout(self, trajectories: Sequence[Trajectory]) -> Batch:
-        """Lay this rank's rollouts out as rows, on all ranks equally many."""
-        args, layout = self.args, LAYOUTS[self.args.layout]
-        with raised_together():
-            rows = [row for i, trajectory in enumerate(trajectories) for row in layout(i, trajectory)]
-        num_rows = 0
-        if args.layout != "trajectory":
-            size = max(gathered([len(trajectories)]))
-            if _trl.is_training(self):
-                size = args.per_device_train_batch_size * cast("int", args.steps_per_generation)
-            num_rows = round_up(max(gathered([len(rows)])), size)
-        return Batch(
-            trajectories,
-            rows,
-            pad_token_id=cast("int", self._policy_tokenizer.pad_token_id),
-            num_rows=num_rows,
-            multiple_of=self._width_multiple,
-            device=self.accelerator.device,
-        )
+    def flush_statistics(self) -> None:
+        """Collective: add the loss statistics since the last call to what is logged next."""
+        if self._seam.is_training:
+            metrics = self.statistics.metrics(self._seam.sum_over_ranks)
+            self._seam.record_metrics(metrics, is_training=True)
 
-    def _scored(self, played: Played, layout: Batch) -> list[ScoredRollout]:
-        num_rollouts = _trl.num_generations(self)
-        scored = [
-            ScoredRollout.from_trajectory(
-                trajectory,
-                group=index // num_rollouts,
-                turn_credit=self.environments.of(row).env_config["turn_credit"],
-                game=self.environments.game(row),
-            )
-            for index, (row, trajectory) in enumerate(zip(played.rows, played.trajectories, strict=True), played.first)
-        ]
-        if self.value_model is None:
-            return scored
-        values = self.value_model.values(layout.ids, layout.attention_mask, self.args.per_device_train_batch_size)
-        nested = layout.by_turn(values, [len(trajectory.turns) for trajectory in played.trajectories])
-        return [replace(rollout, values=own) for rollout, own in zip(scored, nested, strict=True)]
+    @property
+    def agent(self) -> Agent:
+        """The agent that acts; by default the policy in training."""
+        return self.generator.agent
 
-    def _batch(self, played: Played, layout: Batch, credited: Credited) -> dict[str, Any]:
-        mask = layout.agent_token_mask(credited.counts)
-        advantages = layout.tensor(credited.advantages) * mask * layout.row_weights(mask, self.args.loss_type)
-        scored = scores(self, played.trajectories, layout, mask, with_drift=self._is_drift_due())
-        if scored.ratio is not None and not self.args.use_vllm:  # TRL multiplies with it under vLLM alone
-            advantages = advantages * scored.ratio
-        batch = {
-            "prompt_completion_ids": layout.ids,
-            "attention_mask": layout.attention_mask,
-            "agent_token_mask": mask,
-            "advantages": advantages,
-            "turn_index": layout.turn_index.where(mask.bool(), -1),
-            "old_per_token_logps": scored.old,
-            "ref_per_token_logps": scored.ref,
-            "sampling_per_token_logps": scored.sampling,
-            "importance_sampling_ratio": scored.ratio if self.args.use_vllm else None,
-            "num_items_in_batch": _trl.total(self, mask.sum()),
-            "num_rollouts": torch.tensor(max(gathered([len(played.trajectories)]))),
-        }
-        _trl.record_metrics(self, scored.metrics)
-        if credited.value_targets is None:
-            return batch
-        targets = layout.tensor(credited.value_targets).masked_fill(mask == 0, math.nan)
-        return {**batch, "value_targets": targets, "num_value_targets": _trl.total(self, targets.isfinite().sum())}
-
-    def record_statistics(self) -> None:
-        """Add what the loss told of its turns since the last time to what is logged next; collective."""
-        if _trl.is_training(self):
-            _trl.record_metrics(self, self.statistics.metrics(partial(_trl.total, self)))
-
-    def _is_drift_due(self) -> bool:
-        interval = self.args.drift_interval
-        return bool(interval) and _trl.is_training(self) and ((self.player.generation or 1) - 1) % interval == 0
-
-    def _record(self, played: Played, layout: Batch, credited: Credited, metrics: dict[str, float]) -> None:
-        self._warn_of_text(played.everyone)
-        _trl.record_tokens(self, sum(gathered([len(row) for row in layout.rows])))
-        _trl.record_metrics(self, {**rollout_metrics([*played.everyone, *played.replaced]), **metrics})
-        if _trl.is_training(self) and self.args.zero_variance_groups == "resample":
-            _trl.record_metrics(self, {"groups/resampled": len(played.replaced) / len(played.everyone)})
-        means = [
-            sum(numbers) / max(1, sum(trajectory.agent_token_mask))
-            for numbers, trajectory in zip(credited.advantages, played.trajectories, strict=True)
-        ]
-        _trl.record_conversations(self, played.everyone, gathered(means))
-
-    def _warn_of_text(self, trajectories: Sequence[Trajectory]) -> None:
-        num_inexact = sum(not trajectory.exact for trajectory in trajectories)
-        if num_inexact and not self._has_warned_of_text:
-            self._has_warned_of_text = True
-            logger.warning(
-                "%d of %d rollouts hold text that came without token ids: it was encoded here, and its tokens may not "
-                "be those that were sampled",
-                num_inexact,
-                len(trajectories),
-            )
+    @agent.setter
+    def agent(self, agent: Agent) -> None:
+        self.generator.play_with(agent)
 
     @property
     def estimator(self) -> BoundEstimator | PotentialShaping:
-        """What turns rewards into advantages; its ``memory`` is what it keeps from one generation batch to the next."""
-        return self._crediting.estimator
+        """The estimator of advantages; its ``state`` is what it keeps from one generation batch to the next."""
+        return self._assigner.estimator
+
+    def _phase(self) -> Phase:
+        """Number this generation batch, so that its seeds are its own, also after a resume."""
+        seam = self._seam
+        step, num_rollouts = seam.global_step, seam.num_rollouts
+        if not seam.is_training:
+            return Phase(kind="eval", index=self._evaluated.num_rollouts, step=step, num_rollouts=num_rollouts)
+        before = generations_before(step, self.args) if self._num_generations is None else self._num_generations
+        self._num_generations = before + 1
+        return Phase(kind="train", index=before + 1, step=step, num_rollouts=num_rollouts)
+
+    def _token_batch(self, batch: GenerationBatch, phase: Phase) -> TokenBatch:
+        """Stack this rank's rows, padded to the same number on all ranks."""
+        args, num_rows = self.args, 0
+        if args.layout != "trajectory":
+            size = len(batch.trajectories)
+            if phase.is_training:
+                size = args.per_device_train_batch_size * cast("int", args.steps_per_generation)
+            num_rows = round_up(batch.max_rows, size)
+        return TokenBatch.stack(
+            batch.trajectories,
+            batch.training_rows,
+            pad_token_id=self._pad_token_id,
+            num_rows=num_rows,
+            multiple_of=int(args.pad_to_multiple_of or 1),
+            device=self._seam.device,
+        )
+
+    def _with_values(self, batch: GenerationBatch, tokens: TokenBatch) -> list[ScoredRollout]:
+        """Collective with a value head: add its predictions to the rollouts of all ranks."""
+        if self.value_model is None:
+            return batch.scored
+        values = self.value_model.values(tokens.ids, tokens.attention_mask, self.args.per_device_train_batch_size)
+        own = tokens.by_turn(values, [len(trajectory.turns) for trajectory in batch.trajectories])
+        predicted = all_gather_objects(own)
+        return [replace(rollout, values=nested) for rollout, nested in zip(batch.scored, predicted, strict=True)]
+
+    def _token_logprobs(
+        self, batch: GenerationBatch, tokens: TokenBatch, mask: torch.Tensor, phase: Phase
+    ) -> TokenLogprobs:
+        interval = self.args.drift_interval
+        plan = LogprobPlan.of(
+            self.args,
+            {rollout.logprobs for rollout in batch.rollouts},
+            is_trained_policy=self.generator.policy.logprobs_are_of_trained_weights,
+            compares=bool(interval) and phase.is_training and (phase.index - 1) % interval == 0,
+        )
+        columns = tokens.ids, tokens.attention_mask, mask
+        scored = token_logprobs(*columns, tokens.recorded_logprobs, plan, self._seam.score_policy)
+        return replace(scored, reference=self._seam.score_reference(*columns))
+
+    def _record(
+        self, batch: GenerationBatch, advantages: TokenAdvantages, logprobs: TokenLogprobs, phase: Phase
+    ) -> None:
+        """Collective where log-probabilities were compared, or completions are shown: log the batch."""
+        seam, rollouts, is_training = self._seam, batch.rollouts, phase.is_training
+        if is_training:
+            self._diagnostics.check(advantages.rollouts)
+        self._diagnostics.warn_of_text(sum(not rollout.exact for rollout in rollouts), len(rollouts))
+        metrics = rollout_metrics([*rollouts, *batch.replaced]) | advantages.metrics
+        metrics |= seam.count_tokens(sum(rollout.num_row_tokens for rollout in rollouts), is_training=is_training)
+        if is_training and self.args.zero_variance_groups == "resample":
+            metrics["groups/resampled"] = len(batch.replaced) / len(rollouts)
+        if logprobs.comparison is not None:
+            metrics |= gap_metrics(all_gather_objects([logprobs.comparison]))
+        seam.record_metrics(metrics, is_training=is_training)
+        shown = [
+            CompletionRow.of(trajectory, own)
+            for trajectory, own in zip(batch.trajectories, advantages.advantages, strict=True)
+        ]
+        seam.record_completions(gather_to_main(shown) if self.args.log_completions else shown)
+        if not is_training:
+            self._evaluated.add(batch)
+
+
+def _environments(
+    env: MultistepEnv | None, tokenizer: PreTrainedTokenizerBase, args: GRPOEnvConfig, train: Any, evaluation: Any
+) -> Environments:
+    """Build the environments of all rows that can be read in advance, and check the rows."""
+    environments = Environments(env, tokenizer, check=partial(check_environment, args=args))
+    for name, dataset in finite_datasets(train_dataset=train, eval_dataset=evaluation):
+        environments.check(dataset, name)
+    check_size(
+        train,
+        num_rollouts=cast("int", args.num_generations),  # TRL has filled both in
+        batch_size=cast("int", args.generation_batch_size),
+    )
+    return environments

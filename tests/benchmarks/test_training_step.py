@@ -18,4 +18,4 @@ def test_it_prints_one_json_object_and_all_ways_give_the_same_gradient() -> None
     result = json.loads(done.stdout.splitlines()[-1])
     assert [row["micro_batch"] for row in result["padding"]] == [1, 4]
     assert all(0 <= row["largest_gradient_gap"] < 1e-6 for row in result["padding"])
-    assert all(0 < row["own_share"] < 1 for row in result["own_work"])
+    assert all(0 < row["own_fraction"] < 1 for row in result["own_work"])

@@ -62,6 +62,16 @@ def settings(folder: Path, **changes: Any) -> GRPOEnvConfig:
     return GRPOEnvConfig(**{**values, **changes})
 
 
+def correcting(mode: str, *, low: float | None = None, high: float | None = None) -> dict[str, Any]:
+    """The settings that correct for any sampler."""
+    return {
+        "vllm_importance_sampling_correction": True,
+        "vllm_importance_sampling_mode": mode,
+        "vllm_importance_sampling_clip_min": low,
+        "vllm_importance_sampling_clip_max": high,
+    }
+
+
 def trainer_of(
     folder: Path, *, env_config: dict[str, Any] | None = None, weights: int = 0, dataset: Any = None, **changes: Any
 ) -> GRPOEnvTrainer:

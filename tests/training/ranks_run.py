@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
 import json
 import os
+import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from games import logged, policy, tasks, trainer_of
+from launch import leave
 from peft import LoraConfig
 
 from agentsgym.agents.base import Agent
-from agentsgym.agents.policy import PolicyAgent
-from agentsgym.credit.advantages import Scale, ScoredRollout, grpo
-from agentsgym.errors import AgentFault, ConfigError
+from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym.credit.advantages import Scale
+from agentsgym.credit.outcomes import grpo
+from agentsgym.credit.scored import ScoredRollout
+from agentsgym.errors import AgentError, ConfigError
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Action, Message, TurnRequest
 
@@ -28,22 +35,28 @@ NUM_ROWS = 12  # of a generation batch over all ranks; three groups of four, so 
 NUM_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 WATCHED = (
     *("loss", "grad_norm", "entropy", "kl", "num_tokens"),
-    *("reward", "reward_std", "win_rate", "turns/mean", "alive/turn_03"),
+    *("reward", "reward_std", "win_rate", "turns/mean", "active_fraction/turn_03"),
     *("sampling/kl/k1", "sampling/sampling_logp_difference/mean", "sampling/importance_sampling_ratio/min"),
     *("groups/kept", "groups/resampled", "value_loss"),
     *("advantage/turn_01", "advantage_std/turn_01", "step_groups/mean_size", "frac_reward_zero_std"),
     *("entropy/turn_01", "ratio/turn_01", "clip_ratio/turn_01", "effective_sample_size"),
 )
-EVALUATED = ("eval_win_rate", "eval_reward", "eval_num_games", "eval_turns/mean")
+EVALUATED = ("eval_win_rate", "eval_reward", "eval_num_episodes", "eval_turns/mean")
 
 
 class Refusing(Agent):
     """Cannot play at all on the last rank, and says so once it is asked."""
 
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentFault]:
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         if PartialState().process_index == 1:
             raise ConfigError("no model is loaded here")
         return [Action(text="one") for _ in requests]
+
+
+def unplayable() -> IterableDataset:
+    """Tasks of which the third, whose rollouts are the last rank's alone, turns out to be none when it is played."""
+    rows = [{"task_data": {"seed": seed}} for seed in (0, 1, "two")]
+    return IterableDataset.from_generator(partial(iter, rows))
 
 
 def stream(num_tasks: int) -> IterableDataset:
@@ -57,13 +70,20 @@ def misfitting(rollouts: Sequence[ScoredRollout], *, discount: float, scale: Sca
     return [*others, [*last, 0.0]]
 
 
+def uneven(rollouts: Sequence[ScoredRollout], *, discount: float, scale: Scale) -> list[list[float]]:
+    """An estimator that breaks on the last rank alone."""
+    if PartialState().process_index == PartialState().num_processes - 1:
+        raise RuntimeError("only here")
+    return grpo(rollouts, discount=discount, scale=scale)
+
+
 def newest(messages: list[Message]) -> list[Message]:
     """A history that is rewritten from the third turn on, so that rollouts are of one row to three."""
     return messages[-3:]
 
 
 def impossible(*numbers: int) -> Dataset:
-    """Six tasks, those of these numbers such as nobody can solve, so that their rollouts are paid alike."""
+    """Six tasks, those of these numbers such as nobody can solve, so that their rollouts have one reward."""
     return Dataset.from_list([{"task_data": {"seed": i, "secret": 99 if i in numbers else i}} for i in range(6)])
 
 
@@ -117,8 +137,11 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "per_device_train_batch_size": 8,
         "max_failed_fraction": 0.4,
     },
+    "shown": {"log_completions": True, "max_steps": 1},
+    "unplayable": {"dataset": unplayable(), "shuffle_dataset": False},
     "refused": {"agent": Refusing()},
     "misfitting": {"advantage_estimator": misfitting},
+    "uneven": {"advantage_estimator": uneven},
 }
 
 
@@ -131,30 +154,70 @@ def weights(trainer: GRPOEnvTrainer) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+@contextlib.contextmanager
+def listening() -> Generator[dict[str, int]]:
+    """Note what this rank sends as objects: the types of the items, each with the size of its largest in bytes."""
+    sent: dict[str, int] = {}
+    originals = {name: getattr(dist, name) for name in ("all_gather_object", "gather_object")}
+
+    def note(items: Sequence[Any]) -> None:
+        for item in items:
+            if isinstance(item, tuple) and isinstance(item[0], bytes):  # packed, with what went wrong
+                note(pickle.loads(item[0]) if item[0] else ())
+            else:
+                kind = type(item).__name__
+                sent[kind] = max(sent.get(kind, 0), len(pickle.dumps(item)))
+
+    def all_gather_object(parts: Any, items: Any, *args: Any, **kwargs: Any) -> Any:
+        note(items)
+        return originals["all_gather_object"](parts, items, *args, **kwargs)
+
+    def gather_object(items: Any, *args: Any, **kwargs: Any) -> Any:
+        note(items)
+        return originals["gather_object"](items, *args, **kwargs)
+
+    dist.all_gather_object, dist.gather_object = all_gather_object, gather_object
+    try:
+        yield sent
+    finally:
+        dist.all_gather_object, dist.gather_object = originals.values()
+
+
+def conversations(trainer: GRPOEnvTrainer) -> list[str]:
+    """What TRL's completions table shows of the newest generation batch."""
+    logs = trainer._logs
+    return [json.dumps([*prompt, *said]) for prompt, said in zip(logs["prompt"], logs["completion"], strict=True)]
+
+
 def outcome(name: str, folder: Path) -> dict[str, Any]:
     """Train as a scenario says and tell what came of it."""
     changes = dict(SCENARIOS[name])
     num_rows = changes.pop("per_device_train_batch_size", NUM_ROWS)
     accumulation = changes.get("gradient_accumulation_steps", 1)
-    share = num_rows // NUM_RANKS // accumulation
+    own = num_rows // NUM_RANKS // accumulation
     if "per_device_eval_batch_size" in changes:
         changes["per_device_eval_batch_size"] //= NUM_RANKS
     sampler = changes.pop("sampled_by", None)
     torch.manual_seed(0)  # of the adapters
-    trainer = trainer_of(folder / name, **{"max_steps": 2, "per_device_train_batch_size": share, **changes})
+    trainer = trainer_of(folder / name, **{"max_steps": 2, "per_device_train_batch_size": own, **changes})
     if sampler is not None:
         trainer.agent = PolicyAgent(*policy(sampler), max_turn_tokens=4)
     try:
-        trainer.train()
+        with listening() as sent:
+            trainer.train()
     except Exception as error:  # noqa: BLE001  # what each rank raises is what is asked
         return {"error": f"{type(error).__name__}: {error}"}
     evaluated = {key: logged(trainer, key) for key in (*EVALUATED, "eval_loss")}
     names = sorted({f"{log['step']}: {name}" for log in trainer.state.log_history for name in log})
-    return {"weights": weights(trainer), "names": names, **{key: logged(trainer, key) for key in WATCHED}, **evaluated}
+    seen = {"weights": weights(trainer), "names": names, "sent": sent}
+    if trainer.args.log_completions:
+        seen["conversations"] = conversations(trainer)
+    return {**seen, **{key: logged(trainer, key) for key in WATCHED}, **evaluated}
 
 
 if __name__ == "__main__":
+    gc.freeze()  # each training collects the garbage, and passes by what is imported
     target = Path(sys.argv[1])
     results = {name: outcome(name, target / "runs") for name in SCENARIOS}
     target.joinpath(f"rank{PartialState().process_index}.json").write_text(json.dumps(results))
-    PartialState().destroy_process_group()  # else its threads may still run when the interpreter ends
+    leave()

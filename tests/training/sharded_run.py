@@ -6,6 +6,7 @@ that the ranks are of the kind it wants; the weights are sharded and the gradien
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -24,9 +25,10 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from agentsgym.agents.policy import PolicyAgent, Sampling
+from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
+from agentsgym.agents.trained import BatchStart
 from agentsgym.rollouts.driver import drive
-from agentsgym.training.in_step import ShardedPolicyAgent
+from agentsgym.training.policy.sharded import ShardedPolicyAgent
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 NUM_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -35,6 +37,8 @@ NUM_ROWS = 12  # of a generation batch over all ranks, three groups of four: the
 WATCHED = ("loss", "grad_norm", "reward", "turns/mean", "kl", "eval_reward")
 
 Shard = Callable[[PreTrainedModel], Callable[..., Any]]
+
+START = BatchStart(seed_parts=("rows",), session_ids=(), first_session=0, step=0)
 
 # How many games each rank plays.
 GAMES = {"uneven": (4, 3), "silent_rank": (0, 3), "one_game": (1, 0), "raises_once": (4, 4), "takes_no_cache": (2, 0)}
@@ -115,7 +119,7 @@ def played(agent: PolicyAgent, tokenizer: PreTrainedTokenizerBase, rows: Sequenc
 def played_alone(name: str) -> dict[str, Any]:
     """All games of a scenario, in one process and with the model as it is."""
     model, tokenizer = policy()
-    agent = PolicyAgent(model, tokenizer, sampling=Sampling(stop=("six",)), max_turn_tokens=5)
+    agent = PolicyAgent(model, tokenizer, sampling=SamplingParams(stop=("six",)), max_turn_tokens=5)
     counts = count_tokens(model)
     return {"games": played(agent, tokenizer, range(sum(GAMES[name]))), "tokens_run": counts}
 
@@ -129,10 +133,10 @@ def played_sharded(name: str, shard: Shard) -> dict[str, Any]:
     if name == "takes_no_cache":
         refuse_caches(model)
     agent = ShardedPolicyAgent(
-        model, tokenizer, forward=shard(model), sampling=Sampling(stop=("six",)), max_turn_tokens=5
+        model, tokenizer, forward=shard(model), sampling=SamplingParams(stop=("six",)), max_turn_tokens=5
     )
     tokens_run = count_tokens(model)
-    agent.begin()
+    agent.prepare(START)
     if isinstance(model, FSDPModule):
         model.reshard()  # as a training step leaves it; a forward pass leaves the root's weights gathered
     first = sum(counts[:rank])
@@ -143,7 +147,7 @@ def break_off() -> None:
     """Play, and have rank 1 raise in the middle of a forward pass."""
     model, tokenizer = policy()
     agent = ShardedPolicyAgent(model, tokenizer, forward=fsdp2(model))
-    agent.begin()
+    agent.prepare(START)
     if PartialState().process_index == 1:
         refuse_caches(model)
     played(agent, tokenizer, range(2))
@@ -204,4 +208,5 @@ def main(base: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # each training collects the garbage, and passes by what is imported
     main(Path(sys.argv[1]), Path(sys.argv[2]))

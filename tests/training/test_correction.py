@@ -13,26 +13,30 @@ from typing import Any
 
 import pytest
 import torch
-from games import logged, settings, trainer_of
+from games import correcting, logged, settings, trainer_of
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
 from test_trl_seam import LOSS_TYPES, Batch, parameter_gradients, played, prepared
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from agentsgym.errors import ConfigError
-from agentsgym.training import _trl
-from agentsgym.training.correction import (
+from agentsgym.training._trl import TRLSeam
+from agentsgym.training.tensors.importance import (
     CORRECTIONS,
+    ImportanceCorrection,
     cut_tokens,
     effective_sample_size,
     importance_sampling_ratio,
     row_log_ratios,
 )
-from agentsgym.training.rules import correction_of
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 TRL_MODES = [mode for mode in CORRECTIONS if mode != "geometric_mask"]
+
+
+def correction(mode: str, low: float | None, high: float | None) -> ImportanceCorrection:
+    return ImportanceCorrection(mode=mode, clip_min=low, clip_max=high)
 
 
 @cache
@@ -105,7 +109,7 @@ def test_the_ratio_is_trls(mode: str, data: st.DataObject) -> None:
     old, sampling, mask = drawn(data)
     clip_min = data.draw(st.none() | st.floats(0.1, 0.9))
     clip_max = data.draw(st.floats(1.0, 4.0) if clip_min is None else st.none() | st.floats(1.0, 4.0))
-    ratio = importance_sampling_ratio(old, sampling, mask, mode, clip_min, clip_max)
+    ratio = importance_sampling_ratio(old, sampling, mask, correction(mode, clip_min, clip_max))
     assert ratio.shape == mask.shape
     assert torch.equal(ratio, trl_ratio(old, sampling, mask, mode, clip_min, clip_max).expand(mask.shape))
 
@@ -118,8 +122,8 @@ def test_weights_and_cuts_are_those_of_a_loop(mode: str, data: st.DataObject) ->
     low, high = (
         data.draw(st.none() | st.integers(*edges).map(lambda n: (n + 0.5) / 97)) for edges in ((9, 96), (97, 300))
     )
-    weights = importance_sampling_ratio(old, sampling, mask, mode, low, high)
-    cut = cut_tokens(old, sampling, mask, mode, low, high)
+    weights = importance_sampling_ratio(old, sampling, mask, correction(mode, low, high))
+    cut = cut_tokens(old, sampling, mask, correction(mode, low, high))
     assert weights.shape == cut.shape == mask.shape
     ratios = by_hand(old, sampling, mask, mode)
     lower, upper = 0.0 if low is None else low, math.inf if high is None else high
@@ -140,27 +144,31 @@ def test_the_ratio_by_hand() -> None:
     sampling = torch.tensor([[-1.0, math.nan, -1.0, -2.0]])
     old = sampling + torch.log(torch.tensor([[2.0, 9.0, 7.0, 8.0]]))
     mask = torch.tensor([[1, 1, 0, 1]])
-    ratios = {mode: importance_sampling_ratio(old, sampling, mask, mode, None, 3.0) for mode in CORRECTIONS}
+    ratios = {mode: importance_sampling_ratio(old, sampling, mask, correction(mode, None, 3.0)) for mode in CORRECTIONS}
     torch.testing.assert_close(ratios["token_truncate"], torch.tensor([[2.0, 1.0, 1.0, 3.0]]))
     torch.testing.assert_close(ratios["token_mask"], torch.tensor([[2.0, 1.0, 1.0, 0.0]]))
     torch.testing.assert_close(ratios["sequence_truncate"], torch.tensor([[3.0] * 4]))
     torch.testing.assert_close(ratios["sequence_mask"], torch.tensor([[0.0] * 4]))
     torch.testing.assert_close(ratios["geometric_mask"], torch.ones(1, 4))  # the cube root of 2·1·8 is 2.52
-    assert cut_tokens(old, sampling, mask, "token_mask", None, 3.0).tolist() == [[False, False, False, True]]
-    assert cut_tokens(old, sampling, mask, "geometric_mask", None, 2.5).tolist() == [[True, True, False, True]]
+    assert cut_tokens(old, sampling, mask, correction("token_mask", None, 3.0)).tolist() == [
+        [False, False, False, True]
+    ]
+    assert cut_tokens(old, sampling, mask, correction("geometric_mask", None, 2.5)).tolist() == [
+        [True, True, False, True]
+    ]
 
 
 def test_what_lies_on_a_bound_is_not_cut() -> None:
     zeros, mask = torch.zeros(1, 2), torch.ones(1, 2)
     for mode in CORRECTIONS:
-        assert not cut_tokens(zeros, zeros, mask, mode, None, 1.0).any()
-        assert (importance_sampling_ratio(zeros, zeros, mask, mode, 1.0, 1.0) == 1).all()
+        assert not cut_tokens(zeros, zeros, mask, correction(mode, None, 1.0)).any()
+        assert (importance_sampling_ratio(zeros, zeros, mask, correction(mode, 1.0, 1.0)) == 1).all()
 
 
 def test_the_usual_bounds_hold_the_sampler_that_is_the_model() -> None:
     zeros, mask = torch.zeros(1, 2), torch.ones(1, 2)
     for mode, bounds in CORRECTIONS.items():
-        assert (importance_sampling_ratio(zeros, zeros, mask, mode, *bounds) == 1).all()
+        assert (importance_sampling_ratio(zeros, zeros, mask, correction(mode, *bounds)) == 1).all()
 
 
 @pytest.mark.parametrize("low", [None, 0.9])
@@ -171,14 +179,44 @@ def test_under_vllm_the_geometric_mean_has_bounds_of_its_own_each_replaced_alone
     names = "vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"
     chosen = {name: bound for name, bound in zip(names, (low, high), strict=True) if bound is not None}
     args = settings(tmp_path, use_vllm=True, vllm_importance_sampling_mode="geometric_mask", **chosen)
-    assert correction_of(args) == ("geometric_mask", low or 0.99, high or 1.01)
+    assert args.importance_correction == correction("geometric_mask", low or 0.99, high or 1.01)
+
+
+@pytest.mark.parametrize("mode", CORRECTIONS)
+def test_a_sampler_other_than_vllm_is_corrected_in_trls_words_within_the_bounds_of_the_mode(
+    mode: str, tmp_path: Path
+) -> None:
+    assert settings(tmp_path, vllm_importance_sampling_mode=mode).importance_correction is None
+    assert settings(tmp_path, **correcting(mode)).importance_correction == correction(mode, *CORRECTIONS[mode])
+
+
+@pytest.mark.parametrize("mode", TRL_MODES)
+def test_under_vllm_the_bounds_of_trls_modes_are_trls(mode: str, tmp_path: Path) -> None:
+    args = settings(tmp_path, use_vllm=True, vllm_importance_sampling_mode=mode)
+    given = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+    bounds = given.vllm_importance_sampling_clip_min, given.vllm_importance_sampling_clip_max
+    assert args.importance_correction == correction(mode, *bounds)
+
+
+def test_the_old_name_of_the_upper_bound_is_still_read(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match="vllm_importance_sampling_cap"):
+        args = settings(tmp_path, use_vllm=True, vllm_importance_sampling_cap=4.0)
+    assert args.importance_correction == correction("token_truncate", None, 4.0)
+
+
+def test_an_infinite_bound_is_none(tmp_path: Path) -> None:
+    found = settings(tmp_path, **correcting("token_truncate", high=math.inf)).importance_correction
+    assert found is not None
+    zeros, mask = torch.zeros(1, 1), torch.ones(1, 1)
+    assert importance_sampling_ratio(zeros + 9, zeros, mask, found).item() == pytest.approx(math.exp(9))
 
 
 def test_a_long_row_spares_the_mean_and_not_the_product() -> None:
     difference = 0.05 * torch.randn(1, 4000, generator=torch.Generator().manual_seed(0)) + 0.002
     zeros, mask = torch.zeros(1, 4000), torch.ones(1, 4000)
     weights = {
-        mode: importance_sampling_ratio(difference, zeros, mask, mode, *CORRECTIONS[mode]) for mode in CORRECTIONS
+        mode: importance_sampling_ratio(difference, zeros, mask, correction(mode, *CORRECTIONS[mode]))
+        for mode in CORRECTIONS
     }
     assert (weights["sequence_mask"] == 0).all()
     assert (weights["geometric_mask"] == 1).all()
@@ -190,18 +228,17 @@ def test_dropout_is_no_gap_between_the_sampler_and_the_model(
     disable_dropout: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     adapter = LoraConfig(r=4, lora_dropout=0.5, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    changes = {"sampler_correction": "geometric_mask", "peft_config": adapter, "disable_dropout": disable_dropout}
+    changes = {**correcting("geometric_mask"), "peft_config": adapter, "disable_dropout": disable_dropout}
     trainer = trainer_of(tmp_path, max_steps=1, **changes)
     assert ("the policy has dropout" in caplog.text) != disable_dropout
     trainer.train()
-    assert logged(trainer, "sampling/cut_share") == [0.0]
+    assert logged(trainer, "sampling/cut_fraction") == [0.0]
 
 
-@pytest.mark.parametrize("function", [importance_sampling_ratio, cut_tokens])
-def test_an_unknown_mode_is_refused(function: Any) -> None:
-    zeros = torch.zeros(1, 1)
-    with pytest.raises(ConfigError, match=r"token_truncate.*got 'episode_mask'"):
-        function(zeros, zeros, zeros, "episode_mask", None, 3.0)
+@pytest.mark.parametrize("mode", ["episode_mask", ""])
+def test_an_unknown_mode_is_refused(mode: str) -> None:
+    with pytest.raises(ConfigError, match=f"sampling mode must be one of token_truncate.*got {mode!r}"):
+        correction(mode, None, 3.0)
 
 
 @given(data=st.data())
@@ -216,10 +253,10 @@ def test_row_log_ratios_are_sums_over_agent_tokens(data: st.DataObject) -> None:
 def test_effective_sample_size_is_its_formula_wherever_the_weights_lie(log_ratios: list[float], shift: float) -> None:
     weights = [math.exp(number) for number in log_ratios]
     expected = sum(weights) ** 2 / (len(weights) * sum(weight**2 for weight in weights))
-    share = effective_sample_size(log_ratios)
-    assert share == pytest.approx(expected)
-    assert 1 / len(weights) - 1e-12 <= share <= 1 + 1e-12
-    assert effective_sample_size([number + shift for number in log_ratios]) == pytest.approx(share, rel=1e-6)
+    fraction = effective_sample_size(log_ratios)
+    assert fraction == pytest.approx(expected)
+    assert 1 / len(weights) - 1e-12 <= fraction <= 1 + 1e-12
+    assert effective_sample_size([number + shift for number in log_ratios]) == pytest.approx(fraction, rel=1e-6)
 
 
 def test_effective_sample_size_at_its_ends() -> None:
@@ -234,8 +271,8 @@ def test_effective_sample_size_falls_exponentially_with_length() -> None:
     noise = 0.05 * torch.randn(4000, 300, generator=generator)  # each token's ratio is off by about 5 %
     mask = torch.ones(noise.shape)
     for length in (50, 300):
-        share = effective_sample_size(row_log_ratios(noise[:, :length], mask[:, :length]))
-        assert share == pytest.approx(math.exp(-length * 0.05**2), rel=0.1)  # normal log-ratios: exp(-T·σ²)
+        fraction = effective_sample_size(row_log_ratios(noise[:, :length], mask[:, :length]))
+        assert fraction == pytest.approx(math.exp(-length * 0.05**2), rel=0.1)  # normal log-ratios: exp(-T·σ²)
 
 
 def off_policy(trainer: GRPOEnvTrainer) -> Batch:
@@ -244,7 +281,7 @@ def off_policy(trainer: GRPOEnvTrainer) -> Batch:
     mask = batch["agent_token_mask"]
     ratio = torch.tensor([0.5, 0.9, 1.0, 1.1, 1.5, 3.0]).repeat(mask.shape[1])[: mask.shape[1]].expand(mask.shape)
     scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
-    batch["old_per_token_logps"] = _trl.per_token_logps(trainer, trainer.model, *scored) - ratio.log()
+    batch["old_per_token_logps"] = TRLSeam(trainer).score_policy(*scored) - ratio.log()
     is_outside = (ratio < 0.8) | (ratio > 1.2)
     for is_positive in (batch["advantages"] > 0, batch["advantages"] < 0):
         assert (is_positive & is_outside & (mask == 1)).any()
@@ -299,7 +336,7 @@ def test_folded_corrections_are_trls_weighted_loss(loss_type: str, tmp_path: Pat
     batch = off_policy(trainer)
     old, mask = batch["old_per_token_logps"], batch["agent_token_mask"]
     noise = 0.2 * torch.randn(old.shape, generator=torch.Generator().manual_seed(3))
-    weights = importance_sampling_ratio(old, old - noise, mask, "token_mask", 0.8, 1.2)
+    weights = importance_sampling_ratio(old, old - noise, mask, correction("token_mask", 0.8, 1.2))
     assert {0.0, 1.0} <= set(weights[mask == 1].sign().tolist())
     ours, our_gradients = loss_and_gradients(trainer, batch, advantages=weights * batch["advantages"])
     trainer.use_vllm = trainer.vllm_importance_sampling_correction = True

@@ -2,31 +2,25 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import math
 from typing import Any
 
 import pytest
 import torch
 from games import GuessNumber, TextAgent, policy
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from trl import GRPOTrainer
 
-from agentsgym.agents.policy import PolicyAgent, Sampling
-from agentsgym.batch.audit import audit
-from agentsgym.batch.layouts import trajectory_rows, transitions
+from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
+from agentsgym.batch.transitions import transitions
 from agentsgym.errors import ConfigError
-from agentsgym.training.batches import Batch, recorded_logprobs
-from agentsgym.training.drift import Drift, drift_metrics, logprob_gap
+from agentsgym.training.drift import Drift, logprob_gap
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 
 TASKS = [{"seed": seed} for seed in range(3)]
 
 
 def sampled(model: Any, tokenizer: Any, *, tasks: Any = TASKS, temperature: float = 1.0, **config: Any) -> Any:
-    agent = PolicyAgent(model, tokenizer, sampling=Sampling(temperature=temperature), max_turn_tokens=4)
+    agent = PolicyAgent(model, tokenizer, sampling=SamplingParams(temperature=temperature), max_turn_tokens=4)
     return GuessNumber(tokenizer, config).rollout(tasks, agent, 2)
 
 
@@ -294,87 +288,3 @@ def test_dropout_is_off_and_every_module_gets_its_own_mode_back() -> None:
         logprob_gap(model, [beyond])
     assert [module.training for module in model.modules()] == before
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-# The metrics of a batch
-
-
-def test_the_names_that_trl_has_are_trls() -> None:
-    source = inspect.getsource(GRPOTrainer)
-    names = drift_metrics(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2))
-    assert [name for name in names if name not in source] == ["sampling/kl/k1", "sampling/kl/k3"]
-    assert len(names) == 7
-
-
-def test_the_metrics_of_marked_tokens_by_hand() -> None:
-    recorded = torch.tensor([[-9.0, -1.0, -2.0], [-1.0, math.nan, -9.0]])
-    recomputed = torch.tensor([[0.0, -1.5, -1.0], [-1.0, -1.0, 0.0]])
-    metrics = drift_metrics(recorded, recomputed, torch.tensor([[0, 1, 1], [1, 1, 0]]))
-    ratios = [math.exp(-0.5), math.exp(1.0), 1.0]
-    assert metrics == pytest.approx(
-        {
-            "sampling/sampling_logp_difference/mean": 0.5,
-            "sampling/sampling_logp_difference/max": 1.0,
-            "sampling/importance_sampling_ratio/min": min(ratios),
-            "sampling/importance_sampling_ratio/mean": sum(ratios) / 3,
-            "sampling/importance_sampling_ratio/max": max(ratios),
-            "sampling/kl/k1": (0.5 - 1.0) / 3,
-            "sampling/kl/k3": sum(ratio - 1 - math.log(ratio) for ratio in ratios) / 3,
-        }
-    )
-
-
-@pytest.mark.parametrize("shape", [(0, 0), (2, 0), (2, 3)])
-@pytest.mark.parametrize("recorded", [0.0, math.nan])
-def test_without_a_token_there_is_no_drift_and_every_name(shape: tuple[int, int], recorded: float) -> None:
-    mask = torch.full(shape, int(math.isnan(recorded)))
-    metrics = drift_metrics(torch.full(shape, recorded), torch.full(shape, -3.0), mask)
-    assert metrics.keys() == drift_metrics(torch.zeros(1), torch.zeros(1), torch.ones(1)).keys()
-    assert {name: value for name, value in metrics.items() if value} == {
-        f"sampling/importance_sampling_ratio/{what}": 1.0 for what in ("min", "mean", "max")
-    }
-
-
-@given(st.lists(st.tuples(st.floats(-30, 0), st.floats(-30, 0)), min_size=1, max_size=20))
-def test_the_metrics_hold_their_inequalities(pairs: list[tuple[float, float]]) -> None:
-    recorded, recomputed = (torch.tensor([row], dtype=torch.float64) for row in zip(*pairs, strict=True))
-    metrics = {name.removeprefix("sampling/"): value for name, value in _of(recorded, recomputed).items()}
-    low, mean, high = (metrics[f"importance_sampling_ratio/{what}"] for what in ("min", "mean", "max"))
-    assert 0 < low <= mean * (1 + 1e-9)
-    assert mean <= high * (1 + 1e-9)
-    assert metrics["kl/k3"] >= 0
-    assert abs(metrics["kl/k1"]) <= metrics["sampling_logp_difference/mean"] * (1 + 1e-9) + 1e-12
-    assert metrics["sampling_logp_difference/mean"] <= metrics["sampling_logp_difference/max"] * (1 + 1e-9)
-
-
-def _of(recorded: torch.Tensor, recomputed: torch.Tensor) -> dict[str, float]:
-    return drift_metrics(recorded, recomputed, torch.ones_like(recorded))
-
-
-def test_the_metrics_of_a_batch_are_the_gap_of_its_trajectories() -> None:
-    model, tokenizer = policy()
-    trajectories = sampled(model, tokenizer)
-    assert audit(trajectories, vocabulary_size=len(tokenizer)).ok
-    other = perturbed(model, 0.05)
-    drift = logprob_gap(other, trajectories)
-    rows = [row for index, trajectory in enumerate(trajectories) for row in trajectory_rows(index, trajectory)]
-    batch = Batch(trajectories, rows, pad_token_id=0)
-    recorded = recorded_logprobs(trajectories, batch)
-    assert recorded is not None
-    with torch.no_grad():
-        logits = other(batch.ids, attention_mask=batch.attention_mask).logits[:, :-1]
-    recomputed = torch.zeros(batch.ids.shape)
-    recomputed[:, 1:] = logits.log_softmax(-1).gather(2, batch.ids[:, 1:, None])[..., 0]
-    metrics = drift_metrics(recorded, recomputed, batch.agent_token_mask([True] * len(trajectories)))
-    assert list(metrics.values()) == pytest.approx(
-        [
-            drift.mean_gap,
-            drift.largest_gap,
-            drift.ratio_min,
-            drift.ratio_mean,
-            drift.ratio_max,
-            drift.kl_k1,
-            drift.kl_k3,
-        ],
-        abs=1e-5,
-    )

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from games import TextAgent
+from games import TextAgent, correcting
 from test_sequence_losses import phi
 from test_trl_seam import EPSILON, ROWS, ROWS_WITH_FAILURES, Batch, logp_gradient, only, prepared
 
-from agentsgym.agents.policy import PolicyAgent
+from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.credit.weights import AGGREGATIONS
 from agentsgym.errors import ConfigError
-from agentsgym.training import _trl
-from agentsgym.training.correction import CORRECTIONS
+from agentsgym.training._trl import TRLSeam
+from agentsgym.training.tensors.importance import CORRECTIONS
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Action, Trajectory
 
@@ -57,14 +57,14 @@ class Forgetful(Noisy):
 def generated(trainer: GRPOEnvTrainer, rows: Sequence[Any] = ROWS_WITH_FAILURES) -> tuple[Batch, list[Trajectory]]:
     """A generation batch, and the rollouts that it was made of."""
     kept: list[Trajectory] = []
-    play = trainer.player.play
+    play = trainer.generator.generate
 
-    def recorded(rows: Any) -> Any:
-        played = play(rows)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        played = play(*args, **kwargs)
         kept.extend(played.trajectories)
         return played
 
-    trainer.player.play = recorded  # type: ignore[method-assign]
+    trainer.generator.generate = recorded  # type: ignore[method-assign]
     return trainer._generate_and_score_completions(list(rows)), kept
 
 
@@ -209,11 +209,11 @@ def correction_by_hand(mode: str, low: float | None, high: float | None, differe
 
 
 BOUNDS: dict[str, dict[str, float]] = {
-    "token_truncate": {"sampler_correction_min": 0.8, "sampler_correction_max": 1.2},
-    "token_mask": {"sampler_correction_max": 1.3},  # the lower bound is the mode's own
-    "sequence_truncate": {"sampler_correction_max": 0.9},
-    "sequence_mask": {"sampler_correction_min": 0.5},
-    "geometric_mask": {"sampler_correction_min": 0.95, "sampler_correction_max": 1.05},
+    "token_truncate": {"low": 0.8, "high": 1.2},
+    "token_mask": {"high": 1.3},  # the lower bound is the mode's own
+    "sequence_truncate": {"high": 1.5},
+    "sequence_mask": {"low": 0.5},
+    "geometric_mask": {"low": 0.95, "high": 1.05},
 }
 
 
@@ -225,25 +225,24 @@ def corrected(folder: Path, agent: type[PolicyAgent] = Noisy, **changes: Any) ->
 
 def expected_ratio(batch: Batch, own: torch.Tensor, told: list[Sequence[float]], args: Any) -> torch.Tensor:
     """What each agent token is to be weighed with, (B, L), 0.0 elsewhere."""
-    low, high = CORRECTIONS[args.sampler_correction]
-    low = low if args.sampler_correction_min is None else args.sampler_correction_min
-    high = high if args.sampler_correction_max is None else args.sampler_correction_max
+    mode = args.vllm_importance_sampling_mode
+    low, high = CORRECTIONS[mode]
+    low = low if args.vllm_importance_sampling_clip_min is None else args.vllm_importance_sampling_clip_min
+    high = high if args.vllm_importance_sampling_clip_max is None else args.vllm_importance_sampling_clip_max
     ratio = torch.zeros(own.shape)
     for row, mask in enumerate(batch["agent_token_mask"]):
         places = mask.nonzero()[:, 0].tolist()
         differences = [own[row, place].item() - told[row][place] for place in places]
         known = [0.0 if math.isnan(difference) else difference for difference in differences]
         if places:
-            ratio[row, places] = torch.tensor(correction_by_hand(args.sampler_correction, low, high, known))
+            ratio[row, places] = torch.tensor(correction_by_hand(mode, low, high, known))
     return ratio
 
 
 @pytest.mark.parametrize("agent", [Noisy, Forgetful])
 @pytest.mark.parametrize("mode", CORRECTIONS)
 def test_the_gradient_is_that_of_the_corrected_loss(mode: str, agent: type[Noisy], tmp_path: Path) -> None:
-    plain, trainer = (
-        corrected(tmp_path, agent, **changes) for changes in ({}, {"sampler_correction": mode, **BOUNDS[mode]})
-    )
+    plain, trainer = (corrected(tmp_path, agent, **changes) for changes in ({}, correcting(mode, **BOUNDS[mode])))
     (batch, rollouts), (weighed, _) = generated(plain), generated(trainer)
     assert torch.equal(weighed["prompt_completion_ids"], batch["prompt_completion_ids"])
     own = logps_of(trainer, batch).detach()
@@ -265,7 +264,7 @@ def test_the_gradient_is_that_of_the_corrected_loss(mode: str, agent: type[Noisy
 def test_a_correction_folds_into_other_losses_too(loss_type: str, tmp_path: Path) -> None:
     changes = {"loss_type": loss_type}
     plain = corrected(tmp_path, **changes)
-    trainer = corrected(tmp_path, sampler_correction="token_truncate", **changes)
+    trainer = corrected(tmp_path, **correcting("token_truncate"), **changes)
     (batch, rollouts), (weighed, _) = generated(plain, ROWS), generated(trainer, ROWS)
     ratio = expected_ratio(
         batch, logps_of(trainer, batch).detach(), [rollout.logprobs or () for rollout in rollouts], trainer.args
@@ -276,26 +275,26 @@ def test_a_correction_folds_into_other_losses_too(loss_type: str, tmp_path: Path
 
 
 def test_a_correction_starts_from_the_models_own_log_probabilities_where_updates_lag_behind(tmp_path: Path) -> None:
-    trainer = corrected(tmp_path, sampler_correction="token_truncate", num_iterations=2)
+    trainer = corrected(tmp_path, **correcting("token_truncate"), num_iterations=2)
     batch, _ = generated(trainer, ROWS)
     scored = (batch[key] for key in ("prompt_completion_ids", "attention_mask", "agent_token_mask"))
-    assert torch.equal(batch["old_per_token_logps"], _trl.per_token_logps(trainer, trainer.model, *scored))
+    assert torch.equal(batch["old_per_token_logps"], TRLSeam(trainer).score_policy(*scored))
     uncorrected, _ = generated(corrected(tmp_path, num_iterations=2), ROWS)
     assert not torch.allclose(uncorrected["old_per_token_logps"], batch["old_per_token_logps"], atol=0.1)
 
 
 def test_the_sampler_that_is_the_model_is_not_corrected(tmp_path: Path) -> None:
     for mode in CORRECTIONS:
-        plain, trainer = (prepared(tmp_path, **changes) for changes in ({}, {"sampler_correction": mode}))
+        plain, trainer = (prepared(tmp_path, **changes) for changes in ({}, correcting(mode)))
         batch, weighed = (generated(one, ROWS)[0] for one in (plain, trainer))
         torch.testing.assert_close(weighed["advantages"], batch["advantages"], rtol=1e-4, atol=1e-6)
 
 
-def test_an_agent_that_tells_no_log_probabilities_cannot_be_corrected_for(tmp_path: Path) -> None:
-    trainer = prepared(tmp_path, agent=TextAgent(), sampler_correction="token_mask")
+def test_an_agent_that_gives_no_log_probabilities_cannot_be_corrected_for(tmp_path: Path) -> None:
+    trainer = prepared(tmp_path, agent=TextAgent(), **correcting("token_mask"))
     with pytest.raises(ConfigError) as refusal:
         trainer._generate_and_score_completions(list(ROWS))
     assert str(refusal.value) == (
-        "sampler_correction='token_mask' needs an agent that tells the log-probabilities of its tokens, and TextAgent "
-        "does not"
+        "vllm_importance_sampling_correction=True needs an agent that gives the log-probabilities of its tokens, and "
+        "the one that plays does not"
     )

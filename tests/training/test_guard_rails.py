@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from games import logged, settings, tasks, trainer_of
+from games import correcting, logged, settings, tasks, trainer_of
 from test_trl_seam import ROWS, parameter_gradients, prepared
 
 from agentsgym.agents.base import Agent
-from agentsgym.credit.advantages import ESTIMATORS, gigpo
+from agentsgym.credit.registry import ESTIMATORS, get_estimator
+from agentsgym.credit.returns import gigpo
 from agentsgym.credit.scored import ScoredRollout
+from agentsgym.credit.shaping import PotentialShaping
 from agentsgym.errors import ConfigError
-from agentsgym.training.crediting import Crediting
-from agentsgym.training.rules import CRITICS
+from agentsgym.training.metrics.diagnostics import Diagnostics
+from agentsgym.training.tensors.advantages import filter_rollouts
 from agentsgym.types import Action, StopReason, Trajectory, Turn, TurnRequest
 
 
@@ -54,12 +55,13 @@ def warnings_of(
     folder: Path, caplog: pytest.LogCaptureFixture, batch: Sequence[Trajectory], **changes: Any
 ) -> list[str]:
     """What is said of a batch of groups of four that comes three times."""
-    crediting = Crediting(settings(folder, **{"scale_rewards": "none", **changes}))
+    args = settings(folder, **changes)
+    diagnostics = Diagnostics(args, args.estimator())
     scored = [ScoredRollout.from_trajectory(one, group=index // 4) for index, one in enumerate(batch)]
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="agentsgym"):
         for _ in range(3):
-            crediting.selected(scored, batch)
+            diagnostics.check(filter_rollouts(scored, args)[0])
     return [record.getMessage() for record in caplog.records]
 
 
@@ -69,7 +71,7 @@ TRUNCATED = rollout([1.0, 1.0], stop_reason=StopReason.MAX_TURNS)
 
 
 @pytest.mark.parametrize(
-    ("batch", "changes", "is_told"),
+    ("batch", "changes", "is_warned_of"),
     [
         ([FAILED] * 8, {}, True),
         ([FAILED] * 7 + [rollout([1.0])], {}, False),
@@ -80,16 +82,20 @@ TRUNCATED = rollout([1.0, 1.0], stop_reason=StopReason.MAX_TURNS)
         ([FAILED] * 3 + [rollout([1.0])] + [FAILED] * 4, {"min_group_size": 2}, True),
     ],
 )
-def test_a_batch_that_nothing_is_learnt_from_is_told(
-    batch: list[Trajectory], changes: dict[str, Any], is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_batch_without_anything_to_train_on_is_warned_of(
+    batch: list[Trajectory],
+    changes: dict[str, Any],
+    is_warned_of: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    wanted = ["no rollout of the generation batch is left to learn from: all failed or were filtered out"]
-    told = [message for message in warnings_of(tmp_path, caplog, batch, **changes) if "one rollout" not in message]
-    assert told == (wanted if is_told else [])
+    wanted = ["no rollout of the generation batch is left to train on: all failed or were filtered out"]
+    warned = [message for message in warnings_of(tmp_path, caplog, batch, **changes) if "one rollout" not in message]
+    assert warned == (wanted if is_warned_of else [])
 
 
 @pytest.mark.parametrize(
-    ("batch", "changes", "is_told"),
+    ("batch", "changes", "is_warned_of"),
     [
         ([FAILED] * 3 + STEADY[:5], {}, True),
         ([FAILED] * 3 + STEADY[:5], {"advantage_estimator": "rloo"}, True),
@@ -102,40 +108,48 @@ def test_a_batch_that_nothing_is_learnt_from_is_told(
         ([FAILED] * 2 + STEADY[:6], {}, False),
     ],
 )
-def test_a_rollout_with_nothing_to_hold_it_against_is_told(
-    batch: list[Trajectory], changes: dict[str, Any], is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_rollout_without_a_baseline_is_warned_of(
+    batch: list[Trajectory],
+    changes: dict[str, Any],
+    is_warned_of: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = warnings_of(tmp_path, caplog, batch, **changes)
-    assert ["min_group_size=2 leaves such groups out" in message for message in told] == [True] * is_told
+    warned = warnings_of(tmp_path, caplog, batch, **changes)
+    assert ["min_group_size=2 leaves such groups out" in message for message in warned] == [True] * is_warned_of
 
 
 @pytest.mark.parametrize(
-    ("estimator", "paid", "is_told"),
-    [("return_to_go", 2.0, True), ("rebn", 2.0, True), ("grpo", 2.0, False), ("return_to_go", 1.5, False)],
+    ("estimator", "final_reward", "is_warned_of"),
+    [
+        *(("return_to_go", 2.0, True), ("rebn", 2.0, True), ("grpo", 2.0, False), ("return_to_go", 1.5, False)),
+        (PotentialShaping(get_estimator("return_to_go"), weight=1.0), 2.0, True),
+        (PotentialShaping(get_estimator("mt_grpo"), weight=1.0), 2.0, False),  # which reads the final reward itself
+    ],
 )
-def test_a_final_reward_that_no_turn_was_paid_is_told(
-    estimator: str, paid: float, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_final_reward_that_no_turn_was_given_is_warned_of(
+    estimator: Any, final_reward: float, is_warned_of: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batch = [dataclasses.replace(STEADY[0], final_reward=paid), *STEADY[1:]]
-    told = warnings_of(tmp_path, caplog, batch, advantage_estimator=estimator)
-    assert ["set env_config['turn_credit'] to 'final'" in message for message in told] == [True] * is_told
+    batch = [dataclasses.replace(STEADY[0], final_reward=final_reward), *STEADY[1:]]
+    warned = warnings_of(tmp_path, caplog, batch, advantage_estimator=estimator)
+    assert ["set env_config['turn_credit'] to 'final'" in message for message in warned] == [True] * is_warned_of
 
 
 @pytest.mark.parametrize(
-    ("estimator", "discount", "is_told"),
+    ("estimator", "discount", "is_warned_of"),
     [
         *((name, 0.9, True) for name in ("grpo", "rloo", "rae", "mt_grpo", "reward")),
         *((name, 0.9, False) for name in ("return_to_go", "rebn", "gigpo")),
         ("grpo", 1.0, False),
     ],
 )
-def test_a_discount_that_does_nothing_is_told(
-    estimator: str, discount: float, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_discount_that_does_nothing_is_warned_of(
+    estimator: str, discount: float, is_warned_of: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = warnings_of(tmp_path, caplog, STEADY, advantage_estimator=estimator, discount=discount)
-    assert [message for message in told if "discount" in message] == [
+    warned = warnings_of(tmp_path, caplog, STEADY, advantage_estimator=estimator, discount=discount)
+    assert [message for message in warned if "discount" in message] == [
         f"discount=0.9 does nothing: {estimator!r} has no sum over turns"
-    ] * is_told
+    ] * is_warned_of
 
 
 def test_a_discount_of_potentials_does_something(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,105 +157,21 @@ def test_a_discount_of_potentials_does_something(tmp_path: Path, caplog: pytest.
         dataclasses.replace(one, turns=[dataclasses.replace(turn, potential=0.5) for turn in one.turns])
         for one in STEADY
     ]
-    told = warnings_of(tmp_path, caplog, batch, advantage_estimator="mt_grpo", potential_weight=1.0, discount=0.5)
-    assert not [message for message in told if "discount" in message]
+    warned = warnings_of(tmp_path, caplog, batch, advantage_estimator="mt_grpo", potential_weight=1.0, discount=0.5)
+    assert not [message for message in warned if "discount" in message]
 
 
-def test_a_batch_without_agent_tokens_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    told = warnings_of(tmp_path, caplog, [rollout([0.5, 1.0], num_tokens=0)] * 8)
-    assert ["no rollout of the generation batch has an agent token" in message for message in told] == [True]
+def test_a_batch_without_agent_tokens_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    warned = warnings_of(tmp_path, caplog, [rollout([0.5, 1.0], num_tokens=0)] * 8)
+    assert ["no rollout of the generation batch has an agent token" in message for message in warned] == [True]
 
 
-def test_paying_the_final_reward_on_every_turn_is_refused_where_turns_are_summed(tmp_path: Path) -> None:
+def test_the_final_reward_for_every_turn_is_refused_where_turns_are_summed(tmp_path: Path) -> None:
     for estimator in ("return_to_go", "mt_grpo"):
-        with pytest.raises(ConfigError, match=f"'{estimator}' adds what turns are paid.*use turn_credit='final'"):
+        with pytest.raises(ConfigError, match=f"'{estimator}' adds turn rewards.*use turn_credit='final'"):
             trainer_of(tmp_path, env_config={"turn_credit": "repeat_final"}, advantage_estimator=estimator)
     trainer_of(tmp_path, env_config={"turn_credit": "repeat_final"}, advantage_estimator="grpo")
     trainer_of(tmp_path, env_config={"turn_credit": "final"})
-
-
-def unsure(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[float]]:
-    """An estimator that does not know what the last turn is worth."""
-    return [[*([0.0] * (len(one.turn_rewards) - 1)), math.nan] for one in rollouts]
-
-
-def brief(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[float]]:
-    """An estimator that looks at first turns alone."""
-    return [[0.0] for _ in rollouts]
-
-
-def silent(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> None:
-    """An estimator that forgets to return what it found."""
-
-
-def wordy(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[str]]:
-    """An estimator that says what it thinks."""
-    return [["good"] * len(one.turn_rewards) for one in rollouts]
-
-
-def empty(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[list[None]]]:
-    """An estimator that has a list for the tokens, and nothing in it."""
-    return [[[None]] * len(one.turn_rewards) for one in rollouts]
-
-
-def whole(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[float]:
-    """An estimator that gives a number for a whole rollout."""
-    return [one.final_reward for one in rollouts]
-
-
-def test_an_estimator_that_returns_nothing_is_named(tmp_path: Path) -> None:
-    crediting = Crediting(settings(tmp_path, advantage_estimator=silent))
-    scored = [ScoredRollout.from_trajectory(rollout([0.5, 1.0]), group=0)]
-    with pytest.raises(ConfigError, match=r"'silent' must return one list of numbers for each of 1 rollouts, got None"):
-        crediting.turn_advantages(scored, is_training=True)
-
-
-def of_tensors(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[Any]]:
-    """An estimator that computes with torch, one turn whole and one token by token."""
-    return [[torch.tensor(one.final_reward), [torch.tensor(0.5)] * one.token_counts[1]] for one in rollouts]
-
-
-def test_numbers_of_other_types_are_taken_for_what_they_are(tmp_path: Path) -> None:
-    crediting = Crediting(settings(tmp_path, advantage_estimator=of_tensors))
-    scored = [ScoredRollout.from_trajectory(rollout([0.5, 1.0]), group=0)]
-    numbers = crediting.turn_advantages(scored, is_training=True)
-    assert numbers == [[1.5, [0.5, 0.5]]]
-    assert crediting.metrics(scored, numbers)["advantage/turn_01"] == 0.5
-
-
-def long_winded(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[list[float]]]:
-    """An estimator that has more numbers than the turns have tokens."""
-    return [[[0.0] * 3] * len(one.turn_rewards) for one in rollouts]
-
-
-def at_once(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[Any]]:
-    """An estimator that gives a tensor in place of a list."""
-    return [[torch.zeros(2)] * len(one.turn_rewards) for one in rollouts]
-
-
-def huge(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[int]]:
-    """An estimator that knows no bounds."""
-    return [[10**400] * len(one.turn_rewards) for one in rollouts]
-
-
-@pytest.mark.parametrize(
-    ("estimator", "given"),
-    [
-        (long_winded, r"\[2, 2\] tokens.*\[0\.0, 0\.0, 0\.0\]"),
-        (at_once, "tensor"),
-        (huge, "1000"),
-        (unsure, "nan"),
-        (brief, r"\[0.0\]"),
-        (wordy, "'good'"),
-        (empty, r"\[\[None\]"),
-        (whole, r"got 1\.5"),
-    ],
-)
-def test_numbers_that_are_none_are_named(estimator: Any, given: str, tmp_path: Path) -> None:
-    crediting = Crediting(settings(tmp_path, advantage_estimator=estimator))
-    scored = [ScoredRollout.from_trajectory(rollout([0.5, 1.0]), group=0)]
-    with pytest.raises(ConfigError, match=rf"'{estimator.__name__}' must return one finite number.*rollout 0.*{given}"):
-        crediting.turn_advantages(scored, is_training=True)
 
 
 def keyed(*keys: Sequence[Any]) -> list[Trajectory]:
@@ -254,8 +184,8 @@ ALONE = [[f"{i}-{k}" for k in range(2)] for i in range(8)]
 @pytest.mark.parametrize(
     ("batch", "estimator", "words"),
     [
-        (STEADY, "gigpo", ["the game gives no state keys"]),
-        (STEADY, functools.partial(gigpo, step_weight=0.5), ["the game gives no state keys"]),
+        (STEADY, "gigpo", ["the environment gives no state keys"]),
+        (STEADY, functools.partial(gigpo, step_weight=0.5), ["the environment gives no state keys"]),
         (STEADY, "grpo", []),
         (keyed(*[("a", None)] * 8), "gigpo", []),
         (keyed(*ALONE), "gigpo", ["too fine for 4 rollouts a task"]),
@@ -264,34 +194,12 @@ ALONE = [[f"{i}-{k}" for k in range(2)] for i in range(8)]
         (keyed(*[("a", "b")] * 8), "gigpo", []),
     ],
 )
-def test_gigpo_without_groups_of_states_is_told(
+def test_gigpo_without_groups_of_states_is_warned_of(
     batch: list[Trajectory], estimator: Any, words: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = warnings_of(tmp_path, caplog, batch, advantage_estimator=estimator)
-    assert len(told) == len(words)
-    assert all(part in message for part, message in zip(words, told, strict=True))
-
-
-SPARSE = [rollout([0.0, 1.0]), rollout([0.0, 0.0])] * 4
-
-
-@pytest.mark.parametrize(
-    ("batch", "changes", "is_told"),
-    [
-        (SPARSE, {"scale_rewards": "group"}, True),
-        (SPARSE, {"scale_rewards": "batch"}, False),
-        (SPARSE, {"scale_rewards": "none"}, False),
-        (STEADY, {"scale_rewards": "group"}, False),
-        ([*SPARSE[:7], STEADY[0]], {"scale_rewards": "group"}, False),
-        (SPARSE, {"scale_rewards": "group", "num_generations": 16, "per_device_train_batch_size": 16}, False),
-    ],
-)
-def test_the_spread_of_small_groups_under_sparse_reward_is_told(
-    batch: list[Trajectory], changes: dict[str, Any], is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    told = warnings_of(tmp_path, caplog, batch, **changes)
-    assert len(told) == is_told
-    assert all("scale_rewards='group' with 4 rollouts a task" in message for message in told)
+    warned = warnings_of(tmp_path, caplog, batch, advantage_estimator=estimator)
+    assert len(warned) == len(words)
+    assert all(part in message for part, message in zip(words, warned, strict=True))
 
 
 LONG = [rollout([0.5, 1.0], num_tokens=251)] * 8
@@ -308,10 +216,10 @@ MEAN = "importance_sampling_level='sequence' clips a mean over 502 agent tokens"
         ({"num_iterations": 2}, []),
         ({"loss_type": "vespo"}, []),
         ({"loss_type": "vespo", "num_iterations": 2}, [PRODUCT]),
-        ({"sampler_correction": "sequence_mask"}, [PRODUCT]),
-        ({"sampler_correction": "sequence_truncate"}, [PRODUCT]),
-        ({"sampler_correction": "token_truncate"}, []),
-        ({"sampler_correction": "geometric_mask"}, []),
+        (correcting("sequence_mask"), [PRODUCT]),
+        (correcting("sequence_truncate"), [PRODUCT]),
+        (correcting("token_truncate"), []),
+        (correcting("geometric_mask"), []),
         ({"vllm_importance_sampling_mode": "sequence_mask"}, []),  # without vLLM nobody reads it
         ({"vllm_importance_sampling_mode": "sequence_mask", "use_vllm": True}, [PRODUCT]),
         (
@@ -325,19 +233,28 @@ MEAN = "importance_sampling_level='sequence' clips a mean over 502 agent tokens"
         ({"use_vllm": True}, []),
     ],
 )
-def test_ratios_of_long_rows_are_told(
+def test_ratios_of_long_rows_are_warned_of(
     changes: dict[str, Any], words: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = warnings_of(tmp_path, caplog, LONG, **changes)
-    assert len(told) == len(words)
-    assert all(part in message for part, message in zip(words, told, strict=True))
+    warned = warnings_of(tmp_path, caplog, LONG, **changes)
+    assert len(warned) == len(words)
+    assert all(part in message for part, message in zip(words, warned, strict=True))
     assert warnings_of(tmp_path, caplog, STEADY, **changes) == []
 
 
 def test_a_run_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="agentsgym"):
-        trainer_of(tmp_path, max_steps=3, env_config={"max_steps_per_episode": 1}).train()
-    assert caplog.text.count("scale_rewards='group'") == 1
+        trainer_of(tmp_path, max_steps=3, advantage_estimator="grpo", discount=0.5).train()
+    assert caplog.text.count("discount=0.5 does nothing") == 1
+
+
+@pytest.mark.parametrize("max_steps_per_episode", [1, 4])  # in the first, reward is as sparse as it can be
+def test_an_ordinary_run_warns_of_nothing(
+    max_steps_per_episode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="agentsgym"):
+        trainer_of(tmp_path, max_steps=3, env_config={"max_steps_per_episode": max_steps_per_episode}).train()
+    assert not [record.getMessage() for record in caplog.records if record.name.startswith("agentsgym")]
 
 
 class Silent(Agent):
@@ -354,7 +271,7 @@ class Silent(Agent):
         {"agent": Silent(), "num_iterations": 2, "importance_sampling_level": "sequence"},
         {"agent": Silent(), "num_iterations": 2, "loss_type": "vespo", "off_policy_mask_threshold": 0.1},
         *(
-            {"agent": Silent(), "sampler_correction": mode, "loss_aggregation": aggregation}
+            {"agent": Silent(), **correcting(mode), "loss_aggregation": aggregation}
             for mode, aggregation in [("geometric_mask", "turn"), ("sequence_truncate", "constant")]
         ),
         {"agent": Silent(), "layout": "turn", "loss_type": "grpo", "zero_variance_groups": "resample"},
@@ -365,7 +282,7 @@ class Silent(Agent):
         {"truncated_rollouts": "mask", "env_config": {"max_steps_per_episode": 1}, "dataset": tasks(8, secret=-1)},
     ],
 )
-def test_a_run_without_anything_to_learn_from_stays_where_it_is(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_without_anything_to_train_on_stays_where_it_is(changes: dict[str, Any], tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, **changes)
     weights = [parameter.clone() for parameter in trainer.model.parameters()]
     trainer.train()
@@ -375,10 +292,18 @@ def test_a_run_without_anything_to_learn_from_stays_where_it_is(changes: dict[st
         assert all(math.isfinite(value) for value in log.values() if isinstance(value, float))
 
 
-@pytest.mark.parametrize("scale", ["none", "group", "batch"])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(
+    ("estimator", "scale"),
+    # "reward" has nothing to scale, so that "batch" is refused there.
+    [
+        (name, scale)
+        for name in ESTIMATORS
+        for scale in ("none", "group", "batch")
+        if (name, scale) != ("reward", "batch")
+    ],
+)
 def test_groups_of_one_are_finite(estimator: str, scale: str, tmp_path: Path) -> None:
-    head = {"value_head": "shared"} if ESTIMATORS[estimator] in CRITICS else {}
+    head = {"value_head": "shared"} if "values" in get_estimator(estimator).traits.uses else {}
     trainer = prepared(tmp_path, advantage_estimator=estimator, scale_rewards=scale, **head)
     broken = [{"task_data": {"seed": 0, "cannot_start": True}}] * 3
     batch = trainer._generate_and_score_completions([*ROWS[:1], *broken, *broken, *ROWS[4:5]])

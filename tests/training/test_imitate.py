@@ -1,4 +1,4 @@
-"""Behaviour cloning: what carries loss, in which order rows come, and that a model learns from it."""
+"""Behavior cloning: what carries loss, in which order rows come, and that a model learns from it."""
 
 import copy
 import itertools

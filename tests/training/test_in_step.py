@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +12,13 @@ import pytest
 import sharded_run
 import torch
 from accelerate.utils import DistributedType
-from games import policy
-from test_ranks import LAUNCH
+from games import policy, settings
+from launch import launch
 from transformers import AutoModelForCausalLM
 
 from agentsgym.errors import ConfigError
-from agentsgym.training.in_step import InStep, OutOfStep, policy_agent_type
+from agentsgym.training.policy.build import check_parts
+from agentsgym.training.policy.sharded import LockstepForward, ShardedForwardError, policy_agent_type
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +33,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def launched(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """The folder in which two ranks left their outcomes, and how they ended."""
     folder = tmp_path_factory.mktemp("sharded")
-    script = Path(sharded_run.__file__)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), str(script.parents[2])])}
-    done = subprocess.run(
-        [*LAUNCH, str(script), str(base), str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,  # a deadlock is a failure, not a wait
-        check=False,
-    )
-    return folder, done
+    return folder, launch(Path(sharded_run.__file__), base, folder)
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +101,9 @@ def test_a_forward_pass_that_breaks_off_on_one_rank_ends_the_run(
 
 
 def test_one_process_alone_is_in_step_with_itself() -> None:
-    in_step = InStep(lambda **arguments: arguments)
-    assert in_step(input_ids=[1], use_cache=True) == {"input_ids": [1], "use_cache": True}
-    in_step.join(lambda: pytest.fail("there is nobody to run along with"))
+    forward = LockstepForward(lambda **arguments: arguments)
+    assert forward(input_ids=[1], use_cache=True) == {"input_ids": [1], "use_cache": True}
+    forward.join(lambda: pytest.fail("there is nobody to run along with"))
 
 
 def test_nothing_is_run_or_sent_after_a_break() -> None:
@@ -123,17 +113,19 @@ def test_nothing_is_run_or_sent_after_a_break() -> None:
         calls.append("run")
         raise RuntimeError("out of memory")
 
-    in_step = InStep(broken)
-    with pytest.raises(OutOfStep, match="broke off on rank 0: RuntimeError\\('out of memory'\\)"):
-        in_step(input_ids=[1])
-    with pytest.raises(OutOfStep, match="before"):
-        in_step(input_ids=[1])
-    in_step.join(broken)
+    forward = LockstepForward(broken)
+    with pytest.raises(ShardedForwardError, match="broke off on rank 0: RuntimeError\\('out of memory'\\)"):
+        forward(input_ids=[1])
+    with pytest.raises(ShardedForwardError, match="before"):
+        forward(input_ids=[1])
+    forward.join(broken)
     assert calls == ["run"]
 
 
 @pytest.mark.parametrize("kind", [DistributedType.DEEPSPEED, DistributedType.FSDP])
-def test_unproven_ways_of_sharding_are_refused(kind: DistributedType) -> None:
+def test_unproven_ways_of_sharding_are_refused(kind: DistributedType, tmp_path: Path) -> None:
     accelerator: Any = SimpleNamespace(distributed_type=kind, is_fsdp2=False)
     with pytest.raises(ConfigError, match="is refused, since it has not been proven"):
         policy_agent_type(accelerator)
+    with pytest.raises(ConfigError, match="is refused, since it has not been proven"):  # whoever plays
+        check_parts(*policy(), settings(tmp_path), accelerator, has_aux_loss=False, has_own_scheduler=False)

@@ -93,7 +93,7 @@ def assert_is_slope_of(gradients: Sequence[torch.Tensor], trainer: GRPOEnvTraine
         slope = (values[0] - values[1]) / (2 * STEP)
         along = sum(float((one * other).sum()) for one, other in zip(gradients, direction, strict=True))
         assert abs(along) > 1e-6
-        assert slope == pytest.approx(along, rel=1e-5, abs=1e-9)
+        assert slope == pytest.approx(along, rel=2e-5, abs=1e-9)
 
 
 def assert_equal(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What a generation batch is summarised to: exact numbers on rollouts drawn by hand."""
+"""What a generation batch is summarized to: exact numbers on rollouts drawn by hand."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from agentsgym.batch.layouts import trajectory_rows
+from agentsgym.credit.scored import ScoredRollout
 from agentsgym.evaluation.metrics import summarize
-from agentsgym.training.metrics import evaluation_metrics, rollout_metrics
+from agentsgym.training.metrics.rollouts import RolloutSummary, evaluation_metrics, rollout_metrics
 from agentsgym.types import StopReason, Trajectory, Turn
 
 
@@ -36,6 +38,14 @@ def drawn(picture: str, rewards: list[float], stop_reason: StopReason = StopReas
     )
 
 
+def summaries(*trajectories: Trajectory) -> list[RolloutSummary]:
+    """What the ranks exchange of rollouts."""
+    return [
+        RolloutSummary.of(one, trajectory_rows(0, one), ScoredRollout.from_trajectory(one, group=0))
+        for one in trajectories
+    ]
+
+
 def test_every_number_of_a_batch() -> None:
     batch = [
         drawn("..aaa.bb.c", [0.0, 0.5, 1.0], success=True),
@@ -43,7 +53,7 @@ def test_every_number_of_a_batch() -> None:
         drawn("..a", [0.5], StopReason.INVALID, success=False, exact=False),
         drawn("..aaaaaaa", [9.0], StopReason.FAILED, success=True),
     ]
-    assert rollout_metrics(batch) == pytest.approx(
+    assert rollout_metrics(summaries(*batch)) == pytest.approx(
         {
             "stop/done": 1 / 4,
             "stop/max_turns": 1 / 4,
@@ -63,11 +73,11 @@ def test_every_number_of_a_batch() -> None:
             "turns/max": 3.0,
             "invalid_turns": 1 / 6,
             "reward/turn_00": 0.5,
-            "alive/turn_00": 1.0,
+            "active_fraction/turn_00": 1.0,
             "reward/turn_01": -0.25,
-            "alive/turn_01": 2 / 3,
+            "active_fraction/turn_01": 2 / 3,
             "reward/turn_02": 1.0,
-            "alive/turn_02": 1 / 3,
+            "active_fraction/turn_02": 1 / 3,
             "tokens/agent_per_turn": (6 + 5 + 1) / 6,
             "tokens/environment_per_turn": (4 + 3 + 2) / 6,
         }
@@ -75,13 +85,13 @@ def test_every_number_of_a_batch() -> None:
 
 
 def test_a_game_that_names_no_winner_has_no_win_rate() -> None:
-    metrics = rollout_metrics([drawn("..a", [1.0]), drawn("..a", [0.0])])
+    metrics = rollout_metrics(summaries(drawn("..a", [1.0]), drawn("..a", [0.0])))
     assert "win_rate" not in metrics
     assert metrics["reward"] == 0.5
 
 
 def test_where_everything_failed_only_the_stop_reasons_are_told() -> None:
-    metrics = rollout_metrics([drawn("..a", [1.0], StopReason.FAILED)])
+    metrics = rollout_metrics(summaries(drawn("..a", [1.0], StopReason.FAILED)))
     assert metrics["failed"] == 1.0
     assert all(value == 0.0 for name, value in metrics.items() if name != "failed")
     assert not any(name.startswith(("turns/", "reward", "win_rate")) for name in metrics)
@@ -89,11 +99,11 @@ def test_where_everything_failed_only_the_stop_reasons_are_told() -> None:
 
 def test_one_rollout_has_no_spread() -> None:
     failed = drawn("..a", [1.0], StopReason.FAILED)
-    assert "reward_std" not in rollout_metrics([drawn("..a", [1.0]), failed])
+    assert "reward_std" not in rollout_metrics(summaries(drawn("..a", [1.0]), failed))
 
 
 def test_a_rollout_without_turns_has_no_completion() -> None:
-    metrics = rollout_metrics([drawn("....", [], StopReason.MAX_TOKENS), drawn("..a.b", [0.0, 1.0])])
+    metrics = rollout_metrics(summaries(drawn("....", [], StopReason.MAX_TOKENS), drawn("..a.b", [0.0, 1.0])))
     lengths = [metrics[f"completions/{name}_length"] for name in ("mean", "min", "max")]
     assert lengths == [1.5, 0.0, 3.0]
     assert metrics["completions/clipped_ratio"] == 0.5
@@ -103,7 +113,7 @@ def test_an_evaluation_in_plain_numbers() -> None:
     games = [drawn("..a", [1.0]), drawn("..a.b", [0.0, 0.0]), drawn("..a", [9.0], StopReason.FAILED)]
     evaluation = summarize(games)
     metrics = evaluation_metrics(evaluation)
-    assert (metrics["num_games"], metrics["num_failed"]) == (evaluation.num_games, 1)
+    assert (metrics["num_episodes"], metrics["num_failed"]) == (evaluation.num_episodes, 1)
     assert metrics["reward"] == evaluation.reward.mean
     assert (metrics["turns_low"], metrics["turns_high"]) == (evaluation.turns.low, evaluation.turns.high)
     assert "win_rate" not in metrics

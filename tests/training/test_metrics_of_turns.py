@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from games import SayBlue, policy, settings, tasks, trainer_of
+from games import SayBlue, correcting, policy, settings, tasks, trainer_of
 from test_folded_weights import Noisy
 from test_trl_seam import EPSILON, Batch
 
-from agentsgym.credit.advantages import ScoredRollout
+from agentsgym.credit.scored import ScoredRollout
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Trajectory
 
@@ -27,7 +27,7 @@ STEPS = {
     "max_steps": 4,
     "learning_rate": 5e-2,
 }
-PER_TURN = ("entropy", "ratio", "clip_ratio", "advantage", "advantage_std", "reward", "alive")
+PER_TURN = ("entropy", "ratio", "clip_ratio", "advantage", "advantage_std", "reward", "active_fraction")
 
 
 def later_is_better(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> Sequence[Sequence[float]]:
@@ -41,11 +41,11 @@ class Recorder:
     def __init__(self, trainer: GRPOEnvTrainer) -> None:
         self.played: list[list[Trajectory]] = []
         self.steps: dict[int, list[dict[str, torch.Tensor]]] = defaultdict(list)
-        self._trainer, self._play, self._compute_loss = trainer, trainer.player.play, trainer.compute_loss
-        trainer.player.play, trainer.compute_loss = self.play, self.compute_loss  # type: ignore[method-assign]
+        self._trainer, self._play, self._compute_loss = trainer, trainer.generator.generate, trainer.compute_loss
+        trainer.generator.generate, trainer.compute_loss = self.play, self.compute_loss  # type: ignore[method-assign]
 
-    def play(self, rows: Any) -> Any:
-        played = self._play(rows)
+    def play(self, *args: Any, **kwargs: Any) -> Any:
+        played = self._play(*args, **kwargs)
         if self._trainer.model.training:
             self.played.append(played.trajectories)
         return played
@@ -89,8 +89,8 @@ def expected_of_loss(batches: Iterable[dict[str, torch.Tensor]], level: str) -> 
                 tokens[f"ratio/{name}"].append(ratio)
                 is_clipped = ratio > 1 + EPSILON if advantage > 0 else ratio < 1 - EPSILON and advantage < 0
                 tokens[f"clip_ratio/{name}"].append(float(is_clipped))
-    share = sum(weights) ** 2 / (len(weights) * sum(weight**2 for weight in weights))
-    return {**{name: fmean(values) for name, values in tokens.items()}, "effective_sample_size": share}
+    fraction = sum(weights) ** 2 / (len(weights) * sum(weight**2 for weight in weights))
+    return {**{name: fmean(values) for name, values in tokens.items()}, "effective_sample_size": fraction}
 
 
 def training_logs(trainer: GRPOEnvTrainer) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ def expected_of_rollouts(rollouts: Sequence[Trajectory]) -> dict[str, float]:
     expected: dict[str, float] = {}
     for k, values in rewards.items():
         expected[f"reward/turn_{k:02d}"] = fmean(values)
-        expected[f"alive/turn_{k:02d}"] = len(values) / len(played)
+        expected[f"active_fraction/turn_{k:02d}"] = len(values) / len(played)
         expected[f"advantage/turn_{k:02d}"] = k + fmean(values)
         expected[f"advantage_std/turn_{k:02d}"] = stdev(values) if len(values) > 1 else 0.0
     sizes = Counter(
@@ -146,7 +146,7 @@ def expected_of_rollouts(rollouts: Sequence[Trajectory]) -> dict[str, float]:
     ).values()
     expected["step_groups/mean_size"] = fmean(sizes)
     expected["step_groups/max_size"] = max(sizes)
-    expected["step_groups/singletons"] = sum(size == 1 for size in sizes) / sum(sizes)
+    expected["step_groups/singleton_fraction"] = sum(size == 1 for size in sizes) / sum(sizes)
     for reason in ("done", "max_turns", "max_tokens", "invalid"):
         expected[f"stop/{reason}"] = fmean(rollout.stop_reason == reason for rollout in rollouts)
     groups = [{rollout.final_reward for rollout in played_of(rollouts, group)} for group in range(len(rollouts) // 4)]
@@ -178,7 +178,7 @@ def test_rewards_advantages_and_ends_are_those_of_the_rollouts(layout: str, tmp_
     assert {"failed", "done", "invalid"} <= stopped
     for log, rollouts in zip(training_logs(trainer), recorder.played, strict=True):
         expected = expected_of_rollouts(rollouts)
-        prefixes = ("reward/", "alive/", "advantage", "step_groups/", "stop/", "groups/", "frac_reward")
+        prefixes = ("reward/", "active_fraction/", "advantage", "step_groups/", "stop/", "groups/", "frac_reward")
         told = {name: value for name, value in log.items() if name.startswith(prefixes)}
         assert told == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
@@ -198,12 +198,12 @@ def test_groups_that_are_dropped_are_told(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, zero_variance_groups="drop", max_steps=3)
     recorder = Recorder(trainer)
     trainer.train()
-    shares = [
+    fractions = [
         fmean(len({rollout.final_reward for rollout in played_of(rollouts, group)}) > 1 for group in range(2))
         for rollouts in recorder.played
     ]
-    assert [log["groups/kept"] for log in training_logs(trainer)] == shares
-    assert {0.5, 1.0} & {*shares}
+    assert [log["groups/kept"] for log in training_logs(trainer)] == fractions
+    assert {0.5, 1.0} & {*fractions}
 
 
 @pytest.mark.parametrize("loss_type", ["sapo", "vespo"])
@@ -225,13 +225,12 @@ def test_a_game_without_state_keys_tells_of_no_step_groups(tmp_path: Path) -> No
 
 
 def test_the_sampler_is_told_of_by_rows_and_tokens(tmp_path: Path) -> None:
-    bounds = {"sampler_correction_min": 0.8, "sampler_correction_max": 1.2}
-    trainer = trainer_of(tmp_path, sampler_correction="token_mask", **bounds, **STEPS)
+    trainer = trainer_of(tmp_path, **correcting("token_mask", low=0.8, high=1.2), **STEPS)
     trainer.agent = Noisy(trainer.model, trainer.processing_class, max_turn_tokens=4)
     recorder = Recorder(trainer)
     trainer.train()
     logs = training_logs(trainer)
-    assert ["sampling/cut_share" in log for log in logs] == [True, False] * 2
+    assert ["sampling/cut_fraction" in log for log in logs] == [True, False] * 2
     for log, rollouts in zip(logs[::2], recorder.played, strict=True):
         # The sampler is the model, but for what it tells: the ratio is that of the noise.
         differences = [
@@ -239,25 +238,24 @@ def test_the_sampler_is_told_of_by_rows_and_tokens(tmp_path: Path) -> None:
             for one in rollouts
         ]
         ratios = [math.exp(difference) for row in differences for difference in row]
-        assert log["sampling/cut_share"] == pytest.approx(fmean(not 0.8 <= ratio <= 1.2 for ratio in ratios))
+        assert log["sampling/cut_fraction"] == pytest.approx(fmean(not 0.8 <= ratio <= 1.2 for ratio in ratios))
         assert log["sampling/importance_sampling_ratio/mean"] == pytest.approx(fmean(ratios), rel=1e-4)
         weights = [math.exp(sum(row)) for row in differences if row]
-        share = sum(weights) ** 2 / (len(weights) * sum(weight**2 for weight in weights))
-        assert log["sampling/effective_sample_size"] == pytest.approx(share, rel=1e-3)
-        assert 0 < log["sampling/cut_share"] < 1
+        fraction = sum(weights) ** 2 / (len(weights) * sum(weight**2 for weight in weights))
+        assert log["sampling/effective_sample_size"] == pytest.approx(fraction, rel=1e-3)
+        assert 0 < log["sampling/cut_fraction"] < 1
         assert log["effective_sample_size"] == pytest.approx(1.0, abs=1e-6)  # of the updates, not of the sampler
 
 
-def test_an_evaluation_tells_of_its_rollouts_and_of_nothing_that_is_learnt(tmp_path: Path) -> None:
-    trainer = trainer_of(
-        tmp_path, eval_dataset=tasks(2), eval_strategy="steps", eval_steps=1, sampler_correction="token_truncate"
-    )
+def test_an_evaluation_logs_its_rollouts_and_nothing_of_training(tmp_path: Path) -> None:
+    evaluated = {"eval_dataset": tasks(2), "eval_strategy": "steps", "eval_steps": 1}
+    trainer = trainer_of(tmp_path, **evaluated, **correcting("token_truncate"))
     trainer.train()
-    evaluated = [log for log in trainer.state.log_history if "eval_reward" in log]
-    assert len(evaluated) == 2
-    for log in evaluated:
-        assert {"eval_reward/turn_00", "eval_alive/turn_00", "eval_stop/done", "eval_entropy"} <= log.keys()
-        learnt = ("advantage", "ratio/", "entropy/", "clip_ratio/turn", "effective_sample", "step_groups/", "groups/")
-        assert not any(name.removeprefix("eval_").startswith(learnt) for name in log)
+    logs = [log for log in trainer.state.log_history if "eval_reward" in log]
+    assert len(logs) == 2
+    for log in logs:
+        assert {"eval_reward/turn_00", "eval_active_fraction/turn_00", "eval_stop/done", "eval_entropy"} <= log.keys()
+        trained = ("advantage", "ratio/", "entropy/", "clip_ratio/turn", "effective_sample", "step_groups/", "groups/")
+        assert not any(name.removeprefix("eval_").startswith(trained) for name in log)
     for log in training_logs(trainer):
         assert not any(name.startswith("eval_") for name in log)

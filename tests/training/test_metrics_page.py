@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from games import tasks, trainer_of
+from games import correcting, tasks, trainer_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 # What transformers sums up of a whole run, which its own pages tell.
@@ -18,7 +18,7 @@ OF_TRANSFORMERS = {
 RUNS: list[dict[str, Any]] = [
     {"advantage_estimator": "gigpo", "num_iterations": 2},
     {"loss_type": "cispo", "entropy_coef": 0.01},
-    {"loss_type": "vespo", "sampler_correction": "token_mask"},
+    {"loss_type": "vespo", **correcting("token_mask")},
     {"drift_interval": 1, "zero_variance_groups": "resample"},
     {"advantage_estimator": "turn_gae", "value_head": "shared"},
     {"eval_dataset": tasks(2), "eval_strategy": "steps", "eval_steps": 1},

@@ -11,13 +11,12 @@ from datasets import Dataset
 from games import GuessNumber, policy, settings, tasks, trainer_of
 from test_resume import assert_equal_weights, history, trained
 
-from agentsgym.credit.advantages import PotentialShaping, get_estimator
-from agentsgym.credit.gae import targets_of, turn_gae
+from agentsgym.credit.gae import turn_gae
+from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.envs import registry
+from agentsgym.credit.shaping import PotentialShaping
 from agentsgym.envs.registry import register
 from agentsgym.errors import ConfigError
-from agentsgym.training.crediting import Crediting
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 REMEMBERING: list[dict[str, Any]] = [
@@ -33,8 +32,8 @@ def test_a_resumed_run_remembers(changes: dict[str, Any], tmp_path: Path) -> Non
     resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / "checkpoint-2"))
     assert history(resumed)[2:] == history(straight)[2:]
     assert_equal_weights(resumed, straight)
-    assert resumed.estimator.memory is not None
-    assert straight.estimator.memory == resumed.estimator.memory
+    assert resumed.estimator.state is not None
+    assert straight.estimator.state == resumed.estimator.state
 
 
 @pytest.mark.parametrize("changes", REMEMBERING)
@@ -44,25 +43,25 @@ def test_evaluation_leaves_the_averages_alone(changes: dict[str, Any], tmp_path:
         tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1, eval_dataset=tasks(4, secret=0), **changes
     )
     assert evaluated.last_evaluation is not None
-    assert alone.estimator.memory == evaluated.estimator.memory
+    assert alone.estimator.state == evaluated.estimator.state
     assert history(alone) == history(evaluated)
 
 
 def test_a_second_run_of_a_trainer_begins_anew(tmp_path: Path) -> None:
     trainer = trained(tmp_path, max_steps=1, learning_rate=0.0, **REMEMBERING[0])
-    first = trainer.estimator.memory
+    first = trainer.estimator.state
     trainer.train()
-    assert trainer.estimator.memory is not first
-    assert trainer.estimator.memory == first  # the same games, played by the same policy
+    assert trainer.estimator.state is not first
+    assert trainer.estimator.state == first  # the same games, played by the same policy
 
 
 def test_what_another_estimator_remembered_is_refused(tmp_path: Path) -> None:
     trained(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, **REMEMBERING[1])
     folder = tmp_path / "checkpoint-1"
-    with pytest.raises(ConfigError, match=r"holds what 'return_to_go' remembered.*go on with 'rae'"):
+    with pytest.raises(ConfigError, match=r"holds the state of 'return_to_go' with.*go on with 'rae'"):
         trainer_of(tmp_path, max_steps=2, **REMEMBERING[0]).train(resume_from_checkpoint=str(folder))
     (folder / "estimator.json").unlink()
-    with pytest.raises(ConfigError, match=r"estimator\.json is missing: 'return_to_go' is to go on"):
+    with pytest.raises(ConfigError, match=r"estimator\.json is missing: cannot resume 'return_to_go' without"):
         trainer_of(tmp_path, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
 
 
@@ -84,7 +83,7 @@ def test_a_memory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_each_game_has_averages_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two configurations of one class are two games."""
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr("agentsgym.envs.rows._registered", {})
     register(GuessNumber, "tests.GuessNumber")
     rows = [
         {
@@ -98,7 +97,7 @@ def test_each_game_has_averages_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     args = settings(tmp_path, max_steps=1, **REMEMBERING[0])
     trainer = GRPOEnvTrainer(model, None, args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
     trainer.train()
-    assert trainer.estimator.memory is not None
+    assert trainer.estimator.state is not None
     trainer.save_model(str(tmp_path))
     saved = json.loads((tmp_path / "estimator.json").read_text())
     assert saved["estimator"] == "rae"
@@ -108,17 +107,16 @@ def test_each_game_has_averages_of_its_own(tmp_path: Path, monkeypatch: pytest.M
 def test_an_estimator_given_to_two_runs_is_copied(tmp_path: Path) -> None:
     given = get_estimator("rae")
     first, second = (settings(tmp_path, advantage_estimator=given).estimator() for _ in range(2))
-    assert first.memory is not second.memory
-    assert first.memory is not given.memory
+    assert first.state is not second.state
+    assert first.state is not given.state
 
 
 def test_values_are_of_the_rewards_that_the_estimator_sees(tmp_path: Path) -> None:
     """Shaping by the setting and shaping by the estimator are the same."""
     shaped = PotentialShaping(get_estimator("turn_gae"), weight=1.0)
-    by_setting = Crediting(
-        settings(tmp_path, advantage_estimator="turn_gae", potential_weight=1.0, value_head="shared")
-    )
-    by_estimator = Crediting(settings(tmp_path, advantage_estimator=shaped, value_head="shared"))
+    asked = {"advantage_estimator": "turn_gae", "potential_weight": 1.0, "value_head": "shared"}
+    by_setting = settings(tmp_path, **asked).estimator()
+    by_estimator = settings(tmp_path, advantage_estimator=shaped, value_head="shared").estimator()
     rollout = ScoredRollout(
         turn_rewards=[1.0, 2.0],
         final_reward=3.0,
@@ -127,10 +125,10 @@ def test_values_are_of_the_rewards_that_the_estimator_sees(tmp_path: Path) -> No
         potentials=[-1.0, -0.5],
         values=[[0.5], [0.25]],
     )
-    targets = by_setting._value_targets([rollout])
-    assert by_estimator._value_targets([rollout]) == targets
-    assert targets != targets_of(turn_gae, [rollout], 1.0)
-    assert by_setting.estimator == by_estimator.estimator
-    assert by_estimator.estimator.function is turn_gae
+    targets = by_setting.value_targets([rollout], discount=1.0)
+    assert by_estimator.value_targets([rollout], discount=1.0) == targets
+    assert targets != get_estimator("turn_gae").value_targets([rollout], discount=1.0)
+    assert by_setting == by_estimator
+    assert by_estimator.function is turn_gae
     with pytest.raises(ConfigError, match="shaped already"):
         settings(tmp_path, advantage_estimator=shaped, potential_weight=1.0, value_head="shared")

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ranks_run
+from launch import launch
 
-LAUNCH = [
-    *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
-    *("--num_cpu_threads_per_process", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
-    *("--main_process_port", "0"),
-]
 TRAINED = [
-    *("dapo", "grpo", "accumulated", "iterated", "evaluated", "two_episodes", "adapters", "silent_rank"),
+    *("dapo", "grpo", "accumulated", "iterated", "evaluated", "two_episodes", "adapters", "silent_rank", "shown"),
     *("rewritten", "rewritten_accumulated", "resampled", "shared_values", "own_values", "remembering"),
 ]
 REWRITTEN = ["rewritten", "rewritten_accumulated"]
@@ -28,16 +21,7 @@ REWRITTEN = ["rewritten", "rewritten_accumulated"]
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The outcomes of every scenario on each of two ranks."""
     folder = tmp_path_factory.mktemp("ranks")
-    script = Path(ranks_run.__file__)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), str(script.parents[2])])}
-    done = subprocess.run(
-        [*LAUNCH, str(script), str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,  # a deadlock is a failure, not a wait
-        check=False,
-    )
+    done = launch(Path(ranks_run.__file__), folder)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
@@ -49,8 +33,8 @@ def test_two_ranks_train_as_one_process_does(name: str, ranks: list[dict[str, An
     assert one["loss"]
     assert any(one["loss"])
     # Where micro-batches are others, so is TRL's mean over them.
-    uncompared = {"weights", "entropy"} if name in {"accumulated", "own_values", *REWRITTEN} else {"weights"}
-    for key in one.keys() - uncompared:
+    uncompared = {"entropy"} if name in {"accumulated", "own_values", *REWRITTEN} else set[str]()
+    for key in one.keys() - uncompared - {"weights", "sent"}:
         assert first[key] == pytest.approx(one[key], abs=1e-5), key
     assert first["weights"] == second["weights"]
 
@@ -68,12 +52,12 @@ def test_episodes_of_the_scenarios_are_uneven(ranks: list[dict[str, Any]]) -> No
 
 
 def test_an_evaluation_counts_each_game_once(ranks: list[dict[str, Any]]) -> None:
-    assert {count for outcomes in ranks for count in outcomes["evaluated"]["eval_num_games"]} == {12}
+    assert {count for outcomes in ranks for count in outcomes["evaluated"]["eval_num_episodes"]} == {12}
 
 
 def test_rows_that_only_fill_the_last_batch_do_not_count(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
     one = ranks_run.outcome("streamed", tmp_path)
-    assert one["eval_num_games"] == [12, 12]
+    assert one["eval_num_episodes"] == [12, 12]
     for outcomes in ranks:
         for key in ranks_run.EVALUATED:
             assert outcomes["streamed"][key] == pytest.approx(one[key], abs=1e-5), key
@@ -84,9 +68,26 @@ def test_groups_without_spread_are_replaced_in_the_scenario(ranks: list[dict[str
     assert ranks[0]["resampled"]["groups/kept"] == ranks[1]["resampled"]["groups/kept"]
 
 
-def test_the_scenarios_have_a_divergence_and_a_drift_to_tell(ranks: list[dict[str, Any]]) -> None:
+def test_the_scenarios_have_a_divergence_and_a_drift_to_log(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["adapters"]["kl"][-1] > 1e-5
     assert ranks[0]["silent_rank"]["sampling/sampling_logp_difference/mean"][0] > 0.1
+
+
+def test_the_main_rank_shows_the_conversations_of_all(ranks: list[dict[str, Any]]) -> None:
+    first, second = (outcomes["shown"]["conversations"] for outcomes in ranks)
+    assert (len(first), len(second)) == (12, 6)
+    assert first[6:] == second
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_ranks_send_summaries_of_rollouts_and_no_tokens(name: str, ranks: list[dict[str, Any]]) -> None:
+    kinds = {"RolloutSummary", "float"}  # the latter of the loss: the ratio of each row
+    kinds |= {"list"} if name.endswith("_values") else set()  # of the value head: what it predicts for each turn
+    kinds |= {"GapSums"} if name == "silent_rank" else set()
+    kinds |= {"CompletionRow"} if name == "shown" else set()
+    first, second = (outcomes[name]["sent"] for outcomes in ranks)
+    assert first.keys() | second.keys() == kinds
+    assert max(first["RolloutSummary"], second["RolloutSummary"]) < 3_000  # of four turns, or of a traceback
 
 
 def test_a_rank_whose_every_rollout_failed_does_not_stop_the_others(ranks: list[dict[str, Any]]) -> None:
@@ -97,13 +98,21 @@ def test_a_rank_whose_every_rollout_failed_does_not_stop_the_others(ranks: list[
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "sentence"),
     [
         ("too_many_failed", "4 of 8 rollouts failed"),
         ("refused", "no model is loaded here"),
+        ("unplayable", "TaskError: task_data_list[0]['seed'] must be an int or None, got 'two'"),
         ("misfitting", "must return one finite number for each"),
+        ("uneven", "RuntimeError: only here"),
     ],
 )
-def test_what_ends_the_run_on_one_rank_ends_it_on_all(name: str, said: str, ranks: list[dict[str, Any]]) -> None:
+def test_what_ends_the_run_on_one_rank_ends_it_on_all(name: str, sentence: str, ranks: list[dict[str, Any]]) -> None:
     for outcomes in ranks:
-        assert said in outcomes[name]["error"]
+        assert sentence in outcomes[name]["error"]
+
+
+def test_a_rank_that_broke_raises_its_own_error_and_the_others_say_which_it_was(ranks: list[dict[str, Any]]) -> None:
+    first, second = (outcomes["unplayable"]["error"] for outcomes in ranks)
+    assert first.startswith("AgentsGymError: rank 1 of the run failed: TaskError: ")
+    assert second.startswith("TaskError: ")

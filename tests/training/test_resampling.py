@@ -14,17 +14,16 @@ from games import TextAgent, has_moved, logged, tasks, trainer_of
 from test_selection import IMPOSSIBLE
 from test_trl_seam import prepared
 
-from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import AgentsGymError, ConfigError
-from agentsgym.training.playing import Played
-from agentsgym.training.selection import useless_groups
+from agentsgym.training.generation.generator import GenerationBatch
+from agentsgym.training.tensors.advantages import uninformative_task_groups
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 RESAMPLE: dict[str, Any] = {"zero_variance_groups": "resample"}
 
 
 def mixed(num_tasks: int = 12, num_possible: int = 6) -> Dataset:
-    """Tasks of which the first can be solved, so that their rollouts are paid unlike each other."""
+    """Tasks of which the first can be solved, so that their rollouts have unlike rewards."""
     secrets = [seed % 6 if seed < num_possible else IMPOSSIBLE for seed in range(num_tasks)]
     return Dataset.from_list([{"task_data": {"seed": seed, "secret": secret}} for seed, secret in enumerate(secrets)])
 
@@ -33,21 +32,26 @@ def rows_of(dataset: Dataset, *indices: int) -> list[dict[str, Any]]:
     return [dataset[index] for index in indices for _ in range(4)]
 
 
-def useless(trainer: GRPOEnvTrainer, played: Played) -> set[int]:
-    rollouts = [ScoredRollout.from_trajectory(row, group=i // 4) for i, row in enumerate(played.everyone)]
-    return useless_groups(rollouts, trainer.args)
+def generated(trainer: GRPOEnvTrainer, rows: list[dict[str, Any]]) -> GenerationBatch:
+    """The next generation batch of a trainer."""
+    return trainer.generator.generate(rows, trainer._phase())
+
+
+def uninformative(trainer: GRPOEnvTrainer, batch: GenerationBatch) -> set[int]:
+    assert [rollout.scored.group for rollout in batch.rollouts] == [i // 4 for i in range(len(batch.rollouts))]
+    return uninformative_task_groups(batch.scored, trainer.args)
 
 
 def rounds(trainer: GRPOEnvTrainer) -> list[int]:
     """How many rollouts are played at once, from now on."""
     counts: list[int] = []
-    play = trainer.player._play
+    play = trainer.generator._play
 
     def counted(rows: Any, *args: Any) -> Any:
         counts.append(len(rows))
         return play(rows, *args)
 
-    trainer.player._play = counted  # type: ignore[method-assign]
+    trainer.generator._play = counted  # type: ignore[method-assign]
     return counts
 
 
@@ -56,21 +60,21 @@ def test_a_group_of_one_reward_is_replaced_and_the_others_are_left_as_they_are(t
     rows = rows_of(dataset, 11, 0)
     kept, trainer = (prepared(tmp_path, dataset=dataset, max_resamples=20, **changes) for changes in ({}, RESAMPLE))
     counts = rounds(trainer)
-    before, played = kept.player.play(rows), trainer.player.play(rows)
-    assert useless(trainer, before) == {0}
-    assert useless(trainer, played) == set()
+    before, batch = generated(kept, rows), generated(trainer, rows)
+    assert uninformative(trainer, before) == {0}
+    assert uninformative(trainer, batch) == set()
     assert counts == [8] + [4] * (len(counts) - 1)
-    assert len(played.replaced) == 4 * (len(counts) - 1) >= 4
-    assert [row.final_reward for row in played.replaced[:4]] == [row.final_reward for row in before.everyone[:4]]
-    for one, other in zip(played.trajectories[4:], before.trajectories[4:], strict=True):
+    assert len(batch.replaced) == 4 * (len(counts) - 1) >= 4
+    assert [row.final_reward for row in batch.replaced[:4]] == [row.final_reward for row in before.rollouts[:4]]
+    for one, other in zip(batch.trajectories[4:], before.trajectories[4:], strict=True):
         assert list(one.token_ids) == list(other.token_ids)
-    tasks_played = [row["task_data"]["seed"] for row in played.rows]
+    tasks_played = [row["task_data"]["seed"] for row in batch.dataset_rows]
     assert len(set(tasks_played[:4])) == 1
     assert tasks_played[0] != 11
     assert tasks_played[4:] == [0] * 4
 
 
-def test_what_was_drawn_is_what_is_learnt_from(tmp_path: Path) -> None:
+def test_what_was_drawn_is_what_is_trained_on(tmp_path: Path) -> None:
     dataset = mixed()
     trainer = prepared(tmp_path, dataset=dataset, max_resamples=20, **RESAMPLE)
     batch = trainer._generate_and_score_completions(rows_of(dataset, 11, 0))
@@ -110,9 +114,9 @@ def test_patience_ends_and_what_is_left_is_dropped(
 def test_a_group_that_failed_as_a_whole_is_replaced_too(tmp_path: Path) -> None:
     dataset = Dataset.from_list([{"task_data": {"seed": seed, "cannot_start": seed == 3}} for seed in range(4)])
     trainer = prepared(tmp_path, dataset=dataset, max_resamples=20, **RESAMPLE)
-    played = trainer.player.play(rows_of(dataset, 3, 0))
-    assert all(row.failed for row in played.replaced[:4])
-    assert not any(row.failed for row in played.everyone)
+    batch = generated(trainer, rows_of(dataset, 3, 0))
+    assert all(rollout.failed for rollout in batch.replaced[:4])
+    assert not any(rollout.failed for rollout in batch.rollouts)
 
 
 def test_a_failure_among_few_replacements_is_one_among_all_rollouts(tmp_path: Path) -> None:
@@ -123,11 +127,11 @@ def test_a_failure_among_few_replacements_is_one_among_all_rollouts(tmp_path: Pa
         trainer.args.max_failed_fraction = limit
         trainer.agent.num_calls = 0  # type: ignore[attr-defined]
         if is_enough:
-            played = trainer.player.play(rows_of(dataset, 0, 0))
-            assert sum(row.failed for row in played.everyone) == 1
+            batch = generated(trainer, rows_of(dataset, 0, 0))
+            assert sum(rollout.failed for rollout in batch.rollouts) == 1
         else:
             with pytest.raises(AgentsGymError, match="1 of 16 rollouts failed"):
-                trainer.player.play(rows_of(dataset, 0, 0))
+                generated(trainer, rows_of(dataset, 0, 0))
 
 
 class Breaking(TextAgent):
@@ -147,8 +151,8 @@ def test_equal_seeds_draw_equal_tasks_and_others_do_not(tmp_path: Path) -> None:
     drawn: list[list[int]] = []
     for seed in (3, 3, 4):
         trainer = prepared(tmp_path, dataset=dataset, max_resamples=1, seed=seed, **RESAMPLE)
-        played = [trainer.player.play(rows_of(dataset, 58, 59)) for _ in range(3)]
-        drawn.append([row["task_data"]["seed"] for batch in played for row in batch.rows])
+        batches = [generated(trainer, rows_of(dataset, 58, 59)) for _ in range(3)]
+        drawn.append([row["task_data"]["seed"] for batch in batches for row in batch.dataset_rows])
     assert drawn[0] == drawn[1] != drawn[2]
     assert len({tuple(drawn[0][start : start + 8]) for start in (0, 8, 16)}) == 3  # each generation draws its own
 
@@ -177,7 +181,7 @@ def test_two_runs_are_equal_and_so_is_a_resumed_one(layout: str, tmp_path: Path)
 def test_an_evaluation_replaces_nothing(tmp_path: Path) -> None:
     trainer = prepared(tmp_path, dataset=mixed(), eval_dataset=tasks(2, secret=IMPOSSIBLE), **RESAMPLE)
     counts = rounds(trainer)
-    assert trainer.evaluate()["eval_num_games"] == 8
+    assert trainer.evaluate()["eval_num_episodes"] == 8
     assert counts == [8]
 
 

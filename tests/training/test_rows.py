@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from agentsgym.agents.base import Agent
 from agentsgym.batch.layouts import Layout, trajectory_rows, turn_rows
-from agentsgym.envs import registry
 from agentsgym.envs.registry import register
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.rollouts.driver import drive
 from agentsgym.testing import chat_tokenizer
-from agentsgym.training.batches import Batch, recorded_logprobs
-from agentsgym.training.rows import Environments, group_seeds
+from agentsgym.training.generation.environments import Environments, group_seeds
+from agentsgym.training.tensors.loss_types import LOSS_TYPES
+from agentsgym.training.tensors.token_batch import TokenBatch
 from agentsgym.types import StopReason, Trajectory, Turn
 
 TOKENIZER = policy()[1]
@@ -30,7 +30,7 @@ GUESS, BLUE = "tests.GuessNumber", "tests.SayBlue"
 
 @pytest.fixture
 def _games(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr("agentsgym.envs.rows._registered", {})
     register(GuessNumber, GUESS)
     register(SayBlue, BLUE)
 
@@ -60,9 +60,9 @@ def drawn(picture: str, *, logprobs: list[float] | None = None, failed: bool = F
     )
 
 
-def stacked(trajectories: list[Trajectory], layout: Layout = trajectory_rows, **changes: int) -> Batch:
+def stacked(trajectories: list[Trajectory], layout: Layout = trajectory_rows, **changes: int) -> TokenBatch:
     rows = [row for index, trajectory in enumerate(trajectories) for row in layout(index, trajectory)]
-    return Batch(trajectories, rows, **{"pad_token_id": 77, **changes})
+    return TokenBatch.stack(trajectories, rows, **{"pad_token_id": 77, **changes})
 
 
 single = partial(turn_rows, merge=False)
@@ -132,13 +132,15 @@ def test_rows_without_any_token_still_have_columns_for_the_loss() -> None:
 def test_parts_of_a_rollout_weigh_what_they_hold_of_it_where_each_row_is_a_mean(loss_type: str) -> None:
     batch = stacked([drawn("..aaa.b|.cc"), drawn(".a"), drawn(".a|.b")], turn_rows, num_rows=8)
     mask = batch.agent_token_mask([True, True, False])
-    assert batch.row_weights(mask, loss_type)[:, 0].tolist() == pytest.approx([4 / 6, 2 / 6, 1, 0, 0, 1, 1, 1])
+    assert batch.row_weights(mask, LOSS_TYPES[loss_type])[:, 0].tolist() == pytest.approx(
+        [4 / 6, 2 / 6, 1, 0, 0, 1, 1, 1]
+    )
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "cispo", "dr_grpo", "luspo", "vespo"])
 def test_rows_weigh_alike_where_each_token_does(loss_type: str) -> None:
     batch = stacked([drawn("..aaa.b|.cc"), drawn(".a")], turn_rows, num_rows=4)
-    assert torch.equal(batch.row_weights(batch.agent_token_mask([True, True]), loss_type), torch.ones(4, 1))
+    assert torch.equal(batch.row_weights(batch.agent_token_mask([True, True]), LOSS_TYPES[loss_type]), torch.ones(4, 1))
 
 
 @given(
@@ -150,7 +152,9 @@ def test_each_rollout_weighs_the_same_in_one_row_or_in_many(pictures: list[str],
     for layout in (turn_rows, single):
         batch = stacked(trajectories, layout, num_rows=num_rows)
         mask = batch.agent_token_mask([True] * len(pictures))
-        weights = batch.row_weights(mask, "grpo") / mask.sum(1, keepdim=True).clamp(min=1)  # of a token in a row's mean
+        weights = batch.row_weights(mask, LOSS_TYPES["grpo"]) / mask.sum(1, keepdim=True).clamp(
+            min=1
+        )  # of a token in a row's mean
         totals = torch.zeros(len(pictures))
         for row, total in zip(batch.rows, (weights * mask).sum(1), strict=False):
             totals[row.rollout] += total
@@ -176,16 +180,16 @@ def test_values_on_tokens_go_back_to_rollouts_and_turns() -> None:
 
 def test_logprobs_are_stacked_if_every_row_that_counts_has_them() -> None:
     known = drawn("..a", logprobs=[0.0, 0.0, -1.5])
-    assert recorded_logprobs([known, drawn(".aaa")], stacked([known, drawn(".aaa")])) is None
+    assert stacked([known, drawn(".aaa")]).recorded_logprobs is None
     rows = [known, drawn(".aaa", failed=True)]
-    logprobs = recorded_logprobs(rows, stacked(rows, num_rows=3))
+    logprobs = stacked(rows, num_rows=3).recorded_logprobs
     assert logprobs is not None
     assert logprobs.tolist() == [[0.0, 0.0, -1.5, 0.0], [0.0] * 4, [0.0] * 4]
 
 
 def test_logprobs_go_to_the_row_of_their_segment() -> None:
     rows = [drawn("..a|.bc", logprobs=[0.0, 0.0, -1.0, 0.0, -2.0, -3.0])]
-    logprobs = recorded_logprobs(rows, stacked(rows, turn_rows))
+    logprobs = stacked(rows, turn_rows).recorded_logprobs
     assert logprobs is not None
     assert logprobs.tolist() == [[0.0, 0.0, -1.0], [0.0, -2.0, -3.0]]
 
@@ -231,7 +235,10 @@ def test_a_row_may_name_the_environment_given_and_its_configuration_in_part(conf
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        ({"env_class_path": BLUE, "task_data": {}}, f"a dataset row is of '{BLUE}'.*is '{GUESS}'"),
+        (
+            {"env_class_path": BLUE, "task_data": {}},
+            f"a dataset row names the environment '{BLUE}', and this environment is '{GUESS}'",
+        ),
         ({"env_config": {"max_steps_per_episode": 3}, "task_data": {}}, "env_config.*leave env=None"),
         ({"env_config": {"max_step": 3}, "task_data": {}}, "max_step"),
         ({"prompt": "Hello"}, r"needs 'task_data' \(a dict\), got the columns \['prompt'\]"),
@@ -313,7 +320,7 @@ def test_checking_rows_finds_the_one_whose_task_cannot_be_played(task: dict[str,
 
 def test_checking_rows_names_the_row_of_another_game() -> None:
     rows = [{"task_data": {}}, {"env_class_path": "tests.Chess", "task_data": {}}]
-    with pytest.raises(ConfigError, match=r"^row 1 of the dataset: a dataset row is of 'tests\.Chess'"):
+    with pytest.raises(ConfigError, match=r"^row 1 of the dataset: a dataset row names the environment 'tests\.Chess'"):
         Environments(GuessNumber(TOKENIZER), TOKENIZER).check(rows)
 
 
@@ -335,13 +342,13 @@ def test_a_gamemaster_of_ones_own_plays_the_games_rows() -> None:
     environments.check(rows)
     assert environments.of(rows[0]) is env
     for other in ({**config, "reward_scheme": "lmrl"}, {**config, "gamemaster": None}):
-        with pytest.raises(ConfigError, match="not that of the environment given"):
+        with pytest.raises(ConfigError, match="and the environment was built from"):
             environments.check([{**rows[0], "env_config": other}])
 
 
 def test_a_row_with_a_callable_that_the_environment_lacks_is_refused() -> None:
     row = {"env_config": {"gamemaster": always_no}, "task_data": {"solution": "clock"}}
-    with pytest.raises(ConfigError, match="not that of the environment given"):
+    with pytest.raises(ConfigError, match="and the environment was built from"):
         Environments(TwentyQuestionsEnv(TOKENIZER), TOKENIZER).check([row])
 
 

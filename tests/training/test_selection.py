@@ -1,4 +1,4 @@
-"""Which rollouts are learnt from: truncated ones, small groups, groups of one reward, and none at all."""
+"""Which rollouts are trained on: truncated ones, small groups, groups of one reward, and none at all."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_trl_seam import prepared
 
-from agentsgym.credit.advantages import get_estimator
+from agentsgym.credit.filters import drop_groups, mask_truncated, penalize_truncated
+from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.playing import Played
-from agentsgym.training.selection import drop_groups, mask_truncated, penalise_truncated, useless_groups
+from agentsgym.training.generation.generator import GenerationBatch
+from agentsgym.training.tensors.advantages import AdvantageAssigner, filter_rollouts, uninformative_task_groups
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import StopReason, Trajectory, Turn
 
-IMPOSSIBLE = 99  # no number that anybody can say, so that all rollouts of the task are paid alike
+IMPOSSIBLE = 99  # no number that anybody can say, so that all rollouts of the task have one reward
 ROWS = [{"task_data": {"seed": seed}} for seed in (0, 0, 0, 0, 1, 1, 1, 1)]
 ROWS_WITHOUT_SPREAD = [*ROWS[:4], *({"task_data": {"seed": 1, "secret": IMPOSSIBLE}} for _ in range(4))]
 
@@ -50,23 +51,35 @@ ENDED = [ended(reason, 0.5, 1.0) for reason in StopReason]
 TRUNCATED = [reason in {StopReason.MAX_TURNS, StopReason.MAX_TOKENS} for reason in StopReason]
 
 
+def trained_on(settings: GRPOEnvConfig) -> list[bool]:
+    """Whether each of the rollouts that ended is trained on."""
+    counts = [len(trajectory.turns) for trajectory in ENDED]
+    assigner, mine = AdvantageAssigner(settings), range(len(ENDED))
+    return list(assigner.assign(scored(*ENDED), mine, ENDED, counts, is_training=True).included)
+
+
 def test_truncated_rollouts_are_kept_as_they_are() -> None:
-    for treat in (penalise_truncated, mask_truncated):
-        assert treat(scored(*ENDED), ENDED, args()) == scored(*ENDED)
+    seen, _ = filter_rollouts(scored(*ENDED), args())
+    assert seen == scored(*ENDED)
+    assert trained_on(args()) == [not trajectory.failed for trajectory in ENDED]
 
 
 def test_truncated_rollouts_alone_are_masked_and_an_estimator_sees_them() -> None:
     settings = args(truncated_rollouts="mask")
-    assert penalise_truncated(scored(*ENDED), ENDED, settings) == scored(*ENDED)
-    masked = mask_truncated(scored(*ENDED), ENDED, settings)
+    seen, _ = filter_rollouts(scored(*ENDED), settings)
+    assert seen == scored(*ENDED)
+    masked = mask_truncated(scored(*ENDED))
     assert [rollout.dropped for rollout in masked] == TRUNCATED
     assert [rollout.turn_rewards for rollout in masked] == [[0.5, 1.0]] * len(ENDED)
+    kept = [not (trajectory.failed or flag) for trajectory, flag in zip(ENDED, TRUNCATED, strict=True)]
+    assert trained_on(settings) == kept
 
 
 @pytest.mark.parametrize("penalty", [1.0, 0.25])
 def test_a_penalty_comes_off_the_last_turn_and_the_final_reward_of_truncated_rollouts(penalty: float) -> None:
-    settings = args(truncated_rollouts="penalise", truncation_penalty=penalty)
-    treated = penalise_truncated(scored(*ENDED), ENDED, settings)
+    settings = args(truncated_rollouts="penalize", truncation_penalty=penalty)
+    treated, _ = filter_rollouts(scored(*ENDED), settings)
+    assert treated == penalize_truncated(scored(*ENDED), penalty)
     for rollout, is_truncated in zip(treated, TRUNCATED, strict=True):
         taken = penalty if is_truncated else 0.0
         assert rollout.turn_rewards == [0.5, 1.0 - taken]
@@ -74,16 +87,16 @@ def test_a_penalty_comes_off_the_last_turn_and_the_final_reward_of_truncated_rol
         assert not rollout.dropped
 
 
-def test_a_rollout_without_turns_is_penalised_in_its_final_reward() -> None:
-    rows = [ended(StopReason.MAX_TOKENS)]
-    [rollout] = penalise_truncated(scored(*rows), rows, args(truncated_rollouts="penalise"))
+def test_a_rollout_without_turns_is_penalized_in_its_final_reward() -> None:
+    [rollout] = penalize_truncated(scored(ended(StopReason.MAX_TOKENS)), 1.0)
     assert (rollout.turn_rewards, rollout.final_reward) == ([], -1.0)
 
 
 def test_the_option_of_trl_means_the_stop_reason() -> None:
     settings = args(mask_truncated_completions=True)
-    assert settings.truncated_rollouts == "mask"
-    assert not settings.mask_truncated_completions
+    assert settings.truncation == "mask"
+    assert trained_on(settings) == trained_on(args(truncated_rollouts="mask"))
+    assert (settings.mask_truncated_completions, settings.truncated_rollouts) == (True, "keep")  # as they were given
 
 
 DONE, FAILED = StopReason.DONE, StopReason.FAILED
@@ -99,7 +112,9 @@ DONE, FAILED = StopReason.DONE, StopReason.FAILED
         ({"zero_variance_groups": "resample"}, {1, 2, 3}),
     ],
 )
-def test_groups_that_are_too_small_or_of_one_reward_are_useless(changes: dict[str, Any], groups: set[int]) -> None:
+def test_groups_that_are_too_small_or_of_one_reward_are_uninformative(
+    changes: dict[str, Any], groups: set[int]
+) -> None:
     rows = [
         *(ended(DONE, 1.0), ended(DONE, 0.0), ended(DONE, 0.0)),
         *(ended(DONE, 0.7, -0.2), ended(DONE, 0.5), ended(FAILED, 9.0)),
@@ -107,47 +122,49 @@ def test_groups_that_are_too_small_or_of_one_reward_are_useless(changes: dict[st
         ended(FAILED, 1.0),
     ]
     rollouts = scored(*rows, groups=[0, 0, 0, 1, 1, 1, 2, 2, 3])
-    assert useless_groups(rollouts, args(**changes)) == groups
+    assert uninformative_task_groups(rollouts, args(**changes)) == groups
 
 
-@pytest.mark.parametrize(("truncated_rollouts", "useless"), [("keep", set()), ("mask", set()), ("penalise", {0})])
-def test_a_group_may_be_of_one_reward_once_it_is_penalised(truncated_rollouts: str, useless: set[int]) -> None:
+@pytest.mark.parametrize(("truncated_rollouts", "groups"), [("keep", set()), ("mask", set()), ("penalize", {0})])
+def test_a_group_may_be_of_one_reward_once_it_is_penalized(truncated_rollouts: str, groups: set[int]) -> None:
     rows = [ended(DONE, 0.0), ended(StopReason.MAX_TURNS, 1.0)]
     settings = args(zero_variance_groups="drop", truncated_rollouts=truncated_rollouts)
-    assert useless_groups(penalise_truncated(scored(*rows), rows, settings), settings) == useless
+    assert uninformative_task_groups(scored(*rows), settings) == groups
 
 
 @given(groups=st.lists(st.integers(0, 3), max_size=8), dropped=st.sets(st.integers(0, 4)))
 def test_whole_groups_are_dropped_and_nothing_else_changes(groups: list[int], dropped: set[int]) -> None:
     rollouts = scored(*(ended(DONE, float(i)) for i in range(len(groups))), groups=groups)
     kept = drop_groups(rollouts, dropped)
-    assert [rollout.counts for rollout in kept] == [group not in dropped for group in groups]
+    assert [rollout.included for rollout in kept] == [group not in dropped for group in groups]
     assert [rollout.final_reward for rollout in kept] == [rollout.final_reward for rollout in rollouts]
 
 
 # Through the trainer
 
 
-def recorded(trainer: GRPOEnvTrainer, rows: list[dict[str, Any]]) -> tuple[Played, dict[str, Any]]:
+def recorded(trainer: GRPOEnvTrainer, rows: list[dict[str, Any]]) -> tuple[GenerationBatch, dict[str, Any]]:
     """A generation batch and what was played for it."""
-    played: list[Played] = []
-    play = trainer.player.play
+    played: list[GenerationBatch] = []
+    play = trainer.generator.generate
 
-    def noted(inputs: Any) -> Played:
-        played.append(play(inputs))
+    def noted(*args: Any, **kwargs: Any) -> GenerationBatch:
+        played.append(play(*args, **kwargs))
         return played[-1]
 
-    trainer.player.play = noted  # type: ignore[method-assign]
+    trainer.generator.generate = noted  # type: ignore[method-assign]
     batch = trainer._generate_and_score_completions(rows)
     return played[0], batch
 
 
-def told(trainer: GRPOEnvTrainer, name: str) -> float:
+def metric(trainer: GRPOEnvTrainer, name: str) -> float:
     return trainer._metrics["train"][name][-1]
 
 
-def assert_only(played: Played, batch: dict[str, Any], is_kept: list[bool], is_seen: list[bool] | None = None) -> None:
-    """Only these rollouts are learnt from, with what an estimator gives that sees no others, or those that are seen."""
+def assert_only(
+    played: GenerationBatch, batch: dict[str, Any], is_kept: list[bool], is_seen: list[bool] | None = None
+) -> None:
+    """Only these rollouts are trained on, with what an estimator gives that sees no others, or those that are seen."""
     mask = batch["agent_token_mask"]
     assert mask.any(1).tolist() == is_kept
     assert not batch["advantages"][mask == 0].any()
@@ -167,21 +184,21 @@ def assert_only(played: Played, batch: dict[str, Any], is_kept: list[bool], is_s
 SEEING_ALL = {"estimator_kwargs": {"baseline": "batch"}, "scale_rewards": "batch"}
 
 
-def test_groups_of_one_reward_are_in_no_baseline_and_teach_nothing(tmp_path: Path) -> None:
+def test_groups_of_one_reward_are_in_no_baseline_and_not_trained_on(tmp_path: Path) -> None:
     trainer = prepared(tmp_path, zero_variance_groups="drop", **SEEING_ALL)
     played, batch = recorded(trainer, ROWS_WITHOUT_SPREAD)
     assert_only(played, batch, [True] * 4 + [False] * 4)
-    assert told(trainer, "groups/kept") == 0.5
-    assert told(trainer, "frac_reward_zero_std") == 0.5  # of what was played
-    assert told(trainer, "reward") == pytest.approx(sum(row.final_reward for row in played.everyone) / 8)
+    assert metric(trainer, "groups/kept") == 0.5
+    assert metric(trainer, "frac_reward_zero_std") == 0.5  # of what was played
+    assert metric(trainer, "reward") == pytest.approx(sum(rollout.final_reward for rollout in played.rollouts) / 8)
 
 
-def test_without_the_filter_they_are_learnt_from(tmp_path: Path) -> None:
+def test_without_the_filter_they_are_trained_on(tmp_path: Path) -> None:
     trainer = prepared(tmp_path, **SEEING_ALL)
     played, batch = recorded(trainer, ROWS_WITHOUT_SPREAD)
     assert_only(played, batch, [True] * 8)
-    assert told(trainer, "groups/kept") == 1.0
-    assert told(trainer, "frac_reward_zero_std") == 0.5
+    assert metric(trainer, "groups/kept") == 1.0
+    assert metric(trainer, "frac_reward_zero_std") == 0.5
 
 
 @pytest.mark.parametrize(("min_group_size", "is_kept"), [(2, [True] * 6 + [False] * 2), (3, [True] * 4 + [False] * 4)])
@@ -205,16 +222,16 @@ def test_what_a_budget_ended_is_masked_and_what_the_game_ended_is_not(changes: d
 
 def test_a_penalty_reaches_the_advantages_and_no_metric_of_the_game(tmp_path: Path) -> None:
     plain = prepared(tmp_path, scale_rewards="none", advantage_estimator="grpo")
-    penalised = prepared(
+    penalized = prepared(
         tmp_path,
         scale_rewards="none",
         advantage_estimator="grpo",
-        truncated_rollouts="penalise",
+        truncated_rollouts="penalize",
         truncation_penalty=3.0,
     )
     played, before = recorded(plain, ROWS)
-    _, after = recorded(penalised, ROWS)
-    assert told(plain, "reward") == told(penalised, "reward")
+    _, after = recorded(penalized, ROWS)
+    assert metric(plain, "reward") == metric(penalized, "reward")
     taken = [3.0 * row.stop_reason.truncated for row in played.trajectories]
     assert {0.0, 3.0} == set(taken)
     means = [sum(taken[start : start + 4]) / 4 for start in (0, 4) for _ in range(4)]
@@ -222,13 +239,13 @@ def test_a_penalty_reaches_the_advantages_and_no_metric_of_the_game(tmp_path: Pa
     assert firsts(after, played) == pytest.approx(expected, abs=1e-5)
 
 
-def firsts(batch: dict[str, Any], played: Played) -> list[float]:
+def firsts(batch: dict[str, Any], played: GenerationBatch) -> list[float]:
     """The advantage of each rollout's first turn."""
     return [batch["advantages"][i, row.turns[0].start].item() for i, row in enumerate(played.trajectories)]
 
 
 @pytest.mark.parametrize("changes", [{}, {"layout": "turn"}, {"loss_type": "grpo"}, {"beta": 0.0, "drift_interval": 1}])
-def test_a_batch_of_which_nothing_is_left_teaches_nothing_and_says_so(
+def test_a_batch_of_which_nothing_is_left_changes_nothing_and_is_warned_of(
     changes: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = tasks(4, secret=IMPOSSIBLE)
@@ -244,7 +261,7 @@ def test_a_batch_of_which_nothing_is_left_teaches_nothing_and_says_so(
     assert not has_moved(trainer)
     numbers = [value for log in trainer.state.log_history for value in log.values()]
     assert all(value is not None and math.isfinite(value) for value in numbers)
-    assert caplog.text.count("no rollout of the generation batch is left to learn from") == 1
+    assert caplog.text.count("no rollout of the generation batch is left to train on") == 1
 
 
 def test_an_evaluation_filters_nothing(tmp_path: Path) -> None:
@@ -256,7 +273,7 @@ def test_an_evaluation_filters_nothing(tmp_path: Path) -> None:
         advantage_estimator="reward",
     )
     metrics = trainer.evaluate()
-    assert metrics["eval_num_games"] == 12
+    assert metrics["eval_num_episodes"] == 12
     assert metrics["eval_entropy"] > 0
     assert "eval_groups/kept" not in metrics
     assert math.isfinite(metrics["eval_loss"])

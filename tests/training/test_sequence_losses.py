@@ -23,7 +23,8 @@ from test_trl_seam import (
 )
 from trl import GRPOTrainer
 
-from agentsgym.training import _trl
+from agentsgym.training._trl import TRLSeam
+from agentsgym.training.loss import loss_inputs
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 # What the means of the rows' log-ratios are moved by: inside the clip and outside of it on both sides.
@@ -39,7 +40,7 @@ def off_policy(trainer: GRPOEnvTrainer, shifts: list[float] | None = None) -> tu
     generator = torch.Generator().manual_seed(5)
     log_ratio = 0.3 * torch.randn(mask.shape, generator=generator) + torch.tensor(shifts or SHIFTS)[:, None]
     scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
-    batch["old_per_token_logps"] = _trl.per_token_logps(trainer, trainer.model, *scored) - log_ratio
+    batch["old_per_token_logps"] = TRLSeam(trainer).score_policy(*scored) - log_ratio
     batch["sampling_per_token_logps"] = None  # so that the old ones are the sampler's
     return batch, log_ratio * mask
 
@@ -66,7 +67,7 @@ def trls_own(
     """The loss of a ``GRPOTrainer`` with one advantage a row, on the columns that ours looks at."""
     mask = batch["agent_token_mask"]
     first, last = int(mask.any(0).nonzero()[0]), int(batch["attention_mask"].sum(1).max())
-    inputs = {**_trl.loss_inputs(batch, first, last), "advantages": advantages}
+    inputs = {**loss_inputs(batch, first, last), "advantages": advantages}
     with monkeypatch.context() as patch:
         for name, value in changes.items():
             patch.setattr(trainer, name, value)
@@ -193,7 +194,7 @@ def test_gspo_on_policy_is_the_loss_of_tokens(loss_type: str, tmp_path: Path) ->
     # With old log-probabilities that are the current ones the mean of log-ratios is 0 but for rounding.
     batch, trainer = batches[1], trainers[1]
     scored = batch["prompt_completion_ids"], batch["attention_mask"], batch["agent_token_mask"]
-    batch["old_per_token_logps"] = _trl.per_token_logps(trainer, trainer.model, *scored)
+    batch["old_per_token_logps"] = TRLSeam(trainer).score_policy(*scored)
     loss = trainer.compute_loss(trainer.model, batch)
     torch.testing.assert_close(loss, losses[0], rtol=1e-5, atol=1e-7)
     for one, other in zip(parameter_gradients(trainer, loss), gradients[0], strict=True):

@@ -11,7 +11,9 @@ import torch
 from games import logged, trainer_of
 from test_resume import unseeded
 
-from agentsgym.training import _trl
+from agentsgym.training import trainer as trainer_module
+from agentsgym.training._trl import TRLSeam
+from agentsgym.training.loss import sort_by_length
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 SCHEDULES: list[dict[str, int]] = [
@@ -21,6 +23,10 @@ SCHEDULES: list[dict[str, int]] = [
 ]
 # Plain steps: Adam makes large ones of gradients that are all but 0, where only rounding says which way.
 SIZES = {"per_device_train_batch_size": 2, "max_steps": 4, "optim": "sgd", "learning_rate": 0.1}
+
+
+def sorted_batches(trainer: GRPOEnvTrainer, batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sort_by_length(batches, trainer.args, has_aux_loss=TRLSeam(trainer).has_aux_loss)
 
 
 def widths_of(trainer: GRPOEnvTrainer) -> list[list[int]]:
@@ -54,7 +60,7 @@ def test_a_run_is_the_same_sorted_and_unsorted(
     for start in range(0, len(widths), window):
         lengths = [length for rows in widths[start : start + window] for length in rows]
         assert lengths == sorted(lengths, reverse=True)
-    monkeypatch.setattr(_trl, "sort_windows", lambda _trainer, batches: batches)
+    monkeypatch.setattr(trainer_module, "sort_by_length", lambda batches, **_: batches)
     shuffled, others = run(tmp_path, **changes)
     assert others != widths
     for start in range(0, len(widths), window):  # the same rows in each optimizer step
@@ -77,12 +83,12 @@ def test_a_run_is_the_same_sorted_and_unsorted(
 def test_what_is_a_mean_over_a_microbatch_is_left_as_it_was_drawn(changes: dict[str, Any], tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, **{"gradient_accumulation_steps": 4, **SIZES, **changes})
     batches = [{"attention_mask": torch.tensor([[1, 0], [1, 1]])} for _ in range(4)]
-    assert _trl.sort_windows(trainer, batches) is batches
+    assert sorted_batches(trainer, batches) is batches
 
 
 def test_what_experts_are_held_to_in_a_microbatch_is_left_as_it_was_drawn(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, gradient_accumulation_steps=2, **SIZES)
     batches = [{"attention_mask": torch.tensor(mask)} for mask in ([[1, 0], [1, 1]], [[1, 1], [1, 0]])]
-    assert _trl.sort_windows(trainer, batches) is not batches
+    assert sorted_batches(trainer, batches) is not batches
     trainer.aux_loss_enabled = True
-    assert _trl.sort_windows(trainer, batches) is batches
+    assert sorted_batches(trainer, batches) is batches

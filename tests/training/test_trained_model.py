@@ -11,7 +11,7 @@ import torch
 from games import GuessNumber, trainer_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentsgym.agents.policy import PolicyAgent, Sampling
+from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
 
 
 @pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}, {"num_iterations": 2}])
@@ -25,7 +25,7 @@ def test_a_trained_model_is_saved_as_it_plays(changes: dict[str, Any], tmp_path:
     assert reloaded.config.use_cache
     games = []
     for model in (trained, reloaded):
-        agent = PolicyAgent(model, tokenizer, sampling=Sampling(temperature=0.0), max_turn_tokens=4)
+        agent = PolicyAgent(model, tokenizer, sampling=SamplingParams(temperature=0.0), max_turn_tokens=4)
         played = GuessNumber(tokenizer).rollout([{"seed": seed} for seed in range(4)], agent)
         games.append([game.token_ids for game in played])
     assert games[0] == games[1]

@@ -13,7 +13,7 @@ from datasets import Dataset
 from games import NUMBERS, TextAgent, has_moved, logged, trainer_of
 
 from agentsgym.agents.base import Agent
-from agentsgym.agents.policy import PolicyAgent
+from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.errors import AgentsGymError
 
 

@@ -21,7 +21,7 @@ def test_evaluation_tells_the_numbers_of_all_games(tmp_path: Path) -> None:
     evaluation = trainer.last_evaluation
     assert evaluation is not None
     games = evaluation.trajectories
-    assert metrics["eval_num_games"] == len(games) == 10
+    assert metrics["eval_num_episodes"] == len(games) == 10
     assert metrics["eval_num_failed"] == 0
     assert metrics["eval_win_rate"] == sum(game.stop_reason is StopReason.DONE for game in games) / 10
     assert metrics["eval_reward"] == pytest.approx(sum(game.final_reward for game in games) / 10)
@@ -53,13 +53,13 @@ def test_a_stream_is_evaluated_too(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, eval_dataset=stream, num_generations_eval=2)
     metrics = trainer.evaluate()
     assert trainer.last_evaluation is not None
-    assert metrics["eval_num_games"] == len(trainer.last_evaluation.trajectories) == 10
+    assert metrics["eval_num_episodes"] == len(trainer.last_evaluation.trajectories) == 10
 
 
 def test_several_evaluation_sets_have_names_of_their_own(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, eval_dataset={"easy": tasks(2), "hard": tasks(5)}, num_generations_eval=2)
     metrics = trainer.evaluate()
-    assert (metrics["eval_easy_num_games"], metrics["eval_hard_num_games"]) == (4, 10)
+    assert (metrics["eval_easy_num_episodes"], metrics["eval_hard_num_episodes"]) == (4, 10)
     assert "eval_win_rate" not in metrics
     assert {"eval_easy_win_rate", "eval_hard_win_rate_low"} <= metrics.keys()
 
@@ -70,6 +70,6 @@ def test_an_evaluation_during_training_is_kept(tmp_path: Path) -> None:
     trainer.train()
     assert len(logged(trainer, "eval_win_rate")) == 2
     assert trainer.last_evaluation is not None
-    assert trainer.last_evaluation.num_games == 16
+    assert trainer.last_evaluation.num_episodes == 16
     assert trainer.last_evaluation.win_rate is not None
     assert trainer.last_evaluation.win_rate.mean == logged(trainer, "eval_win_rate")[-1]

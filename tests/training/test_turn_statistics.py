@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_trl_seam import CLIPPED, EPSILON, played, prepared
 
-from agentsgym.training import _trl
-from agentsgym.training.turn_statistics import STATISTICS, TurnStatistics, clip_bounds, clipped
+from agentsgym.training._trl import TRLSeam
+from agentsgym.training.metrics.loss import STATISTICS, TurnStatistics, clipped
+from agentsgym.training.tensors.loss_types import LOSS_TYPES
 
 NUM_TURNS = 4
 Values = dict[str, torch.Tensor]
@@ -100,9 +101,9 @@ def test_values_are_read_without_their_gradient() -> None:
 
 def test_other_names_than_were_agreed_are_refused() -> None:
     turn_index = torch.zeros(1, 2, dtype=torch.long)
-    with pytest.raises(ValueError, match="the statistics ratio are wanted, got entropy"):
+    with pytest.raises(ValueError, match="expected the statistics ratio, got entropy"):
         TurnStatistics(names=("ratio",)).add(turn_index, entropy=torch.ones(1, 2))
-    with pytest.raises(ValueError, match="the statistics ratio are wanted, got none"):
+    with pytest.raises(ValueError, match="expected the statistics ratio, got none"):
         TurnStatistics(names=("ratio",)).add(turn_index)
     for nothing in ({"num_turns": 0}, {"names": ()}):
         with pytest.raises(ValueError, match="statistics need a turn and a name"):
@@ -113,7 +114,7 @@ def test_clipped_by_hand() -> None:
     ratio = torch.tensor([[0.5, 0.5, 1.0, 1.0, 1.5, 1.5]])
     advantages = torch.tensor([[1.0, -1.0] * 3])
     assert clipped(ratio, advantages, low=0.8, high=1.2).tolist() == [[False, True, False, False, True, False]]
-    one_sided = clip_bounds("cispo", epsilon_low=0.2, epsilon_high=1.2)
+    one_sided = LOSS_TYPES["cispo"].clip_bounds(epsilon_low=0.2, epsilon_high=1.2)
     assert one_sided == (-math.inf, 1.2)
     assert clipped(ratio, advantages, low=one_sided[0], high=one_sided[1]).tolist() == [[False] * 4 + [True, False]]
     assert not clipped(ratio, 0 * advantages, low=0.8, high=1.2).any()
@@ -121,7 +122,7 @@ def test_clipped_by_hand() -> None:
 
 @pytest.mark.parametrize("loss_type", ["sapo", "vespo"])
 def test_a_loss_without_a_clip_has_no_bounds(loss_type: str) -> None:
-    assert clip_bounds(loss_type, epsilon_low=0.2, epsilon_high=0.2) is None
+    assert LOSS_TYPES[loss_type].clip_bounds(epsilon_low=0.2, epsilon_high=0.2) is None
 
 
 @pytest.mark.parametrize("loss_type", [*CLIPPED, "cispo"])
@@ -132,12 +133,12 @@ def test_clipped_tokens_are_those_that_trl_counts(loss_type: str, tmp_path: Path
     mask: Any = batch["agent_token_mask"]
     ratio = torch.tensor([0.5, 0.9, 1.0, 1.35, 1.5, 3.0]).repeat(mask.shape[1])[: mask.shape[1]].expand(mask.shape)
     scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
-    batch["old_per_token_logps"] = _trl.per_token_logps(trainer, trainer.model, *scored) - ratio.log()
+    batch["old_per_token_logps"] = TRLSeam(trainer).score_policy(*scored) - ratio.log()
     trainer.compute_loss(trainer.model, batch)
     key = "cispo_clip_ratio" if loss_type == "cispo" else "clip_ratio/region_mean"
     [counted] = trainer._metrics["train"][key]
 
-    bounds = clip_bounds(loss_type, epsilon_low=EPSILON, epsilon_high=epsilon_high)
+    bounds = LOSS_TYPES[loss_type].clip_bounds(epsilon_low=EPSILON, epsilon_high=epsilon_high)
     assert bounds is not None
     flags = clipped(ratio, batch["advantages"], low=bounds[0], high=bounds[1])
     statistics = TurnStatistics(1, names=("clip_ratio",))

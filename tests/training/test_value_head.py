@@ -35,7 +35,7 @@ from value_heads import (
 
 from agentsgym.errors import ConfigError
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.value_head import FILE_NAME
+from agentsgym.training.policy.value_head import FILE_NAME
 
 both = pytest.mark.parametrize("kind", ["shared", "separate"])
 
@@ -111,7 +111,7 @@ def test_rows_add_up_over_micro_batches(kind: str) -> None:
     parts = []
     for row in range(len(ids)):
         rows = slice(row, row + 1)
-        with own.observing():
+        with own.capture_hidden_states():
             model(input_ids=ids[rows], attention_mask=MASK[rows])
         parts.append(own.loss(ids[rows], MASK[rows], targets[rows], targets.isfinite().sum()))
     torch.testing.assert_close(sum(parts), loss_of(own, model, targets))
@@ -180,18 +180,18 @@ def test_the_policy_does_not_know_of_the_head(kind: str) -> None:
     own = value_model(model, kind)
     assert ([name for name, _ in model.named_parameters()], [*model.state_dict()], len([*model.modules()])) == before
     assert not set(map(id, own.parameters())) & set(map(id, model.parameters()))
-    with own.observing():
+    with own.capture_hidden_states():
         assert len(model.model._forward_hooks) == (kind == "shared")
     assert not model.model._forward_hooks
 
 
-def test_what_was_observed_is_used_once() -> None:
+def test_what_was_captured_is_used_once() -> None:
     model, targets = policy(), some_targets()
     own = value_model(model, "shared")
-    with pytest.raises(RuntimeError, match=r"inside observing\(\) first"):
+    with pytest.raises(RuntimeError, match=r"inside capture_hidden_states\(\) first"):
         own.loss(some_ids(model), MASK, targets, 9)
     loss_of(own, model, targets)
-    with pytest.raises(RuntimeError, match=r"inside observing\(\) first"):
+    with pytest.raises(RuntimeError, match=r"inside capture_hidden_states\(\) first"):
         own.loss(some_ids(model), MASK, targets, 9)
 
 
@@ -213,7 +213,7 @@ def test_it_learns_what_states_are_worth(kind: str) -> None:
     generator = torch.Generator().manual_seed(3)
     for _ in range(100):
         ids, targets = rows_and_worth(generator)
-        with own.observing():
+        with own.capture_hidden_states():
             model(input_ids=ids)
         loss = own.loss(ids, torch.ones_like(ids), targets, targets.isfinite().sum())
         optimizer.zero_grad()
@@ -296,7 +296,7 @@ def test_trls_own_forward_is_observed_with_its_gradient(
     trainer.model.train()
     own = with_some_head(trainer.accelerator.unwrap_model(trainer.model), "shared")
     targets, ids = some_targets(), some_ids(model)
-    with own.observing():
+    with own.capture_hidden_states():
         logps, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, MASK, ids.shape[1] - 2)
     assert logps.requires_grad
     loss = own.loss(ids, MASK, targets, 9)

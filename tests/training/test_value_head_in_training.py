@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
 from games import GuessNumber, logged, policy, settings, tasks, trainer_of
 from test_resume import Interruption, assert_equal_weights, history, trained
 
 from agentsgym.errors import ConfigError
-from agentsgym.training.checks import check_parts
+from agentsgym.training.policy.build import check_parts
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 KINDS = [
@@ -30,7 +30,7 @@ def values_of(trainer: GRPOEnvTrainer) -> list[torch.Tensor]:
 
 
 @kinds
-def test_it_learns_what_the_games_pay(kind: dict[str, Any], tmp_path: Path) -> None:
+def test_it_learns_the_rewards_of_the_games(kind: dict[str, Any], tmp_path: Path) -> None:
     """Nobody can win: four turns that cost a tenth each."""
     trainer = trained(tmp_path, dataset=tasks(secret=99), max_steps=40, **{**kind, "learning_rate": 0.0})
     losses = logged(trainer, "value_loss")
@@ -94,7 +94,7 @@ def test_it_has_a_learning_rate_of_its_own(tmp_path: Path) -> None:
 
 
 @kinds
-def test_its_loss_is_told_alike_however_a_step_is_cut(kind: dict[str, Any], tmp_path: Path) -> None:
+def test_its_loss_is_logged_alike_however_a_step_is_cut(kind: dict[str, Any], tmp_path: Path) -> None:
     still = {**kind, "learning_rate": 0.0, "value_learning_rate": 1e-12, "max_steps": 2}
     whole = trained(tmp_path, **still)
     parts = trained(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4, **still)
@@ -122,9 +122,7 @@ def test_a_scheduler_that_knows_nothing_of_it_is_refused(tmp_path: Path) -> None
 
 
 def test_experts_whose_loss_would_be_counted_once_a_part_are_refused(tmp_path: Path) -> None:
-    own = {"model": policy()[0], "aux_loss_enabled": True, "lr_scheduler": None}
-    trainer = SimpleNamespace(args=settings(tmp_path, layout="turn"), **own)
+    parts = *policy(), settings(tmp_path, layout="turn"), Accelerator(cpu=True)
     with pytest.raises(ConfigError, match="set router_aux_loss_coef to 0"):
-        check_parts(trainer)
-    trainer.aux_loss_enabled = False
-    check_parts(trainer)
+        check_parts(*parts, has_aux_loss=True, has_own_scheduler=False)
+    check_parts(*parts, has_aux_loss=False, has_own_scheduler=False)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import multiprocessing
-from vllm_engines import MEETINGS, NUM_RANKS, UNEVEN, Engine, ScriptedGeneration, meet, scripted, session
+from vllm_engines import MEETINGS, NUM_RANKS, UNEVEN, Engine, ScriptedGeneration, meet, scripted, session, started
 
 from agentsgym.errors import ConfigError
 from agentsgym.rollouts.driver import drive
@@ -117,27 +117,27 @@ def test_the_engine_gets_all_weights_once_an_optimizer_step(mode: str) -> None:
 
     for step, is_new in [(0, True), (0, False), (1, True), (1, False), (4, True), (0, True)]:
         events.clear()
-        agent.begin(step)
+        agent.prepare(started(step))
         loaded = [name for event in events if event[0] == "load" for name in event[1:]]
         assert (set(loaded), len(loaded)) == ((names, len(names)) if is_new else (set(), 0))
         assert ("reset" in events) == is_new  # what the old weights left in the prefix cache
     drive([session(5, 3)], agent)
     agent.weights_changed()
     events.clear()
-    agent.begin(0)
+    agent.prepare(started(0))
     assert events[-1] == "reset"
 
 
 def test_weights_that_could_not_be_handed_over_are_tried_again() -> None:
     generation = ScriptedGeneration(Engine())
     agent = generation.agent()
-    agent.begin(0)
+    agent.prepare(started(0))
     generation.sync_weights, sync = lambda: 1 / 0, generation.sync_weights
     with pytest.raises(ZeroDivisionError):
-        agent.begin(1)
+        agent.prepare(started(1))
     generation.sync_weights = sync
     generation.engine.events.clear()
-    agent.begin(0)
+    agent.prepare(started(0))
     assert "reset" in generation.engine.events
 
 
@@ -146,7 +146,7 @@ def test_an_engine_that_sleeps_is_awake_for_a_whole_rollout() -> None:
     agent, events = generation.agent(), generation.engine.events
     for _ in range(2):  # without an optimizer step between them: sleeping has dropped the weights
         events.clear()
-        agent.begin(0)
+        agent.prepare(started(0))
         drive([session(5, 3), session(6, 1)], agent)
         assert [event for event in events if event[0] != "load"] == [
             ("wake", "weights"),

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.value_head import ValueModel
+from agentsgym.training.policy.value_head import ValueModel
 
 LENGTHS = (9, 4, 7)  # of the rows; the batch is wider than the longest
 MASK = torch.tensor([[1] * length + [0] * (11 - length) for length in LENGTHS])
@@ -64,7 +64,7 @@ def loss_of(own: ValueModel, model: Any, targets: torch.Tensor, num_targets: Any
     """As a trainer has it: the policy's forward, without columns that are padding in all rows, then the loss."""
     ids, last = some_ids(model), max(LENGTHS)
     count = targets.isfinite().sum() if num_targets is None else num_targets
-    with own.observing():
+    with own.capture_hidden_states():
         model(input_ids=ids[:, :last], attention_mask=MASK[:, :last])
     return own.loss(ids, MASK, targets, count)
 

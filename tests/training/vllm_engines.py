@@ -18,10 +18,11 @@ import trl.generation.vllm_generation as trl_vllm
 from accelerate import Accelerator, InitProcessGroupKwargs
 from trl.generation.vllm_generation import VLLMGeneration
 
-from agentsgym.errors import AgentFault, AgentsGymError
+from agentsgym.agents.trained import BatchStart
+from agentsgym.errors import AgentError, AgentsGymError
 from agentsgym.rollouts.driver import drive
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.vllm_policy import VLLMPolicyAgent
+from agentsgym.training.policy.vllm import VLLMPolicyAgent
 from agentsgym.types import Action, TurnRequest
 
 WORDS = "one two three four five six seven eight nine ten stop here."
@@ -132,6 +133,11 @@ class ScriptedGeneration(VLLMGeneration):
         return VLLMPolicyAgent(self, self.tokenizer, **options)
 
 
+def started(step: int) -> BatchStart:
+    """The start of a generation batch after so many optimizer steps."""
+    return BatchStart(seed_parts=(), session_ids=(), first_session=0, step=step)
+
+
 def session(first: int, num_turns: int, room: int | None = None) -> Generator[TurnRequest, Action, dict[str, Any]]:
     """A conversation about nothing: what it was answered, and what it should have been."""
     prompt, said, wanted = [first], [], []
@@ -141,7 +147,7 @@ def session(first: int, num_turns: int, room: int | None = None) -> Generator[Tu
             action = yield TurnRequest(session_id="", messages=[], token_ids=prompt, max_new_tokens=room)
             said.append(list(action.token_ids or ()))
             prompt = [*prompt, *said[-1], 3]
-    except AgentFault as fault:
+    except AgentError as fault:
         return {"said": said, "wanted": wanted[:-1], "fault": str(fault)}
     return {"said": said, "wanted": wanted, "fault": None}
 
@@ -191,7 +197,7 @@ def _meeting(
     agent = generation.agent(max_turn_tokens=20)
     refused = None
     try:
-        agent.begin(0)
+        agent.prepare(started(0))
     except (AgentsGymError, MemoryError) as error:
         refused = f"{type(error).__name__}: {error}"
     room = None if rooms is None else rooms[rank]

@@ -28,7 +28,7 @@ def test_the_example_trains_with_vllm_generating(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["settings"]["use_vllm"] is True
-    assert summary["after"]["num_games"] == 64
+    assert summary["after"]["num_episodes"] == 64
     assert summary["interrupted"] is False
     before, after = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("policy", "run/model"))
     moved = [(one - other).abs().max() for one, other in zip(before.parameters(), after.parameters(), strict=True)]

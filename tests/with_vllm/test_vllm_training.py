@@ -18,15 +18,16 @@ from torch import multiprocessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer import grpo_trainer
 
-from agentsgym.batch.audit import audit
+from agentsgym.agents.trained import BatchStart
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
-from agentsgym.errors import AgentFault
+from agentsgym.errors import AgentError
+from agentsgym.record_audit import audit
 from agentsgym.rollouts.driver import drive
 from agentsgym.tiny import tiny_policy
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.drift import Drift, logprob_gap
+from agentsgym.training.policy.vllm import VLLMPolicyAgent
 from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.training.vllm_policy import VLLMPolicyAgent
 from agentsgym.types import Action, Trajectory, TurnRequest
 
 GAME = {
@@ -92,6 +93,11 @@ def gap(agent: VLLMPolicyAgent, trajectories: Sequence[Trajectory]) -> Drift:
     return logprob_gap(agent.generation.model, trajectories, temperature=TEMPERATURE)
 
 
+def after(step: int) -> BatchStart:
+    """The start of a generation batch after so many optimizer steps."""
+    return BatchStart(seed_parts=(), session_ids=(), first_session=0, step=step)
+
+
 def optimizer_step(agent: VLLMPolicyAgent) -> None:
     model = agent.generation.model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -102,7 +108,7 @@ def optimizer_step(agent: VLLMPolicyAgent) -> None:
 
 
 def test_rollouts_are_exact_and_carry_the_models_own_logprobs(agent: VLLMPolicyAgent) -> None:
-    agent.begin(0)
+    agent.prepare(after(0))
     trajectories = played(agent)
 
     assert audit(trajectories).problems == ()
@@ -121,16 +127,16 @@ def test_rollouts_are_exact_and_carry_the_models_own_logprobs(agent: VLLMPolicyA
 
 
 def test_rollouts_of_one_task_differ(agent: VLLMPolicyAgent) -> None:
-    agent.begin(0)
+    agent.prepare(after(0))
     rollouts = played(agent)[:4]
     assert len({tuple(trajectory.token_ids) for trajectory in rollouts}) == len(rollouts)
 
 
 def test_the_engine_follows_the_weights_when_a_rollout_begins_and_not_before(agent: VLLMPolicyAgent) -> None:
-    agent.begin(0)
+    agent.prepare(after(0))
     optimizer_step(agent)
     assert gap(agent, played(agent)).largest_gap > 0.05
-    agent.begin(1)
+    agent.prepare(after(1))
     assert gap(agent, played(agent)).largest_gap < EXACT
 
 
@@ -181,7 +187,7 @@ def test_a_prompt_beyond_the_context_fails_its_session_and_behind_a_server_the_w
     def session(length: int) -> Generator[TurnRequest, Action, str]:
         try:
             yield TurnRequest(session_id="", messages=[], token_ids=[5] * length, max_new_tokens=2)
-        except AgentFault as fault:
+        except AgentError as fault:
             return str(fault)
         return "answered"
 

@@ -1,15 +1,14 @@
-"""A value head: what the rest of a rollout is expected to pay, told before each of its tokens.
+"""Predict the return of the rest of a rollout before each of its tokens: a value head beside the policy.
 
 ::
 
     ids ─▶ trunk ─▶ hidden states ─▶ LM head ─▶ the policy
                          └─────────▶ value head ─▶ V before the next token
 
-With ``"shared"`` the trunk is the policy's: the value loss learns through it, from the very hidden states of the
-policy's own forward. With ``"separate"`` it is a copy that the policy's loss and the value loss leave to themselves.
-The value model is no part of the policy, so that whatever saves, wraps or sends the policy sees nothing of it; what a
-trainer does for the policy, it is therefore to ask for here too: the gradients' mean over the ranks, their clipping,
-saving and loading.
+With ``"shared"`` the trunk is the policy's: the value loss trains it too, through the hidden states of the policy's own
+forward. With ``"separate"`` it is a copy, which the value loss alone trains. The value model is not part of the policy,
+so that code which saves, wraps or sends the policy does not see it; what a trainer does for the policy is therefore
+done here too: averaging gradients over the ranks, clipping, saving and loading.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import TrainerCallback
 
-from agentsgym.agents.modes import evaluation_mode
+from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ FILE_NAME: Final = "value_head.safetensors"
 
 
 class ValueModel(nn.Module):
-    """A linear head, in single precision and at first 0, on the last hidden states of a trunk.
+    """A linear head, in single precision and initialized to 0, on the last hidden states of a trunk.
 
     Attributes:
         head: From a hidden state to the value before the next token.
@@ -55,20 +55,20 @@ class ValueModel(nn.Module):
     ) -> None:
         """Put a head on a policy, or on a copy of its trunk.
 
-        A copy trains all of its weights, also where the policy trains adapters alone, so that it costs what training
-        all of a second model costs: its weights, their gradients, the optimizer's moments, and a forward of its own.
+        A copy trains all of its weights, even where the policy trains only adapters, so that it costs as much as
+        training a second model: its weights, their gradients, the optimizer's moments, and a forward of its own.
 
         Args:
             policy: A causal language model of transformers, with or without adapters of PEFT; neither wrapped nor
                 sharded.
             kind: ``"shared"`` or ``"separate"``.
-            learning_rate: Of all that is not the policy's.
-            loss_weight: What :meth:`loss` is multiplied by.
-            context: In which the trunk runs where it is run here, such as ``accelerator.autocast``.
+            learning_rate: Learning rate of the head, and of the copy.
+            loss_weight: Multiplies :meth:`loss`.
+            context: Entered where the trunk is run here, such as ``accelerator.autocast``.
 
         Raises:
-            ConfigError: ``kind`` is unknown, the policy has no trunk that could be told from it, or a copy of
-                quantized weights is asked for, which could not be trained.
+            ConfigError: ``kind`` is unknown, the policy has no trunk apart from its LM head, or a copy of quantized
+                weights is asked for, which cannot be trained.
         """
         super().__init__()
         if kind not in KINDS:
@@ -82,13 +82,13 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
         policy_trunk = _trunk_of(base)
         self.trunk = _trainable_copy(base, policy_trunk) if kind == "separate" else None
-        self._policy_trunk = (policy_trunk,)  # in a tuple, where torch takes it for no part of this module
+        self._policy_trunk = (policy_trunk,)  # in a tuple, so that torch does not register it here
         self._context = context
-        self._observed: list[torch.Tensor] = []
+        self._captured: list[torch.Tensor] = []
 
     @torch.no_grad()
     def values(self, ids: torch.Tensor, attention_mask: torch.Tensor, batch_size: int) -> torch.Tensor:
-        """The value before each token, without gradient and without dropout.
+        """Predict the value before each token, without gradient and without dropout.
 
         Args:
             ids: (B, L), right-padded.
@@ -96,32 +96,32 @@ class ValueModel(nn.Module):
             batch_size: Rows that are run at once.
 
         Returns:
-            (B, L) in single precision: what stands before token t tells the value at t. 0.0 on padding and in the first
-            column, which nothing stands before.
+            (B, L) in single precision: the value at t is predicted from the tokens before t; 0.0 on padding and in the
+            first column, which has none.
         """
         found = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
         with evaluation_mode(self._trunk):
             for start in range(0, len(ids), batch_size):
                 rows = slice(start, start + batch_size)
                 states = self._states(ids[rows], attention_mask[rows])
-                found[rows, 1 : states.shape[1]] = self._read(states[:, :-1]).to(found)
+                found[rows, 1 : states.shape[1]] = self._predict(states[:, :-1]).to(found)
         return found.masked_fill(attention_mask == 0, 0.0)
 
     @contextmanager
-    def observing(self) -> Generator[None]:
+    def capture_hidden_states(self) -> Generator[None]:
         """Keep the hidden states of the policy's own forward, with their graph, for the :meth:`loss` that follows.
 
         Where the trunk is separate nothing is kept.
         """
-        self._observed = []
+        self._captured = []
         if self.trunk is not None:
             yield
             return
-        handle = self._trunk.register_forward_hook(lambda _module, _args, output: self._observed.append(output[0]))
+        handle = self._trunk.register_forward_hook(lambda _module, _args, output: self._captured.append(output[0]))
         try:
             yield
         except BaseException:
-            self._observed = []  # it would keep the graph of the whole forward
+            self._captured = []  # it would keep the graph of the whole forward
             raise
         finally:
             handle.remove()
@@ -139,32 +139,32 @@ class ValueModel(nn.Module):
         over all targets of the step. A separate trunk runs in the mode of this module: with dropout after ``train()``.
 
         Args:
-            ids: (B, L), right-padded; where the trunk is shared, those of the forward that was observed, which may have
-                left out columns of padding.
+            ids: (B, L), right-padded; where the trunk is shared, those of the forward that was captured, which may
+                have left out columns of padding.
             attention_mask: (B, L).
-            targets: (B, L), NaN where nothing is learnt; those of the first column are not looked at.
+            targets: (B, L), NaN for no target; those of the first column are not read.
             num_targets: Number of targets of the whole optimizer step, over all ranks; positive.
 
         Returns:
-            A 0-dim tensor with a graph, also where nothing is learnt.
+            A 0-dim tensor with a graph, also without any target.
 
         Raises:
-            RuntimeError: The trunk is shared, and no forward of the policy was observed.
+            RuntimeError: The trunk is shared, and no forward of the policy was captured.
         """
-        states = self._observed_states() if self.trunk is None else self._states(ids, attention_mask)
-        wanted = targets[:, 1 : states.shape[1]]
-        learnt = ~wanted.isnan()
-        errors = self._read(states[:, :-1][learnt]) - wanted[learnt].to(self.head.weight)
+        states = self._captured_states() if self.trunk is None else self._states(ids, attention_mask)
+        targets = targets[:, 1 : states.shape[1]]
+        has_target = ~targets.isnan()
+        errors = self._predict(states[:, :-1][has_target]) - targets[has_target].to(self.head.weight)
         return self.loss_weight * 0.5 * errors.square().sum() * _num_ranks() / num_targets
 
-    def join(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have an optimizer train it, with its own learning rate; one that does already is left as it is."""
+    def add_to(self, optimizer: torch.optim.Optimizer) -> None:
+        """Add the parameters to an optimizer, with their own learning rate, unless it has them already."""
         known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not any(id(parameter) in known for parameter in self.parameters()):
             optimizer.add_param_group(self.parameter_group())
 
     def broadcast(self) -> None:
-        """Make it what it is on the first rank, on all ranks; every rank calls it."""
+        """Collective: copy the parameters of the first rank to all others."""
         if _num_ranks() > 1:
             for tensor in chain(self.parameters(), self.buffers()):
                 dist.broadcast(tensor.data, src=0)
@@ -174,7 +174,7 @@ class ValueModel(nn.Module):
         return {"params": list(self.parameters()), "lr": self.learning_rate, "weight_decay": 0.0}
 
     def reduce_gradients(self) -> None:
-        """Average the gradients over the ranks, once before each optimizer step; every rank calls it."""
+        """Collective: average the gradients over the ranks, once before each optimizer step."""
         num_ranks = _num_ranks()
         if num_ranks == 1:
             return
@@ -201,17 +201,17 @@ class ValueModel(nn.Module):
         """
         path = Path(folder) / FILE_NAME
         if not path.is_file():
-            raise ConfigError(f"{path} is missing: a value head is to go on from it, and {folder} holds none")
+            raise ConfigError(f"{path} is missing: cannot resume a value head from {folder}, which holds none")
         found, own = load_file(path), self.state_dict()
         for name in sorted(found.keys() | own.keys()):
-            wanted, given = (_shape_of(tensors.get(name)) for tensors in (own, found))
-            if wanted != given:
-                raise ConfigError(f"{path} is of another value head or model: {name} must be {wanted}, got {given}")
+            expected, given = (_shape_of(tensors.get(name)) for tensors in (own, found))
+            if expected != given:
+                raise ConfigError(f"{path} is of another value head or model: {name} must be {expected}, got {given}")
         self.load_state_dict(found)
 
     @property
     def _trunk(self) -> nn.Module:
-        """Which of the two is run."""
+        """The trunk that is run: the copy, or the policy's."""
         return self._policy_trunk[0] if self.trunk is None else self.trunk
 
     def _states(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -220,25 +220,27 @@ class ValueModel(nn.Module):
         with self._context():
             return self._trunk(input_ids=ids[:, :width], attention_mask=attention_mask[:, :width], use_cache=False)[0]
 
-    def _observed_states(self) -> torch.Tensor:
-        """What was kept, and keep it no longer: it holds the graph of the whole forward."""
-        if not self._observed:
-            raise RuntimeError("a shared value head learns from the policy's forward: run it inside observing() first")
-        observed, self._observed = self._observed, []
-        return torch.cat(observed)
+    def _captured_states(self) -> torch.Tensor:
+        """Return what was captured, and drop it: it holds the graph of the whole forward."""
+        if not self._captured:
+            raise RuntimeError(
+                "a shared value head needs the policy's forward pass: run it inside capture_hidden_states() first"
+            )
+        captured, self._captured = self._captured, []
+        return torch.cat(captured)
 
-    def _read(self, states: torch.Tensor) -> torch.Tensor:
+    def _predict(self, states: torch.Tensor) -> torch.Tensor:
         """The values after the tokens of these hidden states, (…, H) to (…)."""
         with torch.autocast(states.device.type, enabled=False):  # it would run the head in half precision
             return self.head(states.to(self.head.weight)).squeeze(-1)
 
 
 def _trunk_of(model: PreTrainedModel) -> nn.Module:
-    """What a causal language model calls to have the hidden states that its LM head is put on."""
+    """The module of a causal language model that computes the hidden states for its LM head."""
     trunk = model.base_model if model.base_model is not model else model.get_decoder()
     if trunk is model:
         raise ConfigError(
-            f"a value head needs a causal language model whose trunk transformers names (base_model or get_decoder), "
+            f"a value head needs a causal language model with a trunk of its own (base_model or get_decoder()), "
             f"got a {type(model).__name__}"
         )
     return trunk
@@ -259,3 +261,26 @@ def _shape_of(tensor: torch.Tensor | None) -> str:
 
 def _num_ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+class StepValueHead(TrainerCallback):
+    """Averages, clips and clears the value head's gradients, as ``Trainer`` does for its model alone."""
+
+    def __init__(self, value_model: ValueModel) -> None:
+        """Set the value model that is stepped."""
+        self._value_model = value_model
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Collective: start with equal weights on all ranks, and without gradients of an interrupted run."""
+        self._value_model.broadcast()
+        self._value_model.zero_grad()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Collective: average the gradients over the ranks, and clip them to the norm that the policy's may have."""
+        self._value_model.reduce_gradients()
+        if args.max_grad_norm:
+            self._value_model.clip(args.max_grad_norm)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Clear the gradients that were just used."""
+        self._value_model.zero_grad()

@@ -1,0 +1,1 @@
+"""Turn dataset rows into finished rollouts."""

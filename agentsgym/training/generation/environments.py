@@ -1,0 +1,182 @@
+"""Build environments and trials from dataset rows, and refuse rows that cannot be played."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from datasets import IterableDataset
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.registry import make
+from agentsgym.envs.rows import DatasetRow, check_row, class_path
+from agentsgym.errors import ConfigError, TaskError
+from agentsgym.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from transformers import PreTrainedTokenizerBase
+
+    from agentsgym.envs.trial import Trial
+    from agentsgym.types import Trajectory
+
+
+class Environments:
+    """The environments of a run, one for each class and configuration that its rows name."""
+
+    def __init__(
+        self,
+        env: MultistepEnv | None,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        check: Callable[[MultistepEnv], None] = lambda _env: None,
+    ) -> None:
+        """Take the one environment of the run, or None to build each row's own.
+
+        Args:
+            env: The one environment, or None.
+            tokenizer: The policy's.
+            check: Raises for an environment that does not fit the settings.
+
+        Raises:
+            ConfigError: ``env`` has no tokenizer or another one than the policy's.
+        """
+        if env is not None and not _same_tokenizer(env.tokenizer, tokenizer):
+            raise ConfigError("env.tokenizer must be the trainer's: build the environment with the policy's tokenizer")
+        self._env = env
+        self._tokenizer = tokenizer
+        self._check = check
+        self._built: dict[tuple[str, str], MultistepEnv] = {}
+
+    def check(self, rows: Iterable[DatasetRow], name: str = "the dataset") -> None:
+        """Build every environment that the rows name, and check that each can play its tasks.
+
+        Args:
+            rows: The rows of one dataset.
+            name: Its name in errors.
+
+        Raises:
+            ConfigError: There are no rows, or one has no ``task_data``, or names a class or configuration that this
+                run does not play.
+            TaskError: A row's task cannot be played.
+        """
+        index = -1
+        for index, row in enumerate(rows):
+            try:
+                self.of(row).check_task(row["task_data"])
+            except ConfigError as error:
+                raise ConfigError(f"row {index} of {name}: {error}") from error
+            except TaskError as error:
+                raise TaskError(f"row {index} of {name}: {error}") from error
+        if index < 0:
+            raise ConfigError(f"{name} must hold at least one row, got none")
+
+    def of(self, row: DatasetRow) -> MultistepEnv:
+        """The environment of a row."""
+        if not isinstance(row.get("task_data"), Mapping):
+            raise ConfigError(f"a dataset row needs 'task_data' (a dict), got the columns {sorted(row)}")
+        key = (str(row.get("env_class_path")), json.dumps(row.get("env_config"), sort_keys=True, default=repr))
+        if key not in self._built:
+            env = self._env
+            if env is None:
+                env = make(row, self._tokenizer)
+            else:
+                check_row(env, row, remedy="leave env=None, so that each row's own environment is built")
+            self._check(env)
+            self._built[key] = env
+        return self._built[key]
+
+    def identity(self, row: DatasetRow) -> Hashable:
+        """Class and configuration of a row's environment: equal for equal environments, also after a resume."""
+        env = self.of(row)
+        config = json.dumps(env.env_config, sort_keys=True, default=lambda value: getattr(value, "__qualname__", ""))
+        return class_path(type(env)), derive_seed("game", config)
+
+    def trials(
+        self,
+        rows: Sequence[DatasetRow],
+        seeds: Sequence[int],
+        *,
+        max_turn_tokens: int | None = None,
+        max_completion_length: int | None = None,
+    ) -> list[Trial]:
+        """Build one trial a row, not started yet; a row whose task has no seed of its own gets that of ``seeds``."""
+        trials: list[Trial] = []
+        for index, (row, seed) in enumerate(zip(rows, seeds, strict=True)):
+            task = dict(row["task_data"])
+            if task.get("seed") is None:
+                task["seed"] = seed
+            [trial] = self.of(row).trials(
+                [task], max_turn_tokens=max_turn_tokens, max_completion_length=max_completion_length
+            )
+            trial.task_index = index
+            trials.append(trial)
+        return trials
+
+    def check_starts(
+        self, rows: Sequence[DatasetRow], trajectories: Sequence[Trajectory], groups: Sequence[int]
+    ) -> None:
+        """Warn once an environment if rollouts of one task group began with different prompts.
+
+        Args:
+            rows: The rows that were played, (B,).
+            trajectories: Their rollouts, (B,), each with its index as ``task_index``.
+            groups: The task group of each, (B,).
+        """
+        played: dict[int, tuple[MultistepEnv, list[Trajectory]]] = {}
+        for row, trajectory in zip(rows, trajectories, strict=True):
+            env = self.of(row)
+            played.setdefault(id(env), (env, []))[1].append(trajectory)
+        for env, own in played.values():
+            env.check_starts(own, lambda trajectory: groups[trajectory.task_index])
+
+
+def group_seeds(num_rows: int, num_rollouts: int, *parts: object, first: int = 0) -> list[int]:
+    """Derive one seed a row, equal for the ``num_rollouts`` consecutive rows of a task group, hashed from ``parts``.
+
+    ``first`` is the index of the first row among those of all ranks.
+    """
+    return [derive_seed("group", *parts, index // num_rollouts) for index in range(first, first + num_rows)]
+
+
+def _same_tokenizer(one: PreTrainedTokenizerBase | None, other: PreTrainedTokenizerBase) -> bool:
+    if one is None:
+        return False
+    return one is other or (one.get_vocab() == other.get_vocab() and one.chat_template == other.chat_template)
+
+
+def check_env(env: Any) -> None:
+    """Raise :class:`ConfigError` for a value that cannot be the environment of a run."""
+    if not (env is None or isinstance(env, MultistepEnv)):
+        remedy = f": build it with {env.__name__}(tokenizer, env_config)" if isinstance(env, type) else ""
+        raise ConfigError(f"env must be a MultistepEnv or None, got {env!r}{remedy}")
+    if env is not None and env.tokenizer is None:
+        raise ConfigError("env has no tokenizer: build it with the policy's, as in Env(tokenizer, env_config)")
+
+
+def check_size(train_dataset: Any, *, num_rollouts: int, batch_size: int) -> None:
+    """Raise :class:`ConfigError` for a dataset that does not fill one generation batch.
+
+    Args:
+        train_dataset: The rows.
+        num_rollouts: Rollouts of each task.
+        batch_size: Rollouts of a generation batch, over all ranks.
+    """
+    num_groups = batch_size // num_rollouts
+    if not isinstance(train_dataset, IterableDataset) and len(train_dataset) < num_groups:
+        raise ConfigError(
+            f"train_dataset must hold at least {num_groups} rows, one for each task group of a generation batch "
+            f"({batch_size} rollouts, {num_rollouts} a group), got {len(train_dataset)}: "
+            "with fewer nothing would be trained"
+        )
+
+
+def finite_datasets(**datasets: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the datasets that can be read in advance, each with its name in errors."""
+    for name, dataset in datasets.items():
+        if isinstance(dataset, dict):
+            yield from finite_datasets(**{f"{name}[{key!r}]": part for key, part in dataset.items()})
+        elif dataset is not None and not isinstance(dataset, IterableDataset):
+            yield name, dataset

@@ -1,0 +1,347 @@
+"""Play a generation batch: seeds, limits, failures, and task groups that are resampled."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from datasets import IterableDataset
+
+from agentsgym.agents.base import as_agent
+from agentsgym.agents.trained import BatchStart, as_trained_policy
+from agentsgym.batch.layouts import LAYOUTS, TrainingRow
+from agentsgym.credit.scored import ScoredRollout
+from agentsgym.envs.trial import play_trials
+from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
+from agentsgym.failures import FailureLog
+from agentsgym.seeding import derive_seed
+from agentsgym.training.generation.environments import DatasetRow, group_seeds
+from agentsgym.training.metrics.rollouts import RolloutSummary
+from agentsgym.training.ranks import KeptError, all_gather_objects
+from agentsgym.training.tensors.advantages import uninformative_task_groups
+
+if TYPE_CHECKING:
+    from agentsgym.envs.trial import Trial
+    from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.generation.environments import Environments
+    from agentsgym.types import Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """The purpose and the number of a generation batch.
+
+    Attributes:
+        kind: ``"train"`` or ``"eval"``.
+        index: Its number among those of its kind: generation batches from 1 on in training, rollouts played before
+            it in an evaluation. Its seeds follow from kind and index, also after a resume.
+        step: Optimizer steps that are done.
+        num_rollouts: How many consecutive rows are rollouts of one task.
+        attempt: 0 for the batch itself, k when its task groups are resampled for the k-th time.
+    """
+
+    kind: Literal["train", "eval"]
+    index: int
+    step: int
+    num_rollouts: int
+    attempt: int = 0
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the batch is trained on."""
+        return self.kind == "train"
+
+    @property
+    def seed_parts(self) -> tuple[str | int, ...]:
+        """The values that seeds of this batch are derived from, together with ``args.seed``."""
+        return (self.kind, self.index, *(("again", self.attempt) if self.attempt else ()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationBatch:
+    """A generation batch that has been played.
+
+    Attributes:
+        dataset_rows: The rows of this rank's rollouts, (B,).
+        trajectories: This rank's rollouts, (B,).
+        training_rows: Their layout.
+        first: Index of this rank's first rollout among those of all ranks.
+        rollouts: The rollouts of all ranks, in rank order, (N,).
+        replaced: Rollouts of all ranks that were played and then replaced by others.
+    """
+
+    dataset_rows: Sequence[DatasetRow]
+    trajectories: Sequence[Trajectory]
+    training_rows: Sequence[TrainingRow]
+    first: int
+    rollouts: Sequence[RolloutSummary]
+    replaced: Sequence[RolloutSummary] = ()
+
+    @property
+    def mine(self) -> range:
+        """The indices of this rank's rollouts in ``rollouts``."""
+        return range(self.first, self.first + len(self.trajectories))
+
+    @property
+    def scored(self) -> list[ScoredRollout]:
+        """The rollouts of all ranks as estimators see them, (N,)."""
+        return [rollout.scored for rollout in self.rollouts]
+
+    @property
+    def num_trained_tokens(self) -> list[int]:
+        """Agent tokens of each rollout that can be trained on, (N,)."""
+        return [rollout.num_trained_tokens for rollout in self.rollouts]
+
+    @property
+    def max_rows(self) -> int:
+        """Training rows of the rank that has the most."""
+        size = max(1, len(self.trajectories))  # equal on all ranks
+        ranks = [self.rollouts[start : start + size] for start in range(0, len(self.rollouts), size)]
+        return max((sum(rollout.num_rows for rollout in rank) for rank in ranks), default=0)
+
+
+class PlayedEvaluation:
+    """The generation batches of one evaluation: the summaries of all ranks, and this rank's trajectories.
+
+    Attributes:
+        num_rollouts: Rollouts of all ranks so far.
+    """
+
+    def __init__(self) -> None:
+        self._batches: list[GenerationBatch] = []
+        self.num_rollouts = 0
+
+    def add(self, batch: GenerationBatch) -> None:
+        """Add the next batch."""
+        self._batches.append(batch)
+        self.num_rollouts += len(batch.rollouts)
+
+    def first(self, count: int | None) -> tuple[list[RolloutSummary], list[Trajectory]]:
+        """Return the first rollouts of all ranks, all for None, and the trajectories of those that this rank played."""
+        outcomes, own, start = list[RolloutSummary](), list["Trajectory"](), 0
+        count = self.num_rollouts if count is None else count
+        for batch in self._batches:
+            outcomes += batch.rollouts
+            own += [one for i, one in zip(batch.mine, batch.trajectories, strict=True) if start + i < count]
+            start += len(batch.rollouts)
+        return outcomes[:count], own
+
+
+class RolloutGenerator:
+    """Plays dataset rows, on all ranks together.
+
+    Attributes:
+        agent: The agent that acts.
+        policy: The same agent, as a policy in training that prepares for each batch.
+    """
+
+    def __init__(
+        self,
+        environments: Environments,
+        agent: Any,
+        args: GRPOEnvConfig,
+        dataset: Any,
+    ) -> None:
+        """Set up the pool that the settings name; nothing is played.
+
+        Args:
+            environments: The environments of the rows.
+            agent: The agent that acts, or any object that can be adapted to one.
+            args: The settings.
+            dataset: The training rows, from which tasks are drawn where task groups are resampled.
+
+        Raises:
+            ConfigError: Task groups are to be resampled, and the dataset is a stream; or the agent has only some
+                members of the interface of a policy in training.
+        """
+        if args.zero_variance_groups == "resample" and isinstance(dataset, IterableDataset):
+            raise ConfigError("zero_variance_groups='resample' draws tasks anew, which a stream of rows does not allow")
+        self._environments = environments
+        self.play_with(agent)
+        self._args = args
+        self._dataset = dataset
+        self._layout = LAYOUTS[args.layout]
+        self._pool = args.make_env_pool()
+        self._failures: FailureLog | None = None
+
+    def play_with(self, agent: Any) -> None:
+        """Use an agent from now on.
+
+        Args:
+            agent: An agent, or any object that can be adapted to one.
+
+        Raises:
+            ConfigError: It is neither, or has only some members of the interface of a policy in training.
+        """
+        self.agent, self.policy = as_agent(agent), as_trained_policy(agent)  # what adapts it has no such parts
+
+    @contextlib.contextmanager
+    def counting_failures(self) -> Generator[None]:
+        """Log a kind of failure once in all generation batches of a run, and at its end how many more there were."""
+        with FailureLog(logger) as log:
+            self._failures = log
+            try:
+                yield
+            finally:
+                self._failures = None
+
+    def generate(self, rows: Sequence[DatasetRow], phase: Phase) -> GenerationBatch:
+        """Collective: play this rank's rows, and in training resample uninformative task groups if asked to.
+
+        Args:
+            rows: Equally many on every rank.
+            phase: Their purpose.
+
+        Raises:
+            AgentsGymError: Too many rollouts failed, or ranks have different numbers of rows.
+        """
+        first = PartialState().process_index * len(rows)
+        indices = range(first, first + len(rows))
+        trajectories, rollouts = self._play(rows, indices, phase, first)
+        if len(rollouts) != PartialState().num_processes * len(rows):
+            raise AgentsGymError("ranks must play equally many rows: leave accelerator_config['even_batches'] at True")
+        self._check_failures(rollouts)
+        batch = self._batch(rows, trajectories, first, rollouts, ())
+        if not (phase.is_training and self._args.zero_variance_groups == "resample"):
+            return batch
+        for attempt in range(1, self._args.max_resamples + 1):
+            groups = uninformative_task_groups(batch.scored, self._args)
+            if not groups:
+                break
+            batch = self._resample(batch, groups, replace(phase, attempt=attempt))
+            self._check_failures([*batch.rollouts, *batch.replaced])
+        return batch
+
+    def _batch(
+        self,
+        rows: Sequence[DatasetRow],
+        trajectories: Sequence[Trajectory],
+        first: int,
+        rollouts: Sequence[RolloutSummary],
+        replaced: Sequence[RolloutSummary],
+    ) -> GenerationBatch:
+        return GenerationBatch(
+            dataset_rows=rows,
+            trajectories=trajectories,
+            training_rows=[row for i, one in enumerate(trajectories) for row in self._layout(i, one)],
+            first=first,
+            rollouts=rollouts,
+            replaced=replaced,
+        )
+
+    def _resample(self, batch: GenerationBatch, groups: set[int], phase: Phase) -> GenerationBatch:
+        """Collective: replace whole task groups, whichever ranks have their rows; all ranks draw the same tasks."""
+        num_rollouts, dataset = phase.num_rollouts, self._dataset
+        drawn = {
+            group: dataset[derive_seed("task", self._args.seed, *phase.seed_parts, group) % len(dataset)]
+            for group in groups
+        }
+        everywhere = [i for i in range(len(batch.rollouts)) if i // num_rollouts in groups]
+        indices = [i for i in everywhere if i in batch.mine]
+        num_before = sum(i < batch.first for i in everywhere)
+        again, summaries = self._play([drawn[i // num_rollouts] for i in indices], indices, phase, num_before)
+        rows, trajectories = list(batch.dataset_rows), list(batch.trajectories)
+        for i, trajectory in zip(indices, again, strict=True):
+            rows[i - batch.first] = drawn[i // num_rollouts]
+            trajectories[i - batch.first] = trajectory
+        rollouts, replaced = list(batch.rollouts), list(batch.replaced)
+        for i, summary in zip(everywhere, summaries, strict=True):
+            replaced.append(rollouts[i])
+            rollouts[i] = summary
+        return self._batch(rows, trajectories, batch.first, rollouts, replaced)
+
+    def _play(
+        self, rows: Sequence[DatasetRow], indices: Sequence[int], phase: Phase, num_before: int
+    ) -> tuple[list[Trajectory], list[RolloutSummary]]:
+        """Collective: play rows, and exchange their summaries.
+
+        Args:
+            rows: This rank's.
+            indices: Their indices in the generation batch of all ranks.
+            phase: Their purpose.
+            num_before: How many rows are played by the ranks before this one.
+
+        Returns:
+            This rank's rollouts, and the summaries of those of all ranks.
+        """
+        args, error = self._args, KeptError()
+        trials, trajectories, summaries = list["Trial"](), list["Trajectory"](), list[RolloutSummary]()
+        with error.keeping():
+            trials = self._trials(rows, indices, phase)
+        with error.keeping():  # also on a rank that has an error, since the call is collective
+            sessions = [trial.session_id for trial in trials]
+            self.policy.prepare(
+                BatchStart(
+                    seed_parts=(args.seed, *phase.seed_parts),
+                    session_ids=sessions,
+                    first_session=num_before,
+                    step=phase.step,
+                )
+            )
+        with error.keeping():
+            # An agent may be in lockstep with those of other ranks: without trials it still joins their calls.
+            trajectories = play_trials(
+                [] if error.first else trials,
+                self.agent,
+                failures=self._failures,
+                pool=self._pool,
+                turn_timeout_s=args.turn_timeout_s,
+                episode_timeout_s=args.episode_timeout_s,
+            )
+        with error.keeping():
+            if not error.first:
+                groups = [i // phase.num_rollouts for i in indices]
+                self._environments.check_starts(rows, trajectories, groups)
+                summaries = [
+                    self._summary(trajectory, row, group=group)
+                    for trajectory, row, group in zip(trajectories, rows, groups, strict=True)
+                ]
+        return trajectories, all_gather_objects(summaries, error.first)
+
+    def _trials(self, rows: Sequence[DatasetRow], indices: Sequence[int], phase: Phase) -> list[Trial]:
+        args = self._args
+        seeds = [
+            seed for i in indices for seed in group_seeds(1, phase.num_rollouts, args.seed, *phase.seed_parts, first=i)
+        ]
+        return self._environments.trials(
+            rows, seeds, max_turn_tokens=args.max_turn_tokens, max_completion_length=args.max_completion_length
+        )
+
+    def _summary(self, trajectory: Trajectory, row: Mapping[str, Any], *, group: int) -> RolloutSummary:
+        scored = ScoredRollout.from_trajectory(
+            trajectory,
+            group=group,
+            turn_credit=self._environments.of(row).env_config["turn_credit"],
+            environment=self._environments.identity(row),
+        )
+        return RolloutSummary.of(trajectory, self._layout(0, trajectory), scored)
+
+    def _check_failures(self, rollouts: Sequence[RolloutSummary]) -> None:
+        """Raise if too many rollouts failed; every rank has those of all ranks, so that all of them raise."""
+        failed = [rollout for rollout in rollouts if rollout.failed]
+        if len(failed) > self._args.max_failed_fraction * len(rollouts):
+            raise TooManyFailuresError(
+                f"{len(failed)} of {len(rollouts)} rollouts failed, more than max_failed_fraction = "
+                f"{self._args.max_failed_fraction}; the first failure was:\n{failed[0].error}"
+            )
+
+
+@contextlib.contextmanager
+def preserve_rng_state() -> Generator[None]:
+    """Restore the global generators of Python, NumPy and torch, so that an evaluation changes no draw after it."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

@@ -1,0 +1,199 @@
+"""Compute the loss of a micro-batch: TRL's own on the columns that matter, plus the value head's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from agentsgym.batch.padding import round_up
+from agentsgym.training._trl import MicroBatch, TRLSeam, mask_labels
+from agentsgym.training.tensors.token_batch import MIN_WIDTH
+
+if TYPE_CHECKING:
+    from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.metrics.loss import LossStatistics
+    from agentsgym.training.policy.value_head import ValueModel
+
+TRLLoss = Callable[[Any, MicroBatch], torch.Tensor]
+"""(model, what TRL's loss reads) → the loss, 0-dim."""
+
+
+class MicrobatchLoss:
+    """The loss of a micro-batch, in parts where it has more rows than the settings allow at once.
+
+    A layout makes several rows of a rollout whose history was rewritten. All parts but the
+    last go backward here, so that memory holds the graph of one part.
+    """
+
+    def __init__(
+        self, seam: TRLSeam, args: GRPOEnvConfig, statistics: LossStatistics, value_model: ValueModel | None
+    ) -> None:
+        """Bind the loss to a run.
+
+        Args:
+            seam: The seam with TRL.
+            args: The settings.
+            statistics: Updated by every training micro-batch.
+            value_model: The value head, whose loss is added; None without one.
+        """
+        self._seam = seam
+        self._args = args
+        self._statistics = statistics
+        self._value_model = value_model
+        self._width_multiple = int(args.pad_to_multiple_of or 1)
+
+    def __call__(self, model: Any, batch: MicroBatch, trl_loss: TRLLoss, *, is_training: bool) -> torch.Tensor:
+        """Collective: compute the loss.
+
+        Args:
+            model: As ``Trainer`` passes it.
+            batch: Rows of a generation batch.
+            trl_loss: TRL's loss.
+            is_training: Whether a gradient is needed.
+
+        Returns:
+            0-dim; its gradient is that of the last part.
+        """
+        args = self._args
+        if args.layout == "trajectory":
+            return self._of_part(model, batch, trl_loss, is_training=is_training)
+        size = args.per_device_train_batch_size if is_training else int(batch["num_rollouts"])
+        *before, last = split_rows(batch, size)
+        done: list[torch.Tensor] = []
+        for part in before:
+            loss = self._of_part(model, part, trl_loss, is_training=is_training)
+            if is_training:
+                self._seam.backward(loss)
+            done.append(loss.detach())
+        return sum(done, start=self._of_part(model, last, trl_loss, is_training=is_training))
+
+    def _of_part(self, model: Any, batch: MicroBatch, trl_loss: TRLLoss, *, is_training: bool) -> torch.Tensor:
+        """Collective: compute the loss of rows that fit at once."""
+        mask = batch["agent_token_mask"]
+        stop = round_up(max(MIN_WIDTH, int(batch["attention_mask"].sum(1).max())), self._width_multiple)
+        columns = mask.any(0).nonzero()
+        # Never one column alone, which TRL's metrics would take for one number a row.
+        start = max(1, min(int(columns[0]), stop - 2)) if len(columns) else stop - 2
+        inputs = loss_inputs(batch, start, stop)
+
+        def on_logprobs(logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
+            if self._args.importance_sampling_level == "sequence":
+                use_sequence_ratio(inputs, logprobs)
+            if is_training:
+                self._statistics.update(batch["turn_index"][:, start:stop], inputs, logprobs, entropies)
+
+        value_model = self._value_model
+        capturing = contextlib.nullcontext() if value_model is None else value_model.capture_hidden_states()
+        has_tokens = bool(self._seam.sum_over_ranks(mask.sum()))
+        muting = contextlib.nullcontext() if has_tokens else self._seam.muted_metrics(is_training=is_training)
+        with self._seam.intercept_logprobs(on_logprobs), capturing, muting:
+            loss = trl_loss(mask_labels(model, mask[:, :stop]), inputs)
+        return loss if value_model is None else loss + self._value_loss(batch, stop, is_training=is_training)
+
+    def _value_loss(self, batch: MicroBatch, stop: int, *, is_training: bool) -> torch.Tensor:
+        """The value head's loss: a mean over the targets of an optimizer step, counted as TRL counts tokens."""
+        value_model, num_targets = cast("ValueModel", self._value_model), batch["num_value_targets"].clamp(min=1)
+        value_model.train(is_training)
+        if is_training:
+            steps = cast("int", self._args.steps_per_generation)  # TRL has filled it in
+            num_targets = num_targets * self._seam.accumulation_steps / steps
+        ids, attention_mask, targets = (
+            batch[name][:, :stop] for name in ("prompt_completion_ids", "attention_mask", "value_targets")
+        )
+        loss = value_model.loss(ids, attention_mask, targets, num_targets)
+        if is_training:
+            summed = loss * num_targets / self._seam.num_ranks
+            self._statistics.update_values(summed, targets.isfinite().sum())
+        return loss
+
+
+def loss_inputs(batch: Mapping[str, Any], start: int, stop: int) -> MicroBatch:
+    """Cut our rows to the columns [0, stop), and name them as TRL's loss does: prompt [0, start) and completion."""
+    ids, attention_mask = batch["prompt_completion_ids"], batch["attention_mask"]
+    inputs: MicroBatch = {
+        "prompt_ids": ids[:, :start],
+        "prompt_mask": attention_mask[:, :start],
+        "completion_ids": ids[:, start:stop],
+        "completion_mask": attention_mask[:, start:stop],
+        "tool_mask": batch["agent_token_mask"][:, start:stop],
+        "advantages": batch["advantages"][:, start:stop],
+        "num_items_in_batch": batch["num_items_in_batch"],
+    }
+    for key in ("old_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio", "sampling_per_token_logps"):
+        if batch.get(key) is not None:
+            inputs[key] = batch[key][:, start:stop]
+    return inputs
+
+
+def use_sequence_ratio(inputs: MicroBatch, logprobs: torch.Tensor) -> None:
+    """Make TRL's token-level ratio that of the row, each token with its own gradient (GSPO, 2507.18071).
+
+    Every token's ratio becomes ``s = exp(mean_t (logp_t - old_t))``, over the row's agent tokens t, with the gradient
+    ``s·∇logp_t``. Without old log-probabilities the ratio is 1 anyway. TRL's own sequence level averages the advantages
+    of a row.
+
+    Args:
+        inputs: From :func:`loss_inputs`; changed in place.
+        logprobs: (B, T), with their graph.
+    """
+    old = inputs.get("old_per_token_logps")
+    if old is None:
+        return
+    mask = inputs["tool_mask"] * inputs["completion_mask"]
+    log_ratio = ((logprobs - old) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    inputs["old_per_token_logps"] = (logprobs - log_ratio).detach()
+
+
+def row_sum(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Sum each row's advantages, (B, 1): TRL's rules for whole sequences go by the sign of the sum."""
+    return (advantages * mask).sum(1, keepdim=True)
+
+
+def sort_by_length(batches: list[MicroBatch], args: GRPOEnvConfig, *, has_aux_loss: bool) -> list[MicroBatch]:
+    """Put rows of similar length into the same micro-batch, within the rows of one optimizer step.
+
+    TRL shuffles rows, so that a micro-batch is as wide as the longest row that happens to be in it. Gradients of one
+    step are summed, so the micro-batch of a row does not matter, except where the loss has a mean or a quantile over
+    the tokens of a micro-batch: ``bnpo``, the entropy bonus, ``top_entropy_quantile``, a mixture of experts' auxiliary
+    loss.
+
+    Args:
+        batches: The micro-batches of a generation batch, as TRL buffers them.
+        args: The settings.
+        has_aux_loss: Whether there is such an auxiliary loss.
+    """
+    size = len(batches[0]["attention_mask"])
+    window = min(args.gradient_accumulation_steps, len(batches))
+    has_bonus = args.entropy_coef != 0 or args.use_adaptive_entropy
+    is_mean_of_microbatch = (
+        args.loss.mean_over == "tokens_of_microbatch" or has_bonus or args.top_entropy_quantile < 1 or has_aux_loss
+    )
+    is_cut_apart = len(batches) % window or args.gradient_accumulation_steps % window
+    if window == 1 or is_cut_apart or is_mean_of_microbatch:
+        return batches
+    ordered: list[MicroBatch] = []
+    for start in range(0, len(batches), window):
+        rows = {key: _joined([batch[key] for batch in batches[start : start + window]]) for key in batches[0]}
+        order = rows["attention_mask"].sum(1).argsort(descending=True, stable=True)
+        ordered += [_take_rows(rows, places) for places in order.split(size)]
+    return ordered
+
+
+def split_rows(batch: Mapping[str, Any], size: int) -> list[MicroBatch]:
+    """Split a micro-batch of more than ``size`` rows into parts of that many, rows of similar length together."""
+    num_rows = len(batch["attention_mask"])
+    if num_rows <= size:
+        return [dict(batch)]
+    order = batch["attention_mask"].sum(1).argsort(descending=True, stable=True)
+    return [_take_rows(batch, places) for places in order.split(size)]
+
+
+def _joined(parts: list[Any]) -> Any:
+    return torch.cat(parts) if torch.is_tensor(parts[0]) and parts[0].dim() else parts[0]
+
+
+def _take_rows(batch: Mapping[str, Any], places: torch.Tensor) -> MicroBatch:
+    return {key: value[places] if torch.is_tensor(value) and value.dim() else value for key, value in batch.items()}

@@ -1,0 +1,1 @@
+"""Compute what is logged: metrics of rollouts, and of the loss turn by turn."""

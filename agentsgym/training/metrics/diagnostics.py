@@ -1,0 +1,133 @@
+"""Warn once about settings that do not fit the rollouts of a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, cast
+
+from agentsgym.credit.advantages import step_group_sizes
+from agentsgym.credit.traits import traits_of
+
+if TYPE_CHECKING:
+    from agentsgym.credit.bound import BoundEstimator
+    from agentsgym.credit.registry import EstimatorTraits
+    from agentsgym.credit.scored import ScoredRollout
+    from agentsgym.credit.shaping import PotentialShaping
+    from agentsgym.training.config import GRPOEnvConfig
+
+logger = logging.getLogger(__name__)
+
+_LONG_ROLLOUT = 500
+
+
+class Diagnostics:
+    """Compares each training batch with the settings, and gives each warning once a run."""
+
+    def __init__(self, args: GRPOEnvConfig, estimator: BoundEstimator | PotentialShaping) -> None:
+        """Start without any warning given.
+
+        Args:
+            args: The settings.
+            estimator: The estimator that they name; without traits nothing of it is checked.
+        """
+        self._args = args
+        self._estimator = estimator
+        self._warned: set[str] = set()
+
+    def check(self, rollouts: Sequence[ScoredRollout]) -> None:
+        """Warn about the rollouts of this batch.
+
+        Args:
+            rollouts: Those of all ranks; those that a filter left out are marked as dropped.
+        """
+        included = [rollout for rollout in rollouts if rollout.included]
+        masked = [one for one in included if self._args.truncation == "mask" and one.truncated]
+        if len(masked) == len(included):
+            self._warn_once("no rollout of the generation batch is left to train on: all failed or were filtered out")
+        if not included:
+            return
+        if self._estimator.traits is not None:
+            self._check_traits(included, self._estimator.traits)
+        length = fmean([sum(rollout.token_counts) for rollout in rollouts])
+        if length == 0:
+            self._warn_once("no rollout of the generation batch has an agent token, so that there is nothing to train")
+        if length > _LONG_ROLLOUT:
+            self._check_length(math.floor(length))
+
+    def warn_of_text(self, num_inexact: int, num_rollouts: int) -> None:
+        """Warn about agent tokens that were encoded from text."""
+        if num_inexact:
+            self._warn_once(
+                "%d of %d rollouts hold text that came without token ids: it was encoded here, and its tokens may not "
+                "be those that were sampled",
+                num_inexact,
+                num_rollouts,
+            )
+
+    def _check_traits(self, rollouts: Sequence[ScoredRollout], traits: EstimatorTraits) -> None:
+        name = self._estimator.name
+        if "state_keys" in traits.uses:
+            self._check_states(rollouts)
+        if traits.compares_in_task_groups and 1 in Counter(rollout.group for rollout in rollouts).values():
+            self._warn_once(
+                "a task group has one rollout that counts, for which %r has no baseline: min_group_size=2 leaves such "
+                "groups out",
+                name,
+            )
+        own = traits_of(self._estimator.function, self._estimator.options)  # without what shaping adds
+        if own is not None and "discount" in own.uses and any(map(_is_rewarded_elsewhere, rollouts)):
+            self._warn_once(
+                "the final reward is not the sum of the turn rewards, and %r sums turn rewards: return it from "
+                "_step_episode, or set env_config['turn_credit'] to 'final'",
+                name,
+            )
+        if "discount" not in traits.uses and self._args.discount != 1:
+            self._warn_once("discount=%g does nothing: %r has no sum over turns", self._args.discount, name)
+
+    def _check_states(self, rollouts: Sequence[ScoredRollout]) -> None:
+        name = self._estimator.name
+        keys = [key for rollout in rollouts for key in rollout.state_keys]
+        sizes = step_group_sizes(rollouts)
+        if keys and all(key is None for key in keys):
+            self._warn_once(
+                "the environment gives no state keys, so that %r has no turns to compare: implement its _state_key",
+                name,
+            )
+        if sizes and sizes.count(1) > 0.9 * sum(sizes):
+            self._warn_once(
+                "more than nine in ten turns are alone in their state, so that %r has no other turn to compare them "
+                "with: _state_key is too fine for %d rollouts a task",
+                name,
+                cast("int", self._args.num_generations),
+            )
+
+    def _check_length(self, length: int) -> None:
+        args = self._args
+        lags_behind, correction = args.needs_old_logprobs, args.importance_correction
+        is_of_sequence = correction is not None and correction.mode.startswith("sequence")
+        if is_of_sequence or (args.loss.multiplies_row_ratios and lags_behind):
+            self._warn_once(
+                "importance ratios that multiply those of all tokens of a row, %d agent tokens on average: small "
+                "differences add up, so that most rows end at a bound or at 0; use ratios of single tokens",
+                length,
+            )
+        if args.importance_sampling_level == "sequence" and lags_behind:
+            self._warn_once(
+                "importance_sampling_level='sequence' clips a mean over %d agent tokens on average, which hardly ever "
+                "leaves the bounds that suit single tokens: its authors set epsilon=3e-4 and epsilon_high=4e-4",
+                length,
+            )
+
+    def _warn_once(self, message: str, *values: object) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message, *values)
+
+
+def _is_rewarded_elsewhere(rollout: ScoredRollout) -> bool:
+    total = math.fsum(rollout.turn_rewards)
+    return bool(rollout.turn_rewards) and not math.isclose(total, rollout.final_reward, rel_tol=1e-6, abs_tol=1e-6)

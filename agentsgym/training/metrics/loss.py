@@ -1,0 +1,190 @@
+"""Record what the loss does by turn index and by row, from its own forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from transformers import TrainerCallback
+
+from agentsgym.training.ranks import all_gather_objects
+from agentsgym.training.tensors.importance import effective_sample_size, row_log_ratios
+
+if TYPE_CHECKING:
+    from agentsgym.training.tensors.loss_types import LossType
+
+NUM_TURNS: Final = 100  # as many as two digits name
+STATISTICS: Final = ("entropy", "ratio", "clip_ratio", "advantage")
+
+
+class LossStatistics:
+    """Entropy, importance ratio and clipping by turn index, and the weights of rows, since the last log."""
+
+    def __init__(
+        self, loss_type: LossType, *, epsilon_low: float, epsilon_high: float, device: torch.device | str = "cpu"
+    ) -> None:
+        """Read the clip bounds, and start empty.
+
+        Args:
+            loss_type: The loss that is recorded.
+            epsilon_low: The trainer's.
+            epsilon_high: The trainer's.
+            device: The device of micro-batches.
+        """
+        self._bounds = loss_type.clip_bounds(epsilon_low=epsilon_low, epsilon_high=epsilon_high)
+        self._names = ["entropy", "ratio", *([] if self._bounds is None else ["clip_ratio"])]
+        self._device = device
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop what was recorded."""
+        self._turns = TurnStatistics(names=self._names, device=self._device)
+        self._log_ratios: list[float] = []
+        self._value_loss = torch.zeros(2, device=self._device)  # its sum, and the number of targets
+
+    def update(
+        self, turn_index: torch.Tensor, inputs: Mapping[str, Any], logprobs: torch.Tensor, entropies: torch.Tensor
+    ) -> None:
+        """Add a micro-batch.
+
+        Args:
+            turn_index: (B, T), -1 off agent tokens.
+            inputs: The inputs of the loss.
+            logprobs: (B, T), log-probabilities by the weights that are being trained.
+            entropies: (B, T).
+        """
+        logprobs, old = logprobs.detach(), inputs.get("old_per_token_logps")
+        log_ratio = torch.zeros_like(logprobs) if old is None else logprobs - old
+        values = {"entropy": entropies, "ratio": log_ratio.exp()}
+        if self._bounds is not None:
+            low, high = self._bounds
+            values["clip_ratio"] = clipped(values["ratio"], inputs["advantages"], low=low, high=high)
+        self._turns.add(turn_index, **values)
+        self._log_ratios += row_log_ratios(log_ratio, inputs["tool_mask"])
+
+    def update_values(self, summed_loss: torch.Tensor, num_targets: torch.Tensor) -> None:
+        """Add the value head's loss on this rank's part of a micro-batch, summed, 0-dim, and its number of targets."""
+        self._value_loss += torch.stack([summed_loss.detach(), num_targets]).to(self._value_loss)
+
+    def metrics(self, sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
+        """Collective: return the metrics since the last call, over all ranks, and reset.
+
+        Args:
+            sum_over_ranks: Sums a tensor over all ranks.
+
+        Returns:
+            ``{entropy,ratio,clip_ratio}/turn_{k}``, ``effective_sample_size`` and ``value_loss``; empty if nothing was
+            recorded.
+        """
+        log_ratios, self._log_ratios = all_gather_objects(self._log_ratios), []
+        value_loss, num_targets = sum_over_ranks(self._value_loss).tolist()
+        self._value_loss.zero_()
+        metrics = self._turns.metrics(sum_over_ranks)
+        if num_targets:
+            metrics["value_loss"] = value_loss / num_targets
+        return metrics | {"effective_sample_size": effective_sample_size(log_ratios)} if log_ratios else metrics
+
+
+class TurnStatistics:
+    """Sums over agent tokens by turn index, kept on the device: nothing synchronizes before :meth:`metrics`.
+
+    Turns are counted from the start of the rollout. Turns from ``num_turns`` on are left out: pooled they would be a
+    mean over turns that have little in common, and few rollouts get there.
+    """
+
+    def __init__(
+        self,
+        num_turns: int = NUM_TURNS,
+        names: Sequence[str] = STATISTICS,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Start empty.
+
+        Args:
+            num_turns: How many turns are recorded; the same on all ranks.
+            names: The quantities that are summed, the same on all ranks; without ``"clip_ratio"`` where the loss does
+                not clip.
+            device: The device of micro-batches.
+
+        Raises:
+            ValueError: There is no turn or no name.
+        """
+        if num_turns < 1 or not names:
+            raise ValueError(f"statistics need a turn and a name, got {num_turns!r} turns and the names {names!r}")
+        self.num_turns, self.names = num_turns, tuple(names)
+        # The first row counts tokens; the last column takes the tokens of no recorded turn.
+        self._sums = torch.zeros(1 + len(self.names), num_turns + 1, device=device)
+
+    def add(self, turn_index: torch.Tensor, **values: torch.Tensor) -> None:
+        """Add a micro-batch.
+
+        Args:
+            turn_index: (B, T), long: the turn that the token belongs to, -1 off the agent tokens.
+            values: For each of the names (B, T), or (B, 1) for one number a row; without gradient, and read on agent
+                tokens alone.
+
+        Raises:
+            ValueError: The names differ from those at construction.
+        """
+        if values.keys() != set(self.names):
+            raise ValueError(f"expected the statistics {', '.join(self.names)}, got {', '.join(values) or 'none'}")
+        is_kept = (turn_index >= 0) & (turn_index < self.num_turns)
+        columns = turn_index.where(is_kept, self.num_turns).flatten()  # (B·T,)
+        rows = [torch.ones_like(turn_index), *(values[name].detach().expand_as(turn_index) for name in self.names)]
+        self._sums.index_add_(1, columns, torch.stack([row.float() for row in rows]).flatten(1))
+
+    def metrics(self, sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
+        """Collective: return the means since the last call, over all ranks, and reset.
+
+        Args:
+            sum_over_ranks: Sums a tensor over all ranks; called once, on every rank with a tensor of the same shape.
+
+        Returns:
+            ``{name}/turn_{k:02d}`` for every turn index that has agent tokens on some rank: the names are the same on
+            all ranks.
+        """
+        counts, *sums = sum_over_ranks(self._sums[:, : self.num_turns].contiguous()).tolist()
+        self._sums.zero_()
+        return {
+            f"{name}/turn_{k:02d}": own[k] / count
+            for k, count in enumerate(counts)
+            if count
+            for name, own in zip(self.names, sums, strict=True)
+        }
+
+
+def clipped(ratio: torch.Tensor, advantages: torch.Tensor, *, low: float, high: float) -> torch.Tensor:
+    """Mark clipped tokens: above the upper bound with a positive advantage, below the lower with a negative one.
+
+    TRL counts the same in ``clip_ratio/region_mean`` and, with the bounds of ``cispo``, in ``cispo_clip_ratio`` (there
+    the ratio is cut with a negative advantage too, which TRL does not count). As in TRL, ``delta`` is not counted.
+
+    Args:
+        ratio: (B, T) or (B, 1), current to old probability.
+        advantages: (B, T).
+        low: The lower of :meth:`LossType.clip_bounds`.
+        high: The upper one.
+
+    Returns:
+        (B, T), boolean.
+    """
+    return ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
+
+
+class FlushMetrics(TrainerCallback):
+    """Calls a function on all ranks when a step or an epoch is about to be logged."""
+
+    def __init__(self, flush: Callable[[], None]) -> None:
+        """Set the function, which may be collective."""
+        self._flush = flush
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Call it if this step is logged, which transformers' own callback has decided by now."""
+        if control.should_log:
+            self._flush()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Call it if this epoch is logged."""
+        self.on_step_end(args, state, control, **kwargs)

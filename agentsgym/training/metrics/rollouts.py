@@ -1,0 +1,236 @@
+"""Summarize rollouts in a few numbers, which the ranks exchange, and compute the metrics of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import stdev
+from typing import Self
+
+from agentsgym.batch.layouts import TrainingRow
+from agentsgym.credit.scored import ScoredRollout
+from agentsgym.evaluation.metrics import Evaluation, fraction_of_optimal
+from agentsgym.training.tensors.logprobs import KnownLogprobs
+from agentsgym.types import Message, StopReason, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSummary:
+    """A rollout as every rank knows it: numbers and keys, no tokens and no messages.
+
+    Attributes:
+        scored: The rollout as estimators see it.
+        turn_rewards: The environment's reward of each turn, before ``turn_credit``, (K,).
+        stop_reason: Why its last episode ended.
+        success: Whether it was won; None if the environment does not say.
+        exact: Whether all agent tokens are as the agent gave them.
+        num_invalid: Turns whose action was invalid.
+        num_tokens: Its tokens, prompts and observations included.
+        num_prompt_tokens: Those before the first action; all of them without one.
+        references: The mean rewards of random and of optimal play from its start; None if not known.
+        logprobs: For how many of its agent tokens the sampler gave a log-probability.
+        num_rows: The number of training rows that it becomes.
+        num_row_tokens: The tokens of these rows, more than its own where a history was rewritten.
+        num_trained_tokens: The agent tokens in these rows that can be trained on: a row's first token cannot.
+        error: The traceback of a failed rollout, else None.
+    """
+
+    scored: ScoredRollout
+    turn_rewards: Sequence[float]
+    stop_reason: StopReason
+    success: bool | None
+    exact: bool
+    num_invalid: int
+    num_tokens: int
+    num_prompt_tokens: int
+    references: tuple[float, float] | None
+    logprobs: KnownLogprobs
+    num_rows: int
+    num_row_tokens: int
+    num_trained_tokens: int
+    error: str | None
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, rows: Sequence[TrainingRow], scored: ScoredRollout) -> Self:
+        """Summarize a rollout.
+
+        Args:
+            trajectory: The rollout.
+            rows: Its training rows.
+            scored: The rollout as estimators see it.
+        """
+        num_tokens = len(trajectory.token_ids)
+        return cls(
+            scored=scored,
+            turn_rewards=trajectory.turn_rewards,
+            stop_reason=trajectory.stop_reason,
+            success=trajectory.success,
+            exact=trajectory.exact,
+            num_invalid=sum(turn.invalid for turn in trajectory.turns),
+            num_tokens=num_tokens,
+            num_prompt_tokens=trajectory.turns[0].start if trajectory.turns else num_tokens,
+            references=_references(trajectory),
+            logprobs=_known_logprobs(trajectory),
+            num_rows=len(rows),
+            num_row_tokens=sum(map(len, rows)),
+            num_trained_tokens=sum(
+                max(0, turn.stop - max(turn.start, row.span.start + 1)) for row in rows for _, turn in row.turns
+            ),
+            error=trajectory.error,
+        )
+
+    @property
+    def final_reward(self) -> float:
+        """The reward of the whole rollout."""
+        return self.scored.final_reward
+
+    @property
+    def failed(self) -> bool:
+        """Whether the environment or the agent failed."""
+        return self.stop_reason is StopReason.FAILED
+
+    @property
+    def num_turns(self) -> int:
+        """The number of its turns."""
+        return len(self.turn_rewards)
+
+    @property
+    def num_agent_tokens(self) -> int:
+        """The number of its agent tokens."""
+        return sum(self.scored.token_counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRow:
+    """A line of TRL's completions table.
+
+    Attributes:
+        prompt: The messages before the agent's first.
+        completion: The conversation that followed.
+        final_reward: The rollout's.
+        mean_advantage: The mean over its agent tokens, since the table takes one number a row.
+        turn_rewards: One reward a turn.
+        stop_reason: Why it ended.
+    """
+
+    prompt: list[Message]
+    completion: list[Message]
+    final_reward: float
+    mean_advantage: float
+    turn_rewards: list[float]
+    stop_reason: str
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, advantages: Sequence[float]) -> Self:
+        """Show a rollout with the advantages of its tokens, (T,)."""
+        first = trajectory.turns[0].message_index if trajectory.turns else len(trajectory.messages)
+        return cls(
+            prompt=list(trajectory.messages[:first]),
+            completion=list(trajectory.messages[first:]),
+            final_reward=trajectory.final_reward,
+            mean_advantage=sum(advantages) / max(1, sum(trajectory.agent_token_mask)),
+            turn_rewards=list(trajectory.turn_rewards),
+            stop_reason=trajectory.stop_reason.value,
+        )
+
+
+def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
+    """Summarize a generation batch; failed rollouts count in ``failed`` and nowhere else.
+
+    Returns:
+        ``reward`` (mean final reward), ``reward_std`` (n - 1 in the denominator; where two or more were played),
+        ``completions/{mean,min,max}_length`` (tokens after the first prompt, observations included),
+        ``completions/clipped_ratio`` (fraction that a budget ended), all four as TRL names them;
+        ``win_rate`` (where the environment reports success), ``fraction_of_optimal`` (where it reports the mean
+        rewards of random and optimal play), ``turns/{mean,min,max}``,
+        ``reward/turn_{k}`` (mean over the rollouts that had a turn k) and ``active_fraction/turn_{k}`` (their
+        fraction), ``stop/{reason}`` (fractions), ``invalid_turns`` (fraction), ``tokens/agent_per_turn``,
+        ``tokens/environment_per_turn``, ``failed`` and ``exact`` (fractions).
+    """
+    played = [rollout for rollout in rollouts if not rollout.failed]
+    metrics = {
+        f"stop/{reason.value}": _mean([rollout.stop_reason is reason for rollout in rollouts])
+        for reason in StopReason
+        if reason is not StopReason.FAILED
+    }
+    metrics["failed"] = _mean([rollout.failed for rollout in rollouts])
+    if not played:
+        return metrics
+    metrics["reward"] = _mean([rollout.final_reward for rollout in played])
+    if len(played) > 1:
+        metrics["reward_std"] = stdev(rollout.final_reward for rollout in played)
+    metrics["exact"] = _mean([rollout.exact for rollout in played])
+    metrics |= _outcome_metrics(played)
+    return metrics | _turn_metrics(played) | _token_metrics(played) | _completion_metrics(played)
+
+
+def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
+    """Flatten an evaluation to numbers: the counts, and each estimate with its interval, ``…_low`` and ``…_high``."""
+    estimates = {"win_rate": evaluation.win_rate, "reward": evaluation.reward, "turns": evaluation.turns}
+    metrics: dict[str, float] = {"num_episodes": evaluation.num_episodes, "num_failed": evaluation.num_failed}
+    for name, estimate in estimates.items():
+        if estimate is not None:
+            metrics |= {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+    return metrics
+
+
+def _references(trajectory: Trajectory) -> tuple[float, float] | None:
+    random, optimal = (trajectory.info.get(name) for name in ("random_reward", "optimal_reward"))
+    return None if random is None or optimal is None else (float(random), float(optimal))
+
+
+def _known_logprobs(trajectory: Trajectory) -> KnownLogprobs:
+    if trajectory.failed:
+        return "all"  # none of its tokens is trained on
+    if trajectory.logprobs is None:
+        return "none"
+    return "some" if math.isnan(sum(trajectory.logprobs)) else "all"
+
+
+def _outcome_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    if any(rollout.success is not None for rollout in played):
+        metrics["win_rate"] = _mean([bool(rollout.success) for rollout in played])
+    known = [(rollout.final_reward, *rollout.references) for rollout in played if rollout.references is not None]
+    if known:
+        value, random, optimal = (_mean(values) for values in zip(*known, strict=True))
+        if random != optimal:
+            metrics["fraction_of_optimal"] = fraction_of_optimal(value, random=random, optimal=optimal)
+    return metrics
+
+
+def _turn_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
+    counts = [rollout.num_turns for rollout in played]
+    by_index: defaultdict[int, list[float]] = defaultdict(list)
+    for rollout in played:
+        for k, reward in enumerate(rollout.turn_rewards):
+            by_index[k].append(reward)
+    metrics = {"turns/mean": _mean(counts), "turns/min": float(min(counts)), "turns/max": float(max(counts))}
+    metrics["invalid_turns"] = sum(rollout.num_invalid for rollout in played) / max(1, sum(counts))
+    for k, rewards in by_index.items():
+        metrics[f"reward/turn_{k:02d}"] = _mean(rewards)
+        metrics[f"active_fraction/turn_{k:02d}"] = len(rewards) / len(played)
+    return metrics
+
+
+def _token_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
+    num_turns = max(1, sum(rollout.num_turns for rollout in played))
+    agent = sum(rollout.num_agent_tokens for rollout in played)
+    total = sum(rollout.num_tokens for rollout in played)
+    return {"tokens/agent_per_turn": agent / num_turns, "tokens/environment_per_turn": (total - agent) / num_turns}
+
+
+def _completion_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
+    lengths = [rollout.num_tokens - rollout.num_prompt_tokens for rollout in played]
+    return {
+        "completions/mean_length": _mean(lengths),
+        "completions/min_length": float(min(lengths)),
+        "completions/max_length": float(max(lengths)),
+        "completions/clipped_ratio": _mean([rollout.stop_reason.truncated for rollout in played]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

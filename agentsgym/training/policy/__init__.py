@@ -1,0 +1,1 @@
+"""Sample the policy in training on each backend, and train a value head beside it."""

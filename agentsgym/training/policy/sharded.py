@@ -1,0 +1,162 @@
+"""Sample from a model whose weights are sharded over all ranks (FSDP): every forward pass needs all ranks.
+
+Ranks play episodes of different lengths, so they need different numbers of forward passes. A rank that runs one
+announces it, and a rank that has none to run joins with one token, whose output is discarded::
+
+    rank 0    1 forward   1 forward   1 forward   0
+    rank 1    1 forward   0 joins     0 joins     0      no rank has more to run: all continue
+              act         finish ─────────────────▶
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, reduce
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym.agents.policy.decoding import Forward
+from agentsgym.agents.policy.decoding_strategy import select_strategy
+from agentsgym.agents.trained import BatchStart
+from agentsgym.errors import ConfigError
+
+
+class ShardedForwardError(BaseException):
+    """A forward pass broke off on this rank, while the others wait for its part of the weights.
+
+    Handling it here would leave them waiting. So it is no ``Exception``, as ``KeyboardInterrupt`` is none: it ends the
+    process, and the launcher then ends the others.
+    """
+
+
+class LockstepForward:
+    """Calls a model so that all ranks take part in each of its forward passes."""
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        """Set up; nothing is sent.
+
+        Args:
+            model: A causal language model, or its wrapper.
+        """
+        self._model = model
+        self._is_broken = False
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Collective: run the model, while every other rank is here or in :meth:`join`.
+
+        Raises:
+            ShardedForwardError: The model raised, now or in an earlier call.
+        """
+        if self._is_broken:
+            raise ShardedForwardError("a forward pass of the sharded model broke off on this rank before")
+        with self.abort_all_ranks_on_error():
+            self._num_running(1)
+            return self._model(**arguments)
+
+    def join(self, idle: Callable[[], Any]) -> None:
+        """Collective: take part in the forward passes of other ranks until all of them are here.
+
+        Args:
+            idle: Runs the model itself once, on any input.
+
+        Raises:
+            ShardedForwardError: The model raised.
+        """
+        if self._is_broken:
+            return  # the others are inside a forward pass, and would read a flag as a shard of the weights
+        with self.abort_all_ranks_on_error():
+            while self._num_running(0) > 0:
+                idle()
+
+    @contextlib.contextmanager
+    def abort_all_ranks_on_error(self) -> Generator[None]:
+        """End the run if the model raises inside, where every rank runs it without announcing it.
+
+        Raises:
+            ShardedForwardError: In place of any exception but a ``ConfigError``, which is raised on all ranks alike.
+        """
+        try:
+            yield
+        except ConfigError:
+            raise
+        except BaseException as error:
+            self._is_broken = True
+            if not isinstance(error, Exception):
+                raise
+            rank = PartialState().process_index
+            raise ShardedForwardError(
+                f"a forward pass of the sharded model broke off on rank {rank}: {error!r}"
+            ) from error
+
+    def _num_running(self, flag: int) -> torch.Tensor:
+        """Collective: the sum over all ranks, 0-dim; asynchronous, synchronizes when read."""
+        total: Any = reduce(torch.tensor(flag, device=PartialState().device), reduction="sum")
+        return total
+
+
+class ShardedPolicyAgent(PolicyAgent):
+    """Samples as a :class:`PolicyAgent` does, from a model whose every forward pass needs all ranks.
+
+    Each rank calls :meth:`prepare` before it plays and :meth:`finish` when it has no live episode left, which waits for
+    the others; in between it acts as often as it needs to, or never. An error between two forward passes concerns its
+    rank alone; an error inside one ends the run.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        forward: Callable[..., Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Set up sampling; nothing is run.
+
+        Args:
+            model: A causal language model.
+            tokenizer: Its tokenizer.
+            forward: Called instead of the model, where sharding wraps it; by default the model itself.
+            **settings: As of :class:`PolicyAgent`.
+        """
+        super().__init__(model, tokenizer, **settings)
+        self._collective = forward or model
+        self._forward = self._lockstep = LockstepForward(self._collective)
+
+    def prepare(self, start: BatchStart) -> None:
+        """Collective: choose how the model is sampled; a model that cannot be sampled raises on all ranks at once.
+
+        Raises:
+            ConfigError: It cannot be sampled.
+        """
+        super().prepare(start)
+        with self._inference(), self._lockstep.abort_all_ranks_on_error():
+            select_strategy(self.model, self._collective)
+
+    def finish(self) -> None:
+        """Collective: drop the caches, and take part in forward passes until all ranks have finished."""
+        super().finish()
+        idle = Forward(self.model, self._collective)
+        with self._inference():
+            self._lockstep.join(lambda: idle([[0]], use_cache=False))
+
+
+def policy_agent_type(accelerator: Accelerator) -> type[PolicyAgent]:
+    """Choose the agent that suits how the weights of the model in training are distributed over the ranks.
+
+    Raises:
+        ConfigError: They are sharded, and in another way than by FSDP2.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise ConfigError("training with DeepSpeed is refused, since it has not been proven: shard with fsdp=True")
+    if accelerator.distributed_type != DistributedType.FSDP:
+        return PolicyAgent
+    if not accelerator.is_fsdp2:
+        raise ConfigError(
+            "training with FSDP1 is refused, since it has not been proven: set fsdp_config={'version': 2}"
+        )
+    return ShardedPolicyAgent

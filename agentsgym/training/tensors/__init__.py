@@ -1,0 +1,1 @@
+"""Turn rollouts into padded tensors, with advantages and log-probabilities."""

@@ -1,0 +1,263 @@
+"""Assign one advantage to every token, from the rollouts of all ranks and the settings."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from agentsgym.credit.advantages import step_group_sizes, token_advantages, zero_variance_fraction
+from agentsgym.credit.filters import drop_groups, mask_truncated, penalize_truncated, uninformative_groups
+from agentsgym.credit.rewards import place_on_tokens, scatter_to_tokens
+from agentsgym.credit.weights import aggregation_weights, invalid_turn_weights
+from agentsgym.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentsgym.credit._comparison import Scale
+    from agentsgym.credit.bound import BoundEstimator
+    from agentsgym.credit.scored import ScoredRollout
+    from agentsgym.credit.shaping import PotentialShaping
+    from agentsgym.types import Trajectory
+
+TurnEntries = Sequence[Sequence[Any]]
+"""One entry a turn of each rollout: a float, or one float a token of the turn."""
+
+
+class AdvantageSettings(Protocol):
+    """The settings that are read here; :class:`~agentsgym.training.config.GRPOEnvConfig` has them."""
+
+    discount: float
+    scale_rewards: str
+    loss_aggregation: str | None
+    max_completion_length: int | None
+    invalid_turns: str
+    truncation_penalty: float
+    zero_variance_groups: str
+    min_group_size: int
+    value_head: str | None
+
+    @property
+    def truncation(self) -> str:
+        """The treatment of truncated rollouts: ``"keep"``, ``"penalize"`` or ``"mask"``."""
+        ...
+
+    def estimator(self) -> BoundEstimator | PotentialShaping:
+        """A fresh estimator."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenAdvantages:
+    """Per-token advantages and value targets of this rank's rollouts, and which of them are trained on.
+
+    Attributes:
+        included: Whether each is trained on, (B,).
+        advantages: One number a token of each, (T,).
+        value_targets: The value head's target before each token, (T,), NaN for none; None without a value head.
+        rollouts: Those of all ranks, as the estimator saw them.
+        num_tokens: Agent tokens that are trained on, over all ranks.
+        metrics: Metrics of filters and advantages; empty in evaluation, where no group is trained on.
+    """
+
+    included: Sequence[bool]
+    advantages: Sequence[Sequence[float]]
+    value_targets: Sequence[Sequence[float]] | None
+    rollouts: Sequence[ScoredRollout]
+    num_tokens: int
+    metrics: dict[str, float]
+
+
+class AdvantageAssigner:
+    """The filters, the estimator and the weights of a run.
+
+    Every method takes the rollouts of all ranks and returns the same on each of them. (Not collective.)
+
+    Attributes:
+        estimator: The one that the settings name; its ``state`` is what it keeps between batches.
+    """
+
+    def __init__(self, args: AdvantageSettings) -> None:
+        """Build the estimator that the settings name."""
+        self._args = args
+        self.estimator: BoundEstimator | PotentialShaping = args.estimator()
+
+    def assign(
+        self,
+        rollouts: Sequence[ScoredRollout],
+        mine: range,
+        trajectories: Sequence[Trajectory],
+        num_tokens: Sequence[int],
+        *,
+        is_training: bool,
+    ) -> TokenAdvantages:
+        """Filter the rollouts, call the estimator, and lay its advantages on the tokens of this rank's rollouts.
+
+        Args:
+            rollouts: Those of all ranks, (N,).
+            mine: Which of them are this rank's, (B,).
+            trajectories: This rank's, (B,).
+            num_tokens: Agent tokens of each rollout that can be trained on, (N,).
+            is_training: False skips the filters and leaves the estimator's state as it is.
+        """
+        rollouts, metrics = filter_rollouts(rollouts, self._args) if is_training else (list(rollouts), {})
+        entries = self.turn_advantages(rollouts, is_training=is_training)
+        seen = rollouts
+        if is_training and self._args.truncation == "mask":  # they stay in the baselines
+            rollouts = mask_truncated(rollouts)
+        weights = self._turn_weights(rollouts)
+        advantages = [
+            self._on_tokens(trajectory, entries[i], [weight[i] for weight in weights])
+            for i, trajectory in zip(mine, trajectories, strict=True)
+        ]
+        targets = None
+        if self._args.value_head is not None:
+            nested = self.estimator.value_targets(rollouts, discount=self._args.discount)
+            targets = [
+                scatter_to_tokens(row, nested[i], fill=math.nan) for i, row in zip(mine, trajectories, strict=True)
+            ]
+        return TokenAdvantages(
+            included=[rollouts[i].included for i in mine],
+            advantages=advantages,
+            value_targets=targets,
+            rollouts=seen,
+            num_tokens=sum(count for one, count in zip(rollouts, num_tokens, strict=True) if one.included),
+            metrics=metrics | advantage_metrics(seen, entries) if is_training else {},
+        )
+
+    def turn_advantages(self, rollouts: Sequence[ScoredRollout], *, is_training: bool) -> TurnEntries:
+        """Call the estimator; in evaluation its state stays as it is.
+
+        Raises:
+            ConfigError: It does not return one list a rollout and one finite number a turn (or one a token of it).
+        """
+        estimator = self.estimator if is_training else copy.deepcopy(self.estimator)
+        scale = cast("Scale", self._args.scale_rewards)  # the configuration has checked it
+        entries = estimator(rollouts, discount=self._args.discount, scale=scale)
+        if not _is_list(entries) or len(entries) != len(rollouts):
+            raise ConfigError(
+                f"advantage_estimator {estimator.name!r} must return one list of numbers for each of {len(rollouts)} "
+                f"rollouts, got {len(entries) if _is_list(entries) else repr(entries)}"
+            )
+        plain = [_plain_turns(own, rollout) for own, rollout in zip(entries, rollouts, strict=True)]
+        for i, (rollout, turns) in enumerate(zip(rollouts, plain, strict=True)):
+            if turns is None:
+                raise ConfigError(
+                    f"advantage_estimator {estimator.name!r} must return one finite number for each of the "
+                    f"{len(rollout.turn_rewards)} turns of rollout {i}, or for one of {list(rollout.token_counts)} "
+                    f"tokens a list of so many, got {entries[i]!r}"
+                )
+        return cast("TurnEntries", plain)
+
+    def _turn_weights(self, rollouts: Sequence[ScoredRollout]) -> list[list[list[float]]]:
+        """The weights of each turn by the settings, each of shape (N, K); empty where they set none."""
+        args, found = self._args, list[list[list[float]]]()
+        if args.loss_aggregation is not None:
+            found.append(
+                aggregation_weights(
+                    [list(rollout.token_counts) for rollout in rollouts],
+                    [rollout.group for rollout in rollouts],
+                    [rollout.included for rollout in rollouts],
+                    args.loss_aggregation,
+                    constant=args.max_completion_length,
+                )
+            )
+        if args.invalid_turns != "keep":
+            found.append(invalid_turn_weights([list(rollout.invalid) for rollout in rollouts], args.invalid_turns))
+        return found
+
+    def _on_tokens(
+        self, trajectory: Trajectory, entries: Sequence[Any], weights: Sequence[Sequence[float]]
+    ) -> list[float]:
+        advantages = token_advantages(trajectory, entries, estimator=self.estimator)
+        for weight in weights:
+            factors = place_on_tokens(trajectory, weight, "each")
+            advantages = [advantage * factor for advantage, factor in zip(advantages, factors, strict=True)]
+        return advantages
+
+
+def filter_rollouts(
+    rollouts: Sequence[ScoredRollout], args: AdvantageSettings
+) -> tuple[list[ScoredRollout], dict[str, float]]:
+    """Choose the rollouts of a training batch that are trained on.
+
+    Args:
+        rollouts: Those of all ranks, (N,).
+        args: The settings.
+
+    Returns:
+        The rollouts, those left out marked as dropped; and the metrics ``groups/kept``, the fraction of task groups
+        that are trained on, and ``frac_reward_zero_std``, the fraction of those without variance before any is
+        dropped.
+    """
+    seen = _penalized(rollouts, args)
+    dropped = uninformative_task_groups(rollouts, args)
+    groups = {rollout.group for rollout in rollouts}
+    metrics = {
+        "frac_reward_zero_std": zero_variance_fraction(seen),
+        "groups/kept": 1 - len(dropped) / len(groups) if groups else 0.0,
+    }
+    return drop_groups(seen, dropped), metrics
+
+
+def uninformative_task_groups(rollouts: Sequence[ScoredRollout], args: AdvantageSettings) -> set[int]:
+    """Find the task groups to drop or to resample: too small, or without variance."""
+    return uninformative_groups(
+        _penalized(rollouts, args),
+        min_group_size=args.min_group_size,
+        drop_zero_variance=args.zero_variance_groups != "keep",
+    )
+
+
+def _penalized(rollouts: Sequence[ScoredRollout], args: AdvantageSettings) -> list[ScoredRollout]:
+    is_penalized = args.truncation == "penalize"
+    return penalize_truncated(rollouts, args.truncation_penalty) if is_penalized else list(rollouts)
+
+
+def advantage_metrics(rollouts: Sequence[ScoredRollout], entries: TurnEntries) -> dict[str, float]:
+    """Summarize advantages by turn index, and the sizes of step groups."""
+    by_index: dict[int, list[float]] = {}
+    for rollout, turns in zip(rollouts, entries, strict=True):
+        if rollout.included:
+            for k, entry in enumerate(turns):
+                values = entry if isinstance(entry, Sequence) else [entry]
+                by_index.setdefault(k, []).extend(cast("Sequence[float]", values))
+    metrics: dict[str, float] = {}
+    for k, values in by_index.items():
+        metrics[f"advantage/turn_{k:02d}"] = fmean(values) if values else 0.0
+        metrics[f"advantage_std/turn_{k:02d}"] = stdev(values) if len(values) > 1 else 0.0
+    if sizes := step_group_sizes(rollouts):
+        metrics["step_groups/mean_size"] = fmean(sizes)
+        metrics["step_groups/max_size"] = float(max(sizes))
+        metrics["step_groups/singleton_fraction"] = sizes.count(1) / sum(sizes)
+    return metrics
+
+
+def _is_list(entry: Any) -> bool:
+    return isinstance(entry, Sequence) and not isinstance(entry, str)
+
+
+def _plain_turns(own: Any, rollout: ScoredRollout) -> list[Any] | None:
+    """One entry a turn, as plain numbers; None if it is something else."""
+    if not _is_list(own) or len(own) != len(rollout.turn_rewards):
+        return None
+    entries = [_plain(entry) for entry in own]
+    lists_fit = all(
+        len(entry) == num_tokens
+        for entry, num_tokens in zip(entries, rollout.token_counts, strict=False)  # empty where it is not known
+        if isinstance(entry, list)
+    )
+    return entries if lists_fit and None not in entries else None
+
+
+def _plain(entry: Any) -> float | list[float] | None:
+    """A finite number, or a list of such, whatever their type was; None if it is neither."""
+    try:
+        numbers = [math.nan if isinstance(one, str) else float(one) for one in (entry if _is_list(entry) else [entry])]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last from a tensor of several elements
+        return None
+    if not all(map(math.isfinite, numbers)):
+        return None
+    return numbers if _is_list(entry) else numbers[0]

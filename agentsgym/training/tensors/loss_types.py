@@ -1,0 +1,51 @@
+"""Describe what each of TRL's loss types averages over and where it clips."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+MeanOver = Literal["tokens_of_row", "rows", "tokens_of_batch", "tokens_of_microbatch", "constant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossType:
+    """One value of ``loss_type``.
+
+    Attributes:
+        mean_over: What the loss is a mean over: ``"tokens_of_row"`` (each row's agent tokens, then rows), ``"rows"``
+            (a sum over tokens), ``"tokens_of_batch"`` (the agent tokens of the whole generation batch, a number that
+            is known when the batch is built), ``"tokens_of_microbatch"``, or a ``"constant"``.
+        clip: Where the importance ratio is clipped: on ``"both"`` sides of 1, at an ``"upper"`` bound alone, or nowhere
+            (None).
+        multiplies_row_ratios: Whether it multiplies the ratios of all tokens of a row.
+    """
+
+    mean_over: MeanOver
+    clip: Literal["both", "upper"] | None
+    multiplies_row_ratios: bool = False
+
+    def clip_bounds(self, *, epsilon_low: float, epsilon_high: float) -> tuple[float, float] | None:
+        """Compute the bounds of the ratio as TRL does; None where nothing is clipped.
+
+        Args:
+            epsilon_low: The trainer's.
+            epsilon_high: The trainer's; with an ``"upper"`` bound alone it is that bound, not its distance from 1.
+        """
+        if self.clip == "upper":
+            return -math.inf, epsilon_high
+        return None if self.clip is None else (1 - epsilon_low, 1 + epsilon_high)
+
+
+LOSS_TYPES: Final[Mapping[str, LossType]] = {
+    "grpo": LossType(mean_over="tokens_of_row", clip="both"),
+    "bnpo": LossType(mean_over="tokens_of_microbatch", clip="both"),
+    "dr_grpo": LossType(mean_over="constant", clip="both"),
+    "dapo": LossType(mean_over="tokens_of_batch", clip="both"),
+    "cispo": LossType(mean_over="tokens_of_batch", clip="upper"),
+    "sapo": LossType(mean_over="tokens_of_row", clip=None),
+    "luspo": LossType(mean_over="rows", clip="both"),
+    "vespo": LossType(mean_over="tokens_of_batch", clip=None, multiplies_row_ratios=True),
+}

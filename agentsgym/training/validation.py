@@ -1,0 +1,267 @@
+"""Check the settings of a run: each value by itself, what TRL offers and is refused here, and combinations.
+
+The settings are typed ``Any``: their class calls :func:`check_settings` when it is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import is_positive_number
+from agentsgym.training.tensors.loss_types import LOSS_TYPES
+
+if TYPE_CHECKING:
+    from agentsgym.credit.registry import EstimatorTraits
+    from agentsgym.envs.base import MultistepEnv
+
+Rule = tuple[str, Callable[[Any], bool], str]
+"""The setting to name, whether its value (or the settings together) is refused, and why."""
+
+# What TRL offers and this trainer does not do, each with the reason: refused, so that nothing is silently ignored.
+_REFUSED: Final[tuple[Rule, ...]] = (
+    ("use_transformers_continuous_batching", bool, "rollouts keep their own key/value cache across turns"),
+    (
+        "multi_objective_aggregation",
+        lambda value: value != "sum_then_normalize",
+        "rewards come from the environment, one number a turn",
+    ),
+    ("reward_weights", lambda value: value is not None, "rewards come from the environment, one number a turn"),
+    (
+        "chat_template_kwargs",
+        bool,
+        "the transcript writes the template's default form: set tokenizer.chat_template to a variant that needs none",
+    ),
+    ("cache_implementation", lambda value: value is not None, "rollouts keep their own key/value cache across turns"),
+    ("remove_unused_columns", bool, "the environment's columns would be dropped from the rows"),
+    ("max_tool_calling_iterations", lambda value: value is not None, "use env_config['max_steps_per_episode']"),
+    ("deepspeed", bool, "it has not been proven with this trainer: shard with fsdp=True"),
+)
+
+# TRL's own settings that must be one of a few names, and those that must be a number, as the end of a sentence.
+_TRL_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "loss_type": tuple(LOSS_TYPES),
+    "scale_rewards": ("none", "group", "batch"),
+    "importance_sampling_level": ("token", "sequence"),
+}
+_TRL_NUMBERS: Final = {
+    "temperature": (
+        "a positive number (the loss divides by it)",
+        is_positive_number,
+    ),
+}
+
+
+def check_settings(args: Any) -> None:
+    """Raise :class:`ConfigError` for a value that is not valid, or values that do not go together."""
+    errors = [*_range_errors(args), *_refusals(args), *_choice_errors(args)]
+    if not errors:
+        args.estimator()  # raises if it is wrong; the combinations read values that are valid by themselves
+    for name, is_refused, reason in () if errors else _COMBINATIONS:
+        if is_refused(args):
+            errors.append(f"({name}={getattr(args, name)!r}) is refused: {reason}")
+    if errors:
+        raise ConfigError(f"GRPOEnvConfig{errors[0]}")
+
+
+def check_environment(env: MultistepEnv, args: Any) -> None:
+    """Raise :class:`ConfigError` for an environment whose rollouts cannot be trained on correctly."""
+    config = env.env_config
+    if args.layout == "trajectory" and config["history"] != "append":
+        raise ConfigError(
+            f"env_config['history']={config['history']!r} rewrites history, so that a rollout is no single row of "
+            "tokens, and layout='trajectory' trains one row a rollout: use layout='turn' or history='append'"
+        )
+    traits = _traits(args)
+    if config["turn_credit"] == "repeat_final" and traits is not None and "turn_rewards" in traits.uses:
+        raise ConfigError(
+            "env_config['turn_credit']='repeat_final' gives the final reward for every turn, and advantage_estimator="
+            f"{args.estimator().name!r} adds turn rewards up, so that it would count many times: "
+            "use turn_credit='final'"
+        )
+
+
+def _range_errors(args: Any) -> Iterator[str]:
+    own = {one.name: one.metadata for one in dataclasses.fields(args) if "env_valid" in one.metadata}
+    ranges = {name: (metadata["env_expected"], metadata["env_valid"]) for name, metadata in own.items()}
+    for name, (expected, is_valid) in (ranges | _TRL_NUMBERS).items():
+        value = getattr(args, name)
+        if not is_valid(value):
+            yield f".{name} must be {expected}, got {value!r}"
+
+
+def _refusals(args: Any) -> Iterator[str]:
+    for name, is_refused, reason in _REFUSED:
+        value = getattr(args, name)
+        if is_refused(value):
+            yield f"({name}={value!r}) is refused: {reason}"
+
+
+def _choice_errors(args: Any) -> Iterator[str]:
+    own = {one.name: one.metadata["env_choices"] for one in dataclasses.fields(args) if "env_choices" in one.metadata}
+    for name, choices in (own | _TRL_CHOICES).items():
+        value = getattr(args, name)
+        if value not in choices:
+            yield f".{name} is unknown: {value!r}{did_you_mean(str(value), [choice for choice in choices if choice])}"
+
+
+def _traits(args: Any) -> EstimatorTraits | None:
+    return args.estimator().traits
+
+
+def _is_without_values(args: Any) -> bool:
+    """Whether a value head would be trained that the estimator is known not to use."""
+    traits = _traits(args)
+    return args.value_head is not None and traits is not None and "values" not in traits.uses
+
+
+def _lacks_values(args: Any) -> bool:
+    traits = _traits(args)
+    return args.value_head is None and traits is not None and "values" in traits.uses
+
+
+def _takes_rewards_as_they_are(args: Any) -> bool:
+    traits = _traits(args)
+    return traits is not None and "per_token_rewards" in traits.uses
+
+
+def _splits_rows(args: Any) -> bool:
+    return args.layout != "trajectory"
+
+
+def _has_crossed_bounds(args: Any) -> bool:
+    correction = args.importance_correction
+    return correction is not None and correction.bounds[0] >= correction.bounds[1]
+
+
+def _has_idle_bounds(args: Any) -> bool:
+    bounds = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
+    return args.importance_correction is None and not args.use_vllm and bounds != (None, None)
+
+
+def _multiplies_what_vespo_does(args: Any) -> bool:
+    correction = args.importance_correction
+    is_by_row = correction is not None and not correction.mode.startswith("token")
+    return args.use_vllm and args.loss.multiplies_row_ratios and is_by_row
+
+
+_MEANS_OF_BATCH: Final = tuple(name for name, loss in LOSS_TYPES.items() if loss.mean_over == "tokens_of_batch")
+
+# Settings that do not go together: the one to name, a test of all of them, and the reason.
+_COMBINATIONS: Final[tuple[Rule, ...]] = (
+    (
+        "generation_kwargs",
+        lambda args: bool(args.generation_kwargs) and not args.use_vllm,
+        "without use_vllm set temperature, top_p, top_k, min_p, repetition_penalty and stop_strings themselves",
+    ),
+    (
+        "truncated_rollouts",
+        lambda args: args.mask_truncated_completions and args.truncated_rollouts == "penalize",
+        "mask_truncated_completions=True masks what it penalizes: leave one out",
+    ),
+    (
+        "vllm_importance_sampling_correction",
+        _has_idle_bounds,
+        "vllm_importance_sampling_clip_min and vllm_importance_sampling_clip_max bound nothing without a correction: "
+        "set it to True",
+    ),
+    (
+        "vllm_importance_sampling_mode",
+        _has_crossed_bounds,
+        "its lower bound must lie below the upper one (each is the mode's own where it is not set)",
+    ),
+    (
+        "vllm_importance_sampling_mode",
+        _multiplies_what_vespo_does,
+        "loss_type='vespo' multiplies the ratios of a row's tokens, so that they must be those of single tokens: "
+        "'token_truncate' or 'token_mask'",
+    ),
+    (
+        "use_bias_correction_kl",
+        lambda args: args.use_bias_correction_kl and args.beta != 0 and args.importance_sampling_level == "sequence",
+        "importance_sampling_level='sequence' would weigh the KL term of each token by the ratio of its whole row: "
+        "set it to False",
+    ),
+    (
+        "min_group_size",
+        lambda args: args.min_group_size > args.num_generations,
+        "no task group has more rollouts than num_generations, so that all would be dropped",
+    ),
+    (
+        "loss_aggregation",
+        lambda args: args.loss_aggregation is not None and args.loss.mean_over != "tokens_of_batch",
+        f"it is folded into a loss that is a mean over all agent tokens, {', '.join(_MEANS_OF_BATCH)}; the others have "
+        "an aggregation of their own",
+    ),
+    (
+        "loss_type",
+        lambda args: _splits_rows(args) and args.loss.mean_over == "tokens_of_microbatch",
+        "layout='turn' makes the number of rows vary, and bnpo divides by the tokens of the rows that happen to share "
+        "a micro-batch: use 'dapo'",
+    ),
+    (
+        "beta",
+        lambda args: (
+            _splits_rows(args) and args.beta != 0 and args.loss.mean_over not in {"tokens_of_batch", "constant"}
+        ),
+        "layout='turn' makes several rows of a rollout, and this loss_type would weigh the KL of each row like that of "
+        "a whole rollout: use 'dapo'",
+    ),
+    (
+        "entropy_coef",
+        lambda args: _splits_rows(args) and (args.entropy_coef != 0 or args.use_adaptive_entropy),
+        "layout='turn' makes the number of rows vary, and TRL's entropy bonus is a mean over those of a micro-batch",
+    ),
+    (
+        "top_entropy_quantile",
+        lambda args: _splits_rows(args) and args.top_entropy_quantile < 1,
+        "layout='turn' makes the number of rows vary, and TRL's quantile is over those of a micro-batch",
+    ),
+    (
+        "value_head",
+        _lacks_values,
+        "advantage_estimator needs values: set value_head='shared' or 'separate'",
+    ),
+    (
+        "value_head",
+        _is_without_values,
+        "only turn_gae, bilevel_gae and estimators of your own look at values",
+    ),
+    (
+        "value_learning_rate",
+        lambda args: args.value_head is None and args.value_learning_rate is not None,
+        "there is no value head to train at it",
+    ),
+    (
+        "value_loss_weight",
+        lambda args: args.value_head is None and args.value_loss_weight != 1,
+        "there is no value head whose loss it would weigh",
+    ),
+    (
+        "value_head",
+        lambda args: args.value_head is not None and bool(args.fsdp),
+        "it has not been proven with sharded weights",
+    ),
+    (
+        "value_head",
+        lambda args: args.value_head == "shared" and bool(args.torch_compile),
+        "it reads the hidden states of the policy's forward, which a compiled model does not expose: use 'separate'",
+    ),
+    (
+        "value_head",
+        lambda args: args.value_head is not None and bool(args.fp16),
+        "the gradients of fp16 are scaled, and only those of the policy are scaled back: use bf16",
+    ),
+    (
+        "truncated_rollouts",
+        lambda args: args.truncated_rollouts == "penalize" and _takes_rewards_as_they_are(args),
+        "advantage_estimator='reward' takes the per-token rewards as the environment laid them out",
+    ),
+    (
+        "scale_rewards",
+        lambda args: args.scale_rewards == "batch" and _takes_rewards_as_they_are(args),
+        "advantage_estimator='reward' takes the per-token rewards as they are, so that nothing is scaled: leave it out",
+    ),
+)

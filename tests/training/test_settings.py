@@ -1,0 +1,222 @@
+"""The settings of a run: which values and combinations are refused, what they default to, command lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from games import settings
+from transformers import HfArgumentParser
+from trl import TrlParser
+
+from agentsgym.errors import ConfigError
+from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.tensors.importance import ImportanceCorrection
+from agentsgym.training.validation import _REFUSED, _TRL_CHOICES, _TRL_NUMBERS
+
+# For each setting that is refused, a value that is and the others that TRL wants along with it.
+REFUSED_VALUES: dict[str, dict[str, Any]] = {
+    "use_transformers_continuous_batching": {"use_transformers_continuous_batching": True},
+    "multi_objective_aggregation": {"multi_objective_aggregation": "normalize_then_sum"},
+    "reward_weights": {"reward_weights": [1.0]},
+    "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
+    "cache_implementation": {"cache_implementation": "static"},
+    "remove_unused_columns": {"remove_unused_columns": True},
+    "max_tool_calling_iterations": {"max_tool_calling_iterations": 3},
+    "deepspeed": {},  # transformers asks for the package first
+}
+
+
+@pytest.mark.parametrize(("name", "reason"), [(name, reason) for name, _, reason in _REFUSED])
+def test_what_would_go_silently_wrong_is_refused(name: str, reason: str, tmp_path: Path) -> None:
+    assert name in REFUSED_VALUES, f"give a value of {name!r} that is refused, so that it is tested"
+    changes = REFUSED_VALUES[name]
+    if changes:
+        with pytest.raises(ConfigError) as refusal:
+            settings(tmp_path, **changes)
+        assert str(refusal.value) == f"GRPOEnvConfig({name}={changes[name]!r}) is refused: {reason}"
+    else:
+        [is_refused] = [check for other, check, _ in _REFUSED if other == name]
+        assert is_refused("a configuration")
+    [is_refused] = [check for other, check, _ in _REFUSED if other == name]
+    assert not is_refused(getattr(settings(tmp_path), name))
+
+
+def test_every_tested_refusal_is_one() -> None:
+    assert {name for name, _, _ in _REFUSED} == REFUSED_VALUES.keys()
+
+
+METADATA = {one.name: one.metadata for one in dataclasses.fields(GRPOEnvConfig)}
+# How the sentence about each setting that is a number or a text ends, and the names of those that are one of a few.
+EXPECTED = {name: own["env_expected"] for name, own in METADATA.items() if "env_expected" in own}
+EXPECTED |= {name: expected for name, (expected, _) in _TRL_NUMBERS.items()}
+CHOICES = {name: own["env_choices"] for name, own in METADATA.items() if "env_choices" in own} | _TRL_CHOICES
+
+# For each of those that are a number or a text: values that it may not have, and some that it may.
+UNWANTED: dict[str, tuple[list[Any], list[Any]]] = {
+    "discount": ([1.1, -0.1, float("nan"), "high", None], [0, 0.5, 1.0]),
+    "potential_weight": ([float("inf"), "1", None], [0.5]),
+    "max_turn_tokens": ([0, 2.5, True], [1]),
+    "max_completion_length": ([0, None], [1]),
+    "temperature": ([0.0, -1.0], [0.1]),
+    "max_failed_fraction": ([1.5, -0.1], [0.0, 1.0]),
+    "truncation_penalty": ([float("nan"), None, -1.0], [0.0, 2.5]),
+    "max_resamples": ([0, 1.5], [1]),
+    "min_group_size": ([0, -1, 1.5], [1, 2]),
+    "value_learning_rate": ([0.0, -1e-3, "high"], [None, 1e-3]),
+    "value_loss_weight": ([0.0, None], [0.5, 1.0]),
+    "vllm_importance_sampling_clip_min": ([-0.1, "low", float("inf")], [None, 0.0, 0.5]),
+    "vllm_importance_sampling_clip_max": ([0.0, -1.0, "high", float("nan")], [None, 2.5, float("inf")]),
+    "num_env_workers": ([0, 1.5], [1]),
+    "turn_timeout_s": ([0, -1.0], [None, 0.5]),
+    "episode_timeout_s": ([float("inf")], [None, 2]),
+    "drift_interval": ([-1, 0.5], [0, 3]),
+    "stop_strings": (["\n", [""], [1]], [None, [], ["\n"]]),
+}
+
+
+def test_every_setting_that_is_checked_is_tested() -> None:
+    assert EXPECTED.keys() == UNWANTED.keys()
+
+
+@pytest.mark.parametrize(("name", "expected"), EXPECTED.items())
+def test_an_impossible_value_is_named(name: str, expected: str, tmp_path: Path) -> None:
+    refused, accepted = UNWANTED[name]
+    for value in refused:
+        with pytest.raises(ConfigError) as refusal:
+            settings(tmp_path, **{name: value})
+        assert str(refusal.value) == f"GRPOEnvConfig.{name} must be {expected}, got {value!r}"
+    for value in accepted:
+        along = next((more for key, more in ALONG.items() if key == (name, value)), {})
+        assert getattr(settings(tmp_path, **{name: value}, **along), name) == value
+
+
+# What a value needs beside it so that it is not refused for another reason.
+ALONG: dict[tuple[str, Any], dict[str, Any]] = {
+    ("value_head", "shared"): {"advantage_estimator": "turn_gae"},
+    ("value_head", "separate"): {"advantage_estimator": "bilevel_gae"},
+    ("value_learning_rate", 1e-3): {"advantage_estimator": "turn_gae", "value_head": "separate"},
+    ("value_loss_weight", 0.5): {"advantage_estimator": "turn_gae", "value_head": "separate"},
+    **{
+        (f"vllm_importance_sampling_clip_{end}", bound): {"vllm_importance_sampling_correction": True}
+        for end, bound in (("min", 0.0), ("min", 0.5), ("max", 2.5), ("max", math.inf))
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "known"), [(name, known) for name, choices in CHOICES.items() for known in choices])
+def test_every_known_name_is_accepted(name: str, known: str | None, tmp_path: Path) -> None:
+    assert getattr(settings(tmp_path, **{name: known}, **ALONG.get((name, known), {})), name) == known
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_an_unknown_name_is_refused_with_the_nearest(name: str, tmp_path: Path) -> None:
+    nearest = [choice for choice in CHOICES[name] if choice][-1]
+    misspelt = f"{nearest}s"
+    with pytest.raises(ConfigError) as refusal:
+        settings(tmp_path, **{name: misspelt})
+    assert str(refusal.value) == f"GRPOEnvConfig.{name} is unknown: {misspelt!r}; did you mean {nearest!r}?"
+
+
+def test_what_trl_also_allows_for_scale_rewards_goes_by_its_name(tmp_path: Path) -> None:
+    assert [settings(tmp_path, scale_rewards=value).scale_rewards for value in (True, False)] == ["group", "none"]
+
+
+def test_trls_mask_of_truncated_completions_is_ours_of_truncated_rollouts(tmp_path: Path) -> None:
+    """TRL's looks at the last token, which is an observation's where a game ended between two turns."""
+    args = settings(tmp_path, mask_truncated_completions=True)
+    assert args.truncation == settings(tmp_path, truncated_rollouts="mask").truncation == "mask"
+    assert (args.mask_truncated_completions, args.truncated_rollouts) == (True, "keep")  # as they were given
+    assert settings(tmp_path).truncation == settings(tmp_path).truncated_rollouts == "keep"
+    assert settings(tmp_path, truncated_rollouts="penalize").truncation == "penalize"
+
+
+def test_an_unknown_estimator_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'gigpo'"):
+        settings(tmp_path, advantage_estimator="gippo")
+
+
+def test_an_estimator_that_no_checkpoint_could_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be a function of a module"):
+        settings(tmp_path, advantage_estimator=lambda rollouts, **_: [])
+
+
+@pytest.mark.parametrize(("has_accelerator", "use_cpu", "bf16"), [(False, False, False), (True, True, False)])
+def test_bf16_is_off_on_a_cpu(
+    has_accelerator: bool, use_cpu: bool, bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
+    args = GRPOEnvConfig(output_dir=str(tmp_path), use_cpu=use_cpu, report_to="none")
+    assert args.bf16 is bf16
+
+
+def test_bf16_is_on_where_it_is_asked_for(tmp_path: Path) -> None:
+    assert settings(tmp_path, bf16=True).bf16 is True
+
+
+@pytest.mark.parametrize("parser_class", [HfArgumentParser, TrlParser])
+def test_every_setting_can_be_given_on_the_command_line(parser_class: type[HfArgumentParser], tmp_path: Path) -> None:
+    line = f"--output_dir {tmp_path} --use_cpu --advantage_estimator gigpo --discount 0.9 --scale_rewards none"
+    line += " --max_turn_tokens 32 --max_completion_length 128 --max_failed_fraction 0.2 --loss_type dr_grpo"
+    [args] = parser_class((GRPOEnvConfig,)).parse_args_into_dataclasses(line.split())
+    given = (args.advantage_estimator, args.discount, args.scale_rewards, args.max_turn_tokens)
+    assert given == ("gigpo", 0.9, "none", 32)
+    assert (args.max_completion_length, args.max_failed_fraction, args.loss_type) == (128, 0.2, "dr_grpo")
+
+
+def test_a_refusal_comes_through_the_command_line_too(tmp_path: Path) -> None:
+    line = ["--output_dir", str(tmp_path), "--layout", "turn", "--loss_type", "bnpo"]
+    with pytest.raises(ConfigError, match=r"loss_type='bnpo'.*layout='turn'"):
+        HfArgumentParser((GRPOEnvConfig,)).parse_args_into_dataclasses(line)
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({}, 1),
+        ({"num_iterations": 3}, 3),
+        ({"steps_per_generation": 4}, 4),
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 3}, 3),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 2}, 1),
+        ({"gradient_accumulation_steps": 2}, 1),
+    ],
+)
+def test_a_cycle_is_the_steps_between_boundaries(changes: dict[str, int], steps: int, tmp_path: Path) -> None:
+    assert settings(tmp_path, **changes).steps_per_cycle == steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_warned_of"), [({}, True), ({"epsilon_high": 0.3}, True), ({"epsilon_high": 5.0}, False)]
+)
+def test_a_bound_of_cispo_that_cuts_every_token_is_warned_of(
+    changes: dict[str, float], is_warned_of: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings(tmp_path, loss_type="cispo", **changes)
+    assert ("set epsilon_high=5.0" in caplog.text) == is_warned_of
+
+
+def test_a_best_model_that_is_never_saved_is_refused(tmp_path: Path) -> None:
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps", "num_iterations": 2}
+    for evaluated, saved in ((3, 3), (3, 6), (1, 2)):
+        with pytest.raises(ConfigError, match=rf"generation cycle \(2\).*set eval_steps \({evaluated}\)"):
+            settings(tmp_path, eval_steps=evaluated, save_steps=saved, **best).with_aligned_saving()
+    settings(tmp_path, eval_steps=4, save_steps=4, **best).with_aligned_saving()
+
+
+def test_truncated_rollouts_are_not_both_masked_and_penalized(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="mask_truncated_completions=True masks what it penalizes: leave one out"):
+        settings(tmp_path, mask_truncated_completions=True, truncated_rollouts="penalize")
+
+
+def test_the_correction_follows_the_sampler_in_a_copy_of_the_settings_too(tmp_path: Path) -> None:
+    args = settings(tmp_path)
+    assert args.importance_correction is None
+    copied = dataclasses.replace(args, use_vllm=True, generation_batch_size=None)
+    assert copied.importance_correction == ImportanceCorrection(mode="token_truncate", clip_min=None, clip_max=3.0)
+    assert copied.vllm_importance_sampling_correction is None
+    assert copied.for_trl().vllm_importance_sampling_correction is True  # TRL's own code knows no None
+    assert args.for_trl().vllm_importance_sampling_correction is False
