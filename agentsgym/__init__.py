@@ -10,33 +10,43 @@ needs no torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agentsgym._lazy import lazy
+from agentsgym._renamed import renamed
 
 if TYPE_CHECKING:
     from agentsgym.agents.base import Agent, AsyncAgent
     from agentsgym.agents.direct import DirectOutputAgent
     from agentsgym.agents.openai import OpenAIAgent
-    from agentsgym.agents.policy import PolicyAgent
-    from agentsgym.agents.sampling import Sampling
+    from agentsgym.agents.policy.agent import PolicyAgent
+    from agentsgym.agents.policy.sampling import SamplingParams
     from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
-    from agentsgym.batch.audit import AuditReport, audit
+    from agentsgym.credit.scored import ScoredRollout
+    from agentsgym.credit.traits import estimator_traits
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.envs.registry import make, register
     from agentsgym.errors import (
-        AgentFault,
+        AgentError,
         AgentsGymError,
         ConfigError,
-        EnvironmentFault,
-        EpisodeFault,
-        MissingDependency,
+        EnvError,
+        EpisodeError,
+        MissingDependencyError,
         TaskError,
         TemplateError,
+        TooManyFailuresError,
     )
     from agentsgym.evaluation.run import evaluate
-    from agentsgym.rollouts.pools import ThreadPool
-    from agentsgym.rollouts.processes import ProcessPool
+    from agentsgym.fields import Field
+    from agentsgym.record_audit import audit
+    from agentsgym.rollouts.process_pool import EnvProcessPool
+    from agentsgym.rollouts.thread_pool import EnvThreadPool
+    from agentsgym.tiny import tiny_policy
+    from agentsgym.training.callbacks import LearningCurve
     from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.drift import logprob_gap
+    from agentsgym.training.imitate import imitate
     from agentsgym.training.trainer import GRPOEnvTrainer
     from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
 
@@ -45,76 +55,97 @@ __version__ = "0.1.0"
 __all__ = [
     "Action",
     "Agent",
-    "AgentFault",
+    "AgentError",
     "AgentsGymError",
     "AsyncAgent",
-    "AuditReport",
     "ConfigError",
     "DirectOutputAgent",
-    "EnvironmentFault",
-    "EpisodeFault",
+    "EnvError",
+    "EnvProcessPool",
+    "EnvThreadPool",
+    "EpisodeError",
+    "Field",
     "GRPOEnvConfig",
     "GRPOEnvTrainer",
+    "LearningCurve",
     "Message",
-    "MissingDependency",
+    "MissingDependencyError",
     "MultistepEnv",
     "OpenAIAgent",
     "PolicyAgent",
-    "ProcessPool",
     "RandomAgent",
-    "Sampling",
+    "SamplingParams",
+    "ScoredRollout",
     "ScriptedAgent",
     "StopReason",
     "TaskError",
     "TemplateError",
-    "ThreadPool",
+    "TooManyFailuresError",
     "Trajectory",
     "Turn",
     "TurnRequest",
     "__version__",
     "audit",
+    "estimator_traits",
     "evaluate",
+    "imitate",
+    "logprob_gap",
     "make",
     "register",
+    "tiny_policy",
 ]
 
 _HOMES = {
     "agents.base": ("Agent", "AsyncAgent"),
     "agents.direct": ("DirectOutputAgent",),
     "agents.openai": ("OpenAIAgent",),
-    "agents.policy": ("PolicyAgent",),
-    "agents.sampling": ("Sampling",),
+    "agents.policy.agent": ("PolicyAgent",),
+    "agents.policy.sampling": ("SamplingParams",),
     "agents.scripted": ("RandomAgent", "ScriptedAgent"),
-    "batch.audit": ("AuditReport", "audit"),
+    "credit.scored": ("ScoredRollout",),
+    "credit.traits": ("estimator_traits",),
     "envs.base": ("MultistepEnv",),
     "envs.registry": ("make", "register"),
     "errors": (
-        "AgentFault",
+        "AgentError",
         "AgentsGymError",
         "ConfigError",
-        "EnvironmentFault",
-        "EpisodeFault",
-        "MissingDependency",
+        "EnvError",
+        "EpisodeError",
+        "MissingDependencyError",
         "TaskError",
         "TemplateError",
+        "TooManyFailuresError",
     ),
     "evaluation.run": ("evaluate",),
-    "rollouts.pools": ("ThreadPool",),
-    "rollouts.processes": ("ProcessPool",),
+    "fields": ("Field",),
+    "rollouts.thread_pool": ("EnvThreadPool",),
+    "rollouts.process_pool": ("EnvProcessPool",),
+    "record_audit": ("audit",),
+    "tiny": ("tiny_policy",),
+    "training.callbacks": ("LearningCurve",),
     "training.config": ("GRPOEnvConfig",),
+    "training.drift": ("logprob_gap",),
+    "training.imitate": ("imitate",),
     "training.trainer": ("GRPOEnvTrainer",),
     "types": ("Action", "Message", "StopReason", "Trajectory", "Turn", "TurnRequest"),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_find_renamed = renamed(
+    __name__,
+    {
+        "AgentFault": "agentsgym.errors.AgentError",
+        "AuditReport": "agentsgym.record_audit.AuditReport",
+        "EnvironmentFault": "agentsgym.errors.EnvError",
+        "EpisodeFault": "agentsgym.errors.EpisodeError",
+        "MissingDependency": "agentsgym.errors.MissingDependencyError",
+        "ProcessPool": "agentsgym.rollouts.process_pool.EnvProcessPool",
+        "Sampling": "agentsgym.agents.policy.sampling.SamplingParams",
+        "ThreadPool": "agentsgym.rollouts.thread_pool.EnvThreadPool",
+    },
+)
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name from its module at its first use."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy(__name__, _HOMES, _find_renamed)
 
 
 def __dir__() -> list[str]:

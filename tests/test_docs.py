@@ -30,7 +30,9 @@ BLOCKS = [
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that a page's headings make."""
+    """The anchors that a page's headings make, or the lines of a file of code."""
+    if page.suffix == ".py":
+        return {f"L{line}" for line in range(1, len(page.read_text().splitlines()) + 1)}
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,35 +1,27 @@
-"""Imports go one way: each module of the package may use what stands above it in ``ORDER``, and nothing below."""
+"""Imports go one way, as the line of layers says, and no files or folders import each other in a circle."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ORDER = (
-    "errors",
-    "types",
-    "seeding",
-    "credit agents rollouts",  # side by side
-    "batch",
-    "envs",
-    "evaluation",
-    "tiny testing",  # side by side, and for the command line and the examples alone
-    "reports",
-    "training",
-    "cli",
+LINE = (
+    "errors → types → failures → seeding → fields → tokens → {credit, rollouts, agents} → {batch, record_audit} → "
+    "envs → evaluation → {tiny, testing} → reports → training → cli"
 )
-RANK = {name: rank for rank, names in enumerate(ORDER) for name in names.split()}
-POLICY = tuple(f"agents/{name}.py" for name in ("policy", "sampling", "decoding", "attention", "kv_cache", "probing"))
+RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
+GROUND = {"_renamed", "_lazy"}  # import nothing, and may be imported everywhere
 # A heavy package, the places that may import it, and those that may do so only inside a function or for types.
 HEAVY = {
     "trl": (("training",), ()),
     "vllm": ((), ()),
-    "torch": (("training", *POLICY, "tiny.py"), ("agents/direct.py", "envs", "testing.py")),
+    "torch": (("training", "agents/policy", "tiny.py"), ("agents/direct.py", "envs", "testing.py")),
     "openai": ((), ("agents/openai.py", "agents/openai_client.py")),
     "peft": ((), ("training",)),
 }
@@ -77,6 +69,8 @@ def complaint_of_heavy(path: str, package: str, *, deferred: bool) -> str | None
 
 def complaint_of_layer(own: str, other: str) -> str | None:
     """Say why the layer ``own`` may not import the layer ``other``, or None if it may."""
+    if other in GROUND:
+        return None
     if other not in RANK:
         return f"agentsgym.{other} is no layer: {list(RANK)}"
     if RANK[other] > RANK[own]:
@@ -127,7 +121,7 @@ def test_imports_go_one_way() -> None:
         ("envs/base.py", "from . import config"),
         ("envs/base.py", "import torch"),
         ("credit/weights.py", "def f():\n    import torch"),
-        ("agents/policy.py", "from trl.models import unwrap_model_for_generation"),
+        ("agents/policy/agent.py", "from trl.models import unwrap_model_for_generation"),
         ("envs/base.py", "from agentsgym import MultistepEnv"),
     ],
 )
@@ -143,7 +137,7 @@ def test_a_wrong_import_is_named_with_its_line(path: str, source: str) -> None:
         ("envs/base.py", "from agentsgym.envs.config import validate"),
         ("envs/base.py", "def f():\n    import torch"),
         ("agents/direct.py", "if TYPE_CHECKING:\n    import torch"),
-        ("agents/policy.py", "import torch"),
+        ("agents/policy/agent.py", "import torch"),
         ("training/trainer.py", "from trl import GRPOTrainer"),
         ("tiny.py", "from agentsgym.evaluation.run import evaluate"),
         ("cli/main.py", "from agentsgym import tiny"),
@@ -152,3 +146,82 @@ def test_a_wrong_import_is_named_with_its_line(path: str, source: str) -> None:
 )
 def test_a_right_import_passes(path: str, source: str) -> None:
     assert complaints(path, source) == []
+
+
+def files_of_package() -> dict[str, str]:
+    """Each module of the package by its dotted name, with its source."""
+    package = ROOT / "agentsgym"
+    names = {
+        file: file.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for file in package.rglob("*.py")
+    }
+    return {name.removesuffix(".__init__"): file.read_text() for file, name in names.items() if name.count(".") > 0}
+
+
+def imported_files(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """The modules that each module imports, inside functions and for types included."""
+    graph: dict[str, set[str]] = {name: set() for name in sources}
+    for name, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                graph[name] |= {one for one in (inner & graph.keys()) or {node.module} if one in graph}
+            elif isinstance(node, ast.Import):
+                graph[name] |= {alias.name for alias in node.names if alias.name in graph}
+    return {name: others - {name} for name, others in graph.items()}
+
+
+def rooms(graph: Mapping[str, set[str]], folder: str) -> dict[str, set[str]]:
+    """The same arrows between what lies directly in a folder: its files, and its folders as one room each."""
+
+    def room(name: str) -> str | None:
+        inner = name.removeprefix(f"{folder}.")
+        return inner.partition(".")[0] if inner != name else None
+
+    merged: dict[str, set[str]] = {}
+    for name, others in graph.items():
+        own = room(name)
+        if own is not None and not (name.count(".") == folder.count(".") + 1 and is_face(graph, name)):
+            merged.setdefault(own, set()).update(filter(None, map(room, others)))
+    return {name: others - {name} for name, others in merged.items()}
+
+
+def is_face(graph: Mapping[str, set[str]], name: str) -> bool:
+    """Whether a module is a folder's ``__init__``, which hands names on."""
+    return any(other.startswith(f"{name}.") for other in graph)
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """A circle of the graph; empty if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph = imported_files(files_of_package())
+    assert len(graph) > 60
+    faces = {name for name in graph if is_face(graph, name)}
+    assert circle({name: others - faces for name, others in graph.items() if name not in faces}) == []
+
+
+@pytest.mark.parametrize("folder", ["", ".training", ".agents", ".rollouts", ".envs", ".credit", ".tokens"])
+def test_no_folders_import_each_other_in_a_circle(folder: str) -> None:
+    found = rooms(imported_files(files_of_package()), f"agentsgym{folder}")
+    assert len(found) > 2
+    assert circle(found) == []
+
+
+def test_a_circle_is_found_wherever_it_is_closed() -> None:
+    sources = {
+        "agentsgym.a.one": "from agentsgym.b import two",
+        "agentsgym.b.two": "def f():\n    from agentsgym.a.three import g",
+        "agentsgym.a.three": "if TYPE_CHECKING:\n    import agentsgym.c",
+        "agentsgym.c": "",
+    }
+    graph = imported_files(sources)
+    assert graph["agentsgym.a.three"] == {"agentsgym.c"}
+    assert circle(graph) == []  # no file imports itself
+    assert set(circle(rooms(graph, "agentsgym"))) == {"a", "b"}  # but the folders import each other
+    assert circle({"x": {"y"}, "y": {"x"}})

@@ -5,46 +5,56 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import agentsgym
+import agentsgym.agents
+import agentsgym.envs
 
 ROOT = Path(__file__).parent.parent
 PUBLIC = {
     "Action",
     "Agent",
-    "AgentFault",
+    "AgentError",
     "AgentsGymError",
     "AsyncAgent",
-    "AuditReport",
     "ConfigError",
     "DirectOutputAgent",
-    "EnvironmentFault",
-    "EpisodeFault",
+    "EnvError",
+    "EpisodeError",
+    "Field",
     "GRPOEnvConfig",
     "GRPOEnvTrainer",
+    "LearningCurve",
     "Message",
-    "MissingDependency",
+    "MissingDependencyError",
     "MultistepEnv",
     "OpenAIAgent",
     "PolicyAgent",
-    "ProcessPool",
+    "EnvProcessPool",
     "RandomAgent",
-    "Sampling",
+    "SamplingParams",
+    "ScoredRollout",
     "ScriptedAgent",
     "StopReason",
     "TaskError",
     "TemplateError",
-    "ThreadPool",
+    "TooManyFailuresError",
+    "EnvThreadPool",
     "Trajectory",
     "Turn",
     "TurnRequest",
     "__version__",
     "audit",
+    "estimator_traits",
     "evaluate",
+    "imitate",
+    "logprob_gap",
     "make",
     "register",
+    "tiny_policy",
 }
 
 
@@ -64,14 +74,21 @@ def test_an_exported_name_resolves(name: str) -> None:
         assert value.__doc__
 
 
-def test_what_a_type_checker_sees_is_what_runs() -> None:
-    tree = ast.parse((ROOT / "agentsgym" / "__init__.py").read_text())
+@pytest.mark.filterwarnings("default")  # the trainer imports TRL
+@pytest.mark.parametrize("package", [agentsgym, agentsgym.agents, agentsgym.envs], ids=lambda package: package.__name__)
+def test_what_a_type_checker_sees_is_what_runs(package: Any) -> None:
+    tree = ast.parse(Path(package.__file__).read_text())
     (checking,) = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {
         alias.name: node.module for node in checking.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    assert seen == {name: f"agentsgym.{module}" for name, module in agentsgym._HOME_OF.items()}
-    assert seen.keys() == PUBLIC - {"__version__"}
+    homes = {name: f"{package.__name__}.{module}" for module, names in package._HOMES.items() for name in names}
+    assert seen == homes
+    assert seen.keys() == {*package.__all__} - {"__version__"}
+    for name in seen:
+        assert getattr(package, name).__name__ == name
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'Environment'"):
+        _ = package.Environment
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -82,3 +99,20 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_the_version_is_that_of_the_project_file() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     assert re.search(rf'^version = "{re.escape(agentsgym.__version__)}"$', project, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("AgentFault", "AgentError"),
+        ("EnvironmentFault", "EnvError"),
+        ("EpisodeFault", "EpisodeError"),
+        ("MissingDependency", "MissingDependencyError"),
+        ("ProcessPool", "EnvProcessPool"),
+        ("Sampling", "SamplingParams"),
+        ("ThreadPool", "EnvThreadPool"),
+    ],
+)
+def test_a_renamed_name_still_works_with_a_warning(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"agentsgym.{old} is now .*{new}"):
+        assert getattr(agentsgym, old) is getattr(agentsgym, new)

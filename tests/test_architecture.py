@@ -1,0 +1,77 @@
+"""The walks of ``docs/architecture.md`` lead to the lines that they name; run as a script, this corrects them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+LINK = re.compile(r"\[`(?P<name>[\w.]+)`\]\(\.\./(?P<path>agentsgym/[\w/]+\.py)#L(?P<line>\d+)\)")
+MAX_STOPS = 10
+
+
+def line_of(name: str, source: str) -> int | None:
+    """The line on which a function, a class or a method (``Class.method``) is defined; None if there is none."""
+    scope: list[ast.stmt] = ast.parse(source).body
+    line = None
+    for part in name.split("."):
+        found = [
+            node
+            for node in scope
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == part
+        ]
+        if not found:
+            return None
+        line, scope = found[0].lineno, found[0].body
+    return line
+
+
+def walks(page: str) -> dict[str, list[re.Match[str]]]:
+    """The stops of each section that is a walk, by its heading."""
+    sections = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    stops = {section.partition("\n")[0]: list(LINK.finditer(section)) for section in sections}
+    return {heading: links for heading, links in stops.items() if links}
+
+
+def corrected(page: str) -> str:
+    """The page with every link at the line of what it names."""
+
+    def correct(link: re.Match[str]) -> str:
+        line = line_of(link["name"], (ROOT / link["path"]).read_text())
+        return link[0] if line is None else link[0].replace(f"#L{link['line']}", f"#L{line}")
+
+    return LINK.sub(correct, page)
+
+
+def test_there_are_three_walks_of_at_most_ten_stops() -> None:
+    found = walks(PAGE.read_text())
+    assert len(found) == 3
+    assert all(0 < len(stops) <= MAX_STOPS for stops in found.values())
+
+
+@pytest.mark.parametrize("stop", LINK.findall(PAGE.read_text()), ids=lambda stop: f"{stop[1]}:{stop[0]}")
+def test_a_stop_is_where_the_page_says(stop: tuple[str, str, str]) -> None:
+    name, path, line = stop
+    found = line_of(name, (ROOT / path).read_text())
+    assert found is not None, f"{path} defines no {name}"
+    assert int(line) == found, "run `python tests/test_architecture.py`, which corrects the line numbers of the page"
+
+
+def test_the_page_and_the_layer_test_draw_the_same_line() -> None:
+    source = (ROOT / "tests" / "test_layers.py").read_text()
+    [line] = re.findall(r"^LINE = \(\n(.*?)\n\)", source, flags=re.MULTILINE | re.DOTALL)
+    drawn = " ".join(PAGE.read_text().partition("```\n")[2].partition("```")[0].split())
+    assert drawn == "".join(ast.literal_eval(part.strip()) for part in line.splitlines())
+
+
+def test_lines_of_methods_and_functions_are_found() -> None:
+    source = "x = 1\nclass A:\n    def f(self): ...\n\n    async def g(self): ...\ndef f(): ...\n"
+    assert [line_of(name, source) for name in ("A", "A.f", "A.g", "f", "A.h", "h")] == [2, 3, 5, 6, None, None]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(corrected(PAGE.read_text()))
