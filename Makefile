@@ -2,6 +2,7 @@
 # make test   prove the library
 PYTHON ?= python3
 ARGS ?=
+WORKERS ?= logical
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --constraint constraints.txt --editable
@@ -18,8 +19,8 @@ help: ## show this list
 demo: $(VENV)/.installed ## train the embedded policy at Twenty Questions (ARGS="--option value" is passed on)
 	$(RUN) examples/twenty_questions.py $(ARGS)
 
-test: lint types ## everything that must hold: lint, types, tests
-	$(RUN) -m pytest $(ARGS)
+test: lint types ## everything that must hold: lint, types, tests (WORKERS=1: one after the other)
+	$(RUN) -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-vllm: $(VLLM_VENV)/.installed ## the tests that run a real vLLM, on the CPU (2 GB in .venv-vllm the first time)
 	$(VLLM_VENV)/bin/python -m pytest -W default tests/with_vllm $(ARGS)

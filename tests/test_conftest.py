@@ -1,0 +1,48 @@
+"""The suite itself: what becomes of a shared fixture's death, in one process and in two workers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+DYING = """
+import pytest
+
+@pytest.fixture(scope="module")
+def script():
+    assert 0, "the script's output"
+
+@pytest.fixture(scope="module")
+def ranks(script):
+    return []
+
+@pytest.mark.parametrize("name", "abcd")
+def test_of_the_ranks(name, ranks):
+    raise SystemExit("is never run")
+
+def test_of_the_script(script):
+    raise SystemExit("is never run")
+
+def test_of_neither():
+    pass
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A folder with our conftest and a file whose shared fixture dies."""
+    shutil.copy(Path(__file__).parent / "conftest.py", pytester.path)
+    pytester.makepyfile(test_dying=DYING, test_living="def test_of_its_own(): pass")
+    return pytester
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "2", "--dist", "loadfile"]], ids=["alone", "two_workers"])
+def test_the_death_of_a_fixture_is_one_error_and_says_where_it_is(suite: pytest.Pytester, options: list[str]) -> None:
+    ran = suite.runpytest_subprocess("-rs", *options)
+    assert ran.ret == pytest.ExitCode.TESTS_FAILED
+    ran.assert_outcomes(errors=1, skipped=4, passed=2)
+    ran.stdout.fnmatch_lines(["*AssertionError: the script's output*"])
+    ran.stdout.fnmatch_lines(["SKIPPED [[]4] * 'script' died, see the error at test_dying.py::test_of_the_ranks?a?"])
