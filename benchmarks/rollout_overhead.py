@@ -27,8 +27,9 @@ from transformers import PreTrainedTokenizerFast
 
 from agentsgym import Action, Agent, MultistepEnv, Trajectory, TurnRequest
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.rollouts.pools import Pool, ThreadPool
-from agentsgym.rollouts.processes import ProcessPool
+from agentsgym.rollouts.interfaces import Pool
+from agentsgym.rollouts.process_pool import EnvProcessPool
+from agentsgym.rollouts.thread_pool import EnvThreadPool
 
 VOCABULARY_SIZE = 32_000
 REPLY_TOKENS = 32
@@ -216,7 +217,7 @@ def is_same(record: Record, trajectory: Trajectory) -> bool:
     return record == kept
 
 
-def cpu_seconds(processes: ProcessPool | None) -> float:
+def cpu_seconds(processes: EnvProcessPool | None) -> float:
     """CPU time so far, of this process and of a pool's."""
     pids = [worker.process.pid for worker in processes.workers()] if processes else []
     # The clock of another process, as clock_getcpuclockid(3) makes it.
@@ -224,7 +225,7 @@ def cpu_seconds(processes: ProcessPool | None) -> float:
 
 
 def cpu_microseconds(
-    play: Callable[[Script, Size], object], script: Script, size: Size, processes: ProcessPool | None = None
+    play: Callable[[Script, Size], object], script: Script, size: Size, processes: EnvProcessPool | None = None
 ) -> float:
     """CPU time of one turn, in microseconds; garbage of earlier runs is collected before."""
     gc.collect()
@@ -234,7 +235,7 @@ def cpu_microseconds(
 
 
 def measure_time(script: Script, plan: Plan) -> dict[str, Any]:
-    """CPU time of both loops, taking turns; ratios are medians over neighbouring runs, which noise hits alike."""
+    """CPU time of both loops, taking turns; ratios are medians over neighboring runs, which noise hits alike."""
     works = [(play, size) for size in (plan.loop, plan.long) for play in (bare_loop, rollouts)]
     rounds = [[cpu_microseconds(play, script, size) for play, size in works] for _ in range(plan.num_repeats + 1)][1:]
 
@@ -255,7 +256,7 @@ def measure_time(script: Script, plan: Plan) -> dict[str, Any]:
 def measure_modes(script: Script, plan: Plan) -> dict[str, Any]:
     """CPU time of the other ways to play, as ratios to the bare loop beside them."""
     size = plan.loop
-    with ThreadPool(NUM_WORKERS) as threads, ProcessPool(NUM_WORKERS) as processes:
+    with EnvThreadPool(NUM_WORKERS) as threads, EnvProcessPool(NUM_WORKERS) as processes:
         modes: dict[str, Callable[[Script, Size], list[Trajectory]]] = {
             "async": partial(rollouts, policy=AsyncPolicy),
             "threads": partial(rollouts, pool=threads),

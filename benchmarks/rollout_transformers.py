@@ -1,7 +1,7 @@
 """Measure many turns with a transformers model: the policy agent, beside ``generate`` on the whole history each turn.
 
 The second is the loop that is written today: pad the histories on the left, generate, decode, append the observations.
-Both answer greedily on a randomly initialised model in float32, and their tokens are compared. Observations differ in
+Both answer greedily on a randomly initialized model in float32, and their tokens are compared. Observations differ in
 length from episode to episode; answers are as long as the budget, since nothing ends them early. Times are CPU
 seconds, the loops taking turns, medians over repetitions; one run of many turns also tells what fewer would have cost.
 Long episodes are played by the agent alone, and set beside the bare model: the same tokens run in one chunk and then
@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM, StaticCache
 
 from agentsgym import PolicyAgent, TurnRequest
-from agentsgym.agents.sampling import Sampling
+from agentsgym.agents.policy.sampling import SamplingParams
 from agentsgym.testing import chat_tokenizer
 
 ANSWER_TOKENS = 8
@@ -77,7 +77,7 @@ Loop = Callable[[Policy, list[list[list[int]]]], Run]
 
 
 def make_policy(shape: Shape) -> Policy:
-    """A random model, initialised so widely that what it says depends on its context, and that never ends a turn."""
+    """A random model, initialized so widely that what it says depends on its context, and that never ends a turn."""
     tokenizer = chat_tokenizer("chatml")
     torch.random.default_generator.manual_seed(0)
     model = Qwen3ForCausalLM(
@@ -143,7 +143,7 @@ def generate_each_turn(policy: Policy, turns: list[list[list[int]]]) -> Run:
 
 def act_each_turn(policy: Policy, turns: list[list[list[int]]]) -> Run:
     """The agent."""
-    agent = PolicyAgent(*policy, sampling=Sampling(temperature=0), max_turn_tokens=ANSWER_TOKENS)
+    agent = PolicyAgent(*policy, sampling=SamplingParams(temperature=0), max_turn_tokens=ANSWER_TOKENS)
     agent.stop_token_ids = frozenset()
     states: list[Any] = [None] * len(turns[0])
 
@@ -161,7 +161,7 @@ def act_each_turn(policy: Policy, turns: list[list[list[int]]]) -> Run:
 
 
 def compare(size: Size) -> dict[str, Any]:
-    """Both loops, in turn; ratios are medians over neighbouring runs, which noise hits alike."""
+    """Both loops, in turn; ratios are medians over neighboring runs, which noise hits alike."""
     policy, turns = make_policy(size.shape), make_observations(size)
     for loop in (generate_each_turn, act_each_turn):
         loop(policy, turns[:2])  # what is set up once

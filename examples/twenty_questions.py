@@ -1,11 +1,11 @@
-"""Watch a small language model learn Twenty Questions, through the real parts that a large one would go through.
+"""Train a small language model to play Twenty Questions, through the same code as a large one.
 
     python examples/twenty_questions.py                        # an embedded policy, a few minutes on a laptop CPU
     python examples/twenty_questions.py --model NAME_OR_PATH --objects all --max_steps_per_episode 20
     python examples/twenty_questions.py --config run.yaml      # every field of GRPOEnvConfig and of TRL's ModelConfig
 
-What it leaves in ``outputs/twenty_questions``: ``summary.json``, ``learning_curve.png``, the transcripts of the same
-tasks before and after learning, and ``model/``. Ctrl-C ends learning early and keeps what was learnt.
+It writes to ``outputs/twenty_questions``: ``summary.json``, ``learning_curve.png``, the transcripts of the same tasks
+before and after training, and ``model/``. Ctrl-C ends training early and keeps the policy as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, P
 from transformers.utils import logging as transformers_logging
 from trl import ModelConfig, TrlParser, get_peft_config
 
-from agentsgym import Agent, ConfigError, GRPOEnvConfig, GRPOEnvTrainer, PolicyAgent, Trajectory, evaluate
+from agentsgym import (
+    Agent,
+    ConfigError,
+    GRPOEnvConfig,
+    GRPOEnvTrainer,
+    LearningCurve,
+    PolicyAgent,
+    Trajectory,
+    evaluate,
+    imitate,
+    tiny_policy,
+)
 from agentsgym.envs.TwentyQuestions import (
     DEMO_OBJECTS,
     DEMO_PROPERTIES,
@@ -38,11 +49,9 @@ from agentsgym.evaluation.metrics import Evaluation
 from agentsgym.evaluation.transcripts import render_transcript
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed
-from agentsgym.tiny import tiny_policy
-from agentsgym.training.callbacks import LearningCurve
-from agentsgym.training.imitate import imitate, tiny_imitation_config
+from agentsgym.training.imitate import tiny_imitation_config
 
-# What suits the embedded policy where the command line says nothing; docs/results.md shows what it leads to.
+# Defaults for the embedded policy; docs/results.md shows what they lead to.
 TINY_DEFAULTS: dict[str, Any] = {
     "advantage_estimator": "gigpo",
     "learning_rate": 3e-4,
@@ -60,27 +69,27 @@ DEFAULTS: dict[str, Any] = {
     "report_to": "none",
     "dataloader_pin_memory": torch.accelerator.is_available(),
 }
-# What ModelConfig offers and the trainer does not do yet.
+# Fields of ModelConfig that the trainer does not support yet.
 REFUSED = ("load_in_8bit", "load_in_4bit")
 
 
 @dataclass
 class GameArguments:
-    """The game, the policy, and how long to look."""
+    """The game, the policy, and how much to play."""
 
     model: str | None = field(default=None, metadata={"help": "Name or path; by default the embedded tiny policy."})
     objects: list[str] = field(default_factory=lambda: ["demo"], metadata={"help": "'demo', 'all', or names."})
     properties: list[str] | None = field(
         default=None, metadata={"help": "'demo', 'all', or keys; by default 'demo' for the demo's objects, else 'all'."}
     )
-    max_steps_per_episode: int = field(default=7, metadata={"help": "Turns of a game."})
-    num_games: int = field(default=1056, metadata={"help": "Games of each evaluation, all objects alike."})
-    num_demonstrations: int = field(default=16_000, metadata={"help": "Games the tiny policy imitates first."})
+    max_steps_per_episode: int = field(default=7, metadata={"help": "Turns of a game at most."})
+    num_games: int = field(default=1056, metadata={"help": "Games of each evaluation, spread evenly over the objects."})
+    num_demonstrations: int = field(default=16_000, metadata={"help": "Games that the tiny policy imitates first."})
     warm_start_steps: int = field(default=3500, metadata={"help": "Optimizer steps of that imitation."})
 
 
 def main() -> None:
-    """Play, imitate, learn, and show what came of it."""
+    """Evaluate, imitate, train, evaluate again, and print the comparison."""
     game, args, model_config = parse_arguments()
     logging.basicConfig(level=logging.WARNING)
     transformers_logging.set_verbosity_error()
@@ -104,7 +113,7 @@ def main() -> None:
 
 
 def parse_arguments() -> tuple[GameArguments, GRPOEnvConfig, ModelConfig]:
-    """Read the command line and ``--config``; defaults depend on whether the tiny policy plays."""
+    """Read the command line and ``--config``; the defaults depend on whether the tiny policy is trained."""
     dataclasses: Any = (GameArguments, GRPOEnvConfig, ModelConfig)
     parser: Any = TrlParser(dataclasses)
     parser.set_defaults(**DEFAULTS)
@@ -115,7 +124,7 @@ def parse_arguments() -> tuple[GameArguments, GRPOEnvConfig, ModelConfig]:
     game, args, model_config = parser.parse_args_and_config()
     for name in REFUSED:
         if getattr(model_config, name):
-            raise ConfigError(f"--{name} is not supported yet: the trainer takes a model in its own precision")
+            raise ConfigError(f"--{name} is not supported yet: the trainer takes a model that is not quantized")
     if game.model and model_config.model_name_or_path:
         raise ConfigError("--model and --model_name_or_path are the same: give one of them")
     game.model = game.model or model_config.model_name_or_path
@@ -149,7 +158,7 @@ class Run:
         self.tasks = self._tasks("evaluation", game.num_games)
 
     def policy(self) -> PolicyAgent:
-        """The policy as it is now, sampled at temperature 1 without cuts."""
+        """The policy as it is now, sampled at temperature 1 without top-k or top-p."""
         seed = derive_seed("evaluation", self.args.seed)
         return PolicyAgent(self.model, self.tokenizer, seed=seed, max_turn_tokens=self.args.max_turn_tokens)
 
@@ -159,7 +168,7 @@ class Run:
             return evaluate(self.env, agent, self.tasks, cluster_by="solution", max_concurrent=256, on_finish=on_finish)
 
     def warm_start(self) -> None:
-        """Imitate a player that asks at random and names an object that fits."""
+        """Imitate a player that asks at random and then names an object that fits."""
         count = self.game.num_demonstrations
         with self._phase("demonstrations"), games_bar("demonstrations", count) as on_finish:
             demonstrations = self.env.rollout(
@@ -173,14 +182,14 @@ class Run:
             imitate(self.model, demonstrations, self.tokenizer, config, observation_loss=True, callbacks=[bar])
 
     def learning_curve(self, evaluations: dict[str, Evaluation]) -> LearningCurve:
-        """The picture that grows while the policy learns."""
+        """The plot that is drawn during training."""
         win_rates = {name: evaluation.win_rate for name, evaluation in evaluations.items() if evaluation.win_rate}
         before = win_rates.pop("before", None)
         return LearningCurve(self.output / "learning_curve.png", before=before, references=win_rates)
 
     def learn(self, curve: LearningCurve) -> None:
-        """Train with GRPO, drawing the learning curve on the way."""
-        if self.args.beta or self.args.use_vllm:  # both load from a path, which is to hold the policy as it is now
+        """Train with GRPO and draw the learning curve."""
+        if self.args.beta or self.args.use_vllm:  # both load from a path, so the policy must be saved there
             self.save_policy("start")
             self.model = AutoModelForCausalLM.from_pretrained(self.output / "start")
         trainer = GRPOEnvTrainer(
@@ -223,10 +232,10 @@ class Run:
         (self.output / "summary.json").write_text(text + "\n", encoding="utf-8")
 
     def closing_words(self) -> str:
-        """Say what was played and where it lies."""
+        """Say what was played and where the files are."""
         return (
-            f"{len(self.secrets)} objects, {self.env_config['max_steps_per_episode']} turns; before and after play the "
-            f"objects that were trained. {sum(self.seconds.values()):.0f} s in all. "
+            f"{len(self.secrets)} objects, {self.env_config['max_steps_per_episode']} turns; every evaluation is on "
+            f"the objects that the policy was trained on. {sum(self.seconds.values()):.0f} s in all. "
             f"Everything is in {self.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
         )
 
@@ -250,7 +259,7 @@ class Run:
             yield
         except KeyboardInterrupt:
             self.interrupted = True
-            print("\nstopped here; keeping what was learnt (Ctrl-C again to leave)")
+            print("\nstopped here; keeping the policy as it is now (Ctrl-C again to quit)")
 
 
 class LossBar(TrainerCallback):
@@ -266,7 +275,7 @@ class LossBar(TrainerCallback):
         self._bar.close()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move on."""
+        """Advance the bar."""
         self._bar.update(state.global_step - self._bar.n)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -277,7 +286,7 @@ class LossBar(TrainerCallback):
 
 @contextmanager
 def games_bar(label: str, num_games: int) -> Generator[Callable[[Trajectory], None]]:
-    """A progress bar over games, moved on by each that is finished."""
+    """A progress bar over games, advanced by each that is finished."""
     with tqdm(total=num_games, desc=label, unit="game") as bar:
 
         def on_finish(_: Trajectory) -> None:
@@ -307,7 +316,7 @@ def _write_transcripts(path: Path, trajectories: Sequence[Trajectory]) -> None:
 
 
 def _changed_settings(args: GRPOEnvConfig) -> dict[str, Any]:
-    """What differs from the defaults of GRPOEnvConfig."""
+    """Find the settings that differ from the defaults of GRPOEnvConfig."""
     default = GRPOEnvConfig(output_dir=args.output_dir).to_dict()
     return {key: value for key, value in args.to_dict().items() if value != default.get(key)}
 

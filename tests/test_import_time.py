@@ -37,7 +37,9 @@ def modules_after(statement: str) -> set[str]:
     [
         "import agentsgym",
         "from agentsgym import Action, Agent, ConfigError, Message, StopReason, Trajectory, Turn, TurnRequest",
-        "from agentsgym import MultistepEnv, RandomAgent, ScriptedAgent, ThreadPool, audit, make, register",
+        "from agentsgym import MultistepEnv, RandomAgent, ScriptedAgent, EnvThreadPool, audit, make, register",
+        "from agentsgym.envs import MultistepEnv, TwentyQuestionsEnv, make, register",
+        "from agentsgym.agents import Agent, AsyncAgent, DirectOutputAgent, OpenAIAgent, RandomAgent, ScriptedAgent",
         "import agentsgym; dir(agentsgym)",
     ],
 )

@@ -19,7 +19,7 @@ from agentsgym.seeding import derive_seed
 
 ROOT = Path(__file__).parents[2]
 NUM_GAMES = 2 * len(DEMO_OBJECTS)
-KEYS = ("win_rate", "mean_turns", "mean_reward", "num_games")
+KEYS = ("win_rate", "mean_turns", "mean_reward", "num_episodes")
 SHORT = ["--num_games", str(NUM_GAMES), "--num_demonstrations", "200", "--warm_start_steps", "20", "--max_steps", "8"]
 PLAYERS = {"before", "after", "random", "greedy"}
 
@@ -47,7 +47,7 @@ def test_the_summary_says_who_won_how_often(run: tuple[Path, str]) -> None:
         low, high = result["win_rate_interval"]
         assert 0 <= low <= result["win_rate"] <= high <= 1
         assert 1 <= result["mean_turns"] <= 7
-        assert result["num_games"] == NUM_GAMES
+        assert result["num_episodes"] == NUM_GAMES
         assert isinstance(result["mean_reward"], float)
     assert summary["greedy"]["win_rate"] == 1.0
     assert summary["seed"] == 3
@@ -64,7 +64,7 @@ def test_a_table_at_the_end_says_it_in_one_look(run: tuple[Path, str]) -> None:
     assert [line.split()[0] for line in lines if line.split() and line.split()[0] in PLAYERS] == [
         "random", "greedy", "before", "after",
     ]  # fmt: skip
-    assert "objects that were trained" in run[1]
+    assert "objects that the policy was trained on" in run[1]
 
 
 def test_transcripts_are_of_the_same_tasks(run: tuple[Path, str]) -> None:
@@ -123,7 +123,7 @@ def test_a_model_and_settings_of_ones_own(run: tuple[Path, str], tmp_path: Path)
     assert "after" in done.stdout
 
 
-def test_ctrl_c_keeps_what_was_learnt(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_policy_as_it_is(tmp_path: Path) -> None:
     arguments = [*command(tmp_path, "--max_steps", "100000"), "--logging_steps", "1"]
     process = subprocess.Popen(
         arguments,
@@ -143,7 +143,7 @@ def test_ctrl_c_keeps_what_was_learnt(tmp_path: Path) -> None:
     output, _ = process.communicate()
     watchdog.cancel()
     assert process.returncode == 0, output
-    assert "keeping what was learnt" in output
+    assert "keeping the policy as it is now" in output
     assert summary_of(tmp_path)["interrupted"] is True
     assert (tmp_path / "model" / "model.safetensors").exists()
 
@@ -158,4 +158,4 @@ def test_adapters_are_trained_and_merged_into_the_policy_that_is_saved(tmp_path:
     assert done.returncode == 0, done.stderr[-2000:]
     names = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
     assert not any("lora" in name for name in names)
-    assert summary_of(tmp_path)["after"]["num_games"] == NUM_GAMES
+    assert summary_of(tmp_path)["after"]["num_episodes"] == NUM_GAMES
