@@ -184,7 +184,7 @@ class GapSums:
     num_cut: int | None = None
 
     @classmethod
-    def of(  # the last two are carried along
+    def of(
         cls,
         recorded: torch.Tensor,
         recomputed: torch.Tensor,

@@ -122,7 +122,7 @@ class TokenLogprobs:
     comparison: GapSums | None
 
 
-def token_logprobs(  # the columns of a batch and two functions
+def token_logprobs(
     ids: torch.Tensor,
     attention_mask: torch.Tensor,
     mask: torch.Tensor,

@@ -58,7 +58,7 @@ class TokenBatch:
     recorded_logprobs: torch.Tensor | None
 
     @classmethod
-    def stack(  # keywords, most of which tests leave out
+    def stack(
         cls,
         trajectories: Sequence[Trajectory],
         rows: Sequence[TrainingRow],
@@ -144,7 +144,7 @@ class TokenBatch:
         return nested
 
 
-def trl_batch(  # the stages of the pipeline, and where the weights go
+def trl_batch(
     tokens: TokenBatch,
     mask: torch.Tensor,
     advantages: TokenAdvantages,
