@@ -17,13 +17,14 @@ import re
 import sysconfig
 import threading
 import traceback
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from agentsgym.errors import EpisodeError
+from agentsgym.texts import sentence_of, shortened, visible
 
 if TYPE_CHECKING:
     import logging
@@ -34,11 +35,17 @@ Failure = TypeVar("Failure", bound=EpisodeError)
 
 _PACKAGE = Path(__file__).parent
 # Code that only hands calls on: no failure comes from there. Environments in folders of their own stay to be seen.
-_FOLDERS = frozenset(str(_PACKAGE / name) for name in ("envs", "rollouts"))
+_FOLDERS = frozenset(str(_PACKAGE / name) for name in ("envs", "rollouts", "rollouts/workers"))
 _FILES = frozenset(str(_PACKAGE / "agents" / name) for name in ("base.py", "event_loop.py"))
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _AT = ", at "
+# What an error of a trajectory holds at most, 10 KB together, and a line of the log, 2 KB.
+_HEAD_BYTES, _SENTENCE_BYTES, _TRACE_BYTES = 600, 1800, 7000
+_HEADLINE_BYTES, _LOG_BYTES = 1300, 1900
+_PIECE_BYTES = 1500  # of one frame of a traceback, or of one error's text in it
+_MOST_KINDS = 100  # of failures that are logged one by one
+_OTHER_KINDS = "other kinds of failures"
 
 
 def failure_of(
@@ -52,16 +59,14 @@ def failure_of(
         error: What it raised, as it was caught.
         hook: The function itself, whose definition is named where it did not even begin: its arguments do not fit.
     """
-    failure = kind(f"{function} raised {type(error).__name__}: {error}".removesuffix(": "))
-    report = traceback.TracebackException.from_exception(error)
-    code = getattr(hook, "__code__", None)
-    if code is not None and not _is_own(code.co_filename) and all(_is_own(frame.filename) for frame in report.stack):
-        failure.trace = "".join(report.format_exception_only()).rstrip("\n")
-        failure.place = f"{code.co_filename}:{code.co_firstlineno}"
-        return failure
-    _leave_out_own_frames(report)
-    failure.trace = "".join(report.format()).rstrip("\n")
-    failure.place = _place(report.stack)
+    failure = kind(f"{function} raised {type(error).__name__}: {sentence_of(error)}".removesuffix(": "))
+    try:
+        report = traceback.TracebackException.from_exception(error, max_group_width=4, max_group_depth=4)
+        failure.trace, failure.place = _trace_and_place(report, hook)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as other:  # noqa: BLE001  # foreign code: whatever a traceback reads of an error may raise
+        failure.trace = f"its traceback cannot be written: that raised {type(other).__name__}"
     return failure
 
 
@@ -73,12 +78,14 @@ def describe(failure: EpisodeError, where: str) -> str:
         where: Task, rollout, turn and environment.
     """
     head = f"{where}{_AT}{failure.place}" if failure.place else where
-    return "\n".join([head, f"{type(failure).__name__}: {failure}", *([failure.trace] if failure.trace else [])])
+    sentence = shortened(f"{type(failure).__name__}: {sentence_of(failure, _SENTENCE_BYTES)}", _SENTENCE_BYTES, tail=0)
+    trace = [shortened(failure.trace, _TRACE_BYTES)] if failure.trace else []
+    return "\n".join([shortened(visible(head), _HEAD_BYTES), sentence, *trace])
 
 
 def headline(error: str) -> str:
     """Say in one line what :func:`describe` wrote: where it failed, and why."""
-    return ": ".join(error.splitlines()[:2])
+    return shortened(visible(": ".join(error[:_HEADLINE_BYTES].splitlines()[:2])), _HEADLINE_BYTES, tail=0)
 
 
 def kind_of(error: str) -> str:
@@ -128,9 +135,10 @@ class FailureLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Log the counts, also of a run that was ended."""
-        for failure, count in self._counts.items():
+        for kind_, count in self._counts.items():
             if count > 1:
-                self._logger.warning("… and %d more like it: %s", count - 1, self._first[failure])
+                alike = "of yet other kinds, such as" if kind_ == _OTHER_KINDS else "like it:"
+                self._logger.warning("… and %d more %s %s", count - 1, alike, self._first[kind_])
 
     def note(self, trajectory: Trajectory) -> None:
         """Take a finished rollout."""
@@ -146,10 +154,42 @@ class FailureLog:
 
     def _count(self, kind: str, event: str, error: str, trace: str = "") -> None:
         with self._lock:
+            if kind not in self._counts and len(self._counts) >= _MOST_KINDS:
+                kind = _OTHER_KINDS
             self._counts[kind] += 1
             if self._counts[kind] == 1:
                 self._first[kind] = headline(error)
-                self._logger.warning("%s: %s%s", event, self._first[kind], trace)
+                line = f"{event}: {self._first[kind]}{visible(trace)}"
+                self._logger.warning("%s", shortened(line, _LOG_BYTES, tail=0.3))
+
+
+def _trace_and_place(report: traceback.TracebackException, hook: Callable[..., Any] | None) -> tuple[str, str]:
+    code = getattr(hook, "__code__", None)
+    if code is not None and not _is_own(code.co_filename) and all(_is_own(frame.filename) for frame in report.stack):
+        return _text(report.format_exception_only()), f"{code.co_filename}:{code.co_firstlineno}"
+    _leave_out_own_frames(report)
+    return _text(report.format()), _place(report.stack)
+
+
+def _text(pieces: Iterable[str]) -> str:
+    """Join the parts of a traceback, each of them bounded; of a long one its first and its last parts."""
+    head: list[str] = []
+    tail: deque[str] = deque()
+    missing, num_tail, num_left_out = _TRACE_BYTES // 3, 0, 0
+    for piece in pieces:
+        text = shortened(visible(shortened(piece, _PIECE_BYTES)), _PIECE_BYTES)
+        size = len(text.encode())
+        missing -= size
+        if missing >= 0:
+            head.append(text)
+            continue
+        tail.append(text)
+        num_tail += size
+        while num_tail > _TRACE_BYTES // 2:
+            num_tail -= len(tail.popleft().encode())
+            num_left_out += 1
+    note = [f"  … {num_left_out} parts of the traceback are left out …\n"] if num_left_out else []
+    return "".join([*head, *note, *tail]).rstrip("\n")
 
 
 def _leave_out_own_frames(report: traceback.TracebackException) -> None:

@@ -9,6 +9,7 @@ from dataclasses import InitVar, dataclass
 from typing import Any
 
 from agentsgym.errors import ConfigError
+from agentsgym.texts import shown
 
 Check = Callable[[Any], bool]
 
@@ -101,4 +102,4 @@ def require(name: str, value: Any, valid: Check, expected: str) -> None:
     agentsgym.errors.ConfigError: num_workers must be a positive int, got 0
     """
     if not valid(value):
-        raise ConfigError(f"{name} must be {expected}, got {value!r}")
+        raise ConfigError(f"{name} must be {expected}, got {shown(value)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from agentsgym.credit.rewards import TOKEN_CREDITS, check_credit, credited_turn_rewards
 from agentsgym.errors import AgentsGymError, ConfigError
+from agentsgym.texts import shortened, shown
 from agentsgym.types import StopReason, Trajectory
 
 Check = Literal[
@@ -29,7 +29,7 @@ Check = Literal[
 
 _LOGPROB_TOLERANCE = 1e-4  # rounding can lift the log-probability of a sure token a little above 0
 _is_close = partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6)  # of rewards, which may have been single precision
-_SHOWN = 20  # problems in the text of a report
+_SHOWN, _SHOWN_BYTES = 20, 450  # problems in the text of a report, and the most of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Problem:
 
     def __str__(self) -> str:
         turn = "" if self.turn is None else f", turn {self.turn}"
-        session = f" (session {self.session_id})" if self.session_id else ""
+        session = f" (session {shown(self.session_id)[1:-1]})" if self.session_id else ""
         return f"trajectory {self.trajectory}{session}{turn}: [{self.check}] {self.message}"
 
 
@@ -102,7 +102,7 @@ class AuditReport:
             f"({self.num_agent_tokens} of agents) in {self.num_segments} segments",
             f"{len(self.problems)} problems" if self.problems else "no problems",
         ]
-        lines += [f"  {problem}" for problem in self.problems[:_SHOWN]]
+        lines += [shortened(f"  {problem}", _SHOWN_BYTES, tail=0) for problem in self.problems[:_SHOWN]]
         more = [f"  and {len(self.problems) - _SHOWN} more"] if len(self.problems) > _SHOWN else []
         return "\n".join([*lines, *more])
 
@@ -146,7 +146,7 @@ def audit(
     False
     """
     if vocabulary_size is not None and (type(vocabulary_size) is not int or vocabulary_size < 1):
-        raise ConfigError(f"vocabulary_size must be a positive int or None, got {vocabulary_size!r}")
+        raise ConfigError(f"vocabulary_size must be a positive int or None, got {shown(vocabulary_size)}")
     check_credit("step" if turn_credit is None else turn_credit, "spread" if token_credit is None else token_credit)
     expected = _Expected(vocabulary_size or math.inf, turn_credit, token_credit, final_reward_is_sum)
     problems: list[Problem] = []
@@ -156,7 +156,8 @@ def audit(
         if not findings:
             readable.append(trajectory)
             findings = [*_contents(trajectory, expected)]
-        session_id = str(getattr(trajectory, "session_id", ""))
+        given = getattr(trajectory, "session_id", "")
+        session_id = given if isinstance(given, str) else shown(given)
         problems += [
             Problem(check=check, trajectory=index, session_id=session_id, turn=turn, message=message)
             for check, turn, message in findings
@@ -234,7 +235,7 @@ def _wrong_kinds(value: object, kinds: _Kinds, turn: int | None = None) -> _Find
             if not hasattr(value, name):
                 yield "fields", turn, f"{name} must be {kind}, got {type(value).__name__} without it"
             elif not is_right(given := getattr(value, name)):
-                yield "fields", turn, f"{name} must be {kind}, got {reprlib.repr(given)} ({type(given).__name__})"
+                yield "fields", turn, f"{name} must be {kind}, got {shown(given)} ({type(given).__name__})"
 
 
 def _contents(trajectory: Any, expected: _Expected) -> _Findings:
@@ -296,7 +297,7 @@ def _messages(trajectory: Any) -> _Findings:
             yield (
                 "messages",
                 None,
-                f"messages[{index}] must have a str 'role' and 'content', got {reprlib.repr(message)}",
+                f"messages[{index}] must have a str 'role' and 'content', got {shown(message)}",
             )
     last, episode = -1, 0
     for k, turn in enumerate(trajectory.turns):
@@ -305,10 +306,10 @@ def _messages(trajectory: Any) -> _Findings:
             last = index
         else:
             yield "messages", k, f"message_index must be an assistant's, in ({last}, {len(messages)}), got {index}"
-        shown = [_role(message) for message in turn.prompt_messages or ()]
-        if turn.prompt_messages is not None and (None in shown or shown[-1:] in ([], ["assistant"])):
+        roles = [_role(message) for message in turn.prompt_messages or ()]
+        if turn.prompt_messages is not None and (None in roles or roles[-1:] in ([], ["assistant"])):
             expected = "messages, the last of them what the agent is to answer"
-            yield "messages", k, f"prompt_messages must be {expected}, got {reprlib.repr(turn.prompt_messages)}"
+            yield "messages", k, f"prompt_messages must be {expected}, got {shown(turn.prompt_messages)}"
         if turn.episode < episode:
             yield "messages", k, f"its episode must be {episode} or later, got {turn.episode}"
         episode = max(episode, turn.episode)
@@ -345,7 +346,7 @@ def _rewards(trajectory: Any, expected: _Expected) -> _Findings:
     rewards = [[turn.reward, *values[turn.start : turn.stop]] for turn in turns]
     endless = [k for k, amounts in enumerate(rewards) if not all(map(math.isfinite, amounts))]
     for k in endless:
-        yield "rewards", k, f"rewards must be finite, got {reprlib.repr(rewards[k])}"
+        yield "rewards", k, f"rewards must be finite, got {shown(rewards[k])}"
     if not failed and not endless and math.isfinite(trajectory.final_reward):
         yield from _placement(trajectory, expected)
 
@@ -361,18 +362,18 @@ def _placement(trajectory: Any, expected: _Expected) -> _Findings:
         given = trajectory.per_token_rewards[turn.start : turn.stop]
         if not all(map(_is_close, given, right)):
             how = f"(turn_credit {expected.turn_credit!r}, token_credit {expected.token_credit!r})"
-            yield "rewards", k, f"its tokens' rewards must be {reprlib.repr(right)} {how}, got {reprlib.repr(given)}"
+            yield "rewards", k, f"its tokens' rewards must be {shown(right)} {how}, got {shown(given)}"
 
 
 def _outcome(trajectory: Any, expected: _Expected) -> _Findings:
     reason, reward, turns = trajectory.stop_reason, trajectory.final_reward, trajectory.turns
     failed = reason is StopReason.FAILED
     if not math.isfinite(reward):
-        yield "outcome", None, f"final_reward must be finite, got {reward!r}"
+        yield "outcome", None, f"final_reward must be finite, got {shown(reward)}"
     elif failed and reward != 0.0:
-        yield "outcome", None, f"final_reward of a failed rollout must be 0.0, got {reward!r}"
+        yield "outcome", None, f"final_reward of a failed rollout must be 0.0, got {shown(reward)}"
     if failed != (trajectory.error is not None):
-        given = f"{reason.value!r} and {reprlib.repr(trajectory.error)}"
+        given = f"{reason.value!r} and {shown(trajectory.error)}"
         yield "outcome", None, f"stop reason 'failed' and an error must come together, got {given}"
     if not turns and reason not in {StopReason.MAX_TOKENS, StopReason.FAILED}:
         yield "outcome", None, f"a rollout without turns must end with 'max_tokens' or 'failed', got {reason.value!r}"
@@ -382,7 +383,7 @@ def _outcome(trajectory: Any, expected: _Expected) -> _Findings:
     if expected.final_reward_is_sum and not failed and all(map(math.isfinite, (reward, *rewards))):
         total = math.fsum(rewards)
         if not _is_close(reward, total):
-            yield "outcome", None, f"final_reward must be the sum of the turn rewards, {total!r}, got {reward!r}"
+            yield "outcome", None, f"final_reward must be the sum of the turn rewards, {total!r}, got {shown(reward)}"
 
 
 def _nonzero_outside(turns: Any, values: Any) -> list[int]:
@@ -396,4 +397,4 @@ def _wrong_length(name: str, values: Sequence[Any], trajectory: Any) -> _Finding
 
 def _at(wrong: Sequence[int], values: Sequence[Any]) -> str:
     others = f" and {len(wrong) - 1} more such" if len(wrong) > 1 else ""
-    return f"{reprlib.repr(values[wrong[0]])} at token {wrong[0]}{others}"
+    return f"{shown(values[wrong[0]])} at token {wrong[0]}{others}"

@@ -11,6 +11,7 @@ from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.agents.stop_tokens import as_ids, stop_token_ids
 from agentsgym.agents.vllm_engine import Engine
 from agentsgym.errors import AgentError, ConfigError, TemplateError
+from agentsgym.texts import shown
 from agentsgym.types import Action, Message, TurnRequest
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class DirectOutputAgent(Agent):
             return answer.text, agent_state
         text = self._source(list(messages))
         if not isinstance(text, str):
-            raise TypeError(f"the source of a DirectOutputAgent must return a str, got {text!r}")
+            raise TypeError(f"the source of a DirectOutputAgent must return a str, got {shown(text)}")
         return text, agent_state
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
@@ -89,14 +90,16 @@ class DirectOutputAgent(Agent):
         if not self._generates and self._tokenizer is not None:
             raise ConfigError(f"a tokenizer is for a model with generate, got one beside {name}")
         if not callable(source) and self._engine is None:
-            raise ConfigError(f"a source must be a function of the messages, a model or a vLLM engine, got {source!r}")
+            raise ConfigError(
+                f"a source must be a function of the messages, a model or a vLLM engine, got {shown(source)}"
+            )
         if self._options and not self._generates:
             raise ConfigError(f"generation options are for a model, got {sorted(self._options)} beside {name}")
         refused = _REFUSED_OPTIONS if self._engine is None else Engine.REFUSED_OPTIONS
         if given := sorted(refused & self._options.keys()):
             raise ConfigError(f"DirectOutputAgent needs one answer a prompt, ended by its own token, got {given}")
         if not isinstance(self._max_new_tokens, int) or self._max_new_tokens < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"max_new_tokens must be an int of at least 1, got {self._max_new_tokens!r}")
+            raise ConfigError(f"max_new_tokens must be an int of at least 1, got {shown(self._max_new_tokens)}")
 
     def _generate(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         prompts = [list(request.token_ids) or self._render(request.messages) for request in requests]

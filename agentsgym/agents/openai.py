@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from agentsgym.agents.base import AsyncAgent
 from agentsgym.agents.event_loop import agents_loop, run_coroutine
-from agentsgym.agents.openai_client import Client, Meter, RequestError, Server, Usage, load_openai
+from agentsgym.agents.openai_client import Client, RequestError, load_openai
+from agentsgym.agents.openai_server import Server
+from agentsgym.agents.usage import Meter, Usage
 from agentsgym.errors import AgentError, ConfigError, did_you_mean
 from agentsgym.fields import is_int, require
+from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ChatFormat
-from agentsgym.types import Action, FinishReason, Message, TurnRequest
+from agentsgym.types import LEAST_LOGPROB, Action, FinishReason, TurnRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,8 +44,9 @@ class OpenAIAgent(AsyncAgent):
     Every session waits for its own answer alone. A request that fails for a reason that may pass (connection, timeout,
     status 408, 409, 429 or 5xx, a malformed body) is retried, after the wait the server asks for, else after a growing
     one; what fails for good is an :class:`AgentError` of its own session. A server that refuses the key (401; 403, or
-    404 for the model, before it has answered anything) would refuse every session: that ends the run with a
-    :class:`ConfigError`, and nothing more is sent in it.
+    404 for the model, before it has answered anything; 403 again and again later on) would refuse every session: that
+    ends the run with a :class:`ConfigError`, and nothing more is sent in it; nor is anything by an agent that a hook or
+    another agent calls, for a minute, or until :meth:`finish`.
 
     **Exact tokens.** Where the environment recorded the exact prompt (``request.token_ids``) and the server's
     ``/completions`` takes token ids and gives them back (vLLM and SGLang do: ``return_token_ids``), the sampled ids
@@ -57,7 +62,9 @@ class OpenAIAgent(AsyncAgent):
     Args:
         model: The name that the server knows the model by.
         base_url: Such as ``"http://localhost:8000/v1"``; None for ``OPENAI_BASE_URL``, else OpenAI.
-        api_key: None for ``OPENAI_API_KEY``, which is sent only where ``base_url`` is None too.
+        api_key: The key, or a function that returns it; None for ``OPENAI_API_KEY``, which is sent only where
+            ``base_url`` is None too. A copy of the agent (``pickle``, ``copy.deepcopy``) has no key: it takes
+            ``OPENAI_API_KEY`` where ``base_url`` is None, else its first turn raises. A function goes along.
         token_ids: Whether to get exact tokens: True requires them, False takes text, ``"auto"`` finds out with one
             one-token request whether the server gives them, and takes text if not.
         tokenizer: The model's, if sampling is to stop at the end-of-turn token of its chat template too, and not
@@ -69,6 +76,8 @@ class OpenAIAgent(AsyncAgent):
         max_retries: How often a request is retried.
         backoff_s: Seconds before the first retry, doubled with each, up to 30, and shortened at random by up
             to a half.
+        max_answer_bytes: The most bytes of an answer, decompressed; one that is longer is not read to its end, and
+            fails its session.
         price_per_million: What a million tokens read and a million tokens written cost, for ``usage.cost``.
         **options: ``temperature``, ``top_p``, ``stop``, ``seed``, ``frequency_penalty``, ``presence_penalty``,
             ``logit_bias``; and ``extra_body``, a dict of this server's own fields (``top_k``,
@@ -85,7 +94,7 @@ class OpenAIAgent(AsyncAgent):
         model: str,
         *,
         base_url: str | None = None,
-        api_key: str | None = None,
+        api_key: str | Callable[[], str] | None = None,
         token_ids: Literal["auto"] | bool = "auto",
         tokenizer: PreTrainedTokenizerBase | None = None,
         max_tokens: int = 1024,
@@ -93,6 +102,7 @@ class OpenAIAgent(AsyncAgent):
         timeout_s: float = 120.0,
         max_retries: int = 5,
         backoff_s: float = 0.5,
+        max_answer_bytes: int = 16_000_000,
         price_per_million: tuple[float, float] | None = None,
         **options: Any,
     ) -> None:
@@ -100,7 +110,7 @@ class OpenAIAgent(AsyncAgent):
         load_openai()
         require("max_tokens", max_tokens, is_int(1), "an int of at least 1")
         if token_ids not in ("auto", True, False):
-            raise ConfigError(f"token_ids must be 'auto', True or False, got {token_ids!r}")
+            raise ConfigError(f"token_ids must be 'auto', True or False, got {shown(token_ids)}")
         self.model = model
         self._max_tokens = max_tokens
         self._options = _checked(options)
@@ -116,6 +126,7 @@ class OpenAIAgent(AsyncAgent):
             timeout_s=timeout_s,
             max_retries=max_retries,
             backoff_s=backoff_s,
+            max_answer_bytes=max_answer_bytes,
         )
         self._meter = Meter(price_per_million)
         self._client: Client | None = None
@@ -138,26 +149,8 @@ class OpenAIAgent(AsyncAgent):
             return await self._answer_turn(request)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._answer_turn(request), loop))
 
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Answer all requests side by side; to be called from outside the agents' event loop.
-
-        Raises:
-            ConfigError: As for :meth:`aact`.
-        """
-        try:
-            return super().act(requests)
-        finally:
-            self.finish()
-
-    def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
-        """Answer one turn as text."""
-        try:
-            return super().get_action(messages, agent_state)
-        finally:
-            self.finish()
-
     def finish(self) -> None:
-        """Forget that the server refused every request: the next rollout tries it again."""
+        """Forget that the server refused every request: the next turn is sent."""
         client = self._client
         if client is not None:
             client.forget_refusal()
@@ -189,7 +182,7 @@ class OpenAIAgent(AsyncAgent):
 
     @property
     def _name(self) -> str:
-        return f"{self.model!r} at {self._server.url}"
+        return f"{shown(self.model)} at {self._server.url}"
 
     async def _is_exact(self, client: Client, request: TurnRequest) -> bool:
         if not request.token_ids:
@@ -258,7 +251,7 @@ class OpenAIAgent(AsyncAgent):
             choice = _choice(answer)
             message: Any = choice.get("message")
             if not isinstance(message, Mapping):
-                raise RequestError(f"its answer has no message: {choice!r:.200}")
+                raise RequestError(f"its answer has no message: {shown(choice)}")
             content = cast("Mapping[str, Any]", message)
             filtered = choice.get("finish_reason") == "content_filter"
             if filtered or content.get("refusal"):
@@ -282,10 +275,10 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options as fields of a request."""
     if unknown := sorted(options.keys() - _OPTIONS):
         hint = did_you_mean(unknown[0], _OPTIONS)
-        raise ConfigError(f"{unknown[0]!r} is no option of OpenAIAgent (extra_body takes a server's own){hint}")
+        raise ConfigError(f"{shown(unknown[0])} is no option of OpenAIAgent (extra_body takes a server's own){hint}")
     extra: Any = options.get("extra_body") or {}
     if not isinstance(extra, Mapping):
-        raise ConfigError(f"extra_body must be a dict of fields of the request, got {extra!r}")
+        raise ConfigError(f"extra_body must be a dict of fields of the request, got {shown(extra)}")
     fields = cast("Mapping[str, Any]", extra)
     if reserved := sorted(_RESERVED & fields.keys()):
         raise ConfigError(f"OpenAIAgent sets these fields of the request itself: {reserved}")
@@ -295,7 +288,7 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
 def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     choices: Any = answer.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
-        raise RequestError(f"its answer has no choices: {answer!r:.200}")
+        raise RequestError(f"its answer has no choices: {shown(answer)}")
     return cast("Mapping[str, Any]", choices[0])
 
 
@@ -303,13 +296,13 @@ def _text(value: Any) -> str:
     """Check a text, which may be missing: an empty answer is an answer."""
     if value is None or isinstance(value, str):
         return value or ""
-    raise RequestError(f"its answer is no text: {value!r:.200}")
+    raise RequestError(f"its answer is no text: {shown(value)}")
 
 
 def _token_ids(choice: Mapping[str, Any], budget: int) -> Sequence[int]:
     ids: Any = choice.get("token_ids")
     if not isinstance(ids, list) or not ids or not all(type(token) is int for token in cast("list[Any]", ids)):
-        raise RequestError(f"its answer has no token ids: {ids!r:.200}")
+        raise RequestError(f"its answer has no token ids: {shown(cast('object', ids))}")
     if len(cast("list[int]", ids)) > budget:
         raise RequestError(f"it was asked for at most {budget} tokens and gave {len(cast('list[int]', ids))}")
     return cast("list[int]", ids)
@@ -321,15 +314,18 @@ def _logprobs(choice: Mapping[str, Any], num_tokens: int) -> Sequence[float] | N
         return None
     values: Any = cast("Mapping[str, Any]", given).get("token_logprobs") if isinstance(given, Mapping) else None
     if not isinstance(values, list) or len(cast("list[Any]", values)) != num_tokens:
-        raise RequestError(f"its answer has {num_tokens} token ids and other log-probabilities: {given!r:.200}")
+        raise RequestError(
+            f"its answer has {num_tokens} token ids and other log-probabilities: {shown(cast('object', given))}"
+        )
     if not all(isinstance(value, int | float) for value in cast("list[Any]", values)):
-        raise RequestError(f"its answer has log-probabilities that are no numbers: {values!r:.200}")
-    return [float(value) for value in cast("list[float]", values)]
+        raise RequestError(f"its answer has log-probabilities that are no numbers: {shown(cast('object', values))}")
+    # JSON has no infinity: servers write -9999 for a log-probability that they do not know.
+    return [float(value) if value >= LEAST_LOGPROB else math.nan for value in cast("list[float]", values)]
 
 
 def _finish_reason(choice: Mapping[str, Any]) -> FinishReason:
     given = choice.get("finish_reason")
     known = _FINISH_REASONS.get(str(given))
     if known is None:
-        raise RequestError(f"its answer ended for no known reason: {given!r}")
+        raise RequestError(f"its answer ended for no known reason: {shown(given)}")
     return known

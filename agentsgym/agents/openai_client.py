@@ -7,140 +7,30 @@ import contextlib
 import email.utils
 import json
 import logging
-import os
 import random
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
-from urllib.parse import urlsplit
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+from agentsgym.agents.answer_limits import AnswerError, AnswerTooLongError, bounded_client
 from agentsgym.agents.event_loop import agents_loop
-from agentsgym.errors import ConfigError, MissingDependencyError
-from agentsgym.fields import is_int, is_number, is_positive_number, or_none, require
+from agentsgym.agents.openai_server import Server
+from agentsgym.agents.usage import Meter, as_mapping
+from agentsgym.errors import MissingDependencyError
+from agentsgym.texts import sentence_of, shown, visible
 
 logger = logging.getLogger(__name__)
 MAX_RETRY_AFTER_S = 120.0
 MAX_BACKOFF_S = 30.0
 _RETRIED = frozenset({200, 408, 409, 429})  # beside every 5xx, and what never came to a status
-_NO_KEY = "none"  # sent to a server that needs none
+_REFUSED_S = 60.0  # how long a server that refuses every request is not sent another one
+_MOST_FORBIDDEN_PROMPTS = 10  # that get a 403 in a row, until the key or the model must be what is refused
+_MOST_FORBIDDEN = 50  # requests likewise: all rollouts of a task may begin with the one prompt that a filter refuses
+_READ_CHARACTERS = 10_000  # of what a server says about an error; less is shown
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Counts of what an agent has requested of its server so far.
-
-    Attributes:
-        requests: Turns that were requested.
-        retries: HTTP requests that were sent again after a failure.
-        failures: Turns that got no answer in the end.
-        refusals: Turns in which the model or its filter refused to answer.
-        prompt_tokens: Tokens read, as far as the server reports them.
-        completion_tokens: Tokens written, reasoning included.
-        cached_tokens: Those of ``prompt_tokens`` that the server had in its cache.
-        cost: What the tokens cost, cached ones at full price; None if the agent knows no prices.
-    """
-
-    requests: int = 0
-    retries: int = 0
-    failures: int = 0
-    refusals: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    cost: float | None = None
-
-
-class Meter:
-    """Adds up usage; written on the agents' event loop alone."""
-
-    def __init__(self, price_per_million: tuple[float, float] | None) -> None:
-        require("price_per_million", price_per_million, or_none(_are_prices), "two numbers of at least 0")
-        self.prices = price_per_million
-        self.usage = Usage(cost=None if price_per_million is None else 0.0)
-
-    def add(self, **counts: int) -> None:
-        """Add to the fields of that name."""
-        usage = replace(self.usage, **{name: getattr(self.usage, name) + count for name, count in counts.items()})
-        if self.prices is not None:
-            price_in, price_out = self.prices
-            cost = (usage.prompt_tokens * price_in + usage.completion_tokens * price_out) / 1e6
-            usage = replace(usage, cost=cost)
-        self.usage = usage
-
-    def add_body(self, body: Mapping[str, Any]) -> None:
-        """Add the ``usage`` of an answer."""
-        usage = _mapping(body.get("usage"))
-        cached = _mapping(usage.get("prompt_tokens_details")).get("cached_tokens")
-        self.add(
-            prompt_tokens=_count(usage.get("prompt_tokens")),
-            completion_tokens=_count(usage.get("completion_tokens")),
-            cached_tokens=_count(cached),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """The address of a server, and the limits of each request to it.
-
-    Attributes:
-        base_url: As the ``openai`` package takes it; None for ``OPENAI_BASE_URL``, else OpenAI itself.
-        api_key: None for ``OPENAI_API_KEY``, which is sent only where ``base_url`` is None too.
-        max_concurrency: The most requests that are open at once.
-        timeout_s: The most seconds for one attempt, from sending to the last byte.
-        max_retries: How often a request is retried.
-        backoff_s: Seconds before the first retry; doubled each time.
-    """
-
-    base_url: str | None
-    api_key: str | None = field(repr=False)
-    max_concurrency: int
-    timeout_s: float
-    max_retries: int
-    backoff_s: float
-
-    def __post_init__(self) -> None:
-        if self.base_url is not None and not _is_url(self.base_url):
-            raise ConfigError(f"base_url must begin with http:// or https:// and name a host, got {self.base_url!r}")
-        require("max_concurrency", self.max_concurrency, is_int(1), "an int of at least 1")
-        require("max_retries", self.max_retries, is_int(0), "an int of at least 0")
-        require("timeout_s", self.timeout_s, is_positive_number, "a positive number")
-        require("backoff_s", self.backoff_s, is_number(0), "a number of at least 0")
-        if self.key is None:
-            raise ConfigError("OpenAI needs an api_key or the environment variable OPENAI_API_KEY, got neither")
-
-    @property
-    def key(self) -> str | None:
-        """The key that is sent; None if one is needed and none is known."""
-        if self.api_key is not None:
-            return self.api_key
-        return os.environ.get("OPENAI_API_KEY") if self.base_url is None else _NO_KEY
-
-    @property
-    def url(self) -> str:
-        """The base URL, without a user name or password."""
-        url = urlsplit(self.base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
-        return url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
-
-    def remedy(self, status: int | None) -> str:
-        """The settings to check where the server refuses every request with this status."""
-        if status == 404:
-            return "the model's name and base_url"
-        if self.api_key is not None:
-            key = "api_key"
-        elif self.base_url is None:
-            key = "OPENAI_API_KEY"
-        else:
-            key = "api_key, which was not given (OPENAI_API_KEY is sent only where base_url is None)"
-        return f"{key}, and whether it may use the model" if status == 403 else key
-
-    @property
-    def is_openai(self) -> bool:
-        """Whether it is OpenAI itself, which has its own name for the budget."""
-        return urlsplit(self.url).hostname == "api.openai.com"
 
 
 class RequestError(Exception):
@@ -180,9 +70,17 @@ class Client:
         self._jitter = random.Random()  # its own: environments may have seeded the global one
         self._has_answered = False
         self._refusal: RequestError | None = None
+        self._refused_at = 0.0
+        self._forbidden: Counter[int] = Counter()  # requests with status 403 since the last answer, by their prompts
+        self._mask = server.mask()
         self._openai = load_openai()
         self._sdk = self._openai.AsyncOpenAI(
-            api_key=server.key, base_url=server.base_url, timeout=server.timeout_s, max_retries=0
+            api_key=server.key,
+            base_url=server.base_url,
+            timeout=server.timeout_s,
+            max_retries=0,
+            http_client=bounded_client(self._openai, server.timeout_s, server.max_answer_bytes),
+            default_headers={"Accept-Encoding": "gzip"},
         )
         self._finalizer = weakref.finalize(self, _close_soon, self.loop, self._sdk)
         self._finalizer.atexit = False  # the loop ends there, and with it the connections
@@ -225,38 +123,48 @@ class Client:
         named = {name: body[name] for name in ("model", "messages", "prompt") if name in body}
         rest = {name: value for name, value in body.items() if name not in named}
         async with self._slots:
-            if self._refusal is not None:  # what waited for its slot need not be refused one by one
-                raise _copy(self._refusal)
+            if self._refusal is not None and time.monotonic() - self._refused_at < _REFUSED_S:
+                raise _copy(self._refusal)  # what waited for its slot need not be refused one by one
             try:
                 async with asyncio.timeout(self._server.timeout_s):
                     raw: Any = await create(**named, extra_body=rest)
-            except (TimeoutError, self._openai.APIConnectionError, self._openai.APIStatusError) as error:
+            except (TimeoutError, AnswerError, self._openai.APIConnectionError, self._openai.APIStatusError) as error:
                 failure = self._failure(error)
-                if self._is_refusal(failure, is_chat="messages" in named):
+                if self._is_refusal(failure, named):
                     failure.is_refusal = True
-                    self._refusal = failure
+                    self._refusal, self._refused_at = failure, time.monotonic()
                 raise failure from None
         answer = self._parsed(raw.content)
         self._meter.add_body(answer)
         if answer.get("error"):  # some gateways report with status 200
             raise RequestError(f"it reported {self._brief(answer['error'])}")
         self._has_answered = True
+        self._forbidden.clear()
         return answer
 
-    def _is_refusal(self, failure: RequestError, *, is_chat: bool) -> bool:
+    def _is_refusal(self, failure: RequestError, named: Mapping[str, Any]) -> bool:
         """Whether the server refuses the key or the model, and not this one request.
 
-        A gateway's filter refuses one prompt with status 403, too, and a server without ``/completions`` answers 404.
+        A gateway's filter refuses one prompt with status 403, too, but hardly many in a row; and a server without
+        ``/completions`` answers 404.
         """
+        if failure.status == 403:
+            self._forbidden[hash(repr(named))] += 1
+            is_for_good = len(self._forbidden) >= _MOST_FORBIDDEN_PROMPTS or self._forbidden.total() >= _MOST_FORBIDDEN
+            return is_for_good or not self._has_answered
         if failure.status == 401:
             return True
-        return not self._has_answered and (failure.status == 403 or (failure.status == 404 and is_chat))
+        return not self._has_answered and failure.status == 404 and "messages" in named
 
     def _parsed(self, content: bytes) -> Mapping[str, Any]:
         try:
             body: Any = json.loads(content)
-        except ValueError:
+        except RecursionError:
+            raise RequestError("its answer is JSON that is nested too deeply to be read") from None
+        except (json.JSONDecodeError, UnicodeDecodeError):
             raise RequestError(f"it answered with something that is not JSON: {self._brief(content)}") from None
+        except ValueError as error:  # a number of too many digits
+            raise RequestError(f"its answer is JSON that cannot be read: {self._brief(error)}") from None
         if not isinstance(body, Mapping):
             raise RequestError(f"it answered with something that is not a JSON object: {self._brief(content)}")
         return body  # pyright: ignore[reportUnknownVariableType]  # foreign data
@@ -264,8 +172,10 @@ class Client:
     def _failure(self, error: Any) -> RequestError:
         if isinstance(error, TimeoutError | self._openai.APITimeoutError):
             return RequestError(f"no answer came within {self._server.timeout_s:g} s", status=None)
+        reason: Any = error.__cause__ or error
+        if isinstance(reason, AnswerError):
+            return RequestError(str(reason), status=422 if isinstance(reason, AnswerTooLongError) else 200)
         if isinstance(error, self._openai.APIConnectionError):
-            reason: Any = error.__cause__ or error
             return RequestError(f"the connection failed ({type(reason).__name__}: {self._brief(reason)})", status=None)
         cause = f"it answered {error.status_code}: {self._brief(_message(error))}"
         return RequestError(cause, status=error.status_code, retry_after_s=_retry_after_s(error.response.headers))
@@ -277,32 +187,21 @@ class Client:
 
     def _brief(self, value: object, width: int = 300) -> str:
         """One line of it; the key is taken out first, since no part of it may be left by the cut."""
-        text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+        text = _start_of(value)
         text = " ".join(self._scrubbed(text).split())
         return text if len(text) <= width else f"{text[:width]}…"
 
     def _scrubbed(self, text: str) -> str:
         """Without the key, which some servers repeat in their message about it."""
-        key = self._server.key
-        return text if key is None or key == _NO_KEY else text.replace(key, "***")
+        return self._mask.masked(text)
 
 
-def _are_prices(prices: Any) -> bool:
-    values = cast("Sequence[Any]", prices) if isinstance(prices, Sequence) else ()
-    return len(values) == 2 and all(map(is_number(0), values))
-
-
-def _is_url(url: Any) -> bool:
-    try:
-        parts = urlsplit(url if isinstance(url, str) else "")
-    except ValueError:  # brackets that are no address
-        return False
-    return parts.scheme in {"http", "https"} and bool(parts.hostname)
-
-
-def _count(value: Any) -> int:
-    """A number of tokens as a server reports it; 0 for anything else."""
-    return value if isinstance(value, int) else 0
+def _start_of(value: object) -> str:
+    if isinstance(value, bytes):
+        return visible(value[:_READ_CHARACTERS].decode(errors="replace"))
+    if isinstance(value, BaseException):
+        return sentence_of(value, _READ_CHARACTERS)
+    return visible(value[:_READ_CHARACTERS]) if isinstance(value, str) else shown(value, _READ_CHARACTERS)
 
 
 def _copy(failure: RequestError) -> RequestError:
@@ -342,7 +241,7 @@ def _message(error: Any) -> object:
     """The server's own message about an error status."""
     if isinstance(error.body, str):
         return error.body
-    body = _mapping(error.body)
+    body = as_mapping(error.body)
     return body.get("message") or body.get("error") or body.get("detail") or error.response.text or "nothing more"
 
 
@@ -359,7 +258,3 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
         except ValueError:
             return None
     return max(seconds, 0.0)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]  # foreign data

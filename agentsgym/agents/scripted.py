@@ -10,6 +10,7 @@ from typing import Any
 from agentsgym.agents.base import Agent
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
 from agentsgym.types import Action, TurnRequest
 
 
@@ -34,7 +35,7 @@ class ScriptedAgent(Agent):
         """
         script: Any = actions  # foreign data: checked before it is believed
         if isinstance(script, str) or not script:
-            raise ConfigError(f"a script must be a list of at least one action, got {script!r}")
+            raise ConfigError(f"a script must be a list of at least one action, got {shown(script)}")
         self._actions = tuple(
             replace(_as_action(action, turn), agent_state=turn + 1) for turn, action in enumerate(actions)
         )
@@ -80,7 +81,7 @@ class RandomAgent(Agent):
         """
         texts: Any = choices  # foreign data: checked before it is believed
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
-            raise ConfigError(f"choices must be a list of at least one text, got {texts!r}")
+            raise ConfigError(f"choices must be a list of at least one text, got {shown(texts)}")
         self._choices = tuple(choices)
         self._seed = seed
         self._num_sessions = 0
@@ -108,4 +109,4 @@ def _as_action(action: Any, turn: int) -> Action:
         return Action(text=action)
     if isinstance(action, Action):
         return action
-    raise ConfigError(f"action {turn} of a script must be a text or an Action, got {action!r}")
+    raise ConfigError(f"action {turn} of a script must be a text or an Action, got {shown(action)}")

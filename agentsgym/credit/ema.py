@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, cast
 
 from agentsgym.errors import ConfigError
+from agentsgym.texts import shown
 
 
 class EMABaselines:
@@ -71,7 +72,8 @@ def _as_json(key: Hashable) -> Any:
     if key is None or isinstance(key, str | int | float):
         return key
     raise ConfigError(
-        f"an environment or role whose baseline is kept must be None, a str, a number or a tuple of these, got {key!r}"
+        "an environment or role whose baseline is kept must be None, a str, a number or a tuple of these, "
+        f"got {shown(key)}"
     )
 
 

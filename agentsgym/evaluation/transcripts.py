@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agentsgym.texts import visible
 from agentsgym.types import Trajectory, Turn
 
 
 def render_transcript(trajectory: Trajectory) -> str:
-    """Write a rollout as text: a line that says how it went, then every message with its speaker.
+    r"""Write a rollout as text: a line that says how it went, then every message with its speaker.
 
     Answers carry their reward and whether the environment called them invalid. A failed rollout ends with its error.
+    Control characters and escape sequences are written out (``\x1b[2J``): a terminal that shows the text obeys none.
     """
     parts = [_headline(trajectory)]
     parts += [f"[{speaker}] {content}" for speaker, content in _speeches(trajectory)]
     if trajectory.error is not None:
         parts.append(f"[error] {trajectory.error.strip()}")
-    return "\n".join(parts) + "\n"
+    return visible("\n".join(parts)) + "\n"
 
 
 def _headline(trajectory: Trajectory) -> str:

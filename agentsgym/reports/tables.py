@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agentsgym.evaluation.metrics import Estimate, Evaluation
+from agentsgym.texts import visible
+
+_MOST_CHARACTERS = 100  # of a cell
 
 
 def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
@@ -41,6 +44,8 @@ def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Align cells in columns: the first to the left, the others to the right.
 
+    A cell is one line: line ends, control characters and escape sequences are written out, and a long one is cut.
+
     Args:
         header: One name a column.
         rows: As many cells each.
@@ -51,9 +56,15 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     random       512
     me             8
     """
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [header, ["-" * width for width in widths], *rows]
-    return "\n".join(_line(cells, widths) for cells in lines)
+    names, *cells = [[_one_line(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    lines = [names, ["-" * width for width in widths], *cells]
+    return "\n".join(_line(line, widths) for line in lines)
+
+
+def _one_line(cell: str) -> str:
+    text = visible(cell[:_MOST_CHARACTERS]).replace("\n", "\\n").replace("\t", "\\t")
+    return text if len(cell) <= _MOST_CHARACTERS else f"{text}…"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

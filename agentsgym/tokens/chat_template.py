@@ -10,6 +10,7 @@ from itertools import combinations, groupby
 from typing import Any, TypeVar
 
 from agentsgym.errors import TemplateError
+from agentsgym.texts import sentence_of, shortened
 
 T = TypeVar("T")
 Roles = tuple[str, ...]
@@ -141,10 +142,9 @@ class Template:
                 conversation, tokenize=False, add_generation_prompt=ask, **options
             )
         except Exception as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise TemplateError(
-                f"the chat template cannot render a conversation of {roles}: {type(error).__name__}: {error}"
-            ) from error
+            roles = shortened(", ".join(message["role"] for message in messages), 200)
+            why = f"{type(error).__name__}: {sentence_of(error)}"
+            raise TemplateError(f"the chat template cannot render a conversation of {roles}: {why}") from error
 
     def whole(self, messages: Sequence[Mapping[str, Any]], *, ask: bool) -> str:
         """Run the template over a conversation as it is held.

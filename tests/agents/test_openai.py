@@ -16,7 +16,8 @@ from http_server import Asked, Reply, Served, chat, serving
 
 from agentsgym.agents.event_loop import agents_loop, run_coroutine
 from agentsgym.agents.openai import OpenAIAgent
-from agentsgym.agents.openai_client import Server, Usage
+from agentsgym.agents.openai_server import Server
+from agentsgym.agents.usage import Usage
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action, StopReason, TurnRequest
@@ -88,7 +89,7 @@ def test_openai_itself_needs_a_key_and_has_a_name_of_its_own_for_the_budget(monk
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(ConfigError, match="OpenAI needs an api_key or the environment variable OPENAI_API_KEY"):
         OpenAIAgent("gpt")
-    patience: Any = {"max_concurrency": 1, "timeout_s": 1.0, "max_retries": 0, "backoff_s": 0.0}
+    patience: Any = {"max_concurrency": 1, "timeout_s": 1.0, "max_retries": 0, "backoff_s": 0.0, "max_answer_bytes": 9}
     server = Server(base_url=None, api_key="secret", **patience)
     assert (server.is_openai, server.url) == (True, "https://api.openai.com/v1")
     assert "secret" not in repr(server)

@@ -2,14 +2,17 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import pytest
 from guess_game import GuessEnv, tasks
 from http_server import Asked, Reply, Served, chat, serving
 
+from agentsgym.agents import openai_client
 from agentsgym.agents.base import Agent
 from agentsgym.agents.openai import OpenAIAgent
+from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action, Trajectory, TurnRequest
@@ -138,16 +141,72 @@ def test_what_was_finished_before_has_been_given_to_on_finish(is_batched: bool) 
     assert not env.active_states
 
 
-def test_the_next_call_and_the_next_rollout_try_again() -> None:
+def test_the_next_rollout_and_the_next_turn_after_finish_try_again() -> None:
     """A server may have been given the right key meanwhile."""
     with serving(lambda asked: refusal() if asked.number in (0, 2) else chat("5")) as served:
         agent = agent_of(served)
         with pytest.raises(ConfigError):
             agent.act([request()])
+        agent.finish()
         assert agent.act([request()]) == [Action(text="5")]
         with pytest.raises(ConfigError):
             GuessEnv().rollout(tasks(5), agent)
         assert GuessEnv().rollout(tasks(5), agent)[0].success
+        agent.close()
+
+
+class Numbered(GuessEnv):
+    """A game of which each session begins with another prompt."""
+
+    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+        return f"{next(self.numbers)}: {super()._format_prompt(state, step)}"
+
+    numbers = count()
+
+
+class Hooked(GuessEnv):
+    """A game whose step asks an agent of its own."""
+
+    master: OpenAIAgent
+
+    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+        self.master.get_action([{"role": "user", "content": action}], None)
+        return super()._step_episode(session_id, state, action)
+
+
+class Swallowing(Agent):
+    """An agent that hides why its own agent cannot answer."""
+
+    def __init__(self, inner: OpenAIAgent) -> None:
+        self.inner = inner
+
+    def get_action(self, messages: Any, agent_state: Any) -> tuple[str, Any]:
+        try:
+            return self.inner.get_action(messages, agent_state)
+        except ConfigError as error:
+            raise RuntimeError("no answer") from error
+
+
+@pytest.mark.parametrize("is_hook", [False, True], ids=["agent", "hook"])
+def test_a_refusal_that_somebody_hides_is_not_asked_for_again(is_hook: bool) -> None:
+    with serving(lambda asked: refusal()) as served:
+        inner = agent_of(served)
+        env = Hooked()
+        env.master = inner
+        trajectories = env.rollout(tasks(*range(30)), ScriptedAgent(["5"]) if is_hook else Swallowing(inner))
+        inner.close()
+    assert [one.failed for one in trajectories] == [True] * 30
+    assert all("refuses every request: it answered 401: not with ***" in str(one.error) for one in trajectories)
+    assert len(served.asked) == 1
+
+
+def test_a_refusal_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_client, "_REFUSED_S", 0.0)
+    with serving(lambda asked: chat("5") if asked.number else refusal()) as served:
+        agent = agent_of(served)
+        with pytest.raises(ConfigError):
+            agent.act([request()])
+        assert agent.act([request()]) == [Action(text="5")]
         agent.close()
 
 
@@ -162,6 +221,35 @@ def test_a_server_that_has_answered_before_refuses_one_session(status: int) -> N
         agent.close()
     assert isinstance(error, AgentError)
     assert f"gave no answer: it answered {status}: not with ***" in str(error)
+
+
+def test_a_key_that_is_taken_back_ends_the_run() -> None:
+    """A filter that refuses single prompts cannot be told from it by one refusal, but by ten in a row."""
+    with serving(lambda asked: refusal(403) if asked.number >= 2 else chat("5")) as served:
+        agent = agent_of(served, max_concurrency=1)
+        finished: list[Trajectory] = []
+        with pytest.raises(
+            ConfigError, match=r"refuses every request: it answered 403: .* whether it may use the model"
+        ):
+            Numbered().rollout(tasks(*[5] * 200), agent, on_finish=finished.append)
+        with pytest.raises(ConfigError, match="refuses every request"):
+            agent.act([request("once more")])
+        agent.close()
+    assert [one.failed for one in finished] == [False] * 2 + [True] * 9
+    assert len(served.asked) == 2 + 10 + 1  # the next rollout asks again, and is refused at once
+
+
+def test_a_prompt_that_a_filter_refuses_may_be_the_first_of_many_rollouts() -> None:
+    def answer(asked: Asked) -> Reply:
+        return refusal(403) if asked.said_last == "bad" else chat("fine")
+
+    with serving(answer) as served:
+        agent = agent_of(served, max_concurrency=1)
+        answers = agent.act([request("good"), *[request("bad")] * 20, request("good")])
+        assert [isinstance(one, AgentError) for one in answers] == [False, *[True] * 20, False]
+        with pytest.raises(ConfigError, match="refuses every request: it answered 403"):
+            agent.act([request("bad")] * 50)
+        agent.close()
 
 
 def test_a_server_without_completions_is_no_refusal() -> None:

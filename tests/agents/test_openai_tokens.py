@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -234,3 +235,14 @@ def test_a_server_may_give_ids_without_logprobs() -> None:
         agent = agent_of(served.url)
         assert agent.act([request([9])]) == [Action(text="3", token_ids=[5])]
         agent.close()
+
+
+def test_a_log_probability_that_a_server_does_not_know_is_none() -> None:
+    """JSON has no infinity, so that servers write -9999 for it."""
+    with serving(lambda asked: broken(logprobs={"token_logprobs": [-9999.0]})) as served:
+        agent = agent_of(served.url)
+        [action] = agent.act([request([9])])
+        agent.close()
+    assert isinstance(action, Action)
+    assert action.logprobs is not None
+    assert math.isnan(action.logprobs[0])

@@ -76,3 +76,10 @@ def test_columns_are_as_wide_as_their_widest_cell(rows: list[tuple[str, ...]]) -
 def test_a_row_with_a_missing_cell_is_refused() -> None:
     with pytest.raises(ValueError, match="argument 2"):
         text_table(["a", "b"], [["only one"]])
+
+
+def test_a_cell_is_one_short_line_that_no_terminal_obeys() -> None:
+    table = text_table(["agent", "x"], [["\x1b[31mme\n\tand\x07 you", "1"], ["z" * 5000, "\r2"]])
+    assert table.splitlines()[2].startswith("\\x1b[31mme\\n\\tand\\x07 you")
+    assert len(table.splitlines()) == 4
+    assert max(map(len, table.splitlines())) == 101 + 2 + 3

@@ -1,0 +1,119 @@
+"""Bound what is read of a server's answers, as they come in and as they are decompressed.
+
+A response of some kilobytes can decompress to gigabytes, faster than any time limit is looked at. So each response is
+decompressed here, in small pieces, between which the event loop runs and time limits hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, suppress
+from typing import Any
+
+_PIECE_BYTES = 1 << 16
+_PIECES_A_TURN = 16  # of the event loop: about a millisecond's work
+_ERROR_BYTES = 1 << 16  # of the answer to a request that failed, or was sent elsewhere
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+
+
+class AnswerError(Exception):
+    """An answer cannot be read; the text is the end of a sentence."""
+
+
+class AnswerTooLongError(AnswerError):
+    """An answer is longer than may be."""
+
+
+def bounded_client(openai: Any, timeout_s: float, max_bytes: int) -> Any:
+    """Make the HTTP client of an ``openai`` client, which reads no more of an answer than ``max_bytes``.
+
+    Args:
+        openai: The ``openai`` package.
+        timeout_s: Seconds for each step of a request.
+        max_bytes: The most bytes of an answer, decompressed; of an error's, so many are read and the rest is not.
+    """
+    hook = _limiting_hook(_stream_class(openai), max_bytes)
+    return openai.DefaultAsyncHttpxClient(timeout=timeout_s, event_hooks={"response": [hook]})
+
+
+def _limiting_hook(stream_class: type[Any], max_bytes: int) -> Callable[[Any], Awaitable[None]]:
+    async def limit(response: Any) -> None:
+        is_answer = 200 <= response.status_code < 300
+        encoding = response.headers.pop("content-encoding", "identity").strip().lower()
+        pieces = _decoded(response.stream, encoding)
+        bounded = _bounded(pieces, max_bytes) if is_answer else _first_bytes(pieces, _ERROR_BYTES)
+        response.stream = stream_class(bounded, response.stream)
+        response.encoding = "utf-8"  # whatever it says: some codecs take hours for a megabyte
+
+    return limit
+
+
+def _stream_class(openai: Any) -> type[Any]:
+    """The class of streams of the HTTP library that this version of the package builds on (httpx, or httpx2)."""
+    kinds: tuple[type[Any], ...] = openai.DefaultAsyncHttpxClient.__mro__
+    foreign = next(kind.__module__ for kind in kinds if not kind.__module__.startswith("openai"))
+    library: Any = importlib.import_module(foreign.partition(".")[0])
+
+    class Stream(library.AsyncByteStream):
+        """The bytes of a generator, and the stream that is to be closed with it."""
+
+        def __init__(self, pieces: AsyncGenerator[bytes, None], source: Any) -> None:
+            self._pieces, self._source = pieces, source
+
+        def __aiter__(self) -> AsyncGenerator[bytes, None]:
+            return self._pieces
+
+        async def aclose(self) -> None:
+            await self._source.aclose()
+
+    return Stream
+
+
+async def _decoded(stream: Any, encoding: str) -> AsyncGenerator[bytes, None]:
+    if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
+        raise AnswerError(f"its answer is encoded as {encoding[:50]!r}, and gzip alone was asked for")
+    decompressor = None if encoding in ("identity", "") else zlib.decompressobj(_GZIP_OR_ZLIB)
+    num_bytes = num_pieces = 0
+    async for data in stream:
+        num_bytes += len(data)
+        for piece in (data,) if decompressor is None else _decompressed(decompressor, data):
+            yield piece
+            num_pieces += 1
+            if num_pieces % _PIECES_A_TURN == 0:
+                await asyncio.sleep(0)  # time limits are looked at
+    if decompressor is not None and num_bytes and not decompressor.eof:
+        raise AnswerError("its answer breaks off")
+
+
+def _decompressed(decompressor: Any, data: bytes) -> Iterator[bytes]:
+    """Decompress in small pieces; what comes after the end is dropped."""
+    rest = b"" if decompressor.eof else data
+    while rest:
+        try:
+            yield decompressor.decompress(rest, _PIECE_BYTES)
+        except zlib.error as error:
+            raise AnswerError(f"its answer cannot be decompressed ({error})") from None
+        rest = decompressor.unconsumed_tail
+
+
+async def _bounded(pieces: AsyncGenerator[bytes, None], max_bytes: int) -> AsyncGenerator[bytes, None]:
+    num_bytes = 0
+    async with aclosing(pieces):
+        async for piece in pieces:
+            num_bytes += len(piece)
+            if num_bytes > max_bytes:
+                raise AnswerTooLongError(f"its answer is longer than max_answer_bytes = {max_bytes}")
+            yield piece
+
+
+async def _first_bytes(pieces: AsyncGenerator[bytes, None], max_bytes: int) -> AsyncGenerator[bytes, None]:
+    with suppress(AnswerError):  # the status says enough
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece[:max_bytes]
+                max_bytes -= len(piece)
+                if max_bytes <= 0:
+                    return

@@ -1,0 +1,130 @@
+"""Mask keys and passwords in what servers and their libraries say."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from urllib.parse import quote, quote_plus, unquote, urlsplit
+
+_RUN = 8  # characters in common with a secret, from which on they are masked
+_MASK = "***"
+_SHORTEST = 4  # what is shorter is no secret, but a "none" or an "x" for a server that needs no key
+_WORDS = re.compile(r"([\s'\"]+)")
+_PART_MASKED = re.compile(r"\*{2,}|\.{3}|…|•{2,}|#{3,}|-{3,}|_{3,}|x{4,}|[\[<(](?:redacted|masked|hidden)[\])>]")
+_BEFORE, _AFTER = re.compile(r"[=:,;(\[{<]"), re.compile(r"[=:,;)\]}>]")  # what stands around it in one word
+_TELLING = 6  # characters without a digit, from which on an end is masked that is no word
+_ANNOUNCED = (
+    r"(?:\b(?:end|start|begin)\w*\s+(?:in|with|by|on)|\b(?:prefix|suffix)(?:\s+is)?"
+    r"|\b(?:first|last|final)(?:\s+\w+)?\s+(?:characters|letters|digits)(?:\s+are)?)\W{1,3}"
+)
+_PUNCTUATION = ".,:;()[]{}<>"
+
+
+class KeyMask:
+    """Masks every run of characters that a text has in common with a secret.
+
+    A run counts from eight characters on (a shorter secret's as a whole), in either case, and also where the
+    secret is percent-encoded, JSON- or HTML-escaped, in base64 or in hexadecimal. A word that somebody has masked in
+    part, as in ``sk-ab***yz``, is masked in full where its ends are those of a secret. An end of four to seven
+    characters that is a word of its own is masked if it has a digit, or six characters and no look of a word, and in
+    any case where the text says what it is: "ends with", "starting with", "the last four characters are".
+
+    Args:
+        secrets: Keys and passwords; empty ones are left out.
+
+    >>> mask = KeyMask(["sk-abcdefghijklmnop"])
+    >>> mask.masked("not sk-abcdefghijklmnop, nor efghijkl, nor what ends in mnop, nor sk-ab**op")
+    'not ***, nor ***, nor what ends in ***, nor ***'
+    """
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._secrets = [secret for secret in dict.fromkeys(secrets) if len(secret) >= _SHORTEST]
+        self._runs = {run for secret in self._secrets for form in _forms(secret) for run in _runs(form.lower())}
+        self._lengths = {len(run) for run in self._runs}
+        self._ends = [pattern for secret in self._secrets for pattern in _patterns_of_ends(secret)]
+
+    def masked(self, text: str) -> str:
+        """The text without the secrets."""
+        if not self._runs:
+            return text
+        text = "".join(map(self._without_ends, _WORDS.split(text)))
+        lowered = text.lower()
+        if len(lowered) != len(text):  # a few letters have two in lower case
+            lowered = text
+        hidden = bytearray(len(text))
+        for length in self._lengths:
+            for start in range(len(text) - length + 1):
+                if lowered[start : start + length] in self._runs:
+                    hidden[start : start + length] = b"\1" * length
+        stretches = groupby(zip(text, hidden, strict=True), key=lambda pair: pair[1])
+        text = "".join(_MASK if is_hidden else "".join(one for one, _ in pairs) for is_hidden, pairs in stretches)
+        for pattern in self._ends:  # after the runs, of which it would leave a rest that is too short to be one
+            text = pattern.sub(rf"\1{_MASK}", text)
+        return text
+
+    def _without_ends(self, word: str) -> str:
+        """The mask in place of a word that is masked in part and shows an end of a secret."""
+        head, *others = _PART_MASKED.split(word.lower())
+        if not others:
+            return word
+        head, tail = head.strip(_PUNCTUATION), others[-1].strip(_PUNCTUATION)
+        heads = [one for one in (head, _BEFORE.split(head)[-1]) if len(one) > 1]
+        tails = [one for one in (tail, _AFTER.split(tail)[0]) if len(one) > 1]
+        for secret in map(str.lower, self._secrets):
+            if any(map(secret.startswith, heads)) or any(map(secret.endswith, tails)):
+                return _MASK
+        return word
+
+
+def url_secrets(url: str) -> Iterator[str]:
+    """The user name and the password in a URL, as they stand there and decoded."""
+    try:
+        authority = urlsplit(url).netloc
+    except ValueError:
+        authority = url
+    for part in authority.rpartition("@")[0].split(":"):
+        yield part
+        yield unquote(part)
+
+
+def without_credentials(url: str) -> str:
+    """A URL, or what was meant to be one, without a user name, a password or a query."""
+    return re.sub(r"^([^/?#]*//)?[^/?#]*@", r"\1", url.partition("?")[0].partition("#")[0])
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """A secret as servers repeat it."""
+    data = secret.encode(errors="replace")
+    yield from (secret, quote(secret, safe=""), quote_plus(secret), html.escape(secret), json.dumps(secret)[1:-1])
+    if len(secret) >= _RUN:
+        yield from (data.hex(), "".join(f"%{byte:02x}" for byte in data))
+        for shift in range(3):  # in base64 it looks otherwise at each place that it may begin at
+            for encode in (base64.b64encode, base64.urlsafe_b64encode):
+                yield encode(b"\0" * shift + data).decode()[(shift * 8 + 5) // 6 : (shift + len(data)) * 8 // 6]
+
+
+def _patterns_of_ends(secret: str) -> Iterator[re.Pattern[str]]:
+    """Find its short beginnings and ends, where they are words of their own."""
+    lengths = range(min(_RUN, len(secret)) - 1, _SHORTEST - 1, -1)  # the longest first
+    ends = [end for length in lengths for end in (secret[:length], secret[-length:])]
+    for introduction, some in ((r"(?<![^\W_])", filter(_is_telling, ends)), (_ANNOUNCED, ends)):
+        if choice := "|".join(map(re.escape, some)):
+            yield re.compile(rf"({introduction})(?:{choice})(?![^\W_])", re.IGNORECASE)
+
+
+def _is_telling(end: str) -> bool:
+    """Whether it is hardly there by chance: no word, and no words with hyphens between them."""
+    parts = re.split(r"[\W_]+", end)
+    if any(map(str.isdigit, end)):
+        return True
+    is_wordy = all(part.islower() or part.isupper() or part.istitle() for part in parts if part)
+    return len("".join(parts)) >= _TELLING and not is_wordy
+
+
+def _runs(form: str) -> Iterator[str]:
+    length = min(_RUN, len(form))
+    return (form[start : start + length] for start in range(len(form) - length + 1))

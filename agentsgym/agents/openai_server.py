@@ -1,0 +1,144 @@
+"""Say which OpenAI-compatible server is meant, and within which limits it is sent requests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentsgym.agents.key_mask import KeyMask, url_secrets, without_credentials
+from agentsgym.errors import ConfigError
+from agentsgym.fields import is_int, is_number, is_positive_number, require
+from agentsgym.texts import shown
+
+NO_KEY = "none"  # sent to a server that needs none
+
+
+class _LeftOut(Enum):
+    """In the place of a key that a copy does not have; an enum, since copies of its member are the member."""
+
+    KEY = "left out"
+
+
+_LEFT_OUT = _LeftOut.KEY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """The address of a server, and the limits of each request to it.
+
+    Attributes:
+        base_url: As the ``openai`` package takes it; None for ``OPENAI_BASE_URL``, else OpenAI itself.
+        api_key: The key, or a function that gives it; None for ``OPENAI_API_KEY``, which is sent only where
+            ``base_url`` is None too. A copy has a function or None, never a key.
+        max_concurrency: The most requests that are open at once.
+        timeout_s: The most seconds for one attempt, from sending to the last byte.
+        max_retries: How often a request is retried.
+        backoff_s: Seconds before the first retry; doubled each time.
+        max_answer_bytes: The most bytes of an answer, decompressed.
+    """
+
+    base_url: str | None = field(repr=False)
+    api_key: str | Callable[[], str] | _LeftOut | None = field(repr=False)
+    max_concurrency: int
+    timeout_s: float
+    max_retries: int
+    backoff_s: float
+    max_answer_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.base_url is not None and not _is_url(self.base_url):
+            given = shown(without_credentials(self.base_url) if isinstance(self.base_url, str) else self.base_url)  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"base_url must begin with http:// or https:// and name a host, got {given}")
+        require("max_concurrency", self.max_concurrency, is_int(1), "an int of at least 1")
+        require("max_retries", self.max_retries, is_int(0), "an int of at least 0")
+        require("timeout_s", self.timeout_s, is_positive_number, "a positive number")
+        require("backoff_s", self.backoff_s, is_number(0), "a number of at least 0")
+        require("max_answer_bytes", self.max_answer_bytes, is_int(1), "an int of at least 1")
+        if self.api_key is not _LEFT_OUT:
+            _ = self.key
+
+    @property
+    def key(self) -> str:
+        """The key that is sent.
+
+        Raises:
+            ConfigError: One is needed and none is known, or it is no text that can be sent.
+        """
+        key = self.api_key
+        if key is _LEFT_OUT and self.base_url is not None:
+            raise ConfigError(
+                f"this agent of {self.url} was copied or sent to another process, which leaves out its api_key: "
+                "give it as a function that returns the key, which goes along"
+            )
+        if key is None or isinstance(key, _LeftOut):
+            key = os.environ.get("OPENAI_API_KEY") if self.base_url is None else NO_KEY
+        elif not isinstance(key, str):
+            key = _called(key)
+        if key is None:
+            raise ConfigError("OpenAI needs an api_key or the environment variable OPENAI_API_KEY, got neither")
+        if not _is_sendable(key):
+            raise ConfigError("the api_key must be printable ASCII text, without spaces or line ends around it")
+        return key
+
+    def __reduce__(self) -> tuple[Callable[..., Server], tuple[dict[str, Any]]]:
+        """A copy, in this process or another, without the key: it may end in a file or a log."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return _copy_of, ({**values, "api_key": _LEFT_OUT if isinstance(self.api_key, str) else self.api_key},)
+
+    def mask(self) -> KeyMask:
+        """What masks the key, and the user name and password in the URL."""
+        key = self.key
+        return KeyMask([*(() if key == NO_KEY else (key,)), *url_secrets(self._whole_url)])
+
+    @property
+    def _whole_url(self) -> str:
+        return self.base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
+
+    @property
+    def url(self) -> str:
+        """The base URL, without a user name, a password or a query."""
+        return without_credentials(self._whole_url)
+
+    def remedy(self, status: int | None) -> str:
+        """The settings to check where the server refuses every request with this status."""
+        if status == 404:
+            return "the model's name and base_url"
+        if self.api_key is not None and not isinstance(self.api_key, _LeftOut):
+            key = "api_key"
+        elif self.base_url is None:
+            key = "OPENAI_API_KEY"
+        else:
+            key = "api_key, which was not given (OPENAI_API_KEY is sent only where base_url is None)"
+        return f"{key}, and whether it may use the model" if status == 403 else key
+
+    @property
+    def is_openai(self) -> bool:
+        """Whether it is OpenAI itself, which has its own name for the budget."""
+        return urlsplit(self.url).hostname == "api.openai.com"
+
+
+def _copy_of(values: dict[str, Any]) -> Server:
+    return Server(**values)
+
+
+def _called(key: object) -> str | None:
+    if not callable(key):
+        raise ConfigError(f"api_key must be a str, a function that returns one, or None, got {type(key).__name__}")
+    given = key()
+    return given if isinstance(given, str) else None
+
+
+def _is_sendable(key: str) -> bool:
+    return key.isascii() and key.isprintable() and bool(key) and key == key.strip()
+
+
+def _is_url(url: Any) -> bool:
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+    except ValueError:  # brackets that are no address
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname)

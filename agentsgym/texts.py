@@ -1,0 +1,219 @@
+"""Write values and errors of foreign code as short text that a terminal shows as it is.
+
+Whatever an environment, an agent or a server hands over may be megabytes long, may raise where it is turned into text,
+and may hold escape sequences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, cast
+
+_MAX_DEPTH = 6  # of containers in containers, as reprlib has it
+_NOTE_BYTES = 60
+_MAX_BITS = 3000  # of an int that is written out; Python itself refuses those of more than 4,300 digits
+# C0 and C1 but for tab and newline; what turns the order of the letters around; halves of surrogate pairs.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def shown(value: object, limit: int = 200) -> str:
+    r"""Write a value in one line of at most ``limit`` characters, as ``repr`` does where that is short enough.
+
+    Containers are written only as far as they are shown. Nothing is raised, whatever ``repr`` of the value does.
+
+    >>> shown({"done": False, "seen": range(3)})
+    "{'done': False, 'seen': range(0, 3)}"
+    >>> shown("a\x1b[2Jb" * 1000, limit=16)
+    "'a\\x1b[2Jba\\x1b…"
+    """
+    pieces: list[str] = []
+    try:
+        missing = limit + 1
+        for piece in _pieces(value, missing, 0):
+            pieces.append(_one_line(piece[:missing]))
+            missing -= len(pieces[-1])
+            if missing <= 0:
+                break
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  # a container's own methods may raise, as where a thread changes it
+        pieces.append(_no_repr(value, error))
+    return _cut("".join(pieces), limit)
+
+
+def sentence_of(error: BaseException, limit: int = 1000) -> str:
+    """Write the text of an error, at most ``limit`` characters of it; its type's name where it has none to give.
+
+    >>> sentence_of(ValueError("gone"))
+    'gone'
+    """
+    try:
+        return _cut(visible(_text_of(error, limit + 1)[: limit + 1]), limit)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as other:  # noqa: BLE001  # foreign code, as above
+        return f"{_type_name(error)}, whose text cannot be read: its __str__ raised {_type_name(other)}"
+
+
+def visible(text: str) -> str:
+    r"""Write what a terminal would obey, or not show, as the escape that Python has for it.
+
+    Newlines and tabs stay. Everything else that moves the cursor, rings, colors or turns the order of the letters
+    around does not: control characters, escape sequences, bidirectional overrides, and halves of surrogate pairs.
+
+    >>> print(visible("\x1b[31mred\x1b[0m"))
+    \x1b[31mred\x1b[0m
+    """
+    return _UNSEEN.sub(_escaped, text)
+
+
+def shortened(text: str, max_bytes: int, *, tail: float = 0.5) -> str:
+    """Leave out the middle of a text that is longer than ``max_bytes`` as UTF-8.
+
+    Args:
+        text: Any text.
+        max_bytes: The most bytes of what is returned; at least 64.
+        tail: The share of them that its end gets.
+    """
+    if len(text) * 4 <= max_bytes:
+        return text
+    if len(text) <= max_bytes and len(text.encode(errors="backslashreplace")) <= max_bytes:
+        return text
+    end = int((max_bytes - _NOTE_BYTES) * tail)
+    begin = max_bytes - _NOTE_BYTES - end
+    head = text[:begin].encode(errors="backslashreplace")[:begin].decode(errors="ignore")
+    rest = text[-end:].encode(errors="backslashreplace")[-end:].decode(errors="ignore") if end else ""
+    return f"{head} … {len(text) - len(head) - len(rest)} characters are left out … {rest}".rstrip(" ")
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _type_name(value: object) -> str:
+    return _one_line(type(value).__name__[:100])
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return ascii(match[0])[1:-1]
+
+
+def _one_line(text: str) -> str:
+    """Escape what cannot be printed, newlines too, as the ``repr`` of a str does."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def _text_of(error: BaseException, limit: int) -> str:
+    """The text of an error, without building more of it than ``limit`` where its type does not write it itself."""
+    (argument,) = error.args if len(error.args) == 1 else (error.args,)
+    kind = type(error).__str__
+    if isinstance(argument, dict | list | tuple | set) and error.args and kind in _PLAIN:
+        return shown(cast("object", argument), limit)
+    if isinstance(argument, str) and kind is KeyError.__str__:
+        return shown(argument, limit)
+    return str(error)
+
+
+_PLAIN = (BaseException.__str__, KeyError.__str__)
+
+
+def _pieces(value: Any, limit: int, depth: int) -> Iterator[str]:
+    """Write a value piece by piece, of which the first ``limit`` characters are wanted."""
+    kind = cast("type[Any]", type(value))
+    if kind is str or kind is bytes:
+        yield repr(value[:limit])
+    elif kind is int and value.bit_length() > _MAX_BITS:
+        yield f"<an int of {value.bit_length()} bits>"
+    elif writer := _container(value, kind):
+        yield from writer(value, limit, depth + 1) if depth < _MAX_DEPTH else "…"
+    else:
+        yield _repr(value)
+
+
+def _repr(value: object) -> str:
+    try:
+        return str(repr(value))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  # foreign code: it may raise anything
+        return _no_repr(value, error)
+
+
+def _no_repr(value: object, error: BaseException) -> str:
+    return f"<{_type_name(value)} object: its repr raised {_type_name(error)}>"
+
+
+def _container(value: Any, kind: type[Any]) -> Callable[[Any, int, int], Iterator[str]] | None:
+    """How the items of a value are written; None where it is no container, or writes itself in another way."""
+    for base, writer in _WRITERS.items():
+        if isinstance(value, base) and kind.__repr__ is base.__repr__:
+            return writer
+    written_by = getattr(getattr(kind.__repr__, "__wrapped__", None), "__code__", None)
+    if dataclasses.is_dataclass(kind) and getattr(written_by, "co_filename", "") == "<string>":
+        return _dataclass_pieces  # its repr is the one that dataclasses made
+    return None
+
+
+def _dict_pieces(value: dict[Any, Any], limit: int, depth: int) -> Iterator[str]:
+    def items() -> Iterator[Iterator[str]]:
+        for key, item in islice(value.items(), limit):
+            yield _pair(key, item)
+
+    def _pair(key: Any, item: Any) -> Iterator[str]:
+        yield from _pieces(key, limit, depth)
+        yield ": "
+        yield from _pieces(item, limit, depth)
+
+    yield from _joined("{", items(), "}")
+
+
+def _sequence_pieces(value: Any, limit: int, depth: int) -> Iterator[str]:
+    is_list = isinstance(value, list)
+    values = cast("list[Any] | tuple[Any, ...]", value)
+    begin, end = ("[", "]") if is_list else ("(", ",)" if len(values) == 1 else ")")
+    yield from _joined(begin, _items(values, limit, depth), end)
+
+
+def _set_pieces(value: Any, limit: int, depth: int) -> Iterator[str]:
+    name = type(value).__name__
+    if not value:
+        yield f"{name}()"
+    elif name == "set":
+        yield from _joined("{", _items(value, limit, depth), "}")
+    else:
+        yield from _joined(f"{name}({{", _items(value, limit, depth), "})")
+
+
+def _dataclass_pieces(value: Any, limit: int, depth: int) -> Iterator[str]:
+    def field(name: str) -> Iterator[str]:
+        yield f"{name}="
+        yield from _pieces(getattr(value, name), limit, depth)
+
+    shown_fields = (field(one.name) for one in dataclasses.fields(value) if one.repr)
+    yield from _joined(f"{type(value).__qualname__}(", shown_fields, ")")
+
+
+def _items(values: Iterable[Any], limit: int, depth: int) -> Iterator[Iterator[str]]:
+    for item in islice(values, limit):
+        yield _pieces(item, limit, depth)
+
+
+def _joined(begin: str, items: Iterable[Iterator[str]], end: str) -> Iterator[str]:
+    yield begin
+    for index, item in enumerate(items):
+        if index:
+            yield ", "
+        yield from item
+    yield end
+
+
+_WRITERS: dict[type[Any], Callable[[Any, int, int], Iterator[str]]] = {
+    dict: _dict_pieces,
+    list: _sequence_pieces,
+    tuple: _sequence_pieces,
+    set: _set_pieces,
+    frozenset: _set_pieces,
+}
