@@ -7,7 +7,9 @@
     ├── TaskError                 a ``task_data`` cannot be played (also a ValueError)
     ├── TemplateError             a chat template whose tokens cannot be kept exact
     ├── MissingDependencyError    an optional package is needed (also an ImportError)
+    ├── CheckpointError           a checkpoint could not be written (also an OSError)
     ├── TooManyFailuresError      more rollouts failed than ``max_failed_fraction`` allows
+    ├── NonFiniteError            a loss, a gradient, a weight or a logit is NaN or infinite
     └── EpisodeError              one episode broke; the others go on
         ├── EnvError                  the environment raised, returned nonsense or took too long
         └── AgentError                the agent raised, answered nonsense or took too long
@@ -20,12 +22,15 @@ import inspect
 from typing import TYPE_CHECKING
 
 from agentsgym._renamed import renamed
+from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     from agentsgym.types import Trajectory
+
+_MOST_NAMES = 40  # of the known ones, in a hint
 
 
 class AgentsGymError(Exception):
@@ -57,8 +62,16 @@ class MissingDependencyError(AgentsGymError, ImportError):
         super().__init__(f"{package!r} is not installed; it comes with: pip install 'agentsgym[{extra}]'")
 
 
+class CheckpointError(AgentsGymError, OSError):
+    """A checkpoint could not be written: a full disk, most often. Those before it are whole."""
+
+
 class TooManyFailuresError(AgentsGymError):
     """More rollouts failed than ``max_failed_fraction`` allows; the message names the first of them."""
+
+
+class NonFiniteError(AgentsGymError):
+    """A loss, a gradient, a weight or a logit is NaN or infinite; the message says where it was first seen."""
 
 
 class EpisodeError(AgentsGymError):
@@ -95,10 +108,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     "; known are 'free_shots', 'history'"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1)
+    near = difflib.get_close_matches(word[:100], names, n=1)
     if near:
-        return f"; did you mean {near[0]!r}?"
-    return "; known are " + ", ".join(map(repr, names))
+        return f"; did you mean {shown(near[0])}?"
+    more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
+    return "; known are " + ", ".join([*map(shown, names[:_MOST_NAMES]), *more])
 
 
 def check_options(given: Iterable[str], *functions: Callable[..., Any]) -> None:
@@ -117,7 +131,7 @@ def check_options(given: Iterable[str], *functions: Callable[..., Any]) -> None:
     known = {one.name for one in (*called, *optional) if one.kind is not one.VAR_KEYWORD}
     for name in given:
         if name not in known:
-            raise TypeError(f"{functions[0].__name__} has no argument {name!r}{did_you_mean(name, known)}")
+            raise TypeError(f"{functions[0].__name__} has no argument {shown(name)}{did_you_mean(name, known)}")
 
 
 def misspelled(word: str, known: Iterable[str]) -> str | None:

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length"]
+
+LEAST_LOGPROB: Final = -104.0  # of the smallest float32 above 0 it is -103.3, which bfloat16 rounds to -103.5
+MOST_LOGPROB: Final = 1e-3  # 0 up to rounding: log-softmax adds up probabilities that half precision has rounded
 
 
 class Message(TypedDict):
@@ -141,6 +144,7 @@ class Trajectory:
         error: Of a failed rollout: where it failed, why, and the user's part of the traceback, the cause last. Else
             None.
         num_close_errors: How often the environment's ``_close_episode`` raised, which changes nothing else.
+        num_retries: How often it was played before and failed, as ``FailurePolicy.max_retries`` allows.
     """
 
     token_ids: Sequence[int]
@@ -156,6 +160,7 @@ class Trajectory:
     info: Mapping[str, Any] = field(default_factory=dict[str, Any])
     error: str | None = None
     num_close_errors: int = 0
+    num_retries: int = 0
 
     def __post_init__(self) -> None:
         edge = segment = 0

@@ -10,6 +10,8 @@ from typing import Any, TypeGuard, cast
 from agentsgym.agents.event_loop import run_coroutine
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.failures import failure_of
+from agentsgym.interruptions import is_interruption
+from agentsgym.texts import shown
 from agentsgym.types import Action, Message, TurnRequest
 
 _TO_WRITE = "only aact is awaited: subclass agentsgym.AsyncAgent and write async def aact(self, request) -> Action"
@@ -66,13 +68,15 @@ class Agent:
             answer: Any = self.get_action(request.messages, request.agent_state)  # type: ignore[arg-type]  # a live list
         except ConfigError:
             raise  # no episode's fault: none could be played
-        except Exception as error:  # noqa: BLE001  # foreign code: one agent's error is one failed episode
+        except BaseException as error:  # foreign code: one agent's error is one failed episode
+            if is_interruption(error):
+                raise
             return failure_of(AgentError, f"{_class_name(self)}.get_action", error, self.get_action)
         if inspect.iscoroutine(answer):
             answer.close()  # else Python warns that nobody awaited it
             return AgentError(f"{_class_name(self)}.get_action returned a coroutine, and {_TO_WRITE}")
         if not _is_answer(answer):
-            return AgentError(f"{_class_name(self)}.get_action must return (text, agent_state), got {answer!r}")
+            return AgentError(f"{_class_name(self)}.get_action must return (text, agent_state), got {shown(answer)}")
         text, agent_state = answer
         return Action(text=text, agent_state=agent_state)
 
@@ -117,10 +121,12 @@ async def answer(agent: Any, request: TurnRequest) -> Action | AgentError:
         raise
     except AgentError as failure:
         return failure
-    except (Exception, asyncio.CancelledError) as error:  # foreign code: one agent's error is one failed episode
+    except BaseException as error:  # foreign code: one agent's error is one failed episode
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise  # the driver waits for no answer any more; a client may also cancel what it runs itself
+        if is_interruption(error):
+            raise
         return failure_of(AgentError, f"{_class_name(agent)}.aact", error, agent.aact)
 
 
@@ -174,7 +180,7 @@ def as_agent(agent: Any) -> Agent:
         _refuse_coroutines(cast("type[Any]", type(agent)))
         return _Adapted(agent)
     is_class_of_agents = not is_instance and any(hasattr(agent, name) for name in ("get_action", "act", "aact"))
-    given = f"the class {agent.__name__}: write {agent.__name__}()" if is_class_of_agents else repr(agent)
+    given = f"the class {agent.__name__}: write {agent.__name__}()" if is_class_of_agents else shown(agent)
     raise ConfigError(
         "an agent needs get_action(messages, agent_state) or async aact(request), or to subclass agentsgym.Agent, "
         f"got {given}"

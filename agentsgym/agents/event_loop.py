@@ -15,6 +15,8 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from agentsgym.interruptions import process_exit
+
 T = TypeVar("T")
 
 _CLOSING_S = 0.2  # how long tasks, such as connections that close, may go on once the loop is to stop
@@ -109,7 +111,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
         return future.result()
     except CancelledError:
         if thread is not None and thread.is_stopping:
-            raise SystemExit from None  # the process exits: a thread that still waits here ends without a traceback
+            raise process_exit() from None  # the process exits: a thread that still waits here ends without a traceback
         raise
     finally:
         future.cancel()  # matters where the waiting was interrupted

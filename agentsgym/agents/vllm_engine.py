@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 from agentsgym.agents.answers import sampled_action
 from agentsgym.agents.stop_tokens import as_ids
 from agentsgym.errors import AgentError, ConfigError, TemplateError
+from agentsgym.texts import sentence_of, shown
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.types import Action, TurnRequest
 
@@ -35,7 +36,7 @@ class FailFastEngine:
             raise AgentError(f"the vLLM engine broke at an earlier call and is not called again: {self._broke}")
         try:
             return generate(*arguments, **options)
-        except Exception as error:
+        except BaseException as error:
             if self._has_work_left():
                 self._broke = f"{type(error).__name__}: {error}"
             raise
@@ -78,7 +79,7 @@ class Engine:
         try:
             self._params(1)
         except Exception as error:  # vLLM has exceptions of its own for what it refuses
-            raise ConfigError(f"vLLM's SamplingParams refuses {dict(options)!r}: {error}") from error
+            raise ConfigError(f"vLLM's SamplingParams refuses {shown(dict(options))}: {sentence_of(error)}") from error
 
     @staticmethod
     def takes(source: object) -> bool:
@@ -111,7 +112,9 @@ class Engine:
 
 def _action(request: TurnRequest, answer: Any) -> Action | AgentError:
     if answer.finish_reason not in ("stop", "length"):
-        return AgentError(f"the vLLM engine ended the answer for another reason than its end: {answer.finish_reason!r}")
+        return AgentError(
+            f"the vLLM engine ended the answer for another reason than its end: {shown(answer.finish_reason)}"
+        )
     ids = list(answer.token_ids)
     logprobs = [step[token].logprob for step, token in zip(answer.logprobs, ids, strict=True)]
     return sampled_action(request, ids, text=answer.text, finish_reason=answer.finish_reason, logprobs=logprobs)

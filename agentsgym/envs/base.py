@@ -14,19 +14,22 @@ from agentsgym.batch.transitions import transitions
 from agentsgym.credit.rewards import check_credit, per_token_rewards
 from agentsgym.envs.config import COMMON_FIELDS, check_trials, validated_config
 from agentsgym.envs.contract import State
-from agentsgym.envs.conversation import Budget
-from agentsgym.envs.result_checks import as_flag
-from agentsgym.envs.rows import TaskData, check_task_keys, plain_part, tasks_of_rows
+from agentsgym.envs.conversation import Budget, chat_format_of
+from agentsgym.envs.hooks import call_environment
+from agentsgym.envs.play import OnFinish, make_trials, play_under_policy
+from agentsgym.envs.result_checks import as_flag, not_a_start
+from agentsgym.envs.rows import TaskData, plain_part, tasks_of_rows
 from agentsgym.envs.starts import StartChecks
 from agentsgym.envs.subclass import bind_dataset_methods, called_config, refuse_uncalled_overrides
-from agentsgym.envs.trial import Trial, call_environment, make_trials, play_trials
+from agentsgym.envs.task_checks import check_task
+from agentsgym.envs.trial import Trial
 from agentsgym.envs.user_checks import check_class, check_initialized, check_tokenizer
-from agentsgym.errors import ConfigError, EnvError, TaskError, check_options
-from agentsgym.fields import Field, is_int
+from agentsgym.errors import ConfigError, EnvError, check_options
+from agentsgym.failure_policy import FailurePolicy, as_policy
+from agentsgym.fields import Field, is_int, require
 from agentsgym.rollouts.driver import drive
 from agentsgym.rollouts.interfaces import Pool
 from agentsgym.seeding import derive_seed, episode_generator
-from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Message, Trajectory
 
 if TYPE_CHECKING:
@@ -103,7 +106,7 @@ class MultistepEnv(ABC):
         check_trials(self.env_config)
         check_credit(self.env_config["turn_credit"], self.env_config["token_credit"])
         self._check_config(self.env_config)
-        self.chat_format = self._find_chat_format()
+        self.chat_format = chat_format_of(self.tokenizer, self.env_config)
         self.active_states: dict[str, State] = {}
         self._generators: dict[str, random.Random] = {}
 
@@ -115,15 +118,7 @@ class MultistepEnv(ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.chat_format = self._find_chat_format()
-
-    def _find_chat_format(self) -> ChatFormat | None:
-        if self.tokenizer is None:
-            return None
-        config = self.env_config
-        return ChatFormat.of(
-            self.tokenizer, append=config["history"] != "rerender", guard_added_tokens=config["guard_added_tokens"]
-        )
+        self.chat_format = chat_format_of(self.tokenizer, self.env_config)
 
     # What a subclass calls
 
@@ -221,7 +216,8 @@ class MultistepEnv(ABC):
         num_rollouts: int = 1,
         *,
         max_concurrent: int | None = None,
-        on_finish: Callable[[Trajectory], None] | None = None,
+        on_finish: OnFinish | None = None,
+        failures: FailurePolicy | None = None,
         pool: Pool | None = None,
         turn_timeout_s: float | None = None,
         episode_timeout_s: float | None = None,
@@ -235,6 +231,7 @@ class MultistepEnv(ABC):
             num_rollouts: Rollouts of each task, at least 1.
             max_concurrent: How many episodes are live at most; None for all.
             on_finish: Called with each trajectory as soon as it is finished.
+            failures: What becomes of failed rollouts; by default they are kept, and the others go on.
             pool: Where this environment's hooks run, in threads or processes; None for the calling thread.
             turn_timeout_s: Wall time of one call of the environment between two actions, and of one answer of an
                 agent that answers with coroutines; None for no limit. Without a pool it is noticed afterwards.
@@ -243,27 +240,25 @@ class MultistepEnv(ABC):
                 prompt), each None for no limit; ``env_config["max_trajectory_tokens"]`` bounds the whole.
 
         Returns:
-            The trajectories in task-major order, failed ones included: all rollouts of the first task, then the second.
+            Task-major, failed ones included, without the task groups that ``failures.min_group_size`` leaves out.
 
         Raises:
             TaskError: There is no list, it is empty, or a task cannot be played; nothing has been played then.
             ConfigError: ``num_rollouts`` or a limit is no positive number, the agent is none, a row is of another
                 class or configuration, or this environment cannot be sent to the pool's processes.
             TemplateError: The chat template does not take a conversation's first prompt.
+            TooManyFailuresError: More rollouts failed than ``failures`` allows, or no task group is large enough.
         """
-        actor = as_agent(agent)
+        actor, policy = as_agent(agent), as_policy(failures)
         check_options(limits, self.rollout, self.trials)
-        trajectories = play_trials(
-            self.trials(task_data_list, num_rollouts, **limits),
-            actor,
-            max_concurrent=max_concurrent,
-            on_finish=on_finish,
-            pool=pool,
-            turn_timeout_s=turn_timeout_s,
-            episode_timeout_s=episode_timeout_s,
+        trials = self.trials(task_data_list, num_rollouts, **limits)
+        policy.check_size(num_rollouts)
+        times = {"turn_timeout_s": turn_timeout_s, "episode_timeout_s": episode_timeout_s}
+        trajectories = play_under_policy(
+            trials, actor, policy, on_finish, max_concurrent=max_concurrent, pool=pool, **times
         )
         self.check_starts(trajectories)
-        return trajectories
+        return policy.without_small_groups(trajectories)
 
     def run_trial(
         self, task_data_list: Sequence[TaskData], agent: Agent, num_rollouts: int = 1, **kwargs: Any
@@ -350,8 +345,7 @@ class MultistepEnv(ABC):
     ) -> list[Trial]:
         """Check every task and set up its trials, not started yet, task-major; arguments as in :meth:`rollout`."""
         check_initialized(self)
-        if not is_int(1)(num_rollouts):
-            raise ConfigError(f"num_rollouts must be a positive int, got {num_rollouts!r}")
+        require("num_rollouts", num_rollouts, is_int(1), "a positive int")
         tasks = tasks_of_rows(self, task_data_list)
         budget = Budget(
             trajectory=self.env_config["max_trajectory_tokens"], completion=max_completion_length, turn=max_turn_tokens
@@ -362,22 +356,19 @@ class MultistepEnv(ABC):
 
     def check_task(self, task_data: TaskData, name: str = "task_data") -> None:
         """Raise :class:`TaskError` for a task that cannot be played, whose errors call it ``name``."""
-        check_task_keys(task_data, name, self.task_fields)
-        seed = task_data.get("seed")
-        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-            raise TaskError(f"{name}['seed'] must be an int or None, got {seed!r}")
-        self._check_task(task_data)
+        check_task(task_data, name, self.task_fields, self._check_task)
 
     def start_session(self, session_id: str, task_data: TaskData, seed: int, episode: int = 0) -> State:
         """Seed the session's generator for one episode and put its start state in ``active_states``."""
         self._generators[session_id] = episode_generator(seed, episode)
-        state: Any = call_environment(self._initialize_episode, session_id, copy.deepcopy(dict(task_data)))
-        refusal = f"_initialize_episode must return a dict whose 'done' is False, got {state!r}"
+        state: Any = call_environment(
+            self._initialize_episode, session_id, call_environment(copy.deepcopy, dict(task_data))
+        )
         if not isinstance(state, dict):
-            raise EnvError(refusal)
+            raise not_a_start(state)
         started = self.active_states[session_id] = cast("State", state)  # also where it is refused: it is to be closed
-        if as_flag("_initialize_episode's state['done']", started.get("done")):
-            raise EnvError(refusal)
+        if as_flag("_initialize_episode's state['done']", call_environment(started.get, "done")):
+            raise not_a_start(started)
         self._starts.see_state(session_id, started)
         return started
 

@@ -10,6 +10,7 @@ from typing import Any
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_str, one_of, or_none
+from agentsgym.texts import shown
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +52,14 @@ def validated_config(
         ConfigError: ``given`` is no mapping, or a key is unknown, or a value is not valid.
     """
     if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"env_config must be a dict or None, got {given!r}")
+        raise ConfigError(f"env_config must be a dict or None, got {shown(given)}")
     config = {key: field.default for key, field in fields.items()}
     for name, values in (("default_config", defaults), ("env_config", given or {})):
         for key, value in values.items():
             if key not in fields:
-                raise ConfigError(f"{name}[{key!r}] is unknown{_hint(key, fields, is_added=key in added_keys)}")
+                raise ConfigError(f"{name}[{shown(key)}] is unknown{_hint(key, fields, is_added=key in added_keys)}")
             if not fields[key].valid(value):
-                raise ConfigError(f"{name}[{key!r}] must be {fields[key].expected}, got {value!r}")
+                raise ConfigError(f"{name}[{shown(key)}] must be {fields[key].expected}, got {shown(value)}")
             config[key] = value
     # A callable may hold a client or a lock: it is shared, plain values are the env's own.
     return {key: value if callable(value) else copy.deepcopy(value) for key, value in config.items()}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, or_none
+from agentsgym.texts import shown
 from agentsgym.tokens.transcript import ChatFormat, History, Transcript
 from agentsgym.types import Turn
 
@@ -30,7 +31,7 @@ class Budget:
         for name in ("trajectory", "completion", "turn"):
             limit = getattr(self, name)
             if not or_none(is_int(1))(limit):
-                raise ConfigError(f"the token budget of a {name} must be a positive int or None, got {limit!r}")
+                raise ConfigError(f"the token budget of a {name} must be a positive int or None, got {shown(limit)}")
 
     def room(self, *, length: int, prompt_length: int) -> int | None:
         """Count the tokens that the next action may have, after ``length`` tokens of which the first prompt took some.
@@ -85,3 +86,12 @@ class Conversation:
     def room(self, budget: Budget) -> int | None:
         """Count the tokens that the next action may have; None for no limit."""
         return budget.room(length=len(self.transcript.token_ids), prompt_length=self.prompt_length)
+
+
+def chat_format_of(tokenizer: Any, config: Mapping[str, Any]) -> ChatFormat | None:
+    """Find out how the tokenizer writes a conversation, as a configuration wants it; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    return ChatFormat.of(
+        tokenizer, append=config["history"] != "rerender", guard_added_tokens=config["guard_added_tokens"]
+    )

@@ -11,6 +11,7 @@ from agentsgym._renamed import renamed
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.rows import BUILT_IN, DatasetRow, class_path, drop_null_columns, registered_classes
 from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,10 +30,10 @@ def register(env_class: type[MultistepEnv], path: str | None = None) -> type[Mul
         ConfigError: It is no environment, or another class has that path.
     """
     if not (isinstance(env_class, type) and issubclass(env_class, MultistepEnv)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"register takes a subclass of MultistepEnv, got {env_class!r}")
+        raise ConfigError(f"register takes a subclass of MultistepEnv, got {shown(env_class)}")
     key = path or class_path(env_class)
     if registered_classes().get(key, env_class) is not env_class or key in BUILT_IN:
-        raise ConfigError(f"env_class_path {key!r} is taken by another class")
+        raise ConfigError(f"env_class_path {shown(key)} is taken by another class")
     registered_classes()[key] = env_class
     return env_class
 
@@ -56,7 +57,7 @@ def find(path: str, *, allow_import: bool = False) -> type[MultistepEnv]:
         return _checked(path, entry_points[path].load())
     known = {*BUILT_IN, *registered_classes(), *entry_points}
     raise ConfigError(
-        f"env_class_path {path!r} is not registered{did_you_mean(path, known)}"
+        f"env_class_path {shown(path)} is not registered{did_you_mean(path, known)}"
         " (agentsgym.register adds a class of yours; allow_import=True imports one you trust)"
     )
 
@@ -72,7 +73,7 @@ def make(
     if isinstance(row, str):
         row = {"env_class_path": row}
     if not isinstance(row, Mapping) or not isinstance(row.get("env_class_path"), str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"a row must be a dict with an 'env_class_path' (str), got {row!r}")
+        raise ConfigError(f"a row must be a dict with an 'env_class_path' (str), got {shown(row)}")
     env_class = find(row["env_class_path"], allow_import=allow_import)
     config = row.get("env_config")
     is_dict = isinstance(config, Mapping)
@@ -84,14 +85,16 @@ def _imported(path: str) -> type[MultistepEnv]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: no absolute module name
-        raise ConfigError(f"env_class_path {path!r} cannot be imported: {error}") from error
+        raise ConfigError(f"env_class_path {shown(path)} cannot be imported: {sentence_of(error)}") from error
     return _checked(path, found)
 
 
 def _checked(path: str, found: object) -> type[MultistepEnv]:
     if isinstance(found, type) and issubclass(found, MultistepEnv):
         return found
-    raise ConfigError(f"env_class_path {path!r} must name a subclass of MultistepEnv, got {found!r}")
+    raise ConfigError(
+        f"env_class_path {shown(path)} must name a subclass of MultistepEnv, got {shown(cast('object', found))}"
+    )
 
 
 __getattr__ = renamed(__name__, {"without_filling": "agentsgym.envs.rows.drop_null_columns"})

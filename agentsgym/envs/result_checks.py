@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import reprlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
+from agentsgym.envs.hooks import failure_of_value
 from agentsgym.errors import EnvError
-from agentsgym.types import Action, Message
+from agentsgym.interruptions import is_interruption
+from agentsgym.texts import shown
+from agentsgym.types import LEAST_LOGPROB, MOST_LOGPROB, Action, Message
 
 
 def is_conversation(messages: Any) -> TypeGuard[list[Message]]:
@@ -26,18 +29,46 @@ def _is_message(message: Any) -> bool:
     return isinstance(fields.get("role"), str) and isinstance(fields.get("content"), str)
 
 
+def _is_plain(message: Any) -> bool:
+    if type(message) is not dict:
+        return False
+    fields = cast("dict[str, Any]", message)
+    return type(fields.get("role")) is str and type(fields.get("content")) is str
+
+
+def _as_conversation(messages: Any) -> list[Message] | None:
+    """A conversation without subclasses, whose methods are foreign code that later readers would run; None for none."""
+    # Every turn of every episode comes through here: no copy as long as all is well.
+    if type(messages) is list and messages and all(map(_is_plain, cast("list[Any]", messages))):
+        return cast("list[Message]", messages)
+    if not is_conversation(messages):
+        return None
+    return [{**one, "role": plain_str(one["role"]), "content": plain_str(one["content"])} for one in messages]
+
+
+def plain_str(text: str) -> str:
+    """The characters of a str, which may be of a subclass: a str and nothing else."""
+    return text if type(text) is str else str.__str__(text)
+
+
+def with_plain_text(action: Any) -> Any:
+    """The action, its text without a subclass; as it is where it is no action."""
+    if not isinstance(action, Action) or type(action.text) is str or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return cast("Any", action)
+    return dataclasses.replace(action, text=plain_str(action.text))
+
+
 def action_error(action: Any, room: int | None, vocabulary_size: float) -> str:
     """Say why an agent's answer cannot be recorded; empty if it can."""
     if not isinstance(action, Action) or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return f"an agent must answer with an Action, got {action!r}"
+        return f"an agent must answer with an Action, got {shown(action)}"
     if action.token_ids is None:
-        return "" if is_unicode(action.text) else f"an Action's text must be valid Unicode, got {action.text!r}"
+        return "" if is_unicode(action.text) else f"an Action's text must be valid Unicode, got {shown(action.text)}"
     error = _ids_error(action.token_ids, vocabulary_size)
     if not error and room is not None and len(action.token_ids) > room:
         error = f"an action of {len(action.token_ids)} tokens, at most {room} were asked for"
-    if not error and action.logprobs is not None and not _are_logprobs(action.logprobs):
-        given = _described(action.logprobs)
-        error = f"an Action's logprobs must be a list of floats, none infinite, as tolist() gives, got {given}"
+    if not error and action.logprobs is not None:
+        error = _logprobs_error(action.logprobs)
     return error
 
 
@@ -62,18 +93,35 @@ def _ids_error(ids: Any, vocabulary_size: float) -> str:
     return f"an Action's token_ids[{index}] must be {expected}, got {_described(wrong)}"
 
 
-def _are_logprobs(numbers: Any) -> bool:
-    """Whether they are floats, none of them infinite; NaN says that one is not known."""
+def _logprobs_error(numbers: Any) -> str:
+    """Say why these are no log-probabilities of sampled tokens; NaN says that one is not known."""
     try:
-        values = cast("Sequence[Any]", numbers) if isinstance(numbers, Sequence) else [math.inf]
-        total = math.fsum(values)
-        return math.isfinite(total) or (math.isnan(total) and not any(map(math.isinf, values)))
-    except (TypeError, ValueError, OverflowError):  # not numbers; -inf beside inf; more than a float holds
-        return False
+        values = cast("Sequence[Any]", numbers) if isinstance(numbers, Sequence) else [None]
+        # Every turn of every episode comes through here. NaN is passed over unless it comes first.
+        low, high = min(values, default=0.0), max(values, default=0.0)
+        if low >= LEAST_LOGPROB and high <= MOST_LOGPROB:
+            return ""
+        index = next((n for n, one in enumerate(values) if not (math.isnan(one) or _is_logprob(one))), None)
+    except Exception:  # noqa: BLE001  # they may be of any type, and compare as they like
+        given = _described(cast("object", numbers))
+        return f"an Action's logprobs must be a list of floats, none infinite, as tolist() gives, got {given}"
+    if index is None:
+        return ""
+    expected = f"NaN where it is not known, or from {LEAST_LOGPROB:.0f} (float32 holds no smaller probability) to 0"
+    return f"an Action's logprobs[{index}] must be {expected}, got {_described(values[index])}"
+
+
+def _is_logprob(value: Any) -> bool:
+    return LEAST_LOGPROB <= value <= MOST_LOGPROB
 
 
 def _described(value: object) -> str:
-    return f"{reprlib.repr(value)} ({type(value).__name__})"
+    return f"{shown(value)} ({type(value).__name__})"
+
+
+def not_a_start(state: object) -> EnvError:
+    """Make the error of an episode that has no start state."""
+    return EnvError(f"_initialize_episode must return a dict whose 'done' is False, got {shown(state)}")
 
 
 class Step(NamedTuple):
@@ -85,19 +133,30 @@ class Step(NamedTuple):
 
 
 def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
-    """Read what ``_step_episode`` returned: the next state, the step and its info, or an :class:`EnvError`."""
-    if not _is_step(answer):
-        raise EnvError(f"_step_episode must return (state, reward, done, info), got {answer!r}")
-    next_state, reward, done, info = answer
-    step = Step(
-        as_number("_step_episode's reward", reward),
-        as_flag("_step_episode's done", done),
-        as_flag("_step_episode's info['invalid']", info.get("invalid")),
-    )
-    check_info(info)
-    # The other way round is how a state is mostly made: {**state, ...} copies the False that it held.
-    if as_flag("_step_episode's state['done']", next_state.get("done")) and not step.done:
-        raise EnvError("_step_episode returned done=False with a state whose 'done' is True: they must agree")
+    """Read what ``_step_episode`` returned: the next state, the step and its info, or an :class:`EnvError`.
+
+    ``done`` is written into the next state.
+    """
+    # Every turn of every episode comes through here: no further function between the two.
+    try:
+        if not _is_step(answer):
+            raise EnvError(  # noqa: TRY301
+                f"_step_episode must return (state, reward, done, info), got {shown(answer)}"
+            )
+        next_state, reward, done, info = answer
+        step = Step(
+            as_number("_step_episode's reward", reward),
+            as_flag("_step_episode's done", done),
+            as_flag("_step_episode's info['invalid']", info.get("invalid")),
+        )
+        check_info(info)
+        # The other way round is how a state is mostly made: {**state, ...} copies the False that it held.
+        if as_flag("_step_episode's state['done']", next_state.get("done")) and not step.done:
+            sentence = "_step_episode returned done=False with a state whose 'done' is True: they must agree"
+            raise EnvError(sentence)  # noqa: TRY301
+        next_state["done"] = step.done
+    except BaseException as error:
+        raise failure_of_value("_step_episode", error) from error
     return next_state, step, info
 
 
@@ -109,29 +168,51 @@ def _is_step(answer: Any) -> TypeGuard[tuple[dict[str, Any], Any, Any, dict[str,
 
 def as_messages(prompt: Any) -> list[Message]:
     """Read what ``_format_prompt`` returned: messages, a str being one of the user, or an :class:`EnvError`."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if not is_conversation(messages):
-        raise EnvError(f"_format_prompt must return a str or a list of at least one message, got {prompt!r}")
+    try:
+        given: Any = [{"role": "user", "content": plain_str(prompt)}] if isinstance(prompt, str) else prompt
+        messages = _as_conversation(given)
+    except BaseException as error:
+        raise failure_of_value("_format_prompt", error) from error
+    if messages is None:
+        raise EnvError(f"_format_prompt must return a str or a list of at least one message, got {shown(prompt)}")
     return messages
 
 
-def as_shown_messages(shown: Any) -> list[Message]:
+def as_system_prompt(text: Any) -> str | None:
+    """Read what ``_system_prompt`` returned, or an :class:`EnvError`."""
+    try:
+        system = plain_str(text) if isinstance(text, str) else None
+    except BaseException as error:
+        raise failure_of_value("_system_prompt", error) from error
+    if system is None and text is not None:
+        raise EnvError(f"_system_prompt must return a str or None, got {shown(text)}")
+    return system
+
+
+def as_shown_messages(messages: Any) -> list[Message]:
     """Read what ``env_config["history"]`` returned: messages for the agent to answer, or an :class:`EnvError`."""
-    if not is_conversation(shown) or shown[-1]["role"] == "assistant":
-        raise EnvError(
-            "env_config['history'] must return a list of messages that ends with what the agent is to answer, "
-            f"got {shown!r}"
-        )
-    if not all(is_unicode(message["content"]) for message in shown):
-        raise EnvError(f"env_config['history'] must return valid Unicode, got {shown!r}")
-    return shown
+    name = "env_config['history']"
+    try:
+        plain = _as_conversation(messages)
+    except BaseException as raised:
+        raise failure_of_value(name, raised) from raised
+    if plain is None or plain[-1]["role"] == "assistant":
+        expected = "a list of messages that ends with what the agent is to answer"
+        raise EnvError(f"{name} must return {expected}, got {shown(messages)}")
+    if not all(is_unicode(message["content"]) for message in plain):
+        raise EnvError(f"{name} must return valid Unicode, got {shown(plain)}")
+    return plain
 
 
 def as_token_rewards(rewards: Any, num_tokens: int) -> list[float]:
     """Read what ``_calculate_rewards`` returned: one reward a token, or an :class:`EnvError`."""
-    if isinstance(rewards, list) and len(cast("list[Any]", rewards)) == num_tokens:
+    try:
+        num_given = len(cast("list[Any]", rewards)) if isinstance(rewards, list) else None
+    except BaseException as error:
+        raise failure_of_value("_calculate_rewards", error) from error
+    if num_given == num_tokens:
         return cast("list[float]", rewards)
-    given = len(cast("list[Any]", rewards)) if isinstance(rewards, list) else repr(rewards)
+    given = shown(cast("object", rewards)) if num_given is None else num_given
     raise EnvError(f"_calculate_rewards must return a list of {num_tokens} rewards, one a token, got {given}")
 
 
@@ -139,8 +220,10 @@ def as_hashable(name: str, value: Any) -> Hashable:
     """Something hashable, or an :class:`EnvError` that names it."""
     try:
         hash(value)
-    except TypeError as error:
-        raise EnvError(f"{name} must return something hashable, got {value!r}") from error
+    except BaseException as error:
+        if is_interruption(error):
+            raise
+        raise EnvError(f"{name} must return something hashable, got {shown(value)}") from error
     return value
 
 
@@ -148,10 +231,12 @@ def as_number(name: str, value: Any) -> float:
     """A finite number, or an :class:`EnvError` that names it."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
-    except Exception:  # noqa: BLE001  # the conversion is the foreign object's own
+    except BaseException as error:  # the conversion is the foreign object's own
+        if is_interruption(error):
+            raise
         number = math.nan
     if not math.isfinite(number):
-        raise EnvError(f"{name} must be a finite number, got {value!r}")
+        raise EnvError(f"{name} must be a finite number, got {shown(value)}")
     return number
 
 
@@ -159,8 +244,10 @@ def as_flag(name: str, value: Any) -> bool:
     """True or False, or an :class:`EnvError` that names it."""
     try:
         return _bool(value)
-    except Exception as error:
-        raise EnvError(f"{name} must be True or False, got {value!r}") from error
+    except BaseException as error:
+        if is_interruption(error):
+            raise
+        raise EnvError(f"{name} must be True or False, got {shown(value)}") from error
 
 
 def _bool(value: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, cast
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.fields import Field
+from agentsgym.texts import sentence_of, shortened, shown
 
 DatasetRow = Mapping[str, Any]
 TaskData = Mapping[str, Any]
@@ -89,26 +90,26 @@ def _remedy_of_mapping(rows: Any) -> str:
     """Say what to write in the place of a dict that holds the rows by column or by split; empty if it does not."""
     parts: dict[Any, Any] = dict(cast("Mapping[Any, Any]", rows)) if isinstance(rows, Mapping) else {}
     if parts and all(hasattr(part, "column_names") for part in parts.values()):
-        return f": give one of its splits, as in dataset[{next(iter(parts))!r}]"
+        return f": give one of its splits, as in dataset[{shown(next(iter(parts)))}]"
     if parts and all(isinstance(part, list) for part in parts.values()):
         return ": a slice of a dataset is a dict of its columns; for its first rows, write dataset.select(range(2))"
     return ""
 
 
 def _bounded(value: Any) -> str:
-    text = " ".join(repr(value).split())  # a dataset's is of several lines
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
+    text = " ".join(shown(value, 3 * _MAX_SHOWN).replace("\\n", " ").split())  # a dataset's is of several lines
+    return shortened(text, _MAX_SHOWN, tail=0)
 
 
 def _task(env: ConfiguredEnv, row: Any, name: str, checked: set[tuple[str, str]]) -> dict[str, Any]:
     if not isinstance(row, Mapping):
-        raise TaskError(f"{name} must be a task_data dict or a dataset row, got {row!r}")
+        raise TaskError(f"{name} must be a task_data dict or a dataset row, got {shown(row)}")
     fields = dict(cast("Mapping[str, Any]", row))
     if not any(column in fields for column in ROW_COLUMNS):
         return fields
     task = fields.get("task_data")
     if not isinstance(task, Mapping):
-        given = repr(task) if "task_data" in fields else f"the columns {sorted(map(str, fields))}"
+        given = shown(task) if "task_data" in fields else f"the columns {shown(sorted(map(str, fields)))}"
         raise TaskError(f"{name} is a dataset row and must have a 'task_data' (a dict), got {given}")
     # Rows of one dataset mostly name one configuration: each is compared once.
     key = (str(fields.get("env_class_path")), json.dumps(fields.get("env_config"), sort_keys=True, default=repr))
@@ -133,17 +134,19 @@ def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", 
     """
     path, own_path = row.get("env_class_path"), class_path(type(env))
     if path is not None and path != own_path:
-        raise ConfigError(f"{name} names the environment {path!r}, and this environment is {own_path!r}")
+        raise ConfigError(f"{name} names the environment {shown(path)}, and this environment is {own_path!r}")
     config = row.get("env_config")
     if config is None:
         return
     if not isinstance(config, Mapping):
-        raise ConfigError(f"{name} must have a dict or None as its 'env_config', got {config!r}")
-    refusal = f"{name} has the env_config {config!r}, and the environment was built from {env.given_config!r}: {remedy}"
+        raise ConfigError(f"{name} must have a dict or None as its 'env_config', got {shown(config)}")
+    built_from = shown(cast("object", env.given_config))
+    given = shown(cast("object", config))
+    refusal = f"{name} has the env_config {given}, and the environment was built from {built_from}: {remedy}"
     try:
         is_configured = _is_configured(env, cast("DatasetRow", config))
     except ConfigError as error:
-        raise ConfigError(f"{name} has an env_config that is not valid: {error}") from error
+        raise ConfigError(f"{name} has an env_config that is not valid: {sentence_of(error)}") from error
     except Exception as error:  # the user's constructor, which may need more than a row has
         raise ConfigError(refusal) from error
     if not is_configured:
@@ -223,12 +226,14 @@ def check_task_keys(task_data: Any, name: str, task_fields: Collection[str] | No
         TaskError: It is one of these.
     """
     if not isinstance(task_data, Mapping):
-        raise TaskError(f"{name} must be a dict, got {task_data!r}")
+        raise TaskError(f"{name} must be a dict, got {shown(task_data)}")
     given = {key for key, value in cast("TaskData", task_data).items() if value is not None}  # tables fill in None
     columns = [column for column in ROW_COLUMNS if column in given]
     if columns:
-        raise TaskError(f"{name} must be a task, got a dict with {columns[0]!r}, which is a column of a dataset row")
+        raise TaskError(
+            f"{name} must be a task, got a dict with {shown(columns[0])}, which is a column of a dataset row"
+        )
     known = given if task_fields is None else {"seed", *task_fields}
     unknown = sorted(map(str, given - known))
     if unknown:
-        raise TaskError(f"{name}[{unknown[0]!r}] is unknown{did_you_mean(unknown[0], known)}")
+        raise TaskError(f"{name}[{shown(unknown[0])}] is unknown{did_you_mean(unknown[0], known)}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import reprlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
+from agentsgym.texts import shown
 from agentsgym.types import Message, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -59,14 +59,15 @@ class StartChecks:
                 continue
             first = trajectory.turns[0]
             # Without a kept history the record is of the last episode that was played, whose start is its own.
-            group = (group_of(trajectory), first.episode)
+            # What was played again may have a seed of its own.
+            group = (group_of(trajectory), first.episode, trajectory.num_retries)
             prompt = trajectory.messages[: first.message_index]
             if prompts.setdefault(group, prompt) != prompt:
                 self._has_unequal = True
                 logger.warning(
                     "rollouts of one task began with different prompts, %s and %s: all draws of an environment must "
                     "come from self.rng(session_id), or a task group compares rollouts of different problems",
-                    reprlib.repr(prompts[group][-1]["content"]),
-                    reprlib.repr(prompt[-1]["content"]),
+                    shown(prompts[group][-1]["content"]),
+                    shown(prompt[-1]["content"]),
                 )
                 return

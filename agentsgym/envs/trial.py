@@ -25,16 +25,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from agentsgym.agents.base import Agent
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Budget, Conversation
+from agentsgym.envs.hooks import call_environment, failure_of_value
 from agentsgym.envs.result_checks import (
     Step,
     action_error,
@@ -43,14 +41,16 @@ from agentsgym.envs.result_checks import (
     as_number,
     as_shown_messages,
     as_step,
+    as_system_prompt,
     as_token_rewards,
     is_unicode,
+    with_plain_text,
 )
 from agentsgym.envs.user_checks import check_info_keys, place_of_hook
 from agentsgym.errors import AgentError, EnvError, EpisodeError, TemplateError
 from agentsgym.failures import FailureLog, describe, failure_of
-from agentsgym.rollouts.driver import drive
-from agentsgym.seeding import fresh_seed
+from agentsgym.interruptions import is_interruption
+from agentsgym.texts import shown
 from agentsgym.tokens.transcript import History
 from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
 
@@ -72,6 +72,7 @@ class Trial:
         budget: The token limits.
         task_index: Index of the task in the list given to ``rollout``.
         rollout_index: Index among the rollouts of that task.
+        num_retries: How often it was played before, and failed.
         conversation: What is recorded; of the last episode alone, unless they share one.
         num_close_errors: How often ``_close_episode`` raised.
         place: Episode and turn that are being played, each None before it begins.
@@ -85,6 +86,7 @@ class Trial:
     budget: Budget = field(default_factory=Budget)
     task_index: int = 0
     rollout_index: int = 0
+    num_retries: int = 0
     conversation: Conversation = field(init=False)
     num_close_errors: int = field(default=0, init=False)
     place: tuple[int | None, int | None] = field(default=(None, None), init=False)
@@ -135,6 +137,7 @@ class Trial:
             session_id=self.session_id,
             task_index=self.task_index,
             rollout_index=self.rollout_index,
+            num_retries=self.num_retries,
             info=conversation.info,
             error=describe(fault, self._where()),
         )
@@ -246,7 +249,7 @@ class Trial:
         is_first = not conversation.transcript.messages
         messages = self._prompt_messages(state, step, with_system=is_first)
         if not all(is_unicode(message["content"]) for message in messages):
-            raise EnvError(f"the observation before turn {step} must be valid Unicode, got {messages!r}")
+            raise EnvError(f"the observation before turn {step} must be valid Unicode, got {shown(messages)}")
         try:
             conversation.transcript.observe(messages)
         except TemplateError as error:
@@ -260,9 +263,7 @@ class Trial:
         messages = as_messages(call_environment(self.env._format_prompt, state, step))
         system = self.env.env_config["system_prompt"]
         if with_system and system is None:
-            system = call_environment(self.env._system_prompt)
-            if not isinstance(system, str | None):
-                raise EnvError(f"_system_prompt must return a str or None, got {system!r}")
+            system = as_system_prompt(call_environment(self.env._system_prompt))
         return [{"role": "system", "content": system}, *messages] if with_system and system else messages
 
     def _potential(self, state: State) -> float | None:
@@ -281,7 +282,14 @@ class Trial:
         conversation = self.conversation
         chat_format = self.env.chat_format
         vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
-        if error := action_error(action, room, vocabulary_size):
+        try:
+            action = with_plain_text(action)
+            error = action_error(action, room, vocabulary_size)
+        except BaseException as raised:  # what the agent returned is foreign too
+            if is_interruption(raised):
+                raise
+            raise failure_of(AgentError, "what the agent returned", raised) from raised
+        if error:
             raise AgentError(f"session {self.session_id}: {error}")
         span = conversation.transcript.act(action, room)
         conversation.agent_state = action.agent_state
@@ -291,8 +299,10 @@ class Trial:
     def _step(self, state: State, text: str) -> Step:
         answer = call_environment(self.env._step_episode, self.session_id, state, text)
         next_state, step, info = as_step(answer)
-        check_info_keys(type(self.env), info)
-        next_state["done"] = step.done
+        try:
+            check_info_keys(type(self.env), info)
+        except BaseException as error:
+            raise failure_of_value("_step_episode", error) from error
         self.env.active_states[self.session_id] = next_state
         self.conversation.info = info
         return step
@@ -311,6 +321,7 @@ class Trial:
             session_id=self.session_id,
             task_index=self.task_index,
             rollout_index=self.rollout_index,
+            num_retries=self.num_retries,
             info=conversation.info,
             error=error,
         )
@@ -344,55 +355,5 @@ def _in_this_process(given: dict[str, Any]) -> Trial:
     return trial
 
 
-def call_environment(hook: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a hook of the environment; whatever it raises becomes an :class:`EnvError`, the cause attached."""
-    try:
-        return hook(*arguments)
-    except Exception as error:
-        name = getattr(hook, "__qualname__", repr(hook))
-        raise failure_of(EnvError, name, error, hook) from error
-
-
 def _rewritten(history: Callable[[list[Message]], list[Message]], messages: list[Message]) -> list[Message]:
     return as_shown_messages(call_environment(history, messages))
-
-
-def make_trials(env: PlayableEnv, tasks: Sequence[Mapping[str, Any]], num_rollouts: int, budget: Budget) -> list[Trial]:
-    """Set up ``num_rollouts`` trials of each task, not started yet, task-major; those of one task share its seed."""
-    seeds = [fresh_seed() if task.get("seed") is None else task["seed"] for task in tasks]
-    return [
-        Trial(
-            env=env,
-            session_id=uuid.uuid4().hex,
-            task_data={**task, "seed": seed},
-            seed=seed,
-            budget=budget,
-            task_index=task_index,
-            rollout_index=rollout_index,
-        )
-        for task_index, (task, seed) in enumerate(zip(tasks, seeds, strict=True))
-        for rollout_index in range(num_rollouts)
-    ]
-
-
-def play_trials(
-    trials: Sequence[Trial],
-    agent: Agent,
-    *,
-    on_finish: Callable[[Trajectory], None] | None = None,
-    failures: FailureLog | None = None,
-    **options: Any,
-) -> list[Trajectory]:
-    """Drive trials to their ends, and log their failures: each kind once, and at the end how many more there were.
-
-    Args:
-        trials: Not started yet.
-        agent: Answers.
-        on_finish: Called with each trajectory as soon as it is finished, unless ``failures`` has its own.
-        failures: The log of several calls, which whoever began it ends; None for one of this call.
-        **options: As :func:`~agentsgym.rollouts.driver.drive` takes them.
-    """
-    with FailureLog(logger, on_finish) if failures is None else nullcontext(failures) as log:
-        for trial in trials:
-            trial.failures = log
-        return drive(trials, agent, on_finish=log.note, **options)

@@ -12,6 +12,7 @@ from typing import Any, cast
 from agentsgym.envs.result_checks import INFO_KEYS
 from agentsgym.errors import ConfigError, misspelled
 from agentsgym.fields import Field
+from agentsgym.texts import shown
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +42,17 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
                 "environments that wait for something in an EnvThreadPool"
             )
     if isinstance(env_class.task_fields, str):
-        wanted = f"must be a tuple of keys, as in ({env_class.task_fields!r},), or None"
-        raise ConfigError(f"{name}.task_fields {wanted}; got {env_class.task_fields!r}")
+        wanted = f"must be a tuple of keys, as in ({shown(env_class.task_fields)},), or None"
+        raise ConfigError(f"{name}.task_fields {wanted}; got {shown(env_class.task_fields)}")
     fields: Any = env_class.config_fields
     if not isinstance(fields, Mapping):
-        raise ConfigError(f"{name}.config_fields must be a dict of Fields, got {fields!r}")
+        raise ConfigError(f"{name}.config_fields must be a dict of Fields, got {shown(fields)}")
     for key, field in cast("Mapping[Any, Any]", fields).items():
         if not isinstance(field, Field):
             example = "Field(default=3, expected='a positive int', valid=is_int(1)), from agentsgym.fields"
-            raise ConfigError(f"{name}.config_fields[{key!r}] must be a Field, as in {example}; got {field!r}")
+            raise ConfigError(
+                f"{name}.config_fields[{shown(key)}] must be a Field, as in {example}; got {shown(field)}"
+            )
 
 
 def check_tokenizer(tokenizer: Any, env_class: type[Any]) -> None:
@@ -62,11 +65,13 @@ def check_tokenizer(tokenizer: Any, env_class: type[Any]) -> None:
     if isinstance(tokenizer, Mapping):
         raise ConfigError(
             f"env_config is the second argument: write {name}(tokenizer, env_config), or {name}(env_config=...) for "
-            f"agents that need no tokens; got {tokenizer!r} as the tokenizer"
+            f"agents that need no tokens; got {shown(cast('object', tokenizer))} as the tokenizer"
         )
     if isinstance(tokenizer, str):
-        built = f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})"
-        raise ConfigError(f"the tokenizer must be a tokenizer, not its name: write {name}({built}), got {tokenizer!r}")
+        built = f"transformers.AutoTokenizer.from_pretrained({shown(tokenizer)})"
+        raise ConfigError(
+            f"the tokenizer must be a tokenizer, not its name: write {name}({built}), got {shown(tokenizer)}"
+        )
     if tokenizer is not None and not hasattr(tokenizer, "pad_token_id"):
         given = f"{type(tokenizer).__name__} (of a processor, give processor.tokenizer)"
         raise ConfigError(f"the tokenizer must be a transformers tokenizer or None, got {given}")
@@ -97,7 +102,7 @@ def check_initialized(env: Any, name: str = "_starts") -> None:
 def check_info_keys(env_class: type[Any], info: Mapping[Any, Any]) -> None:
     """Warn, once a class, of a key of ``info`` that is almost one of those that are read."""
     for key in info:
-        if key not in _READ_KEYS:
+        if isinstance(key, str) and key not in _READ_KEYS:
             _warn_of_key(env_class, key)
 
 
@@ -113,8 +118,8 @@ def place_of_hook(env_class: type[Any], sentence: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _warn_of_key(env_class: type[Any], key: Any) -> None:
-    meant = misspelled(key, _READ_KEYS) if isinstance(key, str) else None
+def _warn_of_key(env_class: type[Any], key: str) -> None:
+    meant = misspelled(key, _READ_KEYS)
     if meant is not None:
         logger.warning(
             "info[%r] of %s is not read, and differs by one letter from info[%r], which is: did you mean that?",

@@ -50,6 +50,7 @@ class Evaluation:
         stop_reasons: How many rollouts ended for which reason, failed ones included.
         trajectories: All rollouts, as given.
         confidence: The probability with which the method's intervals hold the truth, in (0, 1).
+        num_left_out: Rollouts that did not fail, and whose task groups were too small (``min_group_size``).
     """
 
     win_rate: Estimate | None
@@ -60,6 +61,7 @@ class Evaluation:
     stop_reasons: Mapping[StopReason, int]
     trajectories: Sequence[Trajectory]
     confidence: float = 0.95
+    num_left_out: int = 0
 
     @property
     def num_games(self) -> int:
@@ -77,6 +79,7 @@ class Evaluation:
             "confidence": self.confidence,
             "num_episodes": self.num_episodes,
             "num_failed": self.num_failed,
+            "num_left_out": self.num_left_out,
             "stop_reasons": {reason.value: count for reason, count in self.stop_reasons.items()},
         }
 

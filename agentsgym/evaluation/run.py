@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.envs.base import MultistepEnv
@@ -11,11 +14,11 @@ from agentsgym.envs.rows import tasks_of_rows
 from agentsgym.errors import (
     AgentsGymError,
     ConfigError,
-    TooManyFailuresError,
     check_options,
     did_you_mean,
 )
 from agentsgym.evaluation.metrics import Evaluation, summarize
+from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import is_fraction, or_none, require
 from agentsgym.seeding import derive_seed
 
@@ -36,6 +39,7 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
     cluster_by: str | None = None,
     seed: int = 0,
     max_failed_fraction: float | None = None,
+    failures: FailurePolicy | None = None,
     on_finish: OnFinish | None = None,
     **rollout_options: Any,
 ) -> Evaluation:
@@ -52,6 +56,8 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
             equal arguments give equal episodes. An agent's own random generator runs on from one call to the next.
         max_failed_fraction: The fraction of all rollouts that may fail, in [0, 1]; as soon as more have failed, the
             evaluation ends with an error. None for no limit: failed rollouts are counted, the others go on.
+        failures: The other choices there are when rollouts fail, and in its place also this one. Task groups that are
+            too small are left out of the estimates; see ``Evaluation.num_left_out``.
         on_finish: Called with each rollout as soon as it is finished.
         **rollout_options: Handed to ``env.rollout``.
 
@@ -60,57 +66,79 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
             cannot play at all, as one does whose server refuses its key: no other episode is begun then.
         TaskError: There is no task, or some task cannot be played; nothing has been played then.
         TypeError: An argument is unknown.
-        TooManyFailuresError: More rollouts failed than ``max_failed_fraction`` allows.
+        TooManyFailuresError: More rollouts failed than ``max_failed_fraction`` allows, or no task group is large
+            enough.
 
         Whatever of these ends it, the rollouts finished until then are the error's ``trajectories``.
     """
     _check_order(env, agent, tasks)
     check_options(rollout_options, evaluate, env.rollout, MultistepEnv.rollout, env.trials)
-    require("max_failed_fraction", max_failed_fraction, or_none(is_fraction), "a number in [0, 1] or None")
-    rows = tasks_of_rows(env, tasks, "tasks")
-    task_data = [_with_seed(task, seed, index) for index, task in enumerate(rows)]
+    policy = _policy(failures, max_failed_fraction)
+    task_data = [_with_seed(task, seed, index) for index, task in enumerate(tasks_of_rows(env, tasks, "tasks"))]
     keys = [_cluster(task, cluster_by, index) for index, task in enumerate(task_data)]
-    finished = _Finished(on_finish, max_failed_fraction, len(task_data), num_rollouts)
+    play = partial(env.rollout, task_data, agent, num_rollouts, **rollout_options)
+    everything, trajectories = _played(play, num_rollouts, policy, on_finish)
+    evaluation = summarize(trajectories, clusters=[keys[one.task_index] for one in trajectories], seed=seed)
+    return evaluation if len(trajectories) == len(everything) else _of_all(evaluation, everything)
+
+
+def _played(
+    play: Callable[..., list[Trajectory]], num_rollouts: int, policy: FailurePolicy, on_finish: OnFinish | None
+) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Play, and return all rollouts and those that the estimates are made of."""
+    kept, options = _Kept(on_finish), dict[str, Any]()
+    if policy != FailurePolicy():
+        policy.check_size(num_rollouts)
+        # What is left out of the estimates is left out here, where it is still known.
+        options["failures"] = replace(policy, min_group_size=0)
     try:
-        trajectories = env.rollout(task_data, agent, num_rollouts, on_finish=finished.add, **rollout_options)
+        everything = play(on_finish=kept.add, **options)
+        return everything, policy.without_small_groups(everything)
     except AgentsGymError as error:
-        error.trajectories = finished.trajectories
+        error.trajectories = kept.trajectories
         raise
-    return summarize(trajectories, clusters=[keys[trajectory.task_index] for trajectory in trajectories], seed=seed)
 
 
-class _Finished:
-    """Keeps the rollouts that are finished, and ends the run when more have failed than may.
+class _Kept:
+    """Keeps rollouts as they are finished.
 
     Attributes:
-        trajectories: They, in the order in which they were finished.
+        trajectories: The rollouts that are finished, in the order in which they were.
     """
 
-    def __init__(
-        self, on_finish: OnFinish | None, max_failed_fraction: float | None, num_tasks: int, num_rollouts: int
-    ) -> None:
+    def __init__(self, on_finish: OnFinish | None) -> None:
         self.trajectories: list[Trajectory] = []
         self._on_finish = on_finish
-        self._max_failed_fraction = max_failed_fraction
-        self._num_tasks, self._num_rollouts = num_tasks, num_rollouts
-        self._failed: list[Trajectory] = []
 
     def add(self, trajectory: Trajectory) -> None:
         """Keep one."""
         self.trajectories.append(trajectory)
         if self._on_finish is not None:
             self._on_finish(trajectory)
-        if trajectory.failed:
-            self._failed.append(trajectory)
-            self._check()
 
-    def _check(self) -> None:
-        limit, num_rollouts = self._max_failed_fraction, self._num_tasks * self._num_rollouts
-        if limit is not None and len(self._failed) > limit * num_rollouts:
-            raise TooManyFailuresError(
-                f"{len(self._failed)} of {num_rollouts} rollouts failed, more than max_failed_fraction = {limit} "
-                f"allows; the first failed so:\n{self._failed[0].error}"
-            )
+
+def _of_all(evaluation: Evaluation, trajectories: Sequence[Trajectory]) -> Evaluation:
+    """Count everything that was played beside the estimates, which leave some of it out."""
+    num_failed = sum(trajectory.failed for trajectory in trajectories)
+    return replace(
+        evaluation,
+        num_failed=num_failed,
+        num_left_out=len(trajectories) - num_failed - evaluation.num_episodes,
+        stop_reasons=dict(sorted(Counter(trajectory.stop_reason for trajectory in trajectories).items())),
+        trajectories=trajectories,
+    )
+
+
+def _policy(failures: FailurePolicy | None, max_failed_fraction: float | None) -> FailurePolicy:
+    require("max_failed_fraction", max_failed_fraction, or_none(is_fraction), "a number in [0, 1] or None")
+    policy = as_policy(failures)
+    if max_failed_fraction is None:
+        return policy
+    if policy.max_failed_fraction is not None:
+        raise ConfigError(
+            f"max_failed_fraction is given twice: {max_failed_fraction}, and {policy.max_failed_fraction} in failures"
+        )
+    return replace(policy, max_failed_fraction=max_failed_fraction)
 
 
 def _check_order(env: Any, agent: Any, tasks: Any) -> None:

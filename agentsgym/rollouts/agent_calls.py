@@ -11,9 +11,11 @@ from typing import Any, Protocol, cast
 
 from agentsgym.agents.base import answer
 from agentsgym.agents.event_loop import agents_loop, is_on_agents_loop
-from agentsgym.errors import AgentError, ConfigError
+from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.failures import failure_of
+from agentsgym.interruptions import is_interruption
 from agentsgym.rollouts.interfaces import GRACE_S, Raised, SchedulerPort
+from agentsgym.texts import shown
 from agentsgym.types import Action, TurnRequest
 
 logger = logging.getLogger(__name__)
@@ -35,26 +37,46 @@ def call_agent(agent: AgentLike, requests: Sequence[TurnRequest]) -> Sequence[Ac
     """Call an agent once for all requests; where that raises, find those that cannot be answered by halving."""
     if not requests:
         return []
-    answers: Any = None
-    failure: AgentError | None = None
-    try:
-        answers = agent.act(requests)
-    except ConfigError:
-        raise  # no trial's failure: none could be played
-    except Exception as error:  # noqa: BLE001  # foreign code: the error belongs to the trials that met it
-        failure = failure_of(AgentError, f"{type(agent).__name__}.act", error, agent.act)
-    if failure is not None and len(requests) > 1:
+    answers = _answers(agent, requests)
+    if isinstance(answers, AgentError) and len(requests) > 1:
         # Halving finds the requests that the agent cannot answer, so that only their trials fail. It is done out
         # here, where what is raised next does not name what was raised before as its context.
         half = len(requests) // 2
         return [*call_agent(agent, requests[:half]), *call_agent(agent, requests[half:])]
-    if failure is not None:
-        return [failure]
-    if not isinstance(answers, Sequence) or len(cast("Sequence[Any]", answers)) != len(requests):
+    if isinstance(answers, AgentError):
+        return [answers]
+    if not isinstance(answers, list) or len(cast("list[Any]", answers)) != len(requests):
         wanted = f"{type(agent).__name__}.act must return one Action a request"
-        given = f"{len(requests)} requests, got {_shortened(cast('object', answers))}"
+        given = f"{len(requests)} requests, got {shown(cast('object', answers))}"
         return [AgentError(f"{wanted}: {given}") for _ in requests]
-    return cast("Sequence[Action | AgentError]", answers)
+    return cast("list[Action | AgentError]", answers)
+
+
+def _answers(agent: AgentLike, requests: Sequence[TurnRequest]) -> Any:
+    """Call an agent: what it returned, as a list if it is a sequence, or the failure of what it raised."""
+    try:
+        answers: Any = agent.act(requests)
+        return [*cast("Sequence[Any]", answers)] if isinstance(answers, Sequence) else answers
+    except ConfigError:
+        raise  # no trial's failure: none could be played
+    except BaseException as error:  # foreign code: the error belongs to the trials that met it
+        if is_interruption(error):
+            raise
+        return failure_of(AgentError, f"{type(agent).__name__}.act", error, agent.act)
+
+
+def finish_agent(agent: AgentLike) -> None:
+    """Let an agent free what it keeps; if that fails, it is logged, since every trial is over and its result is there.
+
+    What a policy in training raises is raised: its ranks wait for each other in there.
+    """
+    try:
+        agent.finish()
+    except BaseException as error:
+        if is_interruption(error) or isinstance(error, AgentsGymError) or hasattr(agent, "prepare"):
+            raise
+        failure = failure_of(AgentError, f"{type(agent).__name__}.finish", error, agent.finish)
+        logger.warning("%s\n%s", failure, failure.trace)
 
 
 class BatchCaller:
@@ -167,8 +189,3 @@ class ConcurrentCaller:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _shortened(value: object, width: int = 200) -> str:
-    text = repr(value)
-    return text if len(text) <= width else f"{text[:width]}…"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic
 
 from agentsgym.errors import AgentError, ConfigError, EpisodeError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
-from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCaller, call_agent
-from agentsgym.rollouts.interfaces import PlayableTrial, Pool, Result, TimeLimits, TrialGenerator
+from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCaller, call_agent, finish_agent
+from agentsgym.rollouts.interfaces import Executor, PlayableTrial, Pool, Result, TimeLimits, TrialGenerator
 from agentsgym.rollouts.scheduler import InlineExecutor, Scheduler
 from agentsgym.types import Action, TurnRequest
 
@@ -22,6 +22,7 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
     pool: Pool | None = None,
     turn_timeout_s: float | None = None,
     episode_timeout_s: float | None = None,
+    interrupt: Callable[[], None] | None = None,
 ) -> list[Result]:
     """Take all trials to their ends, many at once, and return their results in the order given.
 
@@ -35,7 +36,7 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
     of an agent that answers in batches counts toward the limit of a trial, not toward that of a turn.
 
     Args:
-        trials: What is played; also generators that have not been started, where there is no pool and no time limit.
+        trials: What is played; generators too, not started yet, where there is no pool and no time limit.
         agent: Answers the requests.
         max_concurrent: The most trials that are live at once; None for all of them.
         on_finish: Called with each result as soon as it is there, on the calling thread.
@@ -43,26 +44,37 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
         turn_timeout_s: Wall time of one call of an environment between two answers, and of one answer of an agent
             that answers with coroutines; None for no limit.
         episode_timeout_s: Wall time of a whole trial, its waits for a free thread or process included; None for none.
+        interrupt: Called between turns, and in waits a few times a second; what it raises ends all and is raised here.
 
     Raises:
         ConfigError: A setting is not valid, the environment cannot be sent to the pool's processes, or the agent says
             that it cannot play here at all. What was finished before has been given to ``on_finish``.
     """
     require("max_concurrent", max_concurrent, or_none(is_int(1)), "a positive int or None")
+    limits = _time_limits(turn_timeout_s, episode_timeout_s)
+    caller = ConcurrentCaller if callable(getattr(agent, "aact", None)) else BatchCaller
+    try:
+        if pool is None and limits == TimeLimits() and caller is BatchCaller:
+            return _lockstep(trials, agent, max_concurrent, on_finish, interrupt)
+        playable = [_playable(trial, is_bare_allowed=pool is None and limits == TimeLimits()) for trial in trials]
+        scheduler = Scheduler(
+            playable, limits=limits, max_concurrent=max_concurrent, on_finish=on_finish, interrupt=interrupt
+        )
+        return scheduler.run(_executor(scheduler, playable, pool), caller(scheduler, agent))
+    finally:
+        finish_agent(agent)
+
+
+def _time_limits(turn_timeout_s: float | None, episode_timeout_s: float | None) -> TimeLimits:
     for name, limit in (("turn_timeout_s", turn_timeout_s), ("episode_timeout_s", episode_timeout_s)):
         require(name, limit, or_none(is_positive_number), "a positive number of seconds or None")
-    limits = TimeLimits(turn_s=turn_timeout_s, trial_s=episode_timeout_s)
-    is_async = callable(getattr(agent, "aact", None))
-    try:
-        if pool is None and limits == TimeLimits() and not is_async:
-            return _lockstep(trials, agent, max_concurrent, on_finish)
-        playable = [_playable(trial, is_bare_allowed=pool is None and limits == TimeLimits()) for trial in trials]
-        scheduler = Scheduler(playable, limits=limits, max_concurrent=max_concurrent, on_finish=on_finish)
-        generators = [trial.play() for trial in playable] if pool is None else []
-        executor = InlineExecutor(scheduler, generators) if pool is None else pool.begin_run(scheduler)
-        return scheduler.run(executor, (ConcurrentCaller if is_async else BatchCaller)(scheduler, agent))
-    finally:
-        agent.finish()
+    return TimeLimits(turn_s=turn_timeout_s, trial_s=episode_timeout_s)
+
+
+def _executor(scheduler: Scheduler[Result], playable: Sequence[PlayableTrial[Result]], pool: Pool | None) -> Executor:
+    if pool is not None:
+        return pool.begin_run(scheduler)
+    return InlineExecutor(scheduler, [trial.play() for trial in playable])
 
 
 def _lockstep(
@@ -70,10 +82,11 @@ def _lockstep(
     agent: AgentLike,
     max_concurrent: int | None,
     on_finish: Callable[[Result], None] | None,
+    interrupt: Callable[[], None] | None,
 ) -> list[Result]:
     """Advance all trials together, one turn a round: as the scheduler does, and faster, as nothing is waited for."""
     waiting = list(enumerate(map(_generator, trials)))[::-1]
-    run = _LockstepRun(dict(waiting), on_finish)
+    run = _LockstepRun(dict(waiting), on_finish, interrupt)
     try:
         while waiting or run.live:
             while waiting and (max_concurrent is None or len(run.live) < max_concurrent):
@@ -91,16 +104,22 @@ class _LockstepRun(Generic[Result]):
     """The trials in play, and the results of those that are over."""
 
     def __init__(
-        self, unfinished: dict[int, TrialGenerator[Result]], on_finish: Callable[[Result], None] | None
+        self,
+        unfinished: dict[int, TrialGenerator[Result]],
+        on_finish: Callable[[Result], None] | None,
+        interrupt: Callable[[], None] | None,
     ) -> None:
         self.unfinished = unfinished
         self.on_finish = on_finish
+        self.interrupt = interrupt
         self.live: list[int] = []
         self.requests: list[TurnRequest] = []
         self.results: dict[int, Result] = {}
 
     def advance(self, index: int, answer: Action | AgentError | None) -> None:
         """Give one trial its answer (None to start it), and keep its next request or its result."""
+        if self.interrupt is not None:
+            self.interrupt()
         generator: Any = self.unfinished[index]
         try:
             request = generator.throw(answer) if isinstance(answer, EpisodeError) else generator.send(answer)

@@ -210,7 +210,7 @@ def test_a_process_that_is_ended_for_time_closes_all_that_lives_in_it(sandbox: A
 def test_a_step_that_nothing_interrupts_is_killed_with_its_process(
     sandbox: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentsgym.rollouts.worker_handle.GRACE_S", 0.3)
+    monkeypatch.setattr("agentsgym.rollouts.workers.handle.GRACE_S", 0.3)
     env = sandbox()
     with EnvProcessPool(1) as pool:
         late, fine = env.rollout(sandbox_tasks("stubborn a", "a stop"), Reader(), pool=pool, turn_timeout_s=1)
@@ -240,7 +240,7 @@ def test_a_process_that_crashes_closes_nothing_and_what_is_replayed_is_closed(sa
         crashed, fine = env.rollout(sandbox_tasks("a exit", "a b stop"), Reader(), pool=pool)
     assert "its environment's process died (exit code 7)" in (crashed.error or "")
     opened, closed = noted(env)
-    assert opened == {crashed.session_id: 2, fine.session_id: 2}
+    assert opened == {crashed.session_id: 3, fine.session_id: 2}  # once alone, for proof, and once more for its end
     assert closed == {crashed.session_id: 1, fine.session_id: 1}
 
 

@@ -187,7 +187,7 @@ def test_a_misspelled_keyword_names_the_nearest(option: str, nearest: str) -> No
 @pytest.mark.parametrize("option", ["n", "task_data_list"])
 def test_an_unknown_keyword_names_those_of_evaluate_alone(option: str) -> None:
     known = (
-        "'agent', 'cluster_by', 'env', 'episode_timeout_s', 'max_completion_length', 'max_concurrent', "
+        "'agent', 'cluster_by', 'env', 'episode_timeout_s', 'failures', 'max_completion_length', 'max_concurrent', "
         "'max_failed_fraction', 'max_turn_tokens', 'num_rollouts', 'on_finish', 'pool', 'seed', 'tasks', "
         "'turn_timeout_s'"
     )
@@ -264,3 +264,13 @@ def test_a_transcript_of_a_failed_game_ends_with_its_error() -> None:
     assert text.startswith("=== task 0, rollout 0: failed after 1 turn (failed), reward 0 ===\n")
     assert text.rstrip().endswith("the dice fell off the table")
     assert "[assistant +0] crash\n[error] " in text
+
+
+def test_a_transcript_shows_escape_sequences_and_obeys_none() -> None:
+    said = "\x1b[2J\x1b]0;owned\x07b\r\u202e\ud800\tright\nnext"
+    (trajectory,) = evaluate(env(), ScriptedAgent(["b"]), tasks("b")).trajectories
+    played = dataclasses.replace(trajectory, messages=[{"role": "user\x1b", "content": said}], turns=[])
+    text = render_transcript(played)
+    assert "[user\\x1b] \\x1b[2J\\x1b]0;owned\\x07b\\r\\u202e\\ud800\tright\nnext\n" in text
+    text.encode()
+    assert played.messages[0]["content"] == said  # the record itself stays as it is

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym.errors import AgentError, ConfigError
+from agentsgym.interruptions import Interruption
 from agentsgym.rollouts.driver import drive
 from agentsgym.types import Action, TurnRequest
 
@@ -148,7 +149,7 @@ def test_a_fault_among_the_answers_reaches_its_own_episode() -> None:
     assert results == [("a", ["yes"], None), ("b", [], "asleep")]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ConfigError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Interruption, ConfigError])
 def test_what_is_no_episodes_fault_ends_the_run_and_closes_every_episode(error: Any) -> None:
     class Ending(Echo):
         """Ends the run in its second round."""
@@ -189,6 +190,29 @@ def test_an_error_in_on_finish_is_not_swallowed() -> None:
     with pytest.raises(OSError, match="disk full"):
         drive([episode("a", 1, closed), episode("b", 2, closed)], Echo(), on_finish=refuse)
     assert sorted(closed) == ["a", "b"]
+
+
+def test_an_interruption_is_looked_for_before_each_step() -> None:
+    """Not once a round only, since the steps of a round may take long together."""
+    closed: list[str] = []
+    steps: list[str] = []
+
+    def stepping(name: str) -> Generator[TurnRequest, Action, Any]:
+        try:
+            for _ in range(3):
+                steps.append(name)
+                yield TurnRequest(session_id=name, messages=[], token_ids=[0])
+        finally:
+            closed.append(name)
+
+    def interrupt() -> None:
+        if len(steps) == 5:
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        drive([stepping(name) for name in "abc"], Echo(), interrupt=interrupt)
+    assert steps == [*"abcab"]
+    assert sorted(closed) == [*"abc"]
 
 
 def test_a_thousand_episodes_advance_together() -> None:

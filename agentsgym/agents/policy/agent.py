@@ -143,7 +143,7 @@ class PolicyAgent(Agent):
         try:
             with self._inference():
                 self._sample(states, requests)
-        except Exception:
+        except BaseException:
             self._forget()  # a forward pass that broke may have left the cache half written
             self._next_number, self._started = number, started  # called again, it draws the same
             for state, drawn in zip(states, draws, strict=True):

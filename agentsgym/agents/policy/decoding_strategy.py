@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from agentsgym.agents.policy.attention import has_grouped_sdpa
 from agentsgym.agents.policy.decoding import BatchedDecoder, CachedPrefix, Decoder, Forward, SequentialDecoder
+from agentsgym.agents.policy.sampling import LOGITS_ARE_NONE
 from agentsgym.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ def _reason_against(name: str, forward: Forward) -> str | None:
     """Say what is wrong with running the model by this strategy; None if nothing is."""
     try:
         error = _error(forward, functools.partial(_STRATEGIES[name], forward=forward))
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, ConfigError):
         raise
     except Exception as raised:  # noqa: BLE001  # the model's code, which says in its own words what it cannot do
         return f"{type(raised).__name__}: {raised}"
@@ -109,6 +110,8 @@ def _error(forward: Forward, strategy: DecodingStrategy) -> float:
         for row, probe in enumerate(_PROBES)
     ]
     expected = [forward([ids], use_cache=False).logits[0].float() for ids in rows]  # (T, V) each
+    if not all((row < torch.inf).all() for row in expected):  # NaN is below nothing
+        raise ConfigError(f"{forward.name} cannot be sampled: {LOGITS_ARE_NONE}")
     prefixes = [CachedPrefix() for _ in rows]
     errors: list[torch.Tensor] = []
     for turn in (0, 2):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from agentsgym.errors import ConfigError
+from agentsgym.errors import ConfigError, NonFiniteError
+
+LOGITS_ARE_NONE: Final = (
+    "the policy's logits are NaN or infinite, so that no token can be drawn: its weights are broken, or numbers "
+    "overflow in its precision"
+)
+_NEVER_DRAWN: Final = -103.0  # below it, float32 holds no probability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +98,11 @@ class Sampler:
             seen: Which tokens the row's context holds, bool, (N, V); with a repetition penalty.
 
         Returns:
-            The tokens, and their log-probabilities at the temperature before anything is cut, both of length N.
+            The tokens, and their log-probabilities at the temperature before anything is cut, both of length N. NaN is
+            one that a repetition penalty leaves without meaning: without it the token could not have been drawn.
+
+        Raises:
+            NonFiniteError: A row's logits are NaN, or one of them is infinite and not a token that is ruled out.
         """
         scores = logits[:, : self.vocabulary_size].float()
         if self.temperature > 0 and self.temperature != 1:
@@ -99,8 +110,14 @@ class Sampler:
         logprobs = scores.log_softmax(-1)
         if seen is not None:
             scores = penalized(scores, seen[:, : self.vocabulary_size], self.penalty)
-        drawn = self._choose(scores, uniforms)
-        return drawn[:, 0].tolist(), logprobs.gather(1, drawn)[:, 0].tolist()
+        # Past the last token only where there is no distribution, which raises below; a device would not survive it.
+        drawn = self._choose(scores, uniforms).clamp(max=scores.shape[1] - 1)
+        chosen: list[float] = logprobs.gather(1, drawn)[:, 0].tolist()
+        if math.isnan(sum(chosen)):
+            raise NonFiniteError(LOGITS_ARE_NONE)
+        if seen is not None:
+            chosen = [value if value > _NEVER_DRAWN else math.nan for value in chosen]
+        return drawn[:, 0].tolist(), chosen
 
     def _choose(self, scores: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
         if self.temperature == 0:

@@ -14,6 +14,7 @@ from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCH
 from agentsgym.envs.TwentyQuestions.tasks import DatasetOptions, task_dataset
 from agentsgym.errors import ConfigError, EnvError, TaskError, did_you_mean
 from agentsgym.fields import Field, choice_field, is_bool, is_number, or_none
+from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -129,7 +130,7 @@ class TwentyQuestionsEnv(MultistepEnv):
             raise TaskError(f"task_data needs a 'solution' (str), got the keys {sorted(map(str, task_data))}")
         solution = task_data["solution"]
         if not (isinstance(solution, str) and self._reader.canonical(solution)):
-            raise TaskError(f"task_data['solution'] must be a word or words, got {solution!r}")
+            raise TaskError(f"task_data['solution'] must be a word or words, got {shown(solution)}")
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         self._check_task(task_data)
@@ -215,7 +216,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         said = action.rpartition("</think>")[2].strip()
         reply = self.env_config["gamemaster"](state["solution_as_given"], said)
         if not isinstance(reply, str):
-            raise EnvError(f"the gamemaster must answer with a str, got {reply!r}")
+            raise EnvError(f"the gamemaster must answer with a str, got {shown(reply)}")
         return reply
 
     def _learn(
@@ -280,9 +281,9 @@ def _chosen_objects(config: Mapping[str, Any]) -> list[str]:
     chosen = list(known.objects) if config["objects"] == "all" else list(config["objects"])
     for i, name in enumerate(chosen):
         if name not in known.objects:
-            raise ConfigError(f"env_config['objects'] has {name!r}{did_you_mean(name, known.objects)}")
+            raise ConfigError(f"env_config['objects'] has {shown(name)}{did_you_mean(name, known.objects)}")
         if name in chosen[:i]:
-            raise ConfigError(f"env_config['objects'] must name each object once, got {name!r} again")
+            raise ConfigError(f"env_config['objects'] must name each object once, got {shown(name)} again")
     if config["hardcore"]:
         chosen = [name for name in chosen if known.objects[name].hard]
     if not chosen:
@@ -295,7 +296,7 @@ def _chosen_properties(config: Mapping[str, Any]) -> list[str]:
     chosen = list(known) if config["properties"] == "all" else list(config["properties"])
     for i, key in enumerate(chosen):
         if key not in known:
-            raise ConfigError(f"env_config['properties'] has {key!r}{did_you_mean(key, known)}")
+            raise ConfigError(f"env_config['properties'] has {shown(key)}{did_you_mean(key, known)}")
         if key in chosen[:i]:
-            raise ConfigError(f"env_config['properties'] must name each property once, got {key!r} again")
+            raise ConfigError(f"env_config['properties'] must name each property once, got {shown(key)} again")
     return chosen

@@ -1,0 +1,165 @@
+"""Set up the trials of tasks, and play them to their ends: failed ones again, where a policy says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from agentsgym.agents.base import Agent
+from agentsgym.envs.contract import PlayableEnv
+from agentsgym.envs.conversation import Budget
+from agentsgym.envs.trial import Trial
+from agentsgym.failure_policy import FailureCount, FailurePolicy
+from agentsgym.failures import FailureLog
+from agentsgym.rollouts.driver import drive
+from agentsgym.seeding import fresh_seed
+from agentsgym.types import Trajectory
+
+logger = logging.getLogger(__name__)
+
+OnFinish = Callable[[Trajectory], None]
+
+
+def make_trials(env: PlayableEnv, tasks: Sequence[Mapping[str, Any]], num_rollouts: int, budget: Budget) -> list[Trial]:
+    """Set up ``num_rollouts`` trials of each task, not started yet, task-major; those of one task share its seed."""
+    seeds = [fresh_seed() if task.get("seed") is None else task["seed"] for task in tasks]
+    return [
+        Trial(
+            env=env,
+            session_id=uuid.uuid4().hex,
+            task_data={**task, "seed": seed},
+            seed=seed,
+            budget=budget,
+            task_index=task_index,
+            rollout_index=rollout_index,
+        )
+        for task_index, (task, seed) in enumerate(zip(tasks, seeds, strict=True))
+        for rollout_index in range(num_rollouts)
+    ]
+
+
+class TrialRounds:
+    """Plays trials in rounds: all of them, then those that failed again, as often as a policy allows.
+
+    Attributes:
+        pending: The trials of the next round, not started yet.
+        num_played: Rounds that were played.
+    """
+
+    def __init__(
+        self, trials: Sequence[Trial], policy: FailurePolicy, log: FailureLog, on_finish: OnFinish | None = None
+    ) -> None:
+        """Begin.
+
+        Args:
+            trials: Not started yet.
+            policy: Says how often a failed one is played again.
+            log: Is given every failure, also of what is played again.
+            on_finish: Called with the last attempt of each as soon as it is finished.
+        """
+        self.pending = list(trials)
+        self.num_played = 0
+        self._policy = policy
+        self._log = log
+        self._on_finish = on_finish
+        self._places = list(range(len(trials)))  # of the pending ones in the results
+        self._results: dict[int, Trajectory] = {}
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """The last attempt of each, in the order of the trials."""
+        return [self._results[place] for place in sorted(self._results)]
+
+    def play(self, agent: Agent, **options: Any) -> None:
+        """Play one round; the agent's ``finish`` is called in each, also where nothing is left to play.
+
+        Args:
+            agent: Answers.
+            **options: As :func:`~agentsgym.rollouts.driver.drive` takes them.
+        """
+        trials, places = self.pending, self._places
+        for trial in trials:
+            trial.failures = self._log
+        trajectories = drive(trials, agent, on_finish=self._note, **options)
+        self._results.update(zip(places, trajectories, strict=True))
+        again = [] if self._is_last else [place for place, one in enumerate(trajectories) if one.failed]
+        self.num_played += 1
+        self._places = [places[place] for place in again]
+        self.pending = [self._again(trials[place]) for place in again]
+
+    def give_up(self) -> None:
+        """Leave what is pending unplayed."""
+        self.pending, self._places = [], []
+
+    @property
+    def _is_last(self) -> bool:
+        return self.num_played >= self._policy.max_retries
+
+    def _note(self, trajectory: Trajectory) -> None:
+        self._log.note(trajectory)
+        if self._on_finish is not None and (self._is_last or not trajectory.failed):
+            self._on_finish(trajectory)
+
+    def _again(self, trial: Trial) -> Trial:
+        """The same trial, not started: ``trial.seed`` is what the last attempt began with."""
+        attempt = trial.num_retries + 1
+        seed = self._policy.seed_of_retry(trial.seed, attempt)
+        return dataclasses.replace(trial, seed=seed, task_data={**trial.task_data, "seed": seed}, num_retries=attempt)
+
+
+def play_trials(
+    trials: Sequence[Trial],
+    agent: Agent,
+    *,
+    on_finish: OnFinish | None = None,
+    policy: FailurePolicy | None = None,
+    log: FailureLog | None = None,
+    **options: Any,
+) -> list[Trajectory]:
+    """Drive trials to their ends, and log their failures: each kind once, and at the end how many more there were.
+
+    Args:
+        trials: Not started yet.
+        agent: Answers.
+        on_finish: Called with each trajectory as soon as it is finished for good.
+        policy: Says which are played again; by default none.
+        log: The log of several calls, which whoever began it ends; None for one of this call.
+        **options: As :func:`~agentsgym.rollouts.driver.drive` takes them.
+    """
+    with FailureLog(logger) if log is None else nullcontext(log) as used:
+        rounds = TrialRounds(trials, policy or FailurePolicy(), used, on_finish)
+        rounds.play(agent, **options)
+        while rounds.pending:
+            rounds.play(agent, **options)
+        return rounds.trajectories
+
+
+def play_under_policy(
+    trials: Sequence[Trial], agent: Agent, policy: FailurePolicy, on_finish: OnFinish | None, **options: Any
+) -> list[Trajectory]:
+    """Drive trials to their ends, and end as soon as more of them failed than the policy allows.
+
+    Args:
+        trials: Not started yet.
+        agent: Answers.
+        policy: Says that, and which are played again.
+        on_finish: Called with each trajectory as soon as it is finished for good.
+        **options: As :func:`~agentsgym.rollouts.driver.drive` takes them.
+
+    Raises:
+        TooManyFailuresError: More failed; its ``trajectories`` are those that were finished.
+    """
+    if policy.max_failed_fraction is None:
+        return play_trials(trials, agent, on_finish=on_finish, policy=policy, **options)
+    count = FailureCount(policy, len(trials))
+
+    def finished(trajectory: Trajectory) -> None:
+        if on_finish is not None:
+            on_finish(trajectory)
+        count.add(trajectory)
+
+    return play_trials(trials, agent, on_finish=finished, policy=policy, **options)

@@ -1,0 +1,141 @@
+"""Say what becomes of failed rollouts: how many end a run, which are played again, which groups count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self, cast, get_args
+
+from agentsgym.errors import ConfigError, TooManyFailuresError
+from agentsgym.fields import is_fraction, is_int, one_of, or_none, require
+from agentsgym.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from agentsgym.types import Trajectory
+
+RetrySeed = Literal["same", "new"]
+RETRY_SEEDS: tuple[str, ...] = get_args(RetrySeed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailurePolicy:
+    """The choices that there are when rollouts fail, each of which may be combined with the others.
+
+    By default failed rollouts are recorded, the others go on, and all are returned.
+
+    >>> FailurePolicy.fail_fast()
+    FailurePolicy(max_failed_fraction=0.0, max_retries=0, retry_seed='same', min_group_size=0)
+    >>> FailurePolicy.retry(2, min_group_size=3)
+    FailurePolicy(max_failed_fraction=None, max_retries=2, retry_seed='same', min_group_size=3)
+
+    Attributes:
+        max_failed_fraction: The fraction of all rollouts that may fail, in [0, 1]; as soon as more have failed, the run
+            ends with a :class:`~agentsgym.errors.TooManyFailuresError`. 0 ends it at the first failure, None never.
+        max_retries: How many times a failed rollout is played again at most, from its start, after all others: under
+            its own session id and in its own place. Only its last attempt is returned and counts as failed.
+        retry_seed: ``"same"`` plays it again from the same start; ``"new"`` from a seed derived from the old one and
+            the number of the attempt, so that its start may differ from those of its group, and be another task to a
+            baseline.
+        min_group_size: Task groups of which fewer rollouts did not fail are left out; 0 leaves out none.
+    """
+
+    max_failed_fraction: float | None = None
+    max_retries: int = 0
+    retry_seed: RetrySeed = "same"
+    min_group_size: int = 0
+
+    def __post_init__(self) -> None:
+        name, fraction = "FailurePolicy.", or_none(is_fraction)
+        require(f"{name}max_failed_fraction", self.max_failed_fraction, fraction, "a number in [0, 1] or None")
+        require(f"{name}max_retries", self.max_retries, is_int(0), "a non-negative int")
+        require(f"{name}retry_seed", self.retry_seed, one_of(*RETRY_SEEDS), " or ".join(map(repr, RETRY_SEEDS)))
+        require(f"{name}min_group_size", self.min_group_size, is_int(0), "a non-negative int")
+
+    @classmethod
+    def fail_fast(cls) -> Self:
+        """End the run at the first failed rollout, with what it failed of."""
+        return cls(max_failed_fraction=0.0)
+
+    @classmethod
+    def retry(cls, max_retries: int, *, retry_seed: RetrySeed = "same", min_group_size: int = 0) -> Self:
+        """Play failed rollouts again; what fails to the last is kept, or its group left out if that is too small."""
+        return cls(max_retries=max_retries, retry_seed=retry_seed, min_group_size=min_group_size)
+
+    def seed_of_retry(self, seed: int, attempt: int) -> int:
+        """Derive the seed of an attempt from that of the first one, equal for all rollouts that have it."""
+        return seed if self.retry_seed == "same" else derive_seed("retry", seed, attempt)
+
+    def check_size(self, num_rollouts: int) -> None:
+        """Raise :class:`ConfigError` if no task group could have as many rollouts as count."""
+        if self.min_group_size > num_rollouts:
+            raise ConfigError(
+                f"FailurePolicy.min_group_size={self.min_group_size} with num_rollouts={num_rollouts}: every task "
+                "group would be left out"
+            )
+
+    def without_small_groups(self, trajectories: list[Trajectory]) -> list[Trajectory]:
+        """Leave out the task groups of which too few rollouts did not fail.
+
+        Raises:
+            TooManyFailuresError: That is all of them.
+        """
+        if not self.min_group_size:
+            return trajectories
+        sizes = Counter(trajectory.task_index for trajectory in trajectories if not trajectory.failed)
+        kept = [one for one in trajectories if sizes[one.task_index] >= self.min_group_size]
+        if trajectories and not kept:
+            first = next(one for one in trajectories if one.failed)
+            raise TooManyFailuresError(
+                f"no task has min_group_size = {self.min_group_size} rollouts that did not fail; the first failed so:\n"
+                f"{first.error}"
+            )
+        return kept
+
+
+def as_policy(given: object) -> FailurePolicy:
+    """Take the policy that was given, and for None the default.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    require("failures", given, or_none(lambda value: isinstance(value, FailurePolicy)), "a FailurePolicy or None")
+    return cast("FailurePolicy | None", given) or FailurePolicy()
+
+
+class FailureCount:
+    """Counts failed rollouts as they come in, and ends a run when more have failed than may.
+
+    Attributes:
+        finished: The rollouts that came in, failed ones included.
+    """
+
+    def __init__(self, policy: FailurePolicy, num_rollouts: int) -> None:
+        """Begin.
+
+        Args:
+            policy: Says how many may fail.
+            num_rollouts: Of how many.
+        """
+        self.finished: list[Trajectory] = []
+        self._limit = policy.max_failed_fraction
+        self._num_rollouts = num_rollouts
+        self._num_failed = 0
+        self._first: str | None = None
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Take a rollout that is finished.
+
+        Raises:
+            TooManyFailuresError: One too many failed; its ``trajectories`` are those that were finished.
+        """
+        self.finished.append(trajectory)
+        if trajectory.failed:
+            self._num_failed += 1
+            self._first = self._first or trajectory.error
+            if self._limit is not None and self._num_failed > self._limit * self._num_rollouts:
+                error = TooManyFailuresError(
+                    f"{self._num_failed} of {self._num_rollouts} rollouts failed, more than max_failed_fraction = "
+                    f"{self._limit} allows; the first failed so:\n{self._first}"
+                )
+                error.trajectories = self.finished
+                raise error
