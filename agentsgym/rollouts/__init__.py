@@ -2,13 +2,21 @@
 
 ::
 
-    driver.py          drive(): the entry point; plays in lockstep where nothing has to be waited for
-    scheduler.py       the main loop of every other run: which trial is advanced or answered next, time limits
-    interfaces.py      what the parts exchange: trials, inputs and outcomes, executors, pools, agent callers
-    agent_calls.py     calling the agent: once for a batch of requests, or concurrently with coroutines
-    thread_pool.py     EnvThreadPool: environments in threads of this process
-    process_pool.py    EnvProcessPool: environments in worker processes, and replays after a crash
-    worker_handle.py   one worker process as the pool sees it: start, send, kill
-    worker_main.py     what runs inside a worker process
-    wire.py            the messages between the two
+    driver.py            drive(): the entry point; plays in lockstep where nothing has to be waited for
+    scheduler.py         the main loop of every other run: which trial is advanced or answered next, time limits
+    interfaces.py        what the parts exchange: trials, inputs and outcomes, executors, pools, agent callers
+    agent_calls.py       calling the agent: once for a batch of requests, or concurrently with coroutines
+    thread_pool.py       EnvThreadPool: environments in threads of this process
+    process_pool.py      EnvProcessPool: environments in worker processes
+    process_executor.py  one run in them: what is sent and comes back, replays after a crash, who is to blame
+    remote_trial.py      one trial in a worker process as the pool sees it
+    placement.py         which worker process a trial lives in
+    worker_set.py        the processes of a pool, and what they may take
+    workers/             one of them
+        handle.py        as the pool sees it: start, send, kill
+        main.py          what runs in it
+        owner_watch.py   lets it end with its owner; fork_server.py gives it time to
+        wire.py          the messages between the two
+        channel.py       how they travel: checked, so that stray bytes are never unpickled
+        memory.py        how much it holds
 """

@@ -103,9 +103,31 @@ class SchedulerPort(Protocol):
         """Make the error of a trial whose environment took too long."""
         ...
 
+    def postpone(self, index: int) -> None:
+        """Have nobody wait for a trial's next outcome: it has no place where it could be advanced."""
+        ...
+
+    def resume(self, index: int) -> None:
+        """Wait for a trial's next outcome again."""
+        ...
+
+    def stop_clock(self, index: int) -> None:
+        """Count no time of a trial that cannot begin yet: its worker is still starting."""
+        ...
+
+    def start_clock(self, index: int) -> None:
+        """Count a trial's time from now on, if it is not counted already."""
+        ...
+
 
 class Executor(Protocol):
-    """Where the trials of one run are advanced."""
+    """Where the trials of one run are advanced.
+
+    Attributes:
+        max_live: The most trials that it has in play at once; None for any number.
+    """
+
+    max_live: int | None
 
     def advance(self, inputs: dict[int, Input]) -> None:
         """Start on the inputs, taken out of ``inputs``, or on as many as make sense now."""
@@ -129,6 +151,10 @@ class Pool(Protocol):
 
     def begin_run(self, port: SchedulerPort) -> Executor:
         """Make the executor of one run."""
+        ...
+
+    def close(self) -> None:
+        """End the workers; a run that follows starts others."""
         ...
 
 

@@ -37,9 +37,13 @@ from agentsgym.rollouts.interfaces import (
 )
 from agentsgym.types import Action, TurnRequest
 
+_LOOK_S = 0.5  # how long nothing may happen before ``interrupt`` is called again
+
 
 class InlineExecutor:
     """Advances trials on the scheduler's own thread, where a step cannot be interrupted."""
+
+    max_live: int | None = None
 
     def __init__(self, port: SchedulerPort, generators: Sequence[TrialGenerator[Any]]) -> None:
         self._port = port
@@ -86,11 +90,13 @@ class Scheduler(Generic[Result]):
         limits: TimeLimits,
         max_concurrent: int | None,
         on_finish: Callable[[Result], None] | None,
+        interrupt: Callable[[], None] | None = None,
     ) -> None:
         self.trials = trials
         self.limits = limits
         self._max_live = len(trials) if max_concurrent is None else max_concurrent
         self._on_finish = on_finish
+        self._interrupt = interrupt
         self._waiting = deque(range(len(trials)))
         self._turns = [-1] * len(trials)  # before the first request
         self._began: dict[int, float] = {}  # when it began or last ran out of time; in that order, as dicts are
@@ -108,7 +114,11 @@ class Scheduler(Generic[Result]):
         with ExitStack() as closing:
             closing.callback(executor.close)
             closing.callback(caller.close)
+            if executor.max_live is not None:
+                self._max_live = min(self._max_live, executor.max_live)
             while len(self._results) < len(self.trials):
+                if self._interrupt is not None:
+                    self._interrupt()
                 self._admit()
                 if self._requests and not (caller.is_batched and (self._inputs or self._stepping)):
                     requests, self._requests = self._requests, {}
@@ -152,6 +162,24 @@ class Scheduler(Generic[Result]):
         self._pending_errors[index] = error
         self._stepping.discard(index)
 
+    def postpone(self, index: int) -> None:
+        """Have nobody wait for a trial's next outcome, so that an agent that answers in batches answers the others."""
+        self._stepping.discard(index)
+
+    def resume(self, index: int) -> None:
+        """Wait for it again, unless it is to fail."""
+        if index not in self._pending_errors:
+            self._stepping.add(index)
+
+    def stop_clock(self, index: int) -> None:
+        """Count no time of a trial that cannot begin yet."""
+        self._began.pop(index, None)
+
+    def start_clock(self, index: int) -> None:
+        """Count a trial's time from now on, if it is not counted already."""
+        if self.limits.trial_s is not None:
+            self._began.setdefault(index, time.monotonic())
+
     def timeout_error(self, index: int) -> EnvError:
         """Make the error of a trial whose environment took too long."""
         return EnvError(f"{self._where(index)} its environment took longer than {self._turn_limit()}")
@@ -167,8 +195,7 @@ class Scheduler(Generic[Result]):
             index = self._waiting.popleft()
             self._num_live += 1
             self._inputs[index] = None
-            if self.limits.trial_s is not None:
-                self._began[index] = time.monotonic()
+            self.start_clock(index)
 
     def _finish(self, index: int, result: Result) -> None:
         self._num_live -= 1
@@ -181,6 +208,8 @@ class Scheduler(Generic[Result]):
     def _wait(self) -> None:
         """Handle everything that was posted; if nothing was, wait for it, until limits are to be checked."""
         patience_s = None if math.isinf(self._check_at) else max(0.0, self._check_at - time.monotonic())
+        if self._interrupt is not None:
+            patience_s = _LOOK_S if patience_s is None else min(patience_s, _LOOK_S)
         try:
             function, arguments = self._inbox.get(timeout=patience_s)
         except Empty:

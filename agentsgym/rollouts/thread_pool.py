@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from enum import Enum
 from queue import SimpleQueue
 from types import TracebackType
@@ -32,8 +34,9 @@ class EnvThreadPool:
     A step that is given up is left running in its thread, which another one replaces; when it returns, its result is
     dropped and its session's state is forgotten.
 
-    The threads are started when they are first needed and end with :meth:`close` or the ``with`` block; used again
-    after that, the pool starts new ones.
+    The threads are started when they are first needed and end with :meth:`close`, the ``with`` block, or the pool
+    itself where nobody has it any more; used again after that, the pool starts new ones. A pool that a rollout uses
+    cannot be closed.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -50,6 +53,8 @@ class EnvThreadPool:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
         self._num_started = 0
+        self._runs: set[_ThreadExecutor] = set()
+        weakref.finalize(self, _end_threads, self._jobs, self._threads).atexit = False  # they end with the process
 
     def __enter__(self) -> Self:
         return self
@@ -60,9 +65,14 @@ class EnvThreadPool:
         self.close()
 
     def close(self) -> None:
-        """End the threads; one whose step was given up ends when the step returns."""
-        for _ in self._threads:
-            self._jobs.put(None)
+        """End the threads; one whose step was given up ends when the step returns.
+
+        Raises:
+            ConfigError: A rollout uses them.
+        """
+        if self._runs:
+            raise ConfigError("an EnvThreadPool cannot be closed while a rollout uses it")
+        _end_threads(self._jobs, self._threads)
         for thread in self._threads:
             thread.join()
         self._threads.clear()
@@ -75,7 +85,9 @@ class EnvThreadPool:
         """
         if threading.current_thread() in self._threads:
             raise ConfigError("a step in an EnvThreadPool cannot wait for others in the same pool: make another for it")
-        return _ThreadExecutor(self, port)
+        executor = _ThreadExecutor(self, port, self._runs.discard)
+        self._runs.add(executor)
+        return executor
 
     def submit(self, job: _Job) -> None:
         """Queue a step for the next free thread."""
@@ -149,23 +161,39 @@ class _Job:
         return True
 
 
+def _end_threads(jobs: SimpleQueue[_Job | None], threads: set[threading.Thread]) -> None:
+    for _ in threads:
+        jobs.put(None)
+
+
 def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
     """Run one step after the other, until there is no more to come or this thread was replaced."""
     while (job := jobs.get()) is not None:
-        if not job.begin():
-            continue
-        outcome = advance(job.generator, job.given)
-        if not job.end():
-            job.generator.close()
+        if not _run_job(job):
             return
-        job.executor.done(job.index, outcome)
+        del job  # an idle thread keeps no pool alive
+
+
+def _run_job(job: _Job) -> bool:
+    """Run one step; returns whether its thread is still the pool's."""
+    if not job.begin():
+        return True
+    outcome = advance(job.generator, job.given)
+    if not job.end():
+        job.generator.close()
+        return False
+    job.executor.done(job.index, outcome)
+    return True
 
 
 class _ThreadExecutor:
     """One run's part of a pool."""
 
-    def __init__(self, pool: EnvThreadPool, port: SchedulerPort) -> None:
+    max_live: int | None = None
+
+    def __init__(self, pool: EnvThreadPool, port: SchedulerPort, on_close: Callable[[_ThreadExecutor], None]) -> None:
         self._pool = pool
+        self._on_close = on_close
         self._port = port
         self._generators: dict[int, TrialGenerator[Any]] = {}
         self._jobs: dict[int, _Job] = {}
@@ -206,6 +234,7 @@ class _ThreadExecutor:
         given_up = {job.index for job in running if self._pool.give_up(job)}
         for index in self._generators.keys() - given_up:
             self._generators[index].close()
+        self._on_close(self)
 
     def _stepped(self, index: int, outcome: TrialOutcome) -> None:
         if self._jobs.pop(index, None) is not None:

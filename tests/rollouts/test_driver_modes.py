@@ -16,6 +16,7 @@ from agentsgym.agents.event_loop import agents_loop
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv
 from agentsgym.errors import AgentError, ConfigError, EnvError
+from agentsgym.interruptions import Interruption
 from agentsgym.rollouts.driver import drive
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.thread_pool import EnvThreadPool
@@ -182,7 +183,7 @@ def test_an_error_in_on_finish_ends_the_run_and_leaves_the_pool_usable(make_agen
     ]
 
 
-@pytest.mark.parametrize("error", [ConfigError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [ConfigError, Interruption, KeyboardInterrupt])
 def test_what_is_no_sessions_fault_in_a_coroutine_ends_the_run(error: Any, pool: Any) -> None:
     class Ending(AsyncParrot):
         async def aact(self, request: TurnRequest) -> Action:

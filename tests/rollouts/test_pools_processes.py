@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,9 +127,44 @@ def test_what_cannot_be_pickled_is_said(pool: EnvProcessPool) -> None:
     env.secret = lambda: 0  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"an EnvProcessPool sends environments .* Playground cannot be pickled: "):
         env.rollout(tasks("a stop"), Parrot(), pool=pool)
-    with pytest.raises(ConfigError, match=r"an EnvProcessPool sends .* tasks .* Trial cannot be pickled: "):
-        Playground().rollout([{"script": "a stop", "lock": types.SimpleNamespace(f=lambda: 0)}], Parrot(), pool=pool)
     assert texts(Playground().rollout(tasks("a stop"), Parrot(), pool=pool)[0]) == ["a", "stop"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("dumps", "its task cannot be sent to its process: TypeError: no dump"),
+        ("dumps and exits", "its task cannot be sent to its process: SystemExit"),
+        ("loads", "its task cannot be read by its process: ValueError: invalid literal"),
+        ("loads and exits", "its task cannot be read by its process: SystemExit: bye"),
+    ],
+)
+def test_a_task_that_cannot_be_sent_or_read_fails_its_session_alone(
+    fault: str, why: str, agent: Any, pool: EnvProcessPool
+) -> None:
+    given = [{"script": "a stop"}, {"script": "a stop", "given": Unsteady(fault)}, {"script": "b stop"}]
+    whole, failed, other = Playground().rollout(given, agent, pool=pool)
+    assert [texts(whole), texts(other)] == [["a", "stop"], ["b", "stop"]]
+    assert failed.task_index == 1
+    assert why in str(failed.error)
+    assert "make them in _initialize_episode" in str(failed.error)
+
+
+class Unsteady:
+    """Breaks where it is pickled or unpickled."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def __deepcopy__(self, _: Any) -> "Unsteady":
+        return self
+
+    def __reduce__(self) -> Any:
+        if self.fault == "dumps":
+            raise TypeError("no dump")
+        if self.fault == "dumps and exits":
+            raise SystemExit
+        return (int, ("no number",)) if self.fault == "loads" else (sys.exit, ("bye",))
 
 
 def test_a_result_that_cannot_be_sent_fails_its_session(agent: Any, pool: EnvProcessPool) -> None:
@@ -171,6 +207,22 @@ def test_episodes_that_hang_while_others_wait_for_their_process_end(agent: Any) 
         Playground().rollout(tasks("stop"), Parrot(), pool=pool)
         played = Playground().rollout(tasks(*["a hang"] * 3), agent, pool=pool, episode_timeout_s=0.5)
     assert all("the trial took longer than episode_timeout_s = 0.5" in str(one.error) for one in played)
+
+
+def test_the_time_that_a_process_takes_to_begin_is_not_its_episodes() -> None:
+    with EnvProcessPool(1) as pool:
+        played = SlowToLoad().rollout(tasks("a stop", "b stop"), Parrot(), pool=pool, episode_timeout_s=0.5)
+        late = Playground().rollout(tasks("a hang"), Parrot(), pool=pool, episode_timeout_s=0.5)
+    assert [texts(one) for one in played] == [["a", "stop"], ["b", "stop"]]
+    assert late[0].failed
+
+
+class SlowToLoad(Playground):
+    """Takes its time in a new process, as one whose module imports much."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        time.sleep(1.5)
+        super().__setstate__(state)
 
 
 def test_a_broken_off_run_leaves_no_process_and_no_thread() -> None:

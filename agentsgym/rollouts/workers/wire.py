@@ -10,17 +10,24 @@ import io
 import pickle
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from agentsgym.errors import AgentError, EpisodeError
-from agentsgym.rollouts.interfaces import Finished, PlayableTrial, Raised
+from agentsgym.rollouts.interfaces import PlayableTrial
+from agentsgym.texts import shown
 from agentsgym.types import Action, FinishReason, Message, TurnRequest
 
 NO_TRIAL = -1
+IS_WAITING = -2
 READY = b"ready"
+LOADED = b"loaded"  # the environments of a batch are there, and its items begin
+CLOSED = b"closed"  # the answer to CLOSE
+CLOSE = b"close"  # the run was aborted: every trial that is in play is to be closed
 SHUTDOWN = b""
 # Lets a process close its episodes before it ends. Not SIGTERM: that is how the interpreter ends a process that hangs.
 KILL_SIGNAL: signal.Signals | None = getattr(signal, "SIGUSR1", None)
+
+INTERRUPTED = 128 + (KILL_SIGNAL or 0)  # the exit code of a process that got it
 
 WireAction = tuple[str, Sequence[int] | None, Sequence[float] | None, FinishReason]
 WireInput = WireAction | EpisodeError
@@ -49,7 +56,7 @@ class WorkBatch(NamedTuple):
     Attributes:
         envs: Pickled environments, by name.
         dropped_envs: Names of those that are not needed any more.
-        items: What to do, in order; nothing means that the run was aborted.
+        items: What to do, in order.
     """
 
     envs: dict[str, bytes]
@@ -80,19 +87,49 @@ class RequestDelta(NamedTuple):
 
 
 class TrialEnd(NamedTuple):
-    """A trial's result, or what it raised, or why neither can be sent."""
+    """The end of a trial.
+
+    Attributes:
+        trial_index: Its index in the run.
+        outcome: Its result or what it raised, pickled by itself, so that a value that cannot be read costs this trial
+            alone; or why neither can be sent.
+    """
 
     trial_index: int
-    outcome: Finished | Raised | str
+    outcome: bytes | str
 
 
 class DeserializationFailure(NamedTuple):
-    """Why the worker could not unpickle an environment or a trial."""
+    """Why the worker could not unpickle what it was sent.
+
+    Attributes:
+        reason: What was raised.
+        trial_index: The trial that it was; None for an environment.
+    """
 
     reason: str
+    trial_index: int | None = None
 
 
 Reply = RequestDelta | TrialEnd | DeserializationFailure
+
+
+def load_replies(message: bytes) -> tuple[list[Reply], bool]:
+    """Unpickle a worker's message: its replies, and whether they are the last of a batch.
+
+    Raises:
+        BaseException: Whatever unpickling raises, and TypeError for a message that is something else.
+    """
+    given: Any = pickle.loads(message)
+    if not (isinstance(given, tuple) and len(cast("tuple[Any, ...]", given)) == 2):
+        raise TypeError("it is no pair")
+    dumped, is_last = cast("tuple[Any, Any]", given)
+    if not isinstance(dumped, list) or not isinstance(is_last, bool):
+        raise TypeError("it holds no replies")
+    replies = [pickle.loads(one) for one in cast("list[Any]", dumped)]
+    if not all(isinstance(one, Reply) for one in replies):
+        raise TypeError("it holds no replies")
+    return replies, is_last
 
 
 class RequestMirror:
@@ -126,7 +163,7 @@ def to_wire(given: Any, session_id: str) -> WireInput:
         return given.text, given.token_ids, given.logprobs, given.finish_reason
     if isinstance(given, EpisodeError):
         return given
-    return AgentError(f"session {session_id}: an agent must answer with an Action, got {given!r}")
+    return AgentError(f"session {session_id}: an agent must answer with an Action, got {shown(given)}")
 
 
 class _TrialPickler(pickle.Pickler):

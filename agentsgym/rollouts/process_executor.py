@@ -1,0 +1,389 @@
+"""One run of trials in the processes of a pool."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from agentsgym.errors import AgentError, AgentsGymError, ConfigError, EnvError, EpisodeError
+from agentsgym.interruptions import is_interruption
+from agentsgym.rollouts.interfaces import Finished, Input, Raised, SchedulerPort
+from agentsgym.rollouts.placement import Placement
+from agentsgym.rollouts.remote_trial import RemoteTrial
+from agentsgym.rollouts.worker_set import WorkerLimits, WorkerSet
+from agentsgym.rollouts.workers.handle import WorkerHandle
+from agentsgym.rollouts.workers.memory import resident_mb
+from agentsgym.rollouts.workers.wire import (
+    CLOSED,
+    LOADED,
+    DeserializationFailure,
+    Reply,
+    RequestDelta,
+    WorkBatch,
+    WorkItem,
+    dump_trial,
+    load_replies,
+    to_wire,
+)
+from agentsgym.texts import sentence_of
+from agentsgym.types import Action
+
+_MEASURE_EVERY_S = 0.1
+_MAX_FAILED_STARTS = 3  # a process, one after the other
+_MAX_DEATHS_WITHOUT_PROGRESS = 8  # a live trial, more than it takes to convict each of them
+_TASKS = (
+    "an EnvProcessPool takes tasks whose values can be pickled and are of classes that a module defines: name others "
+    "in the task, and make them in _initialize_episode"
+)
+
+
+class ProcessExecutor:
+    """One run's part of a pool."""
+
+    def __init__(
+        self, workers: WorkerSet, limits: WorkerLimits, port: SchedulerPort, on_close: Callable[[], None]
+    ) -> None:
+        """Begin a run.
+
+        Args:
+            workers: The pool's processes.
+            limits: What they may take.
+            port: The scheduler.
+            on_close: Called when the run is over.
+        """
+        self._workers = workers
+        self._limits = limits
+        self._port = port
+        self._on_close = on_close
+        num_trials = len(port.trials)
+        self._max_sessions = min(limits.max_sessions or num_trials, max(1, num_trials))
+        self.max_live: int | None = self._max_sessions * workers.size
+        self._trials: dict[int, RemoteTrial] = {}
+        self._placement = Placement(self._trials)
+        self._envs: dict[int, tuple[str, bytes]] = {}  # by identity: name and pickle
+        self._num_failed_starts = self._num_deaths_without_progress = 0
+        self._is_any_draining = False
+        self._over = threading.Event()
+        if limits.max_memory_mb is not None:
+            threading.Thread(target=self._measure, name="agentsgym-process-memory", daemon=True).start()
+
+    # What the scheduler calls
+
+    def advance(self, inputs: dict[int, Input]) -> None:
+        """Hand each input to the process where its trial lives."""
+        for index, given in inputs.items():
+            if index in self._trials:
+                self._go_on(self._trials[index], given)
+            else:
+                self._add(index)
+        inputs.clear()
+        self._move_in()
+
+    def running(self) -> list[tuple[int, float]]:
+        """The steps that run, at most one a process."""
+        running = [(worker, worker.running) for worker in self._workers.handles]
+        return [step for worker, step in running if step is not None and step[0] in worker.residents]
+
+    def abandon(self, index: int, error: EpisodeError) -> None:
+        """Kill the process if the step runs; its end is reported, and the trials that lived in it are replayed."""
+        remote = self._trials[index]
+        remote.error = error
+        running = None if remote.worker is None else remote.worker.running
+        if remote.worker is not None and running is not None and running[0] == index:
+            remote.worker.kill()
+        elif remote.worker is None and not remote.has_requested:
+            self._settle(remote, Finished(remote.trial.abandon(error)))
+
+    def close(self) -> None:
+        """Kill processes that still work, and let the others drop their trials."""
+        self._over.set()
+        used = {name for name, _ in self._envs.values()}
+        for worker in self._workers.handles:
+            worker.on_message = None
+            worker.outbox.clear()
+            worker.droppable_envs = worker.known_envs - used
+            if worker.is_busy and not worker.is_closing:
+                worker.kill()
+                worker.is_dead = True
+            elif worker.residents and not worker.is_closing:
+                worker.close_trials()
+            worker.residents.clear()
+        self._on_close()
+
+    # What processes send
+
+    def on_message(self, worker: WorkerHandle, message: bytes | None) -> None:
+        """Post a message; called on the process's reader thread."""
+        self._port.post(self._received, worker, message)
+
+    def _received(self, worker: WorkerHandle, message: bytes | None) -> None:
+        """Handle a message of a process; None is its end."""
+        if worker not in self._workers.handles:
+            return
+        if message is None:
+            self._died(worker)
+        elif message == LOADED:
+            for index in worker.residents:
+                self._port.start_clock(index)
+        elif message != CLOSED and not worker.is_killed:  # else its trials are played again, from where they were
+            self._read(worker, message)
+        self._move_in()
+
+    def _read(self, worker: WorkerHandle, message: bytes) -> None:
+        try:
+            replies, is_last = load_replies(message)
+        except BaseException as error:  # foreign code: what an environment put into its messages
+            if is_interruption(error):
+                raise
+            worker.kill(f"it sent a message that cannot be read: {type(error).__name__}: {sentence_of(error)}")
+            return
+        worker.is_busy = not is_last
+        for reply in replies:
+            self._handle(worker, reply)
+
+    def _handle(self, worker: WorkerHandle, reply: Reply) -> None:
+        if isinstance(reply, DeserializationFailure) and reply.trial_index is None:
+            raise ConfigError(
+                f"an environment that was sent to an EnvProcessPool's process cannot be read there: {reply.reason}; "
+                "its classes must be defined in a module that can be imported, not in a notebook"
+            )
+        remote = None if reply.trial_index is None else self._trials.get(reply.trial_index)
+        if remote is None or remote.worker is not worker:
+            worker.kill("it answered for a session that does not live there")
+        elif isinstance(reply, RequestDelta):
+            self._handle_request(remote, worker, reply)
+        elif isinstance(reply, DeserializationFailure):
+            self._settle(remote, remote.failed(f"its task cannot be read by its process: {reply.reason}; {_TASKS}"))
+        else:
+            worker.num_ended += 1
+            worker.is_draining = worker.is_draining or self._limits.is_worn(worker)
+            self._is_any_draining = self._is_any_draining or worker.is_draining
+            had_requested = remote.is_replaying and remote.has_requested
+            outcome = Finished(remote.trial.abandon(remote.differs())) if had_requested else remote.outcome(reply)
+            self._settle(remote, outcome)
+
+    def _handle_request(self, remote: RemoteTrial, worker: WorkerHandle, delta: RequestDelta) -> None:
+        request, is_different = remote.shows(delta)
+        if not (remote.is_replaying and remote.has_requested):
+            self._note_progress(remote)
+            if not remote.is_replaying and remote.in_flight is not None:
+                remote.inputs.append(remote.in_flight)
+        else:
+            remote.is_replaying = False
+            if is_different:
+                self._fail(remote, remote.differs())
+            if not remote.is_stepping:
+                return  # the agent has the request already
+            if isinstance(remote.in_flight, EpisodeError) or (remote.in_flight is not None and remote.error is None):
+                worker.outbox.append((remote.index, remote.in_flight))
+                return
+        remote.is_replaying = remote.is_stepping = False
+        remote.has_requested, remote.in_flight = True, None
+        self._port.stepped(remote.index, request)
+
+    def _settle(self, remote: RemoteTrial, outcome: Finished | Raised) -> None:
+        self._note_progress(remote)
+        remote.leave()
+        if remote.is_stepping or isinstance(outcome, Raised):
+            self._forget(remote)
+            self._port.stepped(remote.index, outcome)
+        else:
+            remote.end = outcome
+
+    def _note_progress(self, remote: RemoteTrial) -> None:
+        self._num_deaths_without_progress = 0
+        remote.go_on()
+
+    # Processes that die
+
+    def _died(self, worker: WorkerHandle) -> None:
+        """Replace it, and play its trials again, but for one that is known to have broken it."""
+        residents = [self._trials[index] for index in sorted(worker.residents)]
+        culprit = next((one for one in residents if one.index == worker.stepped), None)
+        suspect = culprit or (residents[0] if len(residents) == 1 else None)
+        self._workers.replace(worker, self.on_message)
+        self._check_deaths(worker)
+        if worker.is_ready:
+            self._judge(worker, residents, suspect)
+        for remote in residents:
+            remote.leave()
+            cannot_fail_later = not remote.has_requested or (
+                remote is suspect and (remote.is_replaying or isinstance(remote.in_flight, EpisodeError))
+            )
+            if remote.error is not None and cannot_fail_later:
+                self._settle(remote, Finished(remote.trial.abandon(remote.error)))
+            else:
+                remote.is_replaying = True
+                self._placement.waiting.append(remote)
+
+    def _check_deaths(self, worker: WorkerHandle) -> None:
+        """End a run in which processes die and no session goes on: what they die of is no session's fault."""
+        self._num_failed_starts = 0 if worker.is_ready else self._num_failed_starts + 1
+        self._num_deaths_without_progress += 1
+        if not worker.is_ready and not worker.killed_by_signal:
+            raise ConfigError(
+                f"an EnvProcessPool's process ended ({worker.how_it_ended()}) before it began to work; what it "
+                'wrote says why: a script must start its pool below `if __name__ == "__main__":`'
+            )
+        num_failed, num_deaths = self._num_failed_starts, self._num_deaths_without_progress
+        num_allowed = _MAX_DEATHS_WITHOUT_PROGRESS * (len(self._trials) + self._workers.size)
+        if num_failed > _MAX_FAILED_STARTS * self._workers.size or num_deaths > num_allowed:
+            raise AgentsGymError(
+                f"the last {max(num_failed, num_deaths)} processes of an EnvProcessPool "
+                f"ended one after the other ({worker.how_it_ended()}) and no session went on: see whether there is "
+                f"memory for num_workers = {self._workers.size} of them, and what else ends processes here"
+            )
+
+    def _judge(self, worker: WorkerHandle, residents: list[RemoteTrial], suspect: RemoteTrial | None) -> None:
+        """Find what a death says about those who lived there."""
+        alone = residents[0] if len(residents) == 1 else None
+        if worker.is_closing:
+            pass  # a trial of the run before held it up
+        elif suspect is None:
+            for remote in residents:
+                remote.company = max(1, remote.company // 2)
+        elif suspect.error is not None:
+            pass  # its process was killed for the time that it took, or it is known already
+        elif alone is not None and len(worker.hosted) == 1 and alone.is_proven(worker):
+            self._fail(alone, alone.died(worker.how_it_ended()))
+        else:
+            suspect.suspect(residents)
+
+    def _measure(self) -> None:
+        """Watch the memory of the processes; runs on a thread of its own."""
+        limit = self._limits.max_memory_mb or 0.0
+        while not self._over.wait(_MEASURE_EVERY_S):
+            for worker in [*self._workers.handles]:
+                held = resident_mb(worker.process.pid)
+                if held is not None and held > limit and worker.is_ready and not worker.is_killed:
+                    self._port.post(self._kill_for_memory, worker, held)
+
+    def _kill_for_memory(self, worker: WorkerHandle, held: float) -> None:
+        limit = self._limits.max_memory_mb or 0.0
+        if (worker.fresh_mb or 0.0) > limit:
+            raise ConfigError(
+                f"max_memory_mb must be more than a process takes before it plays ({worker.fresh_mb:.0f}), got {limit}"
+            )
+        worker.kill(f"it held {held:.0f} MB, more than max_memory_mb = {limit}", at_once=True)
+
+    # Trials
+
+    def _add(self, index: int) -> None:
+        trial = self._port.trials[index]
+        name, _ = self._env(trial.env)
+        try:
+            dumped = dump_trial(trial, name)
+        except BaseException as error:  # foreign values in the task
+            if is_interruption(error):
+                raise
+            sentence = (
+                f"session {trial.session_id}: its task cannot be sent to its process: {type(error).__name__}: "
+                f"{sentence_of(error)}; {_TASKS}"
+            )
+            self._port.stepped(index, Finished(trial.abandon(EnvError(sentence))))
+            return
+        remote = self._trials[index] = RemoteTrial(index, trial, dumped, name, self._max_sessions)
+        self._placement.waiting.append(remote)
+
+    def _move_in(self) -> None:
+        """Give every trial that waits a place, where there is one, and send what is to be sent."""
+        if self._placement.waiting or self._is_any_draining:
+            self._give_places()
+        for worker in self._workers.handles:
+            self._flush(worker)
+
+    def _give_places(self) -> None:
+        for worker in [*self._workers.handles]:
+            if worker.is_draining and not (worker.residents or worker.is_busy or worker.is_killed):
+                self._workers.replace(worker, self.on_message)
+        for remote, worker in self._placement.place(self._workers.handles):
+            place = worker
+            if remote.is_suspect and worker.hosted:
+                place = self._workers.replace(worker, self.on_message)
+            remote.worker = place
+            place.residents.add(remote.index)
+            place.hosted.add(remote.trial.session_id)
+            if not (remote.has_requested or place.has_env(remote.env_name)):
+                self._port.stop_clock(remote.index)
+            else:
+                self._port.start_clock(remote.index)
+            place.outbox.append(remote.start())
+            if remote.is_stepping:
+                self._port.resume(remote.index)
+        for remote in self._placement.waiting:
+            self._port.postpone(remote.index)
+        self._is_any_draining = any(worker.is_draining for worker in self._workers.handles)
+
+    def _go_on(self, remote: RemoteTrial, given: Input) -> None:
+        if remote.end is not None:
+            self._forget(remote)
+            self._port.stepped(remote.index, remote.end)
+            return
+        if isinstance(given, Action):
+            remote.agent_state = given.agent_state
+        remote.in_flight, remote.is_stepping = to_wire(given, remote.trial.session_id), True
+        if remote.worker is not None and not remote.is_replaying:
+            remote.worker.outbox.append((remote.index, remote.in_flight))
+
+    def _fail(self, remote: RemoteTrial, error: EpisodeError) -> None:
+        remote.error = error
+        self._port.fail_at_next_request(remote.index, error)
+
+    def _forget(self, remote: RemoteTrial) -> None:
+        remote.leave()
+        del self._trials[remote.index]
+        if remote in self._placement.waiting:
+            self._placement.waiting.remove(remote)
+
+    # Messages
+
+    def _flush(self, worker: WorkerHandle) -> None:
+        if worker.is_busy or worker.is_killed or not worker.outbox:
+            return
+        items, worker.outbox = worker.outbox, []
+        needed = {self._trials[item[0]].env_name for item in items}
+        dropped = worker.droppable_envs - needed
+        worker.known_envs -= dropped
+        envs = {name: dumped for name, dumped in self._envs.values() if name in needed - worker.known_envs}
+        worker.known_envs |= needed
+        batch = WorkBatch(envs, dropped, items)
+        worker.droppable_envs, worker.is_busy, worker.is_loading = set(), True, bool(envs)
+        try:
+            message = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
+        except BaseException as error:  # foreign values: what an agent put into its action
+            if is_interruption(error):
+                raise
+            message = pickle.dumps(batch._replace(items=[*map(self._sendable, items)]), pickle.HIGHEST_PROTOCOL)
+        worker.send(message)
+
+    def _sendable(self, item: WorkItem) -> WorkItem:
+        try:
+            pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+        except BaseException as error:  # as above
+            if is_interruption(error):
+                raise
+            remote = self._trials[item[0]]
+            sentence = (
+                f"session {remote.trial.session_id}: its action cannot be sent to its process: {sentence_of(error)}"
+            )
+            remote.in_flight = AgentError(sentence)
+            return item[0], remote.in_flight
+        return item
+
+    def _env(self, env: Any) -> tuple[str, bytes]:
+        known = self._envs.get(id(env))
+        if known is None:
+            try:
+                dumped = pickle.dumps(env, pickle.HIGHEST_PROTOCOL)
+            except BaseException as error:  # foreign code: an environment's attributes
+                if is_interruption(error):
+                    raise
+                raise ConfigError(
+                    f"an EnvProcessPool sends environments to its processes, and {type(env).__name__} cannot be "
+                    f"pickled: {sentence_of(error)}"
+                ) from error
+            known = self._envs[id(env)] = (hashlib.sha256(dumped).hexdigest(), dumped)
+        return known

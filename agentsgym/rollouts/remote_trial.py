@@ -1,0 +1,131 @@
+"""A trial that lives in a worker process, as the pool sees it, and what is held against it when processes die."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from agentsgym.errors import EnvError, EpisodeError
+from agentsgym.interruptions import is_interruption
+from agentsgym.rollouts.interfaces import Finished, PlayableTrial, Raised
+from agentsgym.rollouts.workers.handle import WorkerHandle
+from agentsgym.rollouts.workers.wire import RequestDelta, RequestMirror, StartTrial, TrialEnd, WireInput
+from agentsgym.texts import sentence_of
+from agentsgym.types import TurnRequest
+
+_PROOFS_OF_A_KILL = 2  # deaths by signals that also come from outside, as when memory is short, that count as proof
+
+
+class RemoteTrial:
+    """A trial that lives in a worker.
+
+    Attributes:
+        index: Its index in the run.
+        trial: It.
+        env_name: The environment that it needs.
+        worker: Where it lives; None while it waits for a place.
+        mirror: Its last request.
+        agent_state: What the agent is given back.
+        inputs: What it was given, and has taken.
+        in_flight: What it is given now; None at its start.
+        is_stepping: Whether the scheduler waits for its next outcome.
+        has_requested: Whether it has come to its first request.
+        is_replaying: Whether it is played again in a new process.
+        error: What it is to end with once it is replayed.
+        end: Its result, where it ended while the scheduler did not wait for it.
+        company: With how many trials, itself included, it may share a process. It shrinks with every death that it may
+            have caused.
+        is_suspect: Whether it was being stepped when a process died: it is tried alone, in a process that none but it
+            has ever known, until it has got past that turn.
+        bystanders: Those that lived there as well, and are under suspicion once it is cleared.
+    """
+
+    def __init__(self, index: int, trial: PlayableTrial[Any], dumped: bytes, env_name: str, company: int) -> None:
+        self.index = index
+        self.trial = trial
+        self.env_name = env_name
+        self.worker: WorkerHandle | None = None
+        self.mirror = RequestMirror(trial.session_id)
+        self.agent_state: Any = None
+        self.inputs: list[WireInput] = []
+        self.in_flight: WireInput | None = None
+        self.is_stepping = True
+        self.has_requested = self.is_replaying = False
+        self.error: EpisodeError | None = None
+        self.end: Finished | None = None
+        self.company = company
+        self.is_suspect = False
+        self.bystanders: list[RemoteTrial] = []
+        self._dumped = dumped
+        self._max_new_tokens: int | None = None
+        self._num_deaths_alone = 0  # at this turn
+
+    def start(self) -> StartTrial:
+        """What a process is sent that is to play it, again if it was played before."""
+        return StartTrial(self.index, self._dumped, [*self.inputs])
+
+    def leave(self) -> None:
+        """Live nowhere."""
+        if self.worker is not None:
+            self.worker.residents.discard(self.index)
+            self.worker = None
+
+    def shows(self, delta: RequestDelta) -> tuple[TurnRequest, bool]:
+        """Take what a process sent; returns the request, and whether it differs from the last one."""
+        mirror = self.mirror
+        before = (mirror.messages, mirror.token_ids, self._max_new_tokens)
+        request = mirror.request(delta, self.agent_state)
+        self._max_new_tokens = delta.max_new_tokens
+        return request, self.is_replaying and before != (mirror.messages, mirror.token_ids, self._max_new_tokens)
+
+    def outcome(self, end: TrialEnd) -> Finished | Raised:
+        """Read its end."""
+        if isinstance(end.outcome, str):
+            return self.failed(f"its result cannot be sent by its process: {end.outcome}")
+        try:
+            return pickle.loads(end.outcome)
+        except BaseException as error:  # foreign code: what an environment put into its info
+            if is_interruption(error):
+                raise
+            return self.failed(
+                f"its result cannot be read where it was sent to: {type(error).__name__}: {sentence_of(error)}"
+            )
+
+    def failed(self, sentence: str) -> Finished:
+        """Make the result of a trial that cannot go on."""
+        return Finished(self.trial.abandon(EnvError(f"session {self.trial.session_id}: {sentence}")))
+
+    def differs(self) -> EnvError:
+        """Make the error of a trial that comes out differently when it is played again."""
+        return EnvError(
+            f"session {self.trial.session_id}: its process died, and when it was played again from its "
+            f"{len(self.inputs)} recorded actions it came out differently; an environment must give the same for the "
+            "same task, seed and actions"
+        )
+
+    def died(self, ended: str) -> EnvError:
+        """Make the error of a trial that its process died of."""
+        return EnvError(
+            f"session {self.trial.session_id}, turn {len(self.inputs)}: its environment's process died ({ended})"
+        )
+
+    # Suspicion
+
+    def go_on(self) -> None:
+        """Be cleared of what happened up to here, if it was alone: then it was another who lived there."""
+        self._num_deaths_alone = 0
+        if self.is_suspect:
+            self.is_suspect = False
+            for one in (self, *self.bystanders):
+                one.company = max(1, one.company // 2)
+            self.bystanders = []
+
+    def is_proven(self, worker: WorkerHandle) -> bool:
+        """Count a death of a process in which it was alone; returns whether that proves that it caused it."""
+        self._num_deaths_alone += 1
+        return self._num_deaths_alone >= (_PROOFS_OF_A_KILL if worker.may_be_killed_from_outside else 1)
+
+    def suspect(self, bystanders: list[RemoteTrial]) -> None:
+        """Have it tried alone; those who lived there stay in mind."""
+        self.is_suspect = True
+        self.bystanders += [one for one in bystanders if one is not self]

@@ -1,0 +1,130 @@
+"""Messages between a process pool and one worker, checked before anything in them is believed.
+
+A worker runs the user's code, which can write to any of its file descriptors, read from them or close them. Each frame
+therefore carries a digest that only the two ends can make, of its number, its length and its content::
+
+    magic (4) | number (8) | length (8) | digest of the payload (16) | digest of all that (16) | payload
+
+Stray bytes, lost ones and broken frames raise :class:`BrokenChannelError`; none of them is unpickled. This guards
+against accidents. It is no fence around a worker: its code is trusted, as that of the pool's own process is.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+import sys
+from collections.abc import Callable
+
+_MAGIC = b"\xa7gym"
+_PREFIX = struct.Struct(">4sQQ16s")
+_DIGEST_SIZE = 16
+_HEADER_SIZE = _PREFIX.size + _DIGEST_SIZE
+_JOINED_SIZE = 1 << 16  # a payload up to this size is copied, so that the frame is sent by one call
+
+
+class BrokenChannelError(Exception):
+    """What came is no frame of the other end, or its next one is overdue."""
+
+
+class Channel:
+    """One end of a connection."""
+
+    def __init__(self, connection: socket.socket, key: bytes) -> None:
+        """Take an end.
+
+        Args:
+            connection: A connected stream socket.
+            key: What only the two ends know.
+        """
+        self.connection = connection
+        self._key = key
+        self._num_sent = self._num_received = 0
+
+    def send(self, payload: bytes) -> None:
+        """Send one message.
+
+        Raises:
+            OSError: The connection is gone, or the other end has not read for too long.
+        """
+        prefix = _PREFIX.pack(_MAGIC, self._num_sent, len(payload), self._digest(payload))
+        header = prefix + self._digest(prefix)
+        self._num_sent += 1
+        if len(payload) <= _JOINED_SIZE:
+            self.connection.sendall(header + payload)
+        else:
+            self.connection.sendall(header)
+            self.connection.sendall(payload)
+
+    def receive(self, on_silence: Callable[[], None] | None = None) -> bytes:
+        """Wait for the next message.
+
+        Args:
+            on_silence: Called whenever nothing has come for as long as :meth:`limit_waits` says; what it raises ends
+                the wait.
+
+        Raises:
+            EOFError: The other end is gone.
+            OSError: So is this one.
+            BrokenChannelError: Something else than a message came.
+        """
+        header = self._read(_HEADER_SIZE, on_silence)
+        prefix, digest = header[: _PREFIX.size], header[_PREFIX.size :]
+        _, number, length, payload_digest = _PREFIX.unpack(prefix)
+        if not hmac.compare_digest(digest, self._digest(prefix)) or number != self._num_received:
+            raise BrokenChannelError(f"bytes that are no message came through its pipe: {header[:16]!r}")
+        payload = self._read(length, on_silence)
+        if not hmac.compare_digest(payload_digest, self._digest(payload)):
+            raise BrokenChannelError("a message came through its pipe with other bytes among its own")
+        self._num_received += 1
+        return payload
+
+    def limit_waits(self, receiving_s: int, sending_s: int) -> None:
+        """Have waits interrupted: ``receive`` calls ``on_silence`` then, and ``send`` raises; on Windows never."""
+        if sys.platform != "win32":
+            for option, seconds in ((socket.SO_RCVTIMEO, receiving_s), (socket.SO_SNDTIMEO, sending_s)):
+                self.connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
+
+    def num_unread(self) -> int:
+        """Count the bytes sent that the other end has not taken yet; 0 where the system does not say."""
+        try:
+            import fcntl  # noqa: PLC0415  # not on Windows
+            import termios  # noqa: PLC0415
+
+            return int.from_bytes(fcntl.ioctl(self.connection, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except (ImportError, OSError):
+            return 0
+
+    def close(self) -> None:
+        """Close this end."""
+        self.connection.close()
+
+    def _read(self, size: int, on_silence: Callable[[], None] | None) -> bytes:
+        data = bytearray()
+        while len(data) < size:  # most often all of it comes at once
+            try:
+                part = self.connection.recv(min(size - len(data), 1 << 20))
+            except OSError as error:
+                if error.errno not in {errno.EAGAIN, errno.EWOULDBLOCK} or on_silence is None:
+                    raise
+                on_silence()
+                continue
+            if len(part) == size:
+                return part
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def _digest(self, content: bytes) -> bytes:
+        return hashlib.blake2b(content, digest_size=_DIGEST_SIZE, key=self._key).digest()
+
+
+def make_pipe() -> tuple[socket.socket, socket.socket, bytes]:
+    """Make two connected sockets, and the key for the channels over them."""
+    ours, theirs = socket.socketpair()
+    return ours, theirs, secrets.token_bytes(16)

@@ -1,0 +1,297 @@
+"""One worker process as the pool sees it: start it, send to it, kill it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from agentsgym.errors import ConfigError
+from agentsgym.rollouts.interfaces import GRACE_S
+from agentsgym.rollouts.workers.channel import BrokenChannelError, Channel, make_pipe
+from agentsgym.rollouts.workers.main import serve
+from agentsgym.rollouts.workers.memory import resident_mb
+from agentsgym.rollouts.workers.owner_watch import LOST_CONNECTION
+from agentsgym.rollouts.workers.wire import (
+    CLOSE,
+    CLOSED,
+    INTERRUPTED,
+    IS_WAITING,
+    KILL_SIGNAL,
+    LOADED,
+    NO_TRIAL,
+    READY,
+    SHUTDOWN,
+    WorkItem,
+)
+
+# Imported once, in the process that all workers are forked from, if this process has a use for them: a worker that
+# takes another's place then begins in a tenth of a second.
+_PRELOADED = ("agentsgym.envs.base", "transformers.tokenization_utils_tokenizers")
+# The system, a scheduler of jobs or a terminal sends these to any process: one says nothing about a trial.
+_OUTSIDERS_SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+_UNKNOWN = 255  # the exit code that multiprocessing gives a process when the one that it was forked from is gone
+_SILENCE_S = 1  # how often it is looked whether a process that sends nothing is still there
+_MAX_ATTEMPTS = 10
+_BETWEEN_ATTEMPTS_S = 0.1
+_SENDING_S = 30  # how long a process may leave a message unread
+_PROCESSES = threading.Lock()  # multiprocessing reads a process's exit code twice if two threads ask for it at once
+
+
+def _context() -> Any:
+    """How processes are started: never forked from this one, whose threads and accelerators would break."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        [
+            "agentsgym.rollouts.workers.fork_server",
+            "__main__",
+            serve.__module__,
+            *(name for name in _PRELOADED if name in sys.modules),
+        ]
+    )
+    return context
+
+
+class WorkerHandle:
+    """One process as the pool sees it.
+
+    Attributes:
+        on_message: Called, on another thread, with each message; None is the end of the process.
+        is_ready: Whether it has begun to listen.
+        is_busy: Whether it has a batch that it has not answered completely: it gets the next one only then, so that
+            neither side ever waits for the other to read.
+        is_loading: Whether it was sent environments that it has not read yet, for which it may import much.
+        is_closing: Whether it is busy with closing the trials of a run that was aborted.
+        is_dead: Whether it is gone.
+        is_killed: Whether it was ended on purpose.
+        is_draining: Whether it gets no more trials, and is replaced when those that it has are over.
+        why_killed: Why it was, where that says more than the signal; empty otherwise.
+        known_envs: The names of the environments that it has.
+        droppable_envs: Those of them that it may drop.
+        outbox: What it is to do next.
+        residents: The trials that live in it, by their index.
+        hosted: Those that ever lived there in this run and in those before: a process that only one trial has ever
+            known can have been broken by none other.
+        num_ended: How many trials came to their end in it.
+        fresh_mb: Megabytes that it held before it played; None where that cannot be measured.
+    """
+
+    def __init__(self, on_message: Callable[[WorkerHandle, bytes | None], None]) -> None:
+        context = _context()
+        ours, theirs, key = make_pipe()
+        self._channel = Channel(ours, key)
+        self._channel.limit_waits(_SILENCE_S, _SENDING_S)
+        self._progress = context.RawArray("d", [NO_TRIAL, 0.0])
+        self.on_message: Callable[[WorkerHandle, bytes | None], None] | None = on_message
+        self.is_ready = self.is_busy = self.is_dead = self.is_killed = self.is_draining = False
+        self.is_closing = self.is_loading = False
+        self.why_killed = ""
+        self.known_envs: set[str] = set()
+        self.droppable_envs: set[str] = set()
+        self.outbox: list[WorkItem] = []
+        self.residents: set[int] = set()
+        self.hosted: set[object] = set()
+        self.num_ended = 0
+        self.fresh_mb: float | None = None
+        self._sent_at = time.monotonic()
+        self._stepped: int | None = None
+        self._killer: threading.Timer | None = None
+        self._closing: threading.Timer | None = None
+        self.process: Any = context.Process(
+            target=serve, args=(theirs, key, self._progress, os.getpid()), name="agentsgym-environments", daemon=True
+        )
+        self._start()
+        theirs.close()
+        self._reader = threading.Thread(target=self._read, name="agentsgym-process-reader", daemon=True)
+        self._reader.start()
+
+    def _start(self) -> None:
+        """Start it, again if the process that it is forked from ended at that moment: another one takes its place."""
+        for attempt in range(_MAX_ATTEMPTS):
+            try:
+                with _PROCESSES:
+                    self.process.start()
+            except (ConnectionError, EOFError):
+                if attempt == _MAX_ATTEMPTS - 1:
+                    raise
+                time.sleep(_BETWEEN_ATTEMPTS_S)
+            else:
+                return
+
+    def has_env(self, name: str) -> bool:
+        """Whether a trial of that environment can begin there at once."""
+        return name in self.known_envs and not self.is_loading
+
+    @property
+    def running(self) -> tuple[int, float] | None:
+        """The trial that it advances at this moment, and since when."""
+        index, since = self._progress
+        return None if index < 0 or self.is_killed else (int(index), since)
+
+    @property
+    def stepped(self) -> int | None:
+        """The trial that it advanced when it was killed or died."""
+        running = self.running
+        return self._stepped if running is None else running[0]
+
+    def send(self, message: bytes) -> None:
+        """Send a message; if the process is gone, its reader reports that."""
+        self._sent_at = time.monotonic()
+        try:
+            self._channel.send(message)
+        except BlockingIOError:
+            self.kill(f"it left a message unread for {_SENDING_S} s")
+        except OSError:
+            pass
+
+    def kill(self, why: str = "", *, at_once: bool = False) -> None:
+        """End it, after it has closed its episodes where there are signals for that, for which it has ``GRACE_S``.
+
+        A step that runs is interrupted; one that no signal interrupts, as in a library that computes, is not waited for
+        longer than that.
+
+        Args:
+            why: What it did.
+            at_once: Give it no time.
+        """
+        if self.is_killed:
+            return
+        running = self.running
+        self._stepped = None if running is None else running[0]
+        self.why_killed, self.is_killed = why, True
+        if at_once or KILL_SIGNAL is None or not self._is_alive():
+            self.process.kill()
+            return
+        self._kill_later()  # first, so that the reader finds the timer when the process ends
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, KILL_SIGNAL)
+
+    def close_trials(self) -> None:
+        """Have it close the trials that it has, for which it has ``GRACE_S``: the run was aborted."""
+        self.is_busy = self.is_closing = True
+        self._closing = threading.Timer(GRACE_S, self._give_up_closing)
+        self._closing.daemon = True
+        self._closing.start()
+        self.send(CLOSE)
+
+    def _give_up_closing(self) -> None:
+        if self.is_closing:
+            self.kill(f"closing the episodes of an aborted rollout took longer than {GRACE_S:.0f} s", at_once=True)
+
+    def request_shutdown(self) -> None:
+        """Ask it to end; kill it if it is busy, or does not follow."""
+        if self.is_dead:
+            return
+        if self.is_busy and not self.is_closing:
+            self.kill()
+        else:
+            self._kill_later()  # first, so that the reader finds the timer when the process ends
+            self.send(SHUTDOWN)
+
+    def end(self) -> None:
+        """Wait for its end."""
+        self._reader.join(GRACE_S + _SILENCE_S)
+        if self._reader.is_alive():
+            self.process.kill()
+            self._reader.join()
+        for timer in (self._killer, self._closing):
+            if timer is not None:
+                timer.join()
+
+    def _kill_later(self) -> None:
+        if self._killer is None:
+            self._killer = threading.Timer(GRACE_S, self.process.kill)
+            self._killer.daemon = True
+            self._killer.start()
+
+    def _is_alive(self) -> bool:
+        """Ask without waiting."""
+        with _PROCESSES:
+            return self.process.is_alive()
+
+    def _read(self) -> None:
+        """Hand on what it sends, on a thread that does nothing else, so that it never has to wait to be read."""
+        with suppress(EOFError, OSError):
+            try:
+                while True:
+                    self._deliver(self._channel.receive(self._look_after))
+            except BrokenChannelError as error:
+                self.kill(str(error))
+        self._await_end()
+        self.is_dead = True
+        self._channel.close()
+        for timer in (self._killer, self._closing):
+            if timer is not None:
+                timer.cancel()
+        self._deliver(None)
+
+    def _look_after(self) -> None:
+        """See whether a process that sends nothing is still there, and not waiting for a message that was lost."""
+        if not self._is_alive():  # and a process that the environment forked off keeps the connection open
+            raise EOFError
+        what, since = self._progress
+        overdue = time.monotonic() - max(self._sent_at, since) > GRACE_S
+        if self.is_busy and what == IS_WAITING and overdue and not self._channel.num_unread():
+            raise BrokenChannelError("a message that was sent to it was read by something else")
+
+    def _await_end(self) -> None:
+        """Wait until the process has ended; one that has only lost its connection is killed."""
+        if not multiprocessing.connection.wait([self.process.sentinel], timeout=GRACE_S):
+            self.process.kill()
+            multiprocessing.connection.wait([self.process.sentinel])
+        with _PROCESSES:
+            self.process.join()
+
+    def _deliver(self, message: bytes | None) -> None:
+        if message == READY:
+            with suppress(ConfigError):  # where it matters, that is said
+                self.fresh_mb = resident_mb(self.process.pid)
+            self.is_ready = True
+            return
+        if message == LOADED:
+            self.is_loading = False
+        if message == CLOSED:
+            if self._closing is not None:
+                self._closing.cancel()
+            self.is_busy = self.is_closing = False
+        on_message = self.on_message  # now: a run that begins meanwhile finds it idle, or is told
+        if on_message is not None:
+            on_message(self, message)
+
+    @property
+    def killed_by_signal(self) -> bool:
+        """Whether a signal ended it, or nobody knows what did, and not something that it ran into."""
+        code: int = self.process.exitcode or 0
+        return self.is_killed or code < 0 or code in {_UNKNOWN, INTERRUPTED}
+
+    @property
+    def may_be_killed_from_outside(self) -> bool:
+        """Whether it ended as processes are ended by others, which proves little about a trial."""
+        code: int = self.process.exitcode or 0
+        signals = {-int(getattr(signal, name)) for name in _OUTSIDERS_SIGNALS if hasattr(signal, name)}
+        return not self.is_killed and code in {*signals, _UNKNOWN, INTERRUPTED}
+
+    def how_it_ended(self) -> str:
+        """What it did, the signal or the exit code, in words."""
+        code: int | None = self.process.exitcode
+        if self.why_killed:
+            return self.why_killed
+        if code == LOST_CONNECTION:
+            return "its connection was closed, written to or read from"
+        if code == _UNKNOWN:
+            return "exit code 255, or unknown because the process that it was forked from ended as well"
+        if code == INTERRUPTED and KILL_SIGNAL is not None:
+            return f"signal {KILL_SIGNAL.name}"
+        if code is not None and code < 0:
+            with suppress(ValueError):
+                return f"signal {signal.Signals(-code).name}"
+        return f"exit code {code}"

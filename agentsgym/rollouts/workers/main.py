@@ -1,0 +1,265 @@
+"""What runs in a worker process: the trials that live there, advanced as the pool's messages say."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from agentsgym.errors import AgentsGymError
+from agentsgym.interruptions import Interruption, is_interruption
+from agentsgym.rollouts.interfaces import BATCHING_WINDOW_S, Finished, Raised, TrialGenerator, TrialOutcome, advance
+from agentsgym.rollouts.workers.channel import BrokenChannelError, Channel
+from agentsgym.rollouts.workers.owner_watch import LOST_CONNECTION, end_with_owner
+from agentsgym.rollouts.workers.wire import (
+    CLOSE,
+    CLOSED,
+    INTERRUPTED,
+    IS_WAITING,
+    KILL_SIGNAL,
+    LOADED,
+    NO_TRIAL,
+    READY,
+    SHUTDOWN,
+    DeserializationFailure,
+    Reply,
+    RequestDelta,
+    StartTrial,
+    TrialEnd,
+    WireInput,
+    WorkBatch,
+    WorkItem,
+    load_trial,
+)
+from agentsgym.texts import sentence_of
+from agentsgym.types import Action, Message, TurnRequest
+
+if TYPE_CHECKING:
+    import socket
+
+
+class _Killed(Interruption):
+    """The pool kills this process; raised in whatever runs, so that every trial closes its episode on the way out."""
+
+
+class _LiveTrial:
+    """A trial in play, and how much of its conversation the pool knows."""
+
+    def __init__(self, generator: TrialGenerator[Any]) -> None:
+        self.generator = generator
+        self.messages: Sequence[Message] = ()
+        self.token_ids: Sequence[int] = ()
+        self.num_messages = 0
+        self.num_tokens = 0
+
+    def advance(self, given: WireInput | None) -> TrialOutcome:
+        """Let it go on."""
+        if not isinstance(given, tuple):
+            return advance(self.generator, given)
+        text, token_ids, logprobs, finish_reason = given
+        return advance(
+            self.generator,
+            # Any state but None will do: the pool gives back the real one.
+            Action(text=text, token_ids=token_ids, logprobs=logprobs, agent_state=True, finish_reason=finish_reason),
+        )
+
+    def delta(self, index: int, request: TurnRequest) -> RequestDelta:
+        """Make the difference to the last request."""
+        if request.messages is not self.messages:
+            self.messages, self.num_messages = request.messages, 0
+        if request.token_ids is not self.token_ids:
+            self.token_ids, self.num_tokens = request.token_ids, 0
+        delta = RequestDelta(
+            index,
+            self.num_messages,
+            request.messages[self.num_messages :],
+            self.num_tokens,
+            request.token_ids[self.num_tokens :],
+            request.max_new_tokens,
+            request.agent_state is not None,
+        )
+        self.num_messages, self.num_tokens = len(request.messages), len(request.token_ids)
+        return delta
+
+
+class _WorkerLoop:
+    """One process's environments and trials.
+
+    Attributes:
+        progress: Shared with the pool: which trial is advanced, or its reply pickled, at this moment
+            (:data:`NO_TRIAL`: none, :data:`IS_WAITING`: none, and it waits for a message), since when.
+        is_killed: Whether the pool kills this process, which it notices even where a hook catches everything.
+        is_ending: Whether it ends anyway.
+    """
+
+    def __init__(self, channel: Channel, progress: Any) -> None:
+        self.channel = channel
+        self.progress = progress
+        self.is_killed = self.is_ending = False
+        self.envs: dict[str, Any] = {}
+        self.trials: dict[int, _LiveTrial] = {}
+
+    def receive(self) -> bytes:
+        """Wait for the pool's next message."""
+        self._note(IS_WAITING)
+        message = self.channel.receive()
+        self._note(NO_TRIAL)
+        return message
+
+    def kill(self, *_: Any) -> None:
+        """Interrupt what runs; a signal's handler."""
+        if self.is_ending:
+            return
+        self.is_killed = True
+        raise _Killed
+
+    def work(self, batch: WorkBatch) -> None:
+        """Do all of it; what is done is sent every few moments, and the last reply is marked as the last."""
+        try:
+            for name in batch.dropped_envs:
+                self.envs.pop(name, None)
+            for name, dumped in batch.envs.items():
+                self.envs[name] = pickle.loads(dumped)
+        except BaseException as error:  # foreign code: its classes define how they are unpickled
+            if is_interruption(error):
+                raise
+            failure = DeserializationFailure(f"{type(error).__name__}: {sentence_of(error)}")
+            self._send([_dump_reply(failure)], is_last=True)
+            return
+        if batch.envs:
+            self.channel.send(LOADED)
+        replies: list[bytes] = []
+        sent = time.monotonic()
+        for place, item in enumerate(batch.items):
+            replies.append(_dump_reply(self._reply(item)))
+            self.progress[0] = NO_TRIAL
+            is_last = place == len(batch.items) - 1
+            now = time.monotonic()
+            if is_last or now - sent > BATCHING_WINDOW_S:
+                self._send(replies, is_last=is_last)
+                replies, sent = [], now
+
+    def close(self) -> None:
+        """Close every trial that is in play."""
+        for trial in self.trials.values():
+            trial.generator.close()
+        self.trials.clear()
+
+    def _reply(self, item: WorkItem) -> Reply:
+        index = item[0]
+        if isinstance(item, StartTrial):
+            self._note(index)
+            try:
+                self.trials[index] = _LiveTrial(load_trial(item.trial, self.envs).play())
+            except BaseException as error:  # as above
+                if is_interruption(error):
+                    raise
+                return DeserializationFailure(f"{type(error).__name__}: {sentence_of(error)}", index)
+            outcome = self._step(index, None)
+            for given in item.inputs:
+                if isinstance(outcome, TurnRequest):
+                    outcome = self._step(index, given)
+        else:
+            outcome = self._step(index, item[1])
+        if isinstance(outcome, TurnRequest):
+            return self.trials[index].delta(index, outcome)
+        del self.trials[index]
+        return TrialEnd(index, _dump_outcome(outcome))
+
+    def _step(self, index: int, given: WireInput | None) -> TrialOutcome:
+        self._note(index)
+        outcome = self.trials[index].advance(given)
+        if self.is_killed:
+            raise _Killed
+        return outcome
+
+    def _note(self, what: int) -> None:
+        self.progress[1] = time.monotonic()
+        self.progress[0] = what
+
+    def _send(self, replies: list[bytes], *, is_last: bool) -> None:
+        self.channel.send(pickle.dumps((replies, is_last), pickle.HIGHEST_PROTOCOL))
+
+
+def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> None:
+    """Do what the pool sends until it requests the shutdown, or is gone.
+
+    Args:
+        connection: To the pool.
+        key: That of the channel over it.
+        progress: As :class:`_WorkerLoop` has it.
+        owner: The process id of the pool's.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the pool's owner decides
+    loop = _WorkerLoop(Channel(connection, key), progress)
+    try:
+        if KILL_SIGNAL is not None:
+            signal.signal(KILL_SIGNAL, loop.kill)
+        end_with_owner(connection, owner)
+        _serve(loop)
+    except _Killed:
+        code = INTERRUPTED
+    except (OSError, BrokenChannelError):
+        code = LOST_CONNECTION  # the user's code wrote to it, read from it or closed it
+    except BaseException as error:  # noqa: BLE001  # foreign code, outside of what is one trial's
+        print(f"agentsgym: a worker process ends: {type(error).__name__}: {sentence_of(error)}", file=sys.stderr)
+        code = 1
+    else:
+        code = 0
+    sys.exit(code)
+
+
+def _serve(loop: _WorkerLoop) -> None:
+    try:
+        with suppress(EOFError):
+            loop.channel.send(READY)
+            while (message := loop.receive()) != SHUTDOWN:
+                if message == CLOSE:
+                    loop.close()
+                    loop.channel.send(CLOSED)
+                else:
+                    loop.work(pickle.loads(message))
+    finally:
+        loop.is_ending = True
+        loop.close()
+
+
+def _dump_outcome(outcome: Finished | Raised) -> bytes | str:
+    """Pickle what a trial came to, or say why that is not possible: its values are foreign."""
+    try:
+        return pickle.dumps(
+            outcome if isinstance(outcome, Finished) else Raised(_portable(outcome.error)), pickle.HIGHEST_PROTOCOL
+        )
+    except BaseException as error:  # foreign code: an environment's info, state keys or messages
+        if is_interruption(error):
+            raise
+        return f"{type(error).__name__}: {sentence_of(error)}"
+
+
+def _dump_reply(reply: Reply) -> bytes:
+    """Pickle a reply by itself, while it is known whose it is: its pickling may break or hang this process."""
+    try:
+        return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
+    except BaseException as error:  # as above, an environment's messages
+        if is_interruption(error) or isinstance(reply, DeserializationFailure):
+            raise
+        end = TrialEnd(reply.trial_index, f"{type(error).__name__}: {sentence_of(error)}")
+        return pickle.dumps(end, pickle.HIGHEST_PROTOCOL)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error as the pool can raise it, with its traceback as a note."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        copied = pickle.loads(pickle.dumps(error))
+    except BaseException as failure:  # as above
+        if is_interruption(failure):
+            raise
+        copied = AgentsGymError(f"{type(error).__name__}: {sentence_of(error)}")
+    copied.add_note(f"It was raised in a worker process:\n{text}")
+    return copied
