@@ -29,15 +29,18 @@ if TYPE_CHECKING:
     from agentsgym.errors import (
         AgentError,
         AgentsGymError,
+        CheckpointError,
         ConfigError,
         EnvError,
         EpisodeError,
         MissingDependencyError,
+        NonFiniteError,
         TaskError,
         TemplateError,
         TooManyFailuresError,
     )
     from agentsgym.evaluation.run import evaluate
+    from agentsgym.failure_policy import FailurePolicy
     from agentsgym.fields import Field
     from agentsgym.record_audit import audit
     from agentsgym.rollouts.process_pool import EnvProcessPool
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.drift import logprob_gap
     from agentsgym.training.imitate import imitate
+    from agentsgym.training.lifecycle.preemption import Preempted
     from agentsgym.training.trainer import GRPOEnvTrainer
     from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
 
@@ -58,12 +62,14 @@ __all__ = [
     "AgentError",
     "AgentsGymError",
     "AsyncAgent",
+    "CheckpointError",
     "ConfigError",
     "DirectOutputAgent",
     "EnvError",
     "EnvProcessPool",
     "EnvThreadPool",
     "EpisodeError",
+    "FailurePolicy",
     "Field",
     "GRPOEnvConfig",
     "GRPOEnvTrainer",
@@ -71,8 +77,10 @@ __all__ = [
     "Message",
     "MissingDependencyError",
     "MultistepEnv",
+    "NonFiniteError",
     "OpenAIAgent",
     "PolicyAgent",
+    "Preempted",
     "RandomAgent",
     "SamplingParams",
     "ScoredRollout",
@@ -109,15 +117,18 @@ _HOMES = {
     "errors": (
         "AgentError",
         "AgentsGymError",
+        "CheckpointError",
         "ConfigError",
         "EnvError",
         "EpisodeError",
         "MissingDependencyError",
+        "NonFiniteError",
         "TaskError",
         "TemplateError",
         "TooManyFailuresError",
     ),
     "evaluation.run": ("evaluate",),
+    "failure_policy": ("FailurePolicy",),
     "fields": ("Field",),
     "rollouts.thread_pool": ("EnvThreadPool",),
     "rollouts.process_pool": ("EnvProcessPool",),
@@ -127,6 +138,7 @@ _HOMES = {
     "training.config": ("GRPOEnvConfig",),
     "training.drift": ("logprob_gap",),
     "training.imitate": ("imitate",),
+    "training.lifecycle.preemption": ("Preempted",),
     "training.trainer": ("GRPOEnvTrainer",),
     "types": ("Action", "Message", "StopReason", "Trajectory", "Turn", "TurnRequest"),
 }

@@ -14,11 +14,12 @@ from hypothesis import settings
 ROOT = Path(__file__).parent.parent
 RELAXED = (
     "tests/training",
+    "tests/faults",
     "tests/examples",
     "tests/with_vllm",
     "agentsgym/training",
 )  # TRL and transformers warn for reasons of their own
-SLOW = ("tests/benchmarks", "tests/examples", "tests/training")
+SLOW = ("tests/benchmarks", "tests/examples", "tests/faults", "tests/training")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: a second thread costs more than it brings
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

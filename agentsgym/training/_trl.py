@@ -1,4 +1,4 @@
-"""Access TRL's trainer: every private name of TRL is read here, except for two overridden methods.
+"""Access TRL's trainer: every private name of TRL is read here, except for three overridden methods.
 
 ``tests/training/test_trl_seam.py`` fails when TRL changes one of them. The trainer is typed ``Any`` here: TRL declares
 these members too widely or not at all, so that the tests, not a type checker, guard this seam.
@@ -18,6 +18,8 @@ from trl.trainer.utils import use_adapter
 from agentsgym.agents.eval_mode import evaluation_mode
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from transformers import PreTrainedModel
 
     from agentsgym.training.metrics.rollouts import CompletionRow
@@ -29,6 +31,17 @@ MicroBatch = dict[str, Any]
 def environment(*_: Any, **__: Any) -> list[float | None]:
     """Stand in for the reward function that TRL requires; rewards come from the environment, so none is called."""
     raise RuntimeError("rewards come from the environment: this reward function must never be called")
+
+
+class NoTelemetry:
+    """A trainer that reports nothing about itself, where TRL's tell the Hugging Face Hub as they are built.
+
+    What TRL would send, unless ``HF_HUB_DISABLE_TELEMETRY`` or ``HF_HUB_OFFLINE`` is set: the kinds of trainer, model,
+    device, dataset and adapter, the number of processes in four classes, versions of packages.
+    """
+
+    def _send_telemetry(self) -> None:
+        """Send nothing."""
 
 
 class TRLSeam:
@@ -122,6 +135,97 @@ class TRLSeam:
         """Drop the state of an interrupted run: place in the generation cycle, buffered rows, values to be logged."""
         self._trainer._step, self._trainer._buffered_inputs = 0, None
         self._trainer._metrics["train"].clear()
+
+    # Checkpoints
+
+    def run_folder(self, trial: Any = None) -> str:
+        """The folder in which the run's checkpoints are, or that of a hyperparameter search's trial."""
+        return self._trainer._get_output_dir(trial)
+
+    @contextlib.contextmanager
+    def saving_into(self, folder: Path) -> Generator[None]:
+        """Have checkpoints written into another folder, and push none of them, while they are not whole."""
+        trainer = self._trainer
+        redirected = {"_get_output_dir": lambda *_, **__: str(folder), "_push_from_checkpoint": lambda *_: None}
+        vars(trainer).update(redirected)
+        try:
+            yield
+        finally:
+            for name in redirected:
+                del vars(trainer)[name]
+
+    def save_checkpoint(self) -> None:
+        """Collective: save a checkpoint as the trainer does, and let its callbacks know."""
+        trainer = self._trainer
+        trainer._save_checkpoint(trainer.model, trial=None)
+        trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+
+    @contextlib.contextmanager
+    def saving_all_state(self) -> Generator[None]:
+        """Have checkpoints written from which a run goes on, also where the settings ask for models alone."""
+        args = self._trainer.args
+        given, args.save_only_model = args.save_only_model, False
+        try:
+            yield
+        finally:
+            args.save_only_model = given
+
+    def push_checkpoint(self, folder: Path) -> None:
+        """Push a checkpoint to the hub, as the settings say."""
+        self._trainer._push_from_checkpoint(str(folder))
+
+    @property
+    def best_checkpoint(self) -> str | None:
+        """The checkpoint of the best evaluation so far."""
+        return self._trainer.state.best_model_checkpoint
+
+    def name_best_checkpoint(self, place: Path, folder: Path | None = None) -> None:
+        """Name the best checkpoint so far by where it will be.
+
+        Args:
+            place: Where the checkpoint will be that is being written.
+            folder: Where it is now, if this rank has written it: the state of the run in there is corrected.
+        """
+        state = self._trainer.state
+        if not state.best_global_step:
+            return
+        best = place.with_name(f"checkpoint-{state.best_global_step}")
+        if best != place and not best.exists():
+            return
+        state.best_model_checkpoint = str(best)
+        if folder is not None:
+            state.save_to_json(str(folder / "trainer_state.json"))
+
+    def synced_reference(self) -> Any:
+        """The reference model where ``sync_ref_model`` moves it, so that it is part of the run's state; else None."""
+        trainer = self._trainer
+        return trainer.accelerator.unwrap_model(trainer.ref_model) if trainer.args.sync_ref_model else None
+
+    def release(self) -> None:
+        """Drop the optimizer, the data and whatever holds the process group: a closed trainer needs none of them."""
+        trainer = self._trainer
+        is_sharded = trainer.is_fsdp_enabled  # in place: the weights themselves hold the group
+        if is_sharded:
+            trainer.model = trainer.generator.agent = trainer.generator.policy = None
+        trainer.model_wrapped = trainer.model
+        trainer.ref_model = None
+        trainer.optimizer = trainer.lr_scheduler = trainer._buffered_inputs = None
+        handler = trainer.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, None, None
+        handler.train_dataloader = handler.eval_dataloader = None
+        trainer.accelerator.free_memory()
+
+    # The state of a run
+
+    @property
+    def num_input_tokens_seen(self) -> int:
+        """Tokens that were seen in training."""
+        return self._trainer.state.num_input_tokens_seen
+
+    def return_to_step_begin(self, num_input_tokens_seen: int) -> None:
+        """Drop the gradients of an optimizer step that is not finished, and set the count of tokens back."""
+        self._trainer.state.num_input_tokens_seen = num_input_tokens_seen
+        self._trainer.model.zero_grad()
 
     # Log-probabilities and the loss
 

@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import pickle
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, cast
 
@@ -21,39 +21,18 @@ from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.shaping import PotentialShaping
 from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
 from agentsgym.errors import ConfigError
-from agentsgym.fields import Check, is_fraction, is_int, is_number, is_positive_number, or_none
-from agentsgym.rollouts.interfaces import Pool
-from agentsgym.rollouts.process_pool import EnvProcessPool
-from agentsgym.rollouts.thread_pool import EnvThreadPool
+from agentsgym.failure_policy import RETRY_SEEDS
+from agentsgym.fields import is_fraction, is_int, is_number, is_positive_number, or_none
+from agentsgym.training.settings.fields import choice as _choice
+from agentsgym.training.settings.fields import number as _number
+from agentsgym.training.settings.pools import PoolSettings
 from agentsgym.training.tensors.importance import CORRECTIONS, ImportanceCorrection
 from agentsgym.training.tensors.loss_types import LOSS_TYPES, LossType
 from agentsgym.training.validation import check_settings
 
 logger = logging.getLogger(__name__)
 
-ENV_POOLS: Final[dict[str, Callable[[int], Pool]]] = {"threads": EnvThreadPool, "processes": EnvProcessPool}
-
 _TRLS_BOUNDS: Final = (None, 3.0)  # of a correction under vLLM
-
-
-class _Metadata(dict[str, Any]):
-    """Metadata of a field, of which ``HfArgumentParser``, which copies it to argparse, gets the help alone."""
-
-    def copy(self) -> dict[str, Any]:
-        return {"help": self["help"]}
-
-    def keys(self) -> Any:  # what ``dict(field.metadata)`` asks for
-        return self.copy().keys()
-
-
-def _number(default: Any, help: str, *, expected: str, valid: Check) -> Any:  # argparse's word
-    """A field whose value must be valid; ``expected`` ends the sentence "must be …"."""
-    return field(default=default, metadata=_Metadata(help=help, env_expected=expected, env_valid=valid))
-
-
-def _choice(default: str | None, help: str, choices: Sequence[str | None]) -> Any:
-    """A field whose value must be one of a few names."""
-    return field(default=default, metadata=_Metadata(help=help, env_choices=tuple(choices)))
 
 
 def _are_texts(values: Any) -> bool:
@@ -61,16 +40,19 @@ def _are_texts(values: Any) -> bool:
 
 
 _SECONDS: Final[dict[str, Any]] = {"expected": "a positive number or None", "valid": or_none(is_positive_number)}
+_GRACE: Final[dict[str, Any]] = {"expected": "a non-negative number or None", "valid": or_none(is_number(low=0.0))}
 
 
 @dataclass
-class GRPOEnvConfig(GRPOConfig):
+class GRPOEnvConfig(PoolSettings, GRPOConfig):
     """TRL's ``GRPOConfig`` with the settings of multi-turn training.
 
     Fields of TRL that matter most here: ``num_generations`` (rollouts a task), ``max_completion_length`` (everything
     after the first prompt, observations included), ``scale_rewards`` (applied to the estimator's own groups),
     ``loss_type``, ``beta``, ``num_iterations``, ``steps_per_generation``. On a machine without accelerator ``bf16`` and
     ``gradient_checkpointing``, both on by TRL's default, are off unless they are set.
+
+    Where the environments run is that of :class:`~agentsgym.training.settings.pools.PoolSettings`.
 
     Attributes:
         advantage_estimator: Name of a function of :mod:`agentsgym.credit.advantages`, or one of your own with its
@@ -102,12 +84,13 @@ class GRPOEnvConfig(GRPOConfig):
         value_loss_weight: Weight of the head's loss beside the policy's.
         max_turn_tokens: The budget of one turn in tokens.
         stop_strings: Texts that end a turn as its end-of-turn token does; their tokens stay in the turn.
-        env_pool: Where the environments run: None for the training process itself, ``"threads"`` for those that wait,
-            ``"processes"`` for those that compute, hang or crash.
-        num_env_workers: Number of threads or processes, on each rank.
         turn_timeout_s: Wall-clock seconds of one call of an environment, between two actions; None for no limit.
         episode_timeout_s: Wall-clock seconds of a rollout; None for no limit.
-        max_failed_fraction: The fraction of failed rollouts in a generation batch above which the run stops.
+        max_failed_fraction: The fraction of failed rollouts in a generation batch above which the run stops; 0 stops it
+            at the first failure.
+        episode_retries: How many times a failed rollout is played again at most, before the batch is used.
+        retry_seed: ``"same"``: from the same start; ``"new"``: from another, which its group need not share.
+        preemption_grace_s: Seconds from a SIGTERM or Ctrl-C to the end of the run; None to always finish the cycle.
         drift_interval: Every so many generation batches the sampler's log-probabilities are compared with the trained
             model's own (the metrics ``sampling/…``), at the cost of one scoring pass where the loss does not need it
             anyway; 0 for never.
@@ -157,10 +140,13 @@ class GRPOEnvConfig(GRPOConfig):
         expected="a number in [0, 1]",
         valid=is_fraction,
     )
-    env_pool: str | None = _choice(None, "Where environments run: 'threads' or 'processes'.", (None, *ENV_POOLS))
-    num_env_workers: int = _number(8, "Threads or processes of env_pool.", expected="a positive int", valid=is_int(1))
+    episode_retries: int = _number(
+        0, "How often a failed rollout is played again.", expected="a non-negative int", valid=is_int(0)
+    )
+    retry_seed: str = _choice("same", "Where it starts from: 'same' or 'new'.", RETRY_SEEDS)
     turn_timeout_s: float | None = _number(None, "Limit of one call of an environment.", **_SECONDS)
     episode_timeout_s: float | None = _number(None, "Limit of one rollout.", **_SECONDS)
+    preemption_grace_s: float | None = _number(25.0, "Time from a SIGTERM to the end.", **_GRACE)
     stop_strings: list[str] | None = _number(  # noqa: RUF009  # it makes a field
         None, "Texts that end a turn.", expected="a list of non-empty strings or None", valid=or_none(_are_texts)
     )
@@ -299,10 +285,6 @@ class GRPOEnvConfig(GRPOConfig):
         Where each batch is used once, TRL takes the current ones, detached.
         """
         return self.gradient_accumulation_steps % self.micro_steps_per_generation != 0
-
-    def make_env_pool(self) -> Pool | None:
-        """The pool in which the environments run; None for the training process itself."""
-        return None if self.env_pool is None else ENV_POOLS[self.env_pool](self.num_env_workers)
 
     def to_dict(self) -> dict[str, Any]:
         """Convert as TRL does, with a callable estimator by its name, since loggers write it as JSON."""

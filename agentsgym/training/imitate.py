@@ -31,6 +31,7 @@ from trl import SFTConfig, SFTTrainer
 
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
+from agentsgym.training.finite import NumberCheck
 from agentsgym.types import Trajectory
 
 _IGNORED = -100  # the label that the loss ignores
@@ -65,28 +66,45 @@ def imitate(
 
     Raises:
         ConfigError: There is nothing to train on, a trajectory is too long, or ``args`` asks for packing.
+        NonFiniteError: A loss, a gradient or a weight became NaN or infinite.
     """
     args = imitation_config() if args is None else args
     if args.packing:
         raise ConfigError("imitation lays out its own rows and needs packing=False, got packing=True")
     rows = imitation_rows(trajectories, observation_loss=observation_loss)
     lengths = [len(row["input_ids"]) for row in rows]
-    if args.max_length is not None and max(lengths) > args.max_length:
-        raise ConfigError(
-            f"a trajectory has {max(lengths)} tokens and args.max_length is {args.max_length}: raise it, or leave long "
-            "trajectories out (a truncated one would lose its end)"
-        )
+    _check_length(max(lengths), args)
     with _left_as_found(model):
-        trainer = SFTTrainer(
+        trainer = _CheckedTrainer(
             model=model,
             args=_sequential(args),
             train_dataset=Dataset.from_list(rows).select(_layout(lengths, args)),
             processing_class=tokenizer,
             callbacks=callbacks,
         )
+        trainer.add_callback(trainer.numbers)
         trainer.remove_callback(PrinterCallback)  # a library does not print; the losses are in the state
         trainer.train()
     return trainer.state
+
+
+class _CheckedTrainer(SFTTrainer):
+    """Stops at the first NaN or infinity."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.numbers = NumberCheck()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Go backward, and check what the optimizer would use."""
+        loss = super().training_step(*args, **kwargs)
+        self.numbers.after_backward(loss, self.accelerator, self.state.global_step + 1)
+        return loss
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Save the model unless a weight is NaN or infinite."""
+        self.numbers.check_before_saving(self.model)
+        super().save_model(*args, **kwargs)
 
 
 def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool = False) -> list[dict[str, list[int]]]:
@@ -193,6 +211,14 @@ def tiny_imitation_config(num_steps: int, **settings: Any) -> SFTConfig:
         "logging_steps": 100,
     }
     return imitation_config(**(defaults | settings))
+
+
+def _check_length(longest: int, args: SFTConfig) -> None:
+    if args.max_length is not None and longest > args.max_length:
+        raise ConfigError(
+            f"a trajectory has {longest} tokens and args.max_length is {args.max_length}: raise it, or leave long "
+            "trajectories out (a truncated one would lose its end)"
+        )
 
 
 def _rows(trajectory: Trajectory, observation_loss: bool) -> list[dict[str, list[int]]]:

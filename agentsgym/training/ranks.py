@@ -8,17 +8,24 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.data_loader import IterableDatasetShard
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, reduce
 from datasets import IterableDataset
 
 from agentsgym.errors import AgentsGymError
 
 T = TypeVar("T")
+
+_BROKEN_OFF: Final = "broken off"
+
+
+class BrokenOffError(Exception):
+    """The rollouts of this generation batch were broken off, on all ranks; it is no failure of any."""
 
 
 def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> list[T]:
@@ -30,6 +37,7 @@ def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> li
 
     Raises:
         AgentsGymError: Another rank has an error, or an item of some rank cannot be pickled; every rank raises.
+        BrokenOffError: Some rank has this one, and no rank another.
     """
     state = PartialState()
     if error is None and state.num_processes == 1:
@@ -38,14 +46,18 @@ def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> li
         parts: list[tuple[bytes, str]] = gather_object([_packed(items, error, state.process_index)])
     else:
         parts = []
-    if error is not None:
+    if error is not None and not isinstance(error, BrokenOffError):
         raise error
-    if failures := [failure for _, failure in parts if failure]:
+    if failures := [failure for _, failure in parts if failure not in {"", _BROKEN_OFF}]:
         raise AgentsGymError(failures[0])
+    if error is not None or any(failure for _, failure in parts):
+        raise BrokenOffError from error
     return [item for data, _ in parts for item in pickle.loads(data)]
 
 
 def _packed(items: Sequence[Any], error: Exception | None, rank: int) -> tuple[bytes, str]:
+    if isinstance(error, BrokenOffError):
+        return b"", _BROKEN_OFF
     if error is not None:  # as text: an exception need not survive being sent
         return b"", f"rank {rank} of the run failed: {type(error).__name__}: {error}"
     try:
@@ -62,6 +74,20 @@ def gather_to_main(items: Sequence[T]) -> list[T]:
     parts: list[Any] | None = [None] * state.num_processes if state.is_main_process else None
     dist.gather_object(list(items), parts)
     return list(items) if parts is None else [item for part in parts for item in part]
+
+
+def any_rank(flag: torch.Tensor) -> bool:
+    """Collective: whether a flag, bool and 0-dim, is set on some rank; waits for its device once."""
+    if PartialState().num_processes > 1:
+        flag = cast("torch.Tensor", reduce(flag.to(PartialState().device, torch.float32), reduction="sum"))
+    return bool(flag)
+
+
+def first_of_ranks(text: str) -> tuple[str, str]:
+    """Collective: the first text of a rank that is not empty, after that rank's number, which one rank leaves empty."""
+    texts = all_gather_objects([text])
+    rank = next((rank for rank, found in enumerate(texts) if found), 0)
+    return str(rank) if len(texts) > 1 else "", texts[rank]
 
 
 @contextlib.contextmanager

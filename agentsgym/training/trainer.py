@@ -10,27 +10,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOTrainer
 
 from agentsgym.batch.padding import round_up
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation.metrics import Evaluation, summarize_outcomes
 from agentsgym.training._trl import TRLSeam, environment
-from agentsgym.training.checkpoints import RestoreDataOrder, generations_before, load_checkpoint, save_checkpoint
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.generation.environments import Environments, check_env, check_size, finite_datasets
+from agentsgym.training.generation.environments import build_environments, check_env
 from agentsgym.training.generation.generator import (
     GenerationBatch,
     Phase,
     PlayedEvaluation,
     RolloutGenerator,
-    preserve_rng_state,
 )
+from agentsgym.training.lifecycle.generators import preserve_rng_state
+from agentsgym.training.lifecycle.restartable import RestartableTrainer
+from agentsgym.training.lifecycle.resuming import generations_before
 from agentsgym.training.loss import MicrobatchLoss, row_sum, sort_by_length
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
@@ -42,7 +41,6 @@ from agentsgym.training.tensors.advantages import AdvantageAssigner, TokenAdvant
 from agentsgym.training.tensors.importance import gap_metrics
 from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
 from agentsgym.training.tensors.token_batch import TokenBatch, trl_batch
-from agentsgym.training.validation import check_environment
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
 
 
-class GRPOEnvTrainer(GRPOTrainer):
+class GRPOEnvTrainer(RestartableTrainer):
     """TRL's ``GRPOTrainer`` for environments: plays the rows, and gives each turn's tokens their own advantage.
 
     Everything else is TRL's: losses, KL, gradient accumulation, ``num_iterations``, evaluation, checkpoints, logging.
@@ -94,8 +92,6 @@ class GRPOEnvTrainer(GRPOTrainer):
         ConfigError: A row or a setting cannot be trained with, or a dataset is empty.
         TaskError: A row's task cannot be played. (Rows of a stream are checked when they are played.)
     """
-
-    args: GRPOEnvConfig
 
     def __init__(  # noqa: PLR0913  # mirrors TRL's constructor
         self,
@@ -136,7 +132,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         self._seam.make_deepcopy_safe()
         self._seam.use_token_ratios()
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
-        self.environments = _environments(env, tokenizer, self.args, train_dataset, eval_dataset)
+        self.environments = build_environments(env, tokenizer, self.args, train_dataset, eval_dataset)
         self._build(tokenizer, agent)
 
     def _build(self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> None:
@@ -157,26 +153,27 @@ class GRPOEnvTrainer(GRPOTrainer):
         self.statistics = LossStatistics(args.loss, **seam.clip_epsilons, device=seam.device)
         self.value_model = build_value_model(policy, args, accelerator)
         self._microbatch_loss = MicrobatchLoss(seam, args, self.statistics, self.value_model)
-        self.add_callback(RestoreDataOrder())
         self.add_callback(FlushMetrics(self.flush_statistics))
         if self.value_model is not None:
             self.add_callback(StepValueHead(self.value_model))
+        self._watch_over(seam)
+        self.generator.interrupt = self._preemption.look
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train as transformers does; starting or resuming resets all state of an earlier run of this trainer."""
+    def _begin_run(self) -> None:
         self._num_generations = None
         self._assigner = AdvantageAssigner(self.args)
         self._diagnostics = Diagnostics(self.args, self.estimator)
         self.statistics.clear()
         self.generator.policy.weights_changed()
         self._seam.reset_run_state()
-        folder = resume_from_checkpoint
-        if folder is True:
-            folder = get_last_checkpoint(cast("str", self.args.output_dir))
-        if folder:  # where there is none, transformers says so
-            load_checkpoint(Path(folder), self.estimator, self.value_model)
-        with self.generator.counting_failures():
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train, and log a kind of failure once a run: see :class:`RestartableTrainer` for the arguments."""
+        with self.generator.keeping_workers(), self.generator.counting_failures():
+            return super().train(*args, **kwargs)
+
+    def _end_parts(self) -> None:
+        self.generator.close()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Collective: play the rows and return right-padded tensors for the loss.
@@ -193,7 +190,8 @@ class GRPOEnvTrainer(GRPOTrainer):
             ``num_rollouts`` of a rank, 0-dim.
         """
         phase = self._phase()
-        batch = self.generator.generate(inputs, phase)
+        with self._preemption.pace.playing(is_training=phase.is_training):
+            batch = self.generator.generate(inputs, phase)
         tokens = self._token_batch(batch, phase)
         rollouts = self._with_values(batch, tokens)
         with raise_on_all_ranks():  # an estimator of one's own may fail on one of them
@@ -254,13 +252,6 @@ class GRPOEnvTrainer(GRPOTrainer):
             self.value_model.add_to(optimizer)
         return optimizer
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save as transformers does, with the value head and the estimator's state beside the model."""
-        super().save_model(output_dir, _internal_call)
-        if self.args.should_save:
-            folder = Path(output_dir or cast("str", self.args.output_dir))
-            save_checkpoint(folder, self.estimator, self.value_model)
-
     def evaluation_loop(
         self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
@@ -271,6 +262,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         Raises:
             ConfigError: A batch would separate the rollouts of a task.
         """
+        self._open_run.check()
         num_rollouts = cast("int", self.num_generations_eval)  # TRL has filled it in
         batch_size = self.args.eval_batch_size * self.args.world_size
         if batch_size % num_rollouts:
@@ -280,7 +272,11 @@ class GRPOEnvTrainer(GRPOTrainer):
             )
         self._evaluated = PlayedEvaluation()
         self.generator.policy.weights_changed()  # evaluate() may follow any weight change
-        with preserve_rng_state(), count_real_rollouts(dataloader, num_rollouts) as count:
+        with (
+            self.generator.keeping_workers(),
+            preserve_rng_state(),
+            count_real_rollouts(dataloader, num_rollouts) as count,
+        ):
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             outcomes, own = self._evaluated.first(count())
         if outcomes and output.metrics is not None:
@@ -383,18 +379,3 @@ class GRPOEnvTrainer(GRPOTrainer):
         seam.record_completions(gather_to_main(shown) if self.args.log_completions else shown)
         if not is_training:
             self._evaluated.add(batch)
-
-
-def _environments(
-    env: MultistepEnv | None, tokenizer: PreTrainedTokenizerBase, args: GRPOEnvConfig, train: Any, evaluation: Any
-) -> Environments:
-    """Build the environments of all rows that can be read in advance, and check the rows."""
-    environments = Environments(env, tokenizer, check=partial(check_environment, args=args))
-    for name, dataset in finite_datasets(train_dataset=train, eval_dataset=evaluation):
-        environments.check(dataset, name)
-    check_size(
-        train,
-        num_rollouts=cast("int", args.num_generations),  # TRL has filled both in
-        batch_size=cast("int", args.generation_batch_size),
-    )
-    return environments

@@ -37,6 +37,12 @@ _REFUSED: Final[tuple[Rule, ...]] = (
     ("cache_implementation", lambda value: value is not None, "rollouts keep their own key/value cache across turns"),
     ("remove_unused_columns", bool, "the environment's columns would be dropped from the rows"),
     ("max_tool_calling_iterations", lambda value: value is not None, "use env_config['max_steps_per_episode']"),
+    ("ignore_data_skip", bool, "a resumed run would play the first tasks of the dataset again"),
+    (
+        "enable_jit_checkpoint",
+        bool,
+        "it saves inside a generation cycle, where a run cannot go on exactly; on SIGTERM a run saves where it can",
+    ),
     ("deepspeed", bool, "it has not been proven with this trainer: shard with fsdp=True"),
 )
 
@@ -238,6 +244,11 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
         "value_loss_weight",
         lambda args: args.value_head is None and args.value_loss_weight != 1,
         "there is no value head whose loss it would weigh",
+    ),
+    (
+        "sync_ref_model",
+        lambda args: args.sync_ref_model and bool(args.fsdp),
+        "the reference that moves is part of the run's state, and with sharded weights no checkpoint holds it",
     ),
     (
         "value_head",

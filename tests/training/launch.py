@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from accelerate import PartialState
+from agentsgym.training.lifecycle.shutdown import end_process_group
 
 COMMAND = [
     *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
@@ -20,7 +19,8 @@ COMMAND = [
 def launch(script: Path, *arguments: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """Run a script on two ranks; a deadlock is a failure, not a wait, and none of its processes outlives it."""
     command = [*COMMAND, str(script), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), str(script.parents[2])])}
+    folders = [script.parent, Path(__file__).parent, script.parents[2]]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         output, errors = process.communicate(timeout=timeout_s)
@@ -32,10 +32,5 @@ def launch(script: Path, *arguments: Path, timeout_s: float = 300) -> subprocess
 
 
 def leave() -> None:
-    """End this rank's part in the group.
-
-    The group's threads must be gone when the interpreter ends, or they abort it. They end with the group's last
-    reference, which trainers in reference cycles hold until the garbage is collected.
-    """
-    gc.collect()
-    PartialState().destroy_process_group()
+    """End this rank's part in the group, where several trainers were, none of which was closed."""
+    end_process_group()

@@ -37,7 +37,7 @@ WATCHED = (
     *("loss", "grad_norm", "entropy", "kl", "num_tokens"),
     *("reward", "reward_std", "win_rate", "turns/mean", "active_fraction/turn_03"),
     *("sampling/kl/k1", "sampling/sampling_logp_difference/mean", "sampling/importance_sampling_ratio/min"),
-    *("groups/kept", "groups/resampled", "value_loss"),
+    *("groups/kept", "groups/resampled", "value_loss", "rollouts/retried", "failed"),
     *("advantage/turn_01", "advantage_std/turn_01", "step_groups/mean_size", "frac_reward_zero_std"),
     *("entropy/turn_01", "ratio/turn_01", "clip_ratio/turn_01", "effective_sample_size"),
 )
@@ -130,6 +130,12 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "max_failed_fraction": 0.5,
         "drift_interval": 1,
         "sampled_by": 1,
+    },
+    "retried": {
+        "dataset": tasks(6, fears="six"),
+        "episode_retries": 3,
+        "retry_seed": "new",
+        "max_failed_fraction": 1.0,
     },
     "too_many_failed": {
         "dataset": rows([False, True]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
 from agentsgym.agents.trained import BatchStart
+from agentsgym.errors import NonFiniteError
 from agentsgym.rollouts.driver import drive
 from agentsgym.training.policy.sharded import ShardedPolicyAgent
 from agentsgym.training.trainer import GRPOEnvTrainer
@@ -36,6 +38,7 @@ NUM_TURNS = 6
 NUM_ROWS = 12  # of a generation batch over all ranks, three groups of four: the middle one straddles two ranks
 WATCHED = ("loss", "grad_norm", "reward", "turns/mean", "kl", "eval_reward")
 
+BROKEN = "model.layers.1.mlp.up_proj.weight"
 Shard = Callable[[PreTrainedModel], Callable[..., Any]]
 
 START = BatchStart(seed_parts=("rows",), session_ids=(), first_session=0, step=0)
@@ -190,6 +193,27 @@ def trained(name: str, folder: Path, base: Path, **changes: Any) -> dict[str, An
     }
 
 
+def broken(folder: Path, base: Path) -> str:
+    """What a rank raises when rank 1 alone finds NaN, in its shard of a gradient."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(base), policy()[1]
+    share = settings(folder / "broken", per_device_train_batch_size=NUM_ROWS // NUM_RANKS, fsdp=True)
+    trainer = GRPOEnvTrainer(model, GuessNumber(tokenizer), share, train_dataset=tasks())
+    go_backward = trainer.accelerator.backward
+
+    def backward(loss: torch.Tensor, **kwargs: Any) -> None:
+        go_backward(loss, **kwargs)
+        gradient: Any = dict(trainer.model.named_parameters())[BROKEN].grad
+        if PartialState().process_index == 1:
+            gradient.to_local()[0, 0] = math.nan
+
+    trainer.accelerator.backward = backward
+    try:
+        trainer.train()
+    except NonFiniteError as error:
+        return str(error)
+    return ""
+
+
 def _whole(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.detach().full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
 
@@ -202,6 +226,7 @@ def main(base: Path, target: Path) -> None:
     }
     shard_on_cpu(GRPOEnvTrainer)
     results |= {name: trained(name, target, base, fsdp=True) for name in TRAINED}
+    results["broken"] = broken(target, base)
     target.joinpath(f"rank{PartialState().process_index}.json").write_text(json.dumps(results))
     PartialState().wait_for_everyone()
     break_off()

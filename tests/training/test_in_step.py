@@ -20,6 +20,8 @@ from agentsgym.errors import ConfigError
 from agentsgym.training.policy.build import check_parts
 from agentsgym.training.policy.sharded import LockstepForward, ShardedForwardError, policy_agent_type
 
+SYNCED = {"sync_ref_model": True, "beta": 0.1}
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -92,6 +94,11 @@ def test_what_is_saved_is_the_whole_model(
     assert ranks[0]["evaluated"]["weights"] == {key: weights.tolist() for key, weights in saved.named_parameters()}
 
 
+def test_a_gradient_that_breaks_in_the_shard_of_one_rank_stops_all_of_them(ranks: list[dict[str, Any]]) -> None:
+    found = f"step 1, rank 1: the gradient of '{sharded_run.BROKEN}' holds NaN; the step is not taken"
+    assert all(outcomes["broken"].startswith(found) for outcomes in ranks)
+
+
 def test_a_forward_pass_that_breaks_off_on_one_rank_ends_the_run(
     launched: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
@@ -129,3 +136,11 @@ def test_unproven_ways_of_sharding_are_refused(kind: DistributedType, tmp_path: 
         policy_agent_type(accelerator)
     with pytest.raises(ConfigError, match="is refused, since it has not been proven"):  # whoever plays
         check_parts(*policy(), settings(tmp_path), accelerator, has_aux_loss=False, has_own_scheduler=False)
+
+
+@pytest.mark.parametrize("changes", [{"value_head": "shared", "advantage_estimator": "turn_gae"}, SYNCED])
+def test_what_shards_cannot_hold_is_refused_where_the_launcher_shards(changes: dict[str, Any], tmp_path: Path) -> None:
+    accelerator: Any = SimpleNamespace(distributed_type=DistributedType.FSDP, is_fsdp2=True)
+    args = settings(tmp_path, **changes)
+    with pytest.raises(ConfigError, match="has not been proven with sharded weights"):
+        check_parts(*policy(), args, accelerator, has_aux_loss=False, has_own_scheduler=False)

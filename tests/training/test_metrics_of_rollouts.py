@@ -10,7 +10,7 @@ import pytest
 from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.evaluation.metrics import summarize
-from agentsgym.training.metrics.rollouts import RolloutSummary, evaluation_metrics, rollout_metrics
+from agentsgym.training.metrics.rollouts import CompletionRow, RolloutSummary, evaluation_metrics, rollout_metrics
 from agentsgym.types import StopReason, Trajectory, Turn
 
 
@@ -117,3 +117,15 @@ def test_an_evaluation_in_plain_numbers() -> None:
     assert metrics["reward"] == evaluation.reward.mean
     assert (metrics["turns_low"], metrics["turns_high"]) == (evaluation.turns.low, evaluation.turns.high)
     assert "win_rate" not in metrics
+
+
+def test_the_completions_table_shows_escape_sequences_and_obeys_none() -> None:
+    trajectory = Trajectory(
+        token_ids=[],
+        turns=[],
+        messages=[{"role": "user", "content": "\x1b[2Jline\nnext"}],
+        final_reward=0.0,
+        stop_reason=StopReason.DONE,
+    )
+    assert CompletionRow.of(trajectory, []).prompt == [{"role": "user", "content": "\\x1b[2Jline\nnext"}]
+    assert trajectory.messages[0]["content"] == "\x1b[2Jline\nnext"

@@ -19,7 +19,7 @@ RUNS: list[dict[str, Any]] = [
     {"advantage_estimator": "gigpo", "num_iterations": 2},
     {"loss_type": "cispo", "entropy_coef": 0.01},
     {"loss_type": "vespo", **correcting("token_mask")},
-    {"drift_interval": 1, "zero_variance_groups": "resample"},
+    {"drift_interval": 1, "zero_variance_groups": "resample", "episode_retries": 1},
     {"advantage_estimator": "turn_gae", "value_head": "shared"},
     {"eval_dataset": tasks(2), "eval_strategy": "steps", "eval_steps": 1},
 ]

@@ -17,6 +17,7 @@ from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.shaping import PotentialShaping
 from agentsgym.envs.registry import register
 from agentsgym.errors import ConfigError
+from agentsgym.training.lifecycle.whole import MANIFEST
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 REMEMBERING: list[dict[str, Any]] = [
@@ -61,6 +62,9 @@ def test_what_another_estimator_remembered_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds the state of 'return_to_go' with.*go on with 'rae'"):
         trainer_of(tmp_path, max_steps=2, **REMEMBERING[0]).train(resume_from_checkpoint=str(folder))
     (folder / "estimator.json").unlink()
+    with pytest.raises(ConfigError, match=r"cannot resume from .*checkpoint-1: estimator\.json is missing"):
+        trainer_of(tmp_path, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
+    (folder / MANIFEST).unlink()  # of an earlier version, without a list of its files
     with pytest.raises(ConfigError, match=r"estimator\.json is missing: cannot resume 'return_to_go' without"):
         trainer_of(tmp_path, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
 
@@ -73,11 +77,15 @@ def test_a_run_that_remembers_nothing_asks_for_nothing(tmp_path: Path) -> None:
 
 
 def test_a_memory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, max_steps=1, **REMEMBERING[0])
-    (tmp_path / "estimator.json").write_text("{")
+    changes = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, **REMEMBERING[0]}
+    trained(tmp_path, **changes)
+    folder = tmp_path / "checkpoint-1"
+    (folder / MANIFEST).unlink()
+    (folder / "estimator.json").write_text("{")
+    trainer = trainer_of(tmp_path, **changes)
     with pytest.raises(ConfigError, match=r"estimator\.json is damaged"):
-        trainer.train(resume_from_checkpoint=str(tmp_path))
-    with pytest.raises(ValueError, match="Can't find a valid checkpoint"):
+        trainer.train(resume_from_checkpoint=str(folder))
+    with pytest.raises(ConfigError, match="is no folder"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "nowhere"))
 
 

@@ -267,7 +267,7 @@ def takes_a_trainer(node: ast.AST) -> bool:
 def asks_who_an_agent_is(node: ast.AST) -> bool:
     is_asked = isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "issubclass", "type"}
     words = " ".join(map(ast.unparse, node.args)).lower() if is_asked else ""  # type: ignore[attr-defined]
-    return "agent" in words or "policy" in words
+    return re.search("agent(?!sgym)|policy", words) is not None
 
 
 def found(wanted: Any) -> list[str]:

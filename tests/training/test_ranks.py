@@ -13,6 +13,7 @@ from launch import launch
 TRAINED = [
     *("dapo", "grpo", "accumulated", "iterated", "evaluated", "two_episodes", "adapters", "silent_rank", "shown"),
     *("rewritten", "rewritten_accumulated", "resampled", "shared_values", "own_values", "remembering"),
+    "retried",
 ]
 REWRITTEN = ["rewritten", "rewritten_accumulated"]
 
@@ -85,6 +86,7 @@ def test_ranks_send_summaries_of_rollouts_and_no_tokens(name: str, ranks: list[d
     kinds |= {"list"} if name.endswith("_values") else set()  # of the value head: what it predicts for each turn
     kinds |= {"GapSums"} if name == "silent_rank" else set()
     kinds |= {"CompletionRow"} if name == "shown" else set()
+    kinds |= {"int"} if name == "retried" else set()  # how many each rank plays again
     first, second = (outcomes[name]["sent"] for outcomes in ranks)
     assert first.keys() | second.keys() == kinds
     assert max(first["RolloutSummary"], second["RolloutSummary"]) < 3_000  # of four turns, or of a traceback

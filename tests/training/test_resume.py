@@ -108,8 +108,9 @@ def test_a_checkpoint_inside_a_generation_cycle_is_refused(tmp_path: Path) -> No
     trained(tmp_path, max_steps=3, **changes)
     resumed = trainer_of(tmp_path, max_steps=6, **changes)
     with pytest.raises(ConfigError, match=r"resumes at a multiple of 2 steps.*got step 3"):
-        resumed.train(resume_from_checkpoint=True)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    resumed.train(resume_from_checkpoint=True)  # passes over it
+    assert resumed.state.log_history[2]["epoch"] == resumed.state.log_history[1]["epoch"] + 1 / 8
     assert resumed.state.global_step == 6
 
 

@@ -27,6 +27,8 @@ REFUSED_VALUES: dict[str, dict[str, Any]] = {
     "cache_implementation": {"cache_implementation": "static"},
     "remove_unused_columns": {"remove_unused_columns": True},
     "max_tool_calling_iterations": {"max_tool_calling_iterations": 3},
+    "ignore_data_skip": {"ignore_data_skip": True},
+    "enable_jit_checkpoint": {"enable_jit_checkpoint": True},
     "deepspeed": {},  # transformers asks for the package first
 }
 
@@ -66,14 +68,20 @@ UNWANTED: dict[str, tuple[list[Any], list[Any]]] = {
     "max_failed_fraction": ([1.5, -0.1], [0.0, 1.0]),
     "truncation_penalty": ([float("nan"), None, -1.0], [0.0, 2.5]),
     "max_resamples": ([0, 1.5], [1]),
+    "episode_retries": ([-1, 1.5], [0, 2]),
     "min_group_size": ([0, -1, 1.5], [1, 2]),
     "value_learning_rate": ([0.0, -1e-3, "high"], [None, 1e-3]),
     "value_loss_weight": ([0.0, None], [0.5, 1.0]),
     "vllm_importance_sampling_clip_min": ([-0.1, "low", float("inf")], [None, 0.0, 0.5]),
     "vllm_importance_sampling_clip_max": ([0.0, -1.0, "high", float("nan")], [None, 2.5, float("inf")]),
     "num_env_workers": ([0, 1.5], [1]),
+    "env_worker_sessions": ([0, 1.5], [None, 1]),
+    "env_worker_memory_mb": ([0, "much"], [None, 512.5]),
+    "env_worker_recycle_episodes": ([0, 1.5], [None, 1]),
+    "env_worker_recycle_mb": ([0, "much"], [None, 512.5]),
     "turn_timeout_s": ([0, -1.0], [None, 0.5]),
     "episode_timeout_s": ([float("inf")], [None, 2]),
+    "preemption_grace_s": ([-1.0, "soon"], [None, 0.0, 30]),
     "drift_interval": ([-1, 0.5], [0, 3]),
     "stop_strings": (["\n", [""], [1]], [None, [], ["\n"]]),
 }

@@ -137,6 +137,12 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
         [{"value_head": "shared", "advantage_estimator": of_ones_own}],
     ),
     (
+        "sync_ref_model",
+        "no checkpoint holds it",
+        {"sync_ref_model": True, "beta": 0.1, "fsdp": True},
+        [{"sync_ref_model": True, "beta": 0.1}, {"beta": 0.1, "fsdp": True}],
+    ),
+    (
         "value_head",
         "sharded weights",
         {"value_head": "shared", "advantage_estimator": "turn_gae", "fsdp": True},

@@ -11,6 +11,7 @@ import pytest
 import torch
 from games import trainer_of
 from trl import GRPOTrainer
+from trl.trainer import base_trainer
 
 from agentsgym.training import _trl
 from agentsgym.training._trl import TRLSeam
@@ -369,3 +370,13 @@ def test_trl_calls_no_reward_function(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="must never be called"):
         _trl.environment(prompts=[], completions=[])
     trainer_of(tmp_path, max_steps=1).train()
+
+
+def test_a_trainer_reports_nothing_about_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(base_trainer, "send_telemetry", lambda **report: sent.append(report))
+    monkeypatch.delenv("CI", raising=False)
+    trainer = trainer_of(tmp_path)
+    assert not sent
+    GRPOTrainer._send_telemetry(trainer)
+    assert [report["library_name"] for report in sent] == ["trl"]  # it is still this method that sends

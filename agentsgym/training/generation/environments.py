@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from datasets import IterableDataset
 
@@ -13,6 +14,8 @@ from agentsgym.envs.registry import make
 from agentsgym.envs.rows import DatasetRow, check_row, class_path
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
+from agentsgym.training.validation import check_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from agentsgym.envs.trial import Trial
+    from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.types import Trajectory
 
 
@@ -133,6 +137,21 @@ class Environments:
             env.check_starts(own, lambda trajectory: groups[trajectory.task_index])
 
 
+def build_environments(
+    env: MultistepEnv | None, tokenizer: PreTrainedTokenizerBase, args: GRPOEnvConfig, train: Any, evaluation: Any
+) -> Environments:
+    """Build the environments of all rows that can be read in advance, and check the rows."""
+    environments = Environments(env, tokenizer, check=partial(check_environment, args=args))
+    for name, dataset in finite_datasets(train_dataset=train, eval_dataset=evaluation):
+        environments.check(dataset, name)
+    check_size(
+        train,
+        num_rollouts=cast("int", args.num_generations),  # TRL has filled both in
+        batch_size=cast("int", args.generation_batch_size),
+    )
+    return environments
+
+
 def group_seeds(num_rows: int, num_rollouts: int, *parts: object, first: int = 0) -> list[int]:
     """Derive one seed a row, equal for the ``num_rollouts`` consecutive rows of a task group, hashed from ``parts``.
 
@@ -151,7 +170,7 @@ def check_env(env: Any) -> None:
     """Raise :class:`ConfigError` for a value that cannot be the environment of a run."""
     if not (env is None or isinstance(env, MultistepEnv)):
         remedy = f": build it with {env.__name__}(tokenizer, env_config)" if isinstance(env, type) else ""
-        raise ConfigError(f"env must be a MultistepEnv or None, got {env!r}{remedy}")
+        raise ConfigError(f"env must be a MultistepEnv or None, got {shown(env)}{remedy}")
     if env is not None and env.tokenizer is None:
         raise ConfigError("env has no tokenizer: build it with the policy's, as in Env(tokenizer, env_config)")
 

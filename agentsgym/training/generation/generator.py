@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-import numpy as np
-import torch
 from accelerate import PartialState
 from datasets import IterableDataset
 
@@ -18,13 +16,14 @@ from agentsgym.agents.base import as_agent
 from agentsgym.agents.trained import BatchStart, as_trained_policy
 from agentsgym.batch.layouts import LAYOUTS, TrainingRow
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.envs.trial import play_trials
+from agentsgym.envs.play import TrialRounds
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
+from agentsgym.failure_policy import FailureCount, FailurePolicy, RetrySeed
 from agentsgym.failures import FailureLog
 from agentsgym.seeding import derive_seed
 from agentsgym.training.generation.environments import DatasetRow, group_seeds
 from agentsgym.training.metrics.rollouts import RolloutSummary
-from agentsgym.training.ranks import KeptError, all_gather_objects
+from agentsgym.training.ranks import BrokenOffError, KeptError, all_gather_objects
 from agentsgym.training.tensors.advantages import uninformative_task_groups
 
 if TYPE_CHECKING:
@@ -142,6 +141,8 @@ class RolloutGenerator:
     Attributes:
         agent: The agent that acts.
         policy: The same agent, as a policy in training that prepares for each batch.
+        interrupt: Called with the phase between turns, and with what ended the rollouts too early, if anything: what
+            it raises breaks them off on all ranks.
     """
 
     def __init__(
@@ -171,7 +172,9 @@ class RolloutGenerator:
         self._dataset = dataset
         self._layout = LAYOUTS[args.layout]
         self._pool = args.make_env_pool()
+        self._num_pool_users = 0
         self._failures: FailureLog | None = None
+        self.interrupt: Callable[..., None] = _go_on
 
     def play_with(self, agent: Any) -> None:
         """Use an agent from now on.
@@ -193,6 +196,25 @@ class RolloutGenerator:
                 yield
             finally:
                 self._failures = None
+
+    @contextlib.contextmanager
+    def keeping_workers(self) -> Generator[None]:
+        """Keep the pool's threads or processes from one generation batch to the next, and end them at the end.
+
+        An evaluation within a training keeps those of the training.
+        """
+        self._num_pool_users += 1
+        try:
+            yield
+        finally:
+            self._num_pool_users -= 1
+            if not self._num_pool_users:
+                self.close()
+
+    def close(self) -> None:
+        """End the pool's threads or processes."""
+        if self._pool is not None:
+            self._pool.close()
 
     def generate(self, rows: Sequence[DatasetRow], phase: Phase) -> GenerationBatch:
         """Collective: play this rank's rows, and in training resample uninformative task groups if asked to.
@@ -277,28 +299,17 @@ class RolloutGenerator:
         trials, trajectories, summaries = list["Trial"](), list["Trajectory"](), list[RolloutSummary]()
         with error.keeping():
             trials = self._trials(rows, indices, phase)
-        with error.keeping():  # also on a rank that has an error, since the call is collective
-            sessions = [trial.session_id for trial in trials]
-            self.policy.prepare(
-                BatchStart(
-                    seed_parts=(args.seed, *phase.seed_parts),
-                    session_ids=sessions,
-                    first_session=num_before,
-                    step=phase.step,
-                )
-            )
-        with error.keeping():
-            # An agent may be in lockstep with those of other ranks: without trials it still joins their calls.
-            trajectories = play_trials(
-                [] if error.first else trials,
-                self.agent,
-                failures=self._failures,
-                pool=self._pool,
-                turn_timeout_s=args.turn_timeout_s,
-                episode_timeout_s=args.episode_timeout_s,
-            )
+        with FailureLog(logger) if self._failures is None else contextlib.nullcontext(self._failures) as log:
+            rounds = self._rounds(trials, log, len(rows))
+            self._play_round(rounds, phase, num_before, error)
+            for attempt in range(1, args.episode_retries + 1):  # as many rounds on every rank, also without trials
+                counts = all_gather_objects([len(rounds.pending)], error.first)
+                if not any(counts):
+                    break
+                self._play_round(rounds, phase, sum(counts[: PartialState().process_index]), error, "retry", attempt)
         with error.keeping():
             if not error.first:
+                trajectories = rounds.trajectories
                 groups = [i // phase.num_rollouts for i in indices]
                 self._environments.check_starts(rows, trajectories, groups)
                 summaries = [
@@ -306,6 +317,54 @@ class RolloutGenerator:
                     for trajectory, row, group in zip(trajectories, rows, groups, strict=True)
                 ]
         return trajectories, all_gather_objects(summaries, error.first)
+
+    def _rounds(self, trials: Sequence[Trial], log: FailureLog, num_rows: int) -> TrialRounds:
+        args = self._args
+        policy = FailurePolicy(
+            max_failed_fraction=args.max_failed_fraction,
+            max_retries=args.episode_retries,
+            retry_seed=cast("RetrySeed", args.retry_seed),  # checked with the other settings
+        )
+        count = FailureCount(policy, PartialState().num_processes * num_rows)
+        # With any other limit the rollouts of all ranks are counted, once they are played.
+        return TrialRounds(trials, policy, log, None if args.max_failed_fraction else count.add)
+
+    def _play_round(
+        self, rounds: TrialRounds, phase: Phase, num_before: int, error: KeptError, *seed_parts: str | int
+    ) -> None:
+        """Collective: play what is pending; a rank that has an error takes part without trials."""
+        args = self._args
+        with error.keeping():
+            self.policy.prepare(
+                BatchStart(
+                    seed_parts=(args.seed, *phase.seed_parts, *seed_parts),
+                    session_ids=[trial.session_id for trial in rounds.pending],
+                    first_session=num_before,
+                    step=phase.step,
+                )
+            )
+        with error.keeping(), self._blaming_signals(phase):
+            # An agent may be in lockstep with those of other ranks: without trials it still joins their calls.
+            if error.first:
+                rounds.give_up()
+            rounds.play(
+                self.agent,
+                pool=self._pool,
+                turn_timeout_s=args.turn_timeout_s,
+                episode_timeout_s=args.episode_timeout_s,
+                interrupt=partial(self.interrupt, phase),
+            )
+
+    @contextlib.contextmanager
+    def _blaming_signals(self, phase: Phase) -> Generator[None]:
+        """Tell of what ends rollouts, other than breaking them off: a signal may have ended what they run in."""
+        try:
+            yield
+        except BrokenOffError:
+            raise
+        except Exception as error:
+            self.interrupt(phase, error)
+            raise
 
     def _trials(self, rows: Sequence[DatasetRow], indices: Sequence[int], phase: Phase) -> list[Trial]:
         args = self._args
@@ -323,7 +382,8 @@ class RolloutGenerator:
             turn_credit=self._environments.of(row).env_config["turn_credit"],
             environment=self._environments.identity(row),
         )
-        return RolloutSummary.of(trajectory, self._layout(0, trajectory), scored)
+        summary = RolloutSummary.of(trajectory, self._layout(0, trajectory), scored)
+        return replace(summary, num_retries=trajectory.num_retries) if self._args.episode_retries else summary
 
     def _check_failures(self, rollouts: Sequence[RolloutSummary]) -> None:
         """Raise if too many rollouts failed; every rank has those of all ranks, so that all of them raise."""
@@ -335,13 +395,5 @@ class RolloutGenerator:
             )
 
 
-@contextlib.contextmanager
-def preserve_rng_state() -> Generator[None]:
-    """Restore the global generators of Python, NumPy and torch, so that an evaluation changes no draw after it."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+def _go_on(phase: Phase, error: Exception | None = None) -> None:
+    """Interrupt nothing."""

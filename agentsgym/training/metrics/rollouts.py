@@ -12,6 +12,7 @@ from typing import Self
 from agentsgym.batch.layouts import TrainingRow
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.evaluation.metrics import Evaluation, fraction_of_optimal
+from agentsgym.texts import visible
 from agentsgym.training.tensors.logprobs import KnownLogprobs
 from agentsgym.types import Message, StopReason, Trajectory
 
@@ -35,6 +36,7 @@ class RolloutSummary:
         num_row_tokens: The tokens of these rows, more than its own where a history was rewritten.
         num_trained_tokens: The agent tokens in these rows that can be trained on: a row's first token cannot.
         error: The traceback of a failed rollout, else None.
+        num_retries: How often it was played before and failed; None where failed rollouts are not played again.
     """
 
     scored: ScoredRollout
@@ -51,6 +53,7 @@ class RolloutSummary:
     num_row_tokens: int
     num_trained_tokens: int
     error: str | None
+    num_retries: int | None = None
 
     @classmethod
     def of(cls, trajectory: Trajectory, rows: Sequence[TrainingRow], scored: ScoredRollout) -> Self:
@@ -124,16 +127,20 @@ class CompletionRow:
 
     @classmethod
     def of(cls, trajectory: Trajectory, advantages: Sequence[float]) -> Self:
-        """Show a rollout with the advantages of its tokens, (T,)."""
+        """Show a rollout with the advantages of its tokens, (T,), and with escape sequences written out."""
         first = trajectory.turns[0].message_index if trajectory.turns else len(trajectory.messages)
         return cls(
-            prompt=list(trajectory.messages[:first]),
-            completion=list(trajectory.messages[first:]),
+            prompt=[*map(_printable, trajectory.messages[:first])],
+            completion=[*map(_printable, trajectory.messages[first:])],
             final_reward=trajectory.final_reward,
             mean_advantage=sum(advantages) / max(1, sum(trajectory.agent_token_mask)),
             turn_rewards=list(trajectory.turn_rewards),
             stop_reason=trajectory.stop_reason.value,
         )
+
+
+def _printable(message: Message) -> Message:
+    return {**message, "role": visible(message["role"]), "content": visible(message["content"])}
 
 
 def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
@@ -147,7 +154,8 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
         rewards of random and optimal play), ``turns/{mean,min,max}``,
         ``reward/turn_{k}`` (mean over the rollouts that had a turn k) and ``active_fraction/turn_{k}`` (their
         fraction), ``stop/{reason}`` (fractions), ``invalid_turns`` (fraction), ``tokens/agent_per_turn``,
-        ``tokens/environment_per_turn``, ``failed`` and ``exact`` (fractions).
+        ``tokens/environment_per_turn``, ``failed`` and ``exact`` (fractions),
+        ``rollouts/retried`` (where failed rollouts are played again, how often, mean over all).
     """
     played = [rollout for rollout in rollouts if not rollout.failed]
     metrics = {
@@ -156,6 +164,9 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
         if reason is not StopReason.FAILED
     }
     metrics["failed"] = _mean([rollout.failed for rollout in rollouts])
+    retries = [rollout.num_retries for rollout in rollouts if rollout.num_retries is not None]
+    if retries:
+        metrics["rollouts/retried"] = _mean(retries)
     if not played:
         return metrics
     metrics["reward"] = _mean([rollout.final_reward for rollout in played])

@@ -10,7 +10,7 @@ from torch import nn
 from agentsgym.agents.policy.sampling import SamplingParams
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
 from agentsgym.errors import ConfigError
-from agentsgym.training.policy.sharded import policy_agent_type
+from agentsgym.training.policy.sharded import ShardedPolicyAgent, policy_agent_type
 from agentsgym.training.policy.value_head import ValueModel
 from agentsgym.training.policy.vllm import VLLMPolicyAgent
 
@@ -114,7 +114,10 @@ def check_parts(
         has_aux_loss: Whether a mixture of experts' auxiliary loss is added to the loss.
         has_own_scheduler: Whether a learning rate scheduler was given.
     """
-    policy_agent_type(accelerator)
+    is_sharded = policy_agent_type(accelerator) is ShardedPolicyAgent
+    for name in ("value_head", "sync_ref_model"):
+        if is_sharded and getattr(args, name):  # by the launcher's word: the settings' own is refused before
+            raise ConfigError(f"{name} has not been proven with sharded weights: leave it out, or train without FSDP")
     shared_vocabulary_size(model, tokenizer)
     if not args.disable_dropout and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
         logger.warning(

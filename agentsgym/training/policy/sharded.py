@@ -24,9 +24,10 @@ from agentsgym.agents.policy.decoding import Forward
 from agentsgym.agents.policy.decoding_strategy import select_strategy
 from agentsgym.agents.trained import BatchStart
 from agentsgym.errors import ConfigError
+from agentsgym.interruptions import Interruption, is_interruption
 
 
-class ShardedForwardError(BaseException):
+class ShardedForwardError(Interruption):
     """A forward pass broke off on this rank, while the others wait for its part of the weights.
 
     Handling it here would leave them waiting. So it is no ``Exception``, as ``KeyboardInterrupt`` is none: it ends the
@@ -86,7 +87,7 @@ class LockstepForward:
             raise
         except BaseException as error:
             self._is_broken = True
-            if not isinstance(error, Exception):
+            if is_interruption(error):
                 raise
             rank = PartialState().process_index
             raise ShardedForwardError(

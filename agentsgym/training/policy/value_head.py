@@ -28,6 +28,7 @@ from transformers import TrainerCallback
 
 from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.training.finite import check_value_gradients
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -278,6 +279,7 @@ class StepValueHead(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Collective: average the gradients over the ranks, and clip them to the norm that the policy's may have."""
         self._value_model.reduce_gradients()
+        check_value_gradients(self._value_model, state.global_step + 1)
         if args.max_grad_norm:
             self._value_model.clip(args.max_grad_norm)
 

@@ -17,6 +17,7 @@ from agentsgym.agents.stop_tokens import as_ids, stop_token_ids
 from agentsgym.agents.trained import BatchStart
 from agentsgym.agents.vllm_engine import FailFastEngine
 from agentsgym.errors import AgentError, ConfigError
+from agentsgym.interruptions import is_interruption
 from agentsgym.training.ranks import all_gather_objects, raise_on_all_ranks
 from agentsgym.types import Action, TurnRequest
 
@@ -156,7 +157,9 @@ class VLLMPolicyAgent(Agent):
         try:
             answers = self._generate(prompts, room)
             actions += [self._action(request, *answer) for request, answer in zip(requests, answers, strict=False)]
-        except Exception:  # noqa: BLE001  # the engine's or the server's: raised here, it would leave the others waiting
+        except BaseException as error:  # the engine's or the server's: raised here, it would leave the others waiting
+            if is_interruption(error):
+                raise
             failure.append(traceback.format_exc())
         if failures := all_gather_objects(failure):
             return [AgentError(f"vLLM failed:\n{failures[0]}") for _ in requests]
@@ -199,12 +202,12 @@ class VLLMPolicyAgent(Agent):
 
 
 @contextlib.contextmanager
-def _main_rank_comes_back(generation: Any) -> Generator[list[Exception]]:
+def _main_rank_comes_back(generation: Any) -> Generator[list[BaseException]]:
     """Collect what a server's client raises, and return empty answers in its place.
 
     The client is called on the main rank alone, while the other ranks wait for the answers to be broadcast.
     """
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
     if generation.mode != "server" or not generation.accelerator.is_main_process:
         yield errors
         return
@@ -213,7 +216,9 @@ def _main_rank_comes_back(generation: Any) -> Generator[list[Exception]]:
     def generate(prompts: list[list[int]], **options: Any) -> dict[str, Any]:
         try:
             return original(prompts=prompts, **options)
-        except Exception as error:  # noqa: BLE001  # the server's; raised once all ranks are back
+        except BaseException as error:  # the server's; raised once all ranks are back
+            if is_interruption(error):
+                raise
             errors.append(error)
             return {"prompt_ids": prompts, "completion_ids": [[] for _ in prompts], "logprobs": None}
 

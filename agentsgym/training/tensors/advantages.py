@@ -14,6 +14,7 @@ from agentsgym.credit.filters import drop_groups, mask_truncated, penalize_trunc
 from agentsgym.credit.rewards import place_on_tokens, scatter_to_tokens
 from agentsgym.credit.weights import aggregation_weights, invalid_turn_weights
 from agentsgym.errors import ConfigError
+from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from agentsgym.credit._comparison import Scale
@@ -139,7 +140,7 @@ class AdvantageAssigner:
         if not _is_list(entries) or len(entries) != len(rollouts):
             raise ConfigError(
                 f"advantage_estimator {estimator.name!r} must return one list of numbers for each of {len(rollouts)} "
-                f"rollouts, got {len(entries) if _is_list(entries) else repr(entries)}"
+                f"rollouts, got {len(entries) if _is_list(entries) else shown(entries)}"
             )
         plain = [_plain_turns(own, rollout) for own, rollout in zip(entries, rollouts, strict=True)]
         for i, (rollout, turns) in enumerate(zip(rollouts, plain, strict=True)):
@@ -147,7 +148,7 @@ class AdvantageAssigner:
                 raise ConfigError(
                     f"advantage_estimator {estimator.name!r} must return one finite number for each of the "
                     f"{len(rollout.turn_rewards)} turns of rollout {i}, or for one of {list(rollout.token_counts)} "
-                    f"tokens a list of so many, got {entries[i]!r}"
+                    f"tokens a list of so many, got {shown(entries[i])}"
                 )
         return cast("TurnEntries", plain)
 

@@ -1,0 +1,85 @@
+"""Checkpoint what this trainer adds beside the model: value head, estimator's state, a reference that moves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import load_model, save_model
+
+from agentsgym.errors import ConfigError
+from agentsgym.training.policy.value_head import FILE_NAME
+
+if TYPE_CHECKING:
+    from agentsgym.credit.bound import BoundEstimator
+    from agentsgym.credit.shaping import PotentialShaping
+    from agentsgym.training.policy.value_head import ValueModel
+
+_ESTIMATOR_FILE = "estimator.json"
+_REFERENCE_FILE = "reference.safetensors"
+
+
+def save_checkpoint(folder: Path, estimator: BoundEstimator | PotentialShaping, value_model: ValueModel | None) -> None:
+    """Write the value head and the estimator's state into the folder of a model."""
+    if value_model is not None:
+        value_model.save(folder)
+    if estimator.state is not None:
+        state = {
+            "estimator": estimator.name,
+            "options": _plain_options(estimator),
+            "memory": estimator.state.state_dict(),
+        }
+        (folder / _ESTIMATOR_FILE).write_text(json.dumps(state))
+
+
+def load_checkpoint(folder: Path, estimator: BoundEstimator | PotentialShaping, value_model: ValueModel | None) -> None:
+    """Load the value head and the estimator's state from the folder of a model.
+
+    Raises:
+        ConfigError: The checkpoint has no value head, or one of another shape, or no state of this estimator.
+    """
+    if value_model is not None:
+        value_model.load(folder)
+    elif (folder / FILE_NAME).is_file():
+        raise ConfigError(f"{folder} was saved with a value head, which value_head=None would lose: set it as it was")
+    path = folder / _ESTIMATOR_FILE
+    if estimator.state is None:
+        return
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: cannot resume {estimator.name!r} without the averages that it held")
+    try:
+        state = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is damaged, resume from another checkpoint: {error}") from error
+    if (state["estimator"], state["options"]) != (estimator.name, _plain_options(estimator)):
+        raise ConfigError(
+            f"{path} holds the state of {state['estimator']!r} with the options {state['options']}, and the run would "
+            f"go on with {estimator.name!r} and {_plain_options(estimator)}"
+        )
+    estimator.state.load_state_dict(state["memory"])
+
+
+def save_reference(folder: Path, reference: Any) -> None:
+    """Write the reference model that ``sync_ref_model`` moves; None for none."""
+    if reference is not None:
+        save_model(reference, str(folder / _REFERENCE_FILE))
+
+
+def load_reference(folder: Path, reference: Any) -> None:
+    """Load what :func:`save_reference` wrote.
+
+    Raises:
+        ConfigError: It is missing.
+    """
+    if reference is None:
+        return
+    path = folder / _REFERENCE_FILE
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: with sync_ref_model=True the KL term would go on from another reference")
+    load_model(reference, path)
+
+
+def _plain_options(estimator: BoundEstimator | PotentialShaping) -> dict[str, str]:
+    options = sorted(estimator.options.items())
+    return {name: getattr(value, "__qualname__", repr(value)) for name, value in options}  # repr may hold an address

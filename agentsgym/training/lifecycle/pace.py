@@ -1,0 +1,84 @@
+"""Measure how long the parts of a generation cycle take, to tell whether its rest fits a time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator
+
+
+class CyclePace:
+    """Times rollouts, optimizer steps and checkpoints, and expects the next ones to take as long as the last.
+
+    Evaluations and what else lies between two steps are no part of a cycle.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin without any measurement.
+
+        Args:
+            clock: Returns seconds.
+        """
+        self._clock = clock
+        self._last: tuple[float, float] | None = None  # rollouts and the rest of the steps of the last whole cycle
+        self._save_s: float | None = None
+        self.forget_cycle()
+
+    def forget_cycle(self) -> None:
+        """Drop what was measured of a cycle that did not end."""
+        self._played_s = self._stepped_s = 0.0
+        self._playing_since: float | None = None
+        self._step_since: float | None = None
+        self._between_since: float | None = None
+
+    def step_begins(self, *, is_first: bool) -> None:
+        """Note that an optimizer step begins, the first of a cycle or another."""
+        if is_first:
+            self.forget_cycle()
+        self._step_since = self._clock()
+
+    def step_ends(self, *, is_last: bool) -> None:
+        """Note that an optimizer step is done, the last of a cycle or another."""
+        now = self._clock()
+        if self._step_since is not None:
+            self._stepped_s += now - self._step_since
+        self._step_since, self._between_since = None, now
+        if is_last:
+            self._last = self._played_s, self._stepped_s - self._played_s
+
+    def evaluated(self) -> None:
+        """Note that an evaluation is done: what comes next after a step may be a checkpoint."""
+        self._between_since = self._clock()
+
+    def saved(self) -> None:
+        """Note that a checkpoint was saved."""
+        if self._between_since is not None:
+            self._save_s, self._between_since = self._clock() - self._between_since, None
+
+    @contextlib.contextmanager
+    def playing(self, *, is_training: bool) -> Generator[None]:
+        """Time the rollouts that are played inside; those of an evaluation are not counted."""
+        if not is_training:
+            yield
+            return
+        self._playing_since = self._clock()
+        try:
+            yield
+        finally:
+            self._played_s += self._clock() - self._playing_since
+            self._playing_since = None
+
+    def rest_s(self, *, save_s: float) -> float | None:
+        """The seconds that the rest of this cycle and a checkpoint should take; None before a cycle was measured.
+
+        Args:
+            save_s: What a checkpoint is supposed to take before one was measured.
+        """
+        if self._last is None:
+            return None
+        now = self._clock()
+        played_s = self._played_s + (0.0 if self._playing_since is None else now - self._playing_since)
+        stepped_s = self._stepped_s + (0.0 if self._step_since is None else now - self._step_since)
+        play_s, update_s = self._last
+        rest_s = max(0.0, play_s - played_s) + max(0.0, update_s - (stepped_s - played_s))
+        return rest_s + (save_s if self._save_s is None else self._save_s)

@@ -1,0 +1,318 @@
+"""End a run that is told to end by a signal, with a checkpoint from which it goes on exactly.
+
+A run resumes at the boundaries of its generation cycle alone. Until the first optimizer step of a cycle is done, only
+random generators, the estimator's averages and counts have left the boundary before it: these are put back, and the
+rollouts are lost. After that step the cycle must be finished::
+
+    boundary ── rollouts ── first optimizer step ── more steps ── boundary
+             └──── can be broken off ────┘     └─ must be finished ─┘
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from accelerate.utils import reduce
+from transformers import TrainerCallback
+
+from agentsgym.rollouts.interfaces import GRACE_S
+from agentsgym.training.lifecycle.generators import take_generator_states
+from agentsgym.training.lifecycle.pace import CyclePace
+from agentsgym.training.lifecycle.signals import Notice, SignalWatch
+from agentsgym.training.ranks import BrokenOffError
+
+if TYPE_CHECKING:
+    from agentsgym.credit.bound import BoundEstimator
+    from agentsgym.credit.shaping import PotentialShaping
+    from agentsgym.training._trl import TRLSeam
+    from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.generation.generator import Phase
+
+logger = logging.getLogger(__name__)
+
+_MARGIN: Final = 1.2  # an expectation times this must fit, where breaking off loses no optimizer step
+
+
+class Preempted(SystemExit):  # no error: it ends a program as sys.exit does
+    """Training was ended by a signal; uncaught, it ends the process with status 143 (SIGTERM) or 130 (Ctrl-C).
+
+    After Ctrl-C it is a ``KeyboardInterrupt`` too.
+
+    Attributes:
+        signum: The signal, ``signal.SIGTERM`` or ``signal.SIGINT``.
+        checkpoint: The newest checkpoint of the run, from which it goes on; None if there is none.
+    """
+
+    def __init__(self, signum: int, step: int, checkpoint: Path | None) -> None:
+        where = f"resume from {checkpoint}" if checkpoint else "there is no checkpoint to resume from"
+        super().__init__(f"training was ended by {signal.Signals(signum).name} at step {step}: {where}")
+        self.signum, self.checkpoint = signum, checkpoint
+        self.code = 128 + signum
+
+
+class PreemptedByUser(Preempted, KeyboardInterrupt):
+    """Training was ended by Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Boundary:
+    """What a generation cycle changes before its first optimizer step, as it was.
+
+    Attributes:
+        step: Optimizer steps that were done.
+        restore_generators: Sets the global random generators back.
+        memory: The state of the estimator; None without.
+        num_tokens: Tokens seen.
+    """
+
+    step: int
+    restore_generators: Callable[[], None]
+    memory: Any
+    num_tokens: int
+
+
+class Preemption:
+    """Ends a run on a signal: looks for one, decides with the other ranks what still fits, saves and leaves.
+
+    Attributes:
+        pace: How long the parts of a generation cycle take.
+        is_leaving: Whether the run ends with the next checkpoint, which then has all its state whatever the settings.
+    """
+
+    def __init__(
+        self, seam: TRLSeam, args: GRPOEnvConfig, estimator: Callable[[], BoundEstimator | PotentialShaping]
+    ) -> None:
+        """Set up; no signal is looked for.
+
+        Args:
+            seam: The trainer.
+            args: Its settings.
+            estimator: Returns its estimator.
+        """
+        self.pace = CyclePace()
+        self._seam, self._args, self._estimator = seam, args, estimator
+        self._saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
+        self._watch = SignalWatch()
+        self._begin(None)
+
+    def _begin(self, resumed_from: Path | None) -> None:
+        self._boundary: _Boundary | None = None
+        self._checkpoint = resumed_from
+        self._saved_step: int | None = None  # the step of that checkpoint
+        self.is_leaving = self._has_announced = False
+
+    def run(self, train: Callable[[], Any], resumed_from: Path | None) -> Any:
+        """Collective: train, and end on a signal.
+
+        Args:
+            train: Trains.
+            resumed_from: The checkpoint from which it goes on; None for none.
+
+        Raises:
+            Preempted: A signal came at some rank, also where it came too late to keep anything from being done.
+        """
+        self._begin(resumed_from)
+        output: Any = None
+        with self._watch.watching():
+            try:
+                output = train()
+            except BrokenOffError:
+                self._return_to_boundary()
+            is_ended = self._agree()  # no rank ends before the others have saved: a launcher would end them
+            agreed = self._watch.notice if is_ended else None
+        if agreed is None:
+            self._watch.repeat_own()  # it came after the others were asked
+            return output
+        kind = PreemptedByUser if agreed.signum == signal.SIGINT else Preempted
+        left = kind(agreed.signum, self._seam.global_step, self._checkpoint)
+        logger.warning("%s", left)
+        raise left
+
+    def look(self, phase: Phase, error: Exception | None = None) -> None:
+        """Break off the rollouts of a generation batch if a signal has come and the cycle does not fit any more.
+
+        It says nothing to other ranks: these see the same signal, or learn of it when the rollouts are exchanged.
+
+        Args:
+            phase: Of the generation batch.
+            error: What has ended the rollouts, if anything: the signal may have ended workers of a pool too.
+
+        Raises:
+            BrokenOffError: This rank breaks them off.
+        """
+        notice = self._watch.notice
+        if notice is None:
+            return
+        if error is not None:
+            logger.warning("the rollouts ended with the signal: %s: %.500s", type(error).__name__, error)
+            self._announce(notice)
+            raise BrokenOffError from error
+        has_to_finish = phase.is_training or not self._is_boundary(phase.step)  # an evaluation can always be left out
+        self._announce(notice)
+        if not (has_to_finish and self._fits(notice)):
+            raise BrokenOffError
+
+    # Callbacks
+
+    def cycle_begins(self) -> None:
+        """Keep what is to be put back if the cycle is broken off."""
+        estimator = self._estimator()
+        self._boundary = _Boundary(
+            step=self._seam.global_step,
+            restore_generators=take_generator_states(self._seam.device),
+            memory=None if estimator.state is None else estimator.state.state_dict(),
+            num_tokens=self._seam.num_input_tokens_seen,
+        )
+
+    def run_begins(self) -> None:
+        """Note that the checkpoint from which the run goes on is that of its first step."""
+        self._saved_step = self._seam.global_step
+        self.pace.forget_cycle()
+
+    def saved(self) -> None:
+        """Note a checkpoint."""
+        self.pace.saved()
+        if self._args.save_only_model and not self.is_leaving:
+            return  # nothing goes on from it
+        self._saved_step = self._seam.global_step
+        self._checkpoint = Path(self._seam.run_folder()) / f"checkpoint-{self._saved_step}"
+
+    def microbatch_ends(self) -> None:
+        """Collective: break off the first optimizer step of a cycle if the cycle does not fit any more."""
+        if self._is_boundary(self._seam.global_step) and self._agree(only_if_urgent=True):
+            raise BrokenOffError
+
+    def step_ends(self) -> bool:
+        """Collective: whether the run ends here; the checkpoint is then saved if this is a boundary."""
+        self.is_leaving = self._agree(only_if_urgent=not self._is_boundary(self._seam.global_step))
+        return self.is_leaving
+
+    def leave(self) -> None:
+        """End the run if that was decided when the last step ended."""
+        if self.is_leaving:
+            raise BrokenOffError
+
+    def should_save(self) -> bool:
+        """Whether a checkpoint of this step can be saved and is not there yet."""
+        step = self._seam.global_step
+        return self._saves and self._is_boundary(step) and self._saved_step != step
+
+    def is_cycle_start(self, step: int) -> bool:
+        """Whether a generation cycle begins after a number of optimizer steps."""
+        return self._is_boundary(step)
+
+    # Decisions
+
+    def _is_boundary(self, step: int) -> bool:
+        return step % self._args.steps_per_cycle == 0
+
+    def _fits(self, notice: Notice) -> bool:
+        """Whether the rest of the cycle, and the checkpoint at its end, fit what is left of the grace period."""
+        grace_s = self._args.preemption_grace_s
+        if not self._saves:
+            return False  # there is nothing to finish the cycle for
+        if grace_s is None:
+            return True
+        left_s = notice.at + grace_s - time.monotonic() - (GRACE_S if self._args.env_pool else 0.0)
+        expected_s = self.pace.rest_s(save_s=grace_s / 4)
+        if self._is_boundary(self._seam.global_step):
+            return expected_s is not None and _MARGIN * expected_s <= left_s
+        return left_s >= (grace_s / 4 if expected_s is None else expected_s)  # breaking off loses steps
+
+    def _agree(self, *, only_if_urgent: bool = False) -> bool:
+        """Collective: whether any rank has a signal, and for ``only_if_urgent`` whether the cycle does not fit."""
+        notice = self._watch.notice  # read once: what comes later is for the next time
+        has_notice = notice is not None
+        is_urgent = notice is not None and not self._fits(notice)
+        if self._seam.num_ranks > 1:
+            is_terminated = notice is not None and notice.signum == signal.SIGTERM
+            flags = torch.tensor([has_notice, is_urgent, is_terminated], dtype=torch.int32)
+            total: Any = reduce(flags.to(self._seam.device), reduction="sum")
+            has_notice, is_urgent, is_terminated = (number > 0 for number in total.tolist())
+            if has_notice:
+                self._watch.note(signal.SIGTERM if is_terminated else signal.SIGINT)
+        if has_notice and self._watch.notice is not None:
+            self._announce(self._watch.notice)
+        return is_urgent or (has_notice and not only_if_urgent)
+
+    def _announce(self, notice: Notice) -> None:
+        """Say once what happens now."""
+        if self._has_announced:
+            return
+        self._has_announced = True
+        logger.warning(
+            "%s: training ends %s; what is under way is %s. A second signal ends the process at once.",
+            signal.Signals(notice.signum).name,
+            "with a checkpoint" if self._saves else "without a checkpoint, as save_strategy is 'no'",
+            "finished first" if self._fits(notice) else "broken off",
+        )
+
+    def _return_to_boundary(self) -> None:
+        """Collective: put back what a broken-off cycle changed, and save if there is something new to be saved."""
+        boundary, seam = self._boundary, self._seam
+        if boundary is not None and boundary.step == seam.global_step:
+            boundary.restore_generators()
+            memory = self._estimator().state
+            if memory is not None and boundary.memory is not None:
+                memory.load_state_dict(boundary.memory)
+            seam.return_to_step_begin(boundary.num_tokens)
+        self.is_leaving = True
+        if self.should_save():
+            seam.save_checkpoint()
+
+
+class WatchBoundaries(TrainerCallback):
+    """Tells a :class:`Preemption` where the run is, and makes the trainer save where it is to end."""
+
+    def __init__(self, preemption: Preemption) -> None:
+        self._preemption = preemption
+        self._is_first = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin anew."""
+        self._preemption.run_begins()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the boundary: the data loader, which starts after this, draws from the global generators."""
+        self._is_first = True
+        if self._preemption.is_cycle_start(state.global_step):
+            self._preemption.cycle_begins()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave, or keep the boundary."""
+        self._preemption.leave()
+        is_cycle_start = self._preemption.is_cycle_start(state.global_step)
+        if is_cycle_start and not self._is_first:
+            self._preemption.cycle_begins()
+        self._is_first = False
+        self._preemption.pace.step_begins(is_first=is_cycle_start)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Collective: break off between two micro-batches."""
+        self._preemption.microbatch_ends()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Collective: decide whether the run ends here, and if so save, and leave out an evaluation that is due."""
+        self._preemption.pace.step_ends(is_last=self._preemption.is_cycle_start(state.global_step))
+        if self._preemption.step_ends():
+            control.should_evaluate = False
+            control.should_save = control.should_save or self._preemption.should_save()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Tell the time of an evaluation from that of a checkpoint."""
+        self._preemption.pace.evaluated()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the checkpoint."""
+        self._preemption.saved()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave."""
+        self._preemption.leave()

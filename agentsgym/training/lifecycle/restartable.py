@@ -1,0 +1,155 @@
+"""A trainer whose runs can be killed at any moment and resumed: what ``GRPOEnvTrainer`` builds on."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+from trl import GRPOTrainer
+
+from agentsgym.training._trl import NoTelemetry
+from agentsgym.training.finite import NumberCheck
+from agentsgym.training.lifecycle.checkpoints import load_checkpoint, load_reference, save_checkpoint, save_reference
+from agentsgym.training.lifecycle.preemption import Preemption, WatchBoundaries
+from agentsgym.training.lifecycle.resuming import RestoreDataOrder, ResumePoint, facts_of, find_resume_point
+from agentsgym.training.lifecycle.shutdown import OpenRun
+from agentsgym.training.lifecycle.writing import CheckpointWriter
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from transformers.trainer_utils import TrainOutput
+
+    from agentsgym.credit.bound import BoundEstimator
+    from agentsgym.credit.shaping import PotentialShaping
+    from agentsgym.training._trl import TRLSeam
+    from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.policy.value_head import ValueModel
+
+
+class RestartableTrainer(NoTelemetry, GRPOTrainer):
+    """TRL's trainer with checkpoints that are whole or not there, and runs that go on from them exactly."""
+
+    args: GRPOEnvConfig
+    value_model: ValueModel | None
+
+    def _watch_over(self, seam: TRLSeam) -> None:
+        """Set up what keeps the run; called at the end of the constructor."""
+        self._checkpoints = CheckpointWriter(seam, self.args, partial(facts_of, self.args, self.train_dataset))
+        self._resumed = ResumePoint()
+        self._run_seam = seam
+        self._preemption = Preemption(seam, self.args, lambda: self.estimator)
+        self._numbers = NumberCheck(self.value_model)
+        self.add_callback(RestoreDataOrder())
+        self.add_callback(self._numbers)
+        self.add_callback(WatchBoundaries(self._preemption))
+        self._open_run = OpenRun()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(after_error=error is not None)
+
+    def close(self) -> None:
+        """Collective: end what the trainer keeps running; ``with`` blocks call it at their end.
+
+        The pool's threads or processes end, the optimizer and what wraps the model are dropped, and with the last
+        trainer of the process that is open the process group ends, its threads included: the script can end then, and
+        nothing can be sent between ranks any more. What was logged and ``model`` can still be read, unless its weights
+        are sharded; anything else raises. Called again it does nothing. A ``with`` block that an exception ends does
+        not wait for the other ranks.
+        """
+        self._close(after_error=False)
+
+    def _close(self, *, after_error: bool) -> None:
+        def release() -> None:
+            self._end_parts()
+            self._run_seam.release()
+
+        self._open_run.close(release, after_error=after_error)
+
+    def _end_parts(self) -> None:
+        """End what the trainer's own parts keep running."""
+        raise NotImplementedError
+
+    @property
+    def estimator(self) -> BoundEstimator | PotentialShaping:
+        """The estimator of advantages; its ``state`` is what it keeps from one generation batch to the next."""
+        raise NotImplementedError
+
+    def _begin_run(self) -> None:
+        """Reset all state of an earlier run of this trainer."""
+        raise NotImplementedError
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train as transformers does; starting or resuming resets all state of an earlier run of this trainer.
+
+        Args:
+            resume_from_checkpoint: A checkpoint's folder; True for the newest whole one of ``args.output_dir``;
+                ``"auto"`` for that or, where there is none, a new run. A run that is finished does nothing more.
+            *args: As transformers takes them.
+            **kwargs: Likewise.
+
+        Raises:
+            ConfigError: There is no such checkpoint, it is damaged, or it is of a run that played other tasks.
+            CheckpointError: A checkpoint could not be written.
+            Preempted: SIGTERM or Ctrl-C ended the run, which goes on from the exception's ``checkpoint``.
+            NonFiniteError: A loss, a gradient or a weight became NaN or infinite.
+            AgentsGymError: The trainer is closed.
+        """
+        self._open_run.check()
+        self._begin_run()
+        self._resumed = self._resume_point(resume_from_checkpoint)
+        folder = self._resumed.folder
+        if folder is not None:
+            load_checkpoint(folder, self.estimator, self.value_model)
+            load_reference(folder, self._run_seam.synced_reference())
+        train = partial(super().train, None if folder is None else str(folder), *args, **kwargs)
+        return self._preemption.run(train, folder)
+
+    def _resume_point(self, requested: str | bool | None) -> ResumePoint:
+        """Collective: find where the run goes on."""
+        if not requested:
+            return ResumePoint()
+        *_, max_steps = super().set_initial_training_values(self.args, self.get_train_dataloader())
+        facts = facts_of(self.args, self.train_dataset)
+        return find_resume_point(requested, Path(self._run_seam.run_folder()), self.args, facts, max_steps)
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[Any, ...]:
+        """Count passes and steps as transformers does; a run that is finished has no pass before it."""
+        num_passes, *others, max_steps = super().set_initial_training_values(args, dataloader)
+        return 0 if self._resumed.step >= max_steps else num_passes, *others, max_steps
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Collective: go backward as TRL does, and raise if the step that comes next would use NaN or infinity."""
+        loss = super().training_step(*args, **kwargs)
+        self._numbers.after_backward(loss, self.accelerator, self.state.global_step + 1)
+        return loss
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save as transformers does, with the value head and the estimator's state beside the model.
+
+        Raises:
+            NonFiniteError: A weight is NaN or infinite; nothing is written.
+        """
+        self._open_run.check()
+        self._numbers.check_before_saving(self.model)
+        with self._checkpoints.keeping_errors():
+            super().save_model(output_dir, _internal_call)
+            if self.args.should_save:
+                folder = Path(output_dir or cast("str", self.args.output_dir))
+                save_checkpoint(folder, self.estimator, self.value_model)
+                if _internal_call:
+                    save_reference(folder, self._run_seam.synced_reference())
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save a checkpoint as transformers does, under another name until it is whole."""
+        whole = self._run_seam.saving_all_state() if self._preemption.is_leaving else contextlib.nullcontext()
+        with whole:
+            self._checkpoints.write(partial(super()._save_checkpoint, model, trial), trial)

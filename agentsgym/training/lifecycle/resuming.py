@@ -1,0 +1,238 @@
+"""Resume a run where its checkpoint was saved: at the same place in the generation cycle and in the dataset."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from accelerate import PartialState
+from torch.utils.data import IterableDataset
+from transformers import TrainerCallback
+
+from agentsgym.errors import ConfigError
+from agentsgym.training.lifecycle.whole import (
+    count_ranks,
+    finish_renames,
+    newest_whole,
+    problem_with,
+    read_manifest,
+    read_state,
+)
+from agentsgym.training.ranks import all_gather_objects
+
+if TYPE_CHECKING:
+    from agentsgym.training.config import GRPOEnvConfig
+
+logger = logging.getLogger(__name__)
+
+# Settings whose change says nothing about what is trained, by how their names begin.
+_OF_NO_CONCERN: Final = (
+    *("output_dir", "run_name", "project", "report_to", "disable_tqdm", "log", "save_", "hub_", "push_to_hub"),
+    *("eval_", "do_", "per_device_eval", "num_generations_eval", "dataloader_", "resume_from", "max_steps"),
+    *("num_train_epochs", "load_best", "metric_for", "greater_is", "local_rank", "num_env_workers", "env_", "ddp_"),
+    *("turn_timeout", "episode_timeout", "max_failed", "num_completions", "trackio", "overwrite", "push_", "bf16_"),
+    "preemption_",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """Where a run goes on.
+
+    Attributes:
+        folder: The checkpoint; None for a run that begins.
+        step: Optimizer steps that are done.
+    """
+
+    folder: Path | None = None
+    step: int = 0
+
+
+def facts_of(args: GRPOEnvConfig, dataset: Any) -> dict[str, Any]:
+    """What a checkpoint says of its run, as JSON, so that a resumed run can be told from another.
+
+    Args:
+        args: The settings.
+        dataset: The training rows.
+    """
+    order = {
+        "num_rows": None if isinstance(dataset, IterableDataset) else len(dataset),
+        "generation_batch_size": args.generation_batch_size,
+        "rollouts_per_step": args.train_batch_size * args.world_size * args.gradient_accumulation_steps,
+    }
+    order |= {name: getattr(args, name) for name in ("num_generations", "num_iterations", "shuffle_dataset", "seed")}
+    settings: Any = json.loads(json.dumps(args.to_dict(), default=repr))
+    facts = {"num_ranks": args.world_size, "save_only_model": args.save_only_model}
+    return {**facts, "order": order, "settings": settings}
+
+
+def find_resume_point(
+    requested: str | bool | None, run_folder: Path, args: GRPOEnvConfig, facts: Mapping[str, Any], max_steps: int
+) -> ResumePoint:
+    """Collective: find the checkpoint that a run goes on from, the same on all ranks.
+
+    Args:
+        requested: As ``train`` takes it: a folder; True for the newest whole checkpoint of the run; ``"auto"`` for that
+            or, where there is none, a new run; None or False for a new run.
+        run_folder: Where the run's checkpoints are.
+        args: The settings.
+        facts: Those of this run, from :func:`facts_of`.
+        max_steps: Optimizer steps of the whole run.
+
+    Raises:
+        ConfigError: There is no such checkpoint, it is damaged, or the run would play other tasks from there on.
+    """
+    if not requested:
+        return ResumePoint()
+    problem: Exception | None = None
+    found: list[ResumePoint] = []
+    if PartialState().is_main_process:
+        try:
+            found = [_find(requested, run_folder, args, facts, max_steps)]
+        except ConfigError as error:
+            problem = error
+    [point] = all_gather_objects(found, problem)
+    return point
+
+
+def _find(
+    requested: str | bool, run_folder: Path, args: GRPOEnvConfig, facts: Mapping[str, Any], max_steps: int
+) -> ResumePoint:
+    finish_renames(run_folder)
+    if requested is True or requested == "auto":
+        problem = partial(_problem, args=args, max_steps=max_steps)
+        folder, passed_over = newest_whole(run_folder, problem)
+        for reason in passed_over:
+            logger.warning("passed over %s", reason)
+        if folder is None and requested == "auto" and not passed_over:
+            return ResumePoint()
+        if folder is None:
+            remedy = "move them away to begin anew" if passed_over else "resume_from_checkpoint='auto' begins a run"
+            raise ConfigError(
+                f"{run_folder} has no checkpoint that a run can go on from{': ' * bool(passed_over)}"
+                f"{'; '.join(passed_over)} ({remedy})"
+            )
+        logger.info("resuming from %s", folder)
+    else:
+        folder = Path(requested)  # pyright: ignore[reportArgumentType]  # a path
+        if not folder.is_dir():
+            raise ConfigError(f"resume_from_checkpoint={requested!r} is no folder")
+        if damage := problem_with(folder, max_steps):
+            raise ConfigError(f"cannot resume from {folder}: {damage}")
+    state = read_state(folder)
+    step = int(state["global_step"])
+    if step < max_steps:
+        generations_before(step, args)
+        _check_pass(folder, state, facts)
+    _check_facts(folder, facts)
+    return ResumePoint(folder=folder, step=step)
+
+
+def _problem(folder: Path, *, args: GRPOEnvConfig, max_steps: int) -> str | None:
+    damage = problem_with(folder, max_steps)
+    if damage is None and (step := int(read_state(folder)["global_step"])) < max_steps:
+        try:
+            generations_before(step, args)
+        except ConfigError as error:
+            return str(error)
+    return damage
+
+
+def _check_pass(folder: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Refuse to look for a place in a stream that begins anew: transformers knows no passes of unknown length."""
+    if facts["order"]["num_rows"] is None and state["epoch"] > 1:
+        raise ConfigError(
+            f"{folder} lies in pass {int(state['epoch']) + 1} over a stream of rows, of which only the first pass can "
+            "be resumed: use a dataset with a length, or start a new run with this checkpoint as its model"
+        )
+
+
+def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
+    """Refuse a run that would play other tasks than the one that was saved, and name what else has changed."""
+    then = read_manifest(folder)
+    num_ranks = count_ranks(folder) if then is None else then.get("num_ranks")
+    if num_ranks != now["num_ranks"]:
+        logger.warning(
+            "%s was saved by %s ranks, and this run has %d: each has random generators of its own, so that the order "
+            "of rows within an optimizer step, and dropout, are drawn anew",
+            *(folder, num_ranks, now["num_ranks"]),
+        )
+    if then is None or "order" not in then:
+        return
+    for name, value in now["order"].items():
+        if then["order"].get(name) != value:
+            raise ConfigError(
+                f"{folder} was saved with {name}={then['order'].get(name)!r} and this run has {value!r}, so that it "
+                "would play other tasks from there on: set it as it was, or start a new run with this checkpoint as "
+                "its model"
+            )
+    before, after = then["settings"], now["settings"]
+    changed = [
+        f"{name}={after.get(name)!r} (was {before.get(name)!r})"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and not name.startswith(_OF_NO_CONCERN)
+    ]
+    if changed:
+        logger.warning("the resumed run has other settings than %s: %s", folder, ", ".join(changed))
+
+
+def generations_before(step: int, args: GRPOEnvConfig) -> int:
+    """Count the generation batches that were played before an optimizer step.
+
+    Raises:
+        ConfigError: The step lies inside a generation cycle.
+    """
+    cycle = args.steps_per_cycle
+    if step % cycle:
+        raise ConfigError(
+            f"a run resumes at a multiple of {cycle} steps, the boundaries of its generation cycle, since the rows "
+            f"of a half-used cycle are not saved; got step {step}: resume from an earlier checkpoint, or start a "
+            "new run with this one as its model"
+        )
+    return args.generations_at(step)
+
+
+def check_passes(args: GRPOEnvConfig, num_microbatches: int, max_steps: int) -> None:
+    """Raise :class:`ConfigError` for a run whose optimizer steps get out of step with its generation batches.
+
+    Args:
+        args: The settings.
+        num_microbatches: Those of a pass over the dataset, the last of which ends an optimizer step in any case.
+        max_steps: Optimizer steps of the run.
+    """
+    accumulation = args.gradient_accumulation_steps
+    has_passes = max_steps > math.ceil(num_microbatches / accumulation)
+    if num_microbatches % accumulation and has_passes:
+        raise ConfigError(
+            f"gradient_accumulation_steps={accumulation} divides neither the {args.micro_steps_per_generation} "
+            f"micro-batches that a generation batch is trained on nor the {num_microbatches} of a pass over the "
+            "dataset, so that checkpoints could not be resumed from exactly: make it a divisor of "
+            "steps_per_generation * num_iterations"
+        )
+
+
+class RestoreDataOrder(TrainerCallback):
+    """Restores the order of a resumed run's tasks, and refuses a run that could not be resumed.
+
+    The sampler draws a new order at each pass over the dataset, and that of a resumed run starts at the first pass: the
+    draws of the passes before the checkpoint are repeated.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+        """Draw the orders of the passes that are done."""
+        if train_dataloader is not None and not isinstance(train_dataloader.dataset, IterableDataset):
+            check_passes(args, len(train_dataloader), state.max_steps)
+        batches: Any = getattr(train_dataloader, "batch_sampler", None)
+        while hasattr(batches, "batch_sampler"):  # on several ranks accelerate wraps it, to take each one's share
+            batches = batches.batch_sampler
+        sampler: Any = getattr(batches, "sampler", None)
+        if isinstance(getattr(sampler, "generator", None), torch.Generator):  # a stream has none
+            for _ in range(int(state.epoch + 1e-6)):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)

@@ -1,0 +1,179 @@
+"""Tell a whole checkpoint from a damaged one, and choose the one to resume from.
+
+A checkpoint that was written by this version holds a list of its files with their sizes, written last. One without the
+list, from an earlier version, is judged by the files that it must hold.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import SafetensorError, safe_open
+
+MANIFEST: Final = "agentsgym_checkpoint.json"
+UNFINISHED: Final = "_unfinished"  # what is pushed to the hub leaves out names that begin so
+_STATE: Final = "trainer_state.json"
+_NAME: Final = re.compile(r"checkpoint-(\d+)")
+
+_MAX_CHECKED: Final = 64 << 20  # bytes of a file whose content is checked too: larger ones would take their time
+
+# What any run needs of a checkpoint, and what one needs that is not at its end: one of these files each.
+_MODEL: Final[dict[str, tuple[str, ...]]] = {
+    "the state of the run": (_STATE,),
+    "the weights": (
+        *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"),
+        *("adapter_model.safetensors", "adapter_model.bin", "*/adapter_model.safetensors", "*/adapter_model.bin"),
+        *("pytorch_model_fsdp.bin", "pytorch_model_fsdp_*"),
+    ),
+}
+_TO_GO_ON: Final[dict[str, tuple[str, ...]]] = {
+    "the optimizer's state": ("optimizer.pt", "optimizer.bin", "optimizer_*"),
+    "the learning rate schedule": ("scheduler.pt",),
+    "the state of the random generators": ("rng_state.pth", "rng_state_0.pth"),
+}
+
+
+def checkpoint_step(folder: Path) -> int | None:
+    """The optimizer step of a checkpoint's folder, by its name; None for another folder."""
+    match = _NAME.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def checkpoints_in(run_folder: Path) -> list[Path]:
+    """The checkpoints in the folder of a run, whole or not, newest first."""
+    if not run_folder.is_dir():
+        return []
+    found = [folder for folder in run_folder.iterdir() if folder.is_dir() and checkpoint_step(folder) is not None]
+    return sorted(found, key=lambda folder: checkpoint_step(folder) or 0, reverse=True)
+
+
+def write_manifest(folder: Path, **facts: Any) -> None:
+    """List the files of a checkpoint, all of which are there, with their sizes in bytes and checksums.
+
+    Args:
+        folder: The checkpoint.
+        **facts: What else the list is to hold, as JSON.
+    """
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
+    checksums = {name: zlib.crc32((folder / name).read_bytes()) for name, size in files.items() if size <= _MAX_CHECKED}
+    (folder / MANIFEST).write_text(json.dumps({**facts, "files": files, "crc32": checksums}, indent=1))
+
+
+def read_manifest(folder: Path) -> Mapping[str, Any] | None:
+    """What :func:`write_manifest` wrote; None if there is none, or one that is damaged."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and isinstance(manifest.get("files"), dict) else None
+
+
+def read_state(folder: Path) -> Mapping[str, Any]:
+    """The state of the run that a whole checkpoint holds, as transformers writes it."""
+    return json.loads((folder / _STATE).read_text())
+
+
+def count_ranks(folder: Path) -> int:
+    """By how many ranks a checkpoint was saved, by their random generators."""
+    return max(1, len([*folder.glob("rng_state_*.pth")]))
+
+
+def problem_with(folder: Path, max_steps: int | None = None) -> str | None:
+    """Say what keeps a run from going on from a checkpoint, as the end of a sentence; None if nothing does.
+
+    Args:
+        folder: The checkpoint.
+        max_steps: Optimizer steps of the run: at their end its model is all that is needed. None: it goes on.
+    """
+    return next(_problems(folder, max_steps), None)
+
+
+def _problems(folder: Path, max_steps: int | None) -> Iterator[str]:
+    manifest = read_manifest(folder)
+    if manifest is None and (folder / MANIFEST).exists():
+        yield f"{MANIFEST} is damaged"
+    yield from _differences(folder, manifest or {})
+    yield from _lacking(folder, _MODEL)
+    step = read_state(folder).get("global_step")
+    if not isinstance(step, int):
+        yield f"{_STATE} is damaged"
+    elif max_steps is None or step < max_steps:
+        is_model = manifest is not None and manifest.get("save_only_model")
+        reason = ": it was saved with save_only_model=True, so that it is a model and not the state of a run"
+        yield from _lacking(folder, _TO_GO_ON, reason if is_model else "")
+        if (folder / "rng_state_0.pth").exists() and count_ranks(folder) == 1:  # one rank alone has another name for it
+            yield "rng_state_1.pth is missing"
+
+
+def _differences(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """What is not as it was written."""
+    for name, size in manifest.get("files", {}).items():
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is missing"
+        elif path.stat().st_size != size:
+            yield f"{name} has {path.stat().st_size:,} bytes in place of {size:,}"
+    for name, checksum in manifest.get("crc32", {}).items():
+        if zlib.crc32((folder / name).read_bytes()) != checksum:
+            yield f"{name} is damaged: its bytes are not those that were written"
+
+
+def _lacking(folder: Path, needed: Mapping[str, tuple[str, ...]], reason: str = "") -> Iterator[str]:
+    """What it has no file for, or one that cannot be read."""
+    for what, names in needed.items():
+        found = [path for name in names for path in folder.glob(name)]
+        if not found:
+            yield f"it lacks {what} ({' or '.join(names[:2])}){reason}"
+        yield from (f"{path.name} is damaged" for path in found if not _is_readable(path))
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a file can be read by its format, as far as a look at its ends tells."""
+    if path.is_dir():
+        return any(path.iterdir())
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt"):
+                return True
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+    except (OSError, ValueError, SafetensorError):
+        return False
+    return zipfile.is_zipfile(path) if path.suffix in {".pt", ".pth", ".bin"} else path.stat().st_size > 0
+
+
+def newest_whole(run_folder: Path, problem: Callable[[Path], str | None]) -> tuple[Path | None, list[str]]:
+    """Find the newest checkpoint that a run can go on from.
+
+    Args:
+        run_folder: The folder of the run.
+        problem: Says what keeps the run from going on from a checkpoint; None if nothing does.
+
+    Returns:
+        The checkpoint, None if there is none; and of each newer one why it was passed over.
+    """
+    passed_over: list[str] = []
+    for folder in checkpoints_in(run_folder):
+        reason = problem(folder)
+        if reason is None:
+            return folder, passed_over
+        passed_over.append(f"{folder.name}: {reason}")
+    return None, passed_over
+
+
+def finish_renames(run_folder: Path) -> None:
+    """Give a checkpoint its name that was whole when the run was killed, just before it got it."""
+    for folder in checkpoints_in(run_folder / UNFINISHED):
+        place = run_folder / folder.name
+        if not place.exists() and read_manifest(folder) is not None and problem_with(folder) is None:
+            folder.rename(place)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)

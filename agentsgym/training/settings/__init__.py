@@ -1,0 +1,1 @@
+"""The settings of a run in parts that belong together, and how they are declared."""
