@@ -7,7 +7,6 @@ those of one process; wall times are printed, and say little where both ranks sh
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import subprocess
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentsgym import GRPOEnvConfig, GRPOEnvTrainer
@@ -55,16 +53,17 @@ def train(folder: Path, num_steps: int, num_ranks: int) -> dict[str, Any]:
         learning_rate=1e-3,
     )
     env = TwentyQuestionsEnv(tokenizer, ENV_CONFIG)
-    trainer = GRPOEnvTrainer(model, env, args, train_dataset=TwentyQuestionsEnv.get_train_dataset(ENV_CONFIG))
-    start = time.perf_counter()
-    trainer.train()
-    policy: Any = trainer.accelerator.unwrap_model(trainer.model)
+    rows = TwentyQuestionsEnv.get_train_dataset(ENV_CONFIG)
+    with GRPOEnvTrainer(model, env, args, train_dataset=rows) as trainer:
+        start = time.perf_counter()
+        trainer.train()
+        wall_s, history = time.perf_counter() - start, trainer.state.log_history
     return {
-        "wall_s": time.perf_counter() - start,
-        "weights": torch.cat([tensor.detach().flatten() for tensor in policy.parameters()]).tolist(),
-        "min_turns": min(log["turns/min"] for log in trainer.state.log_history if "turns/min" in log),
-        "max_turns": max(log["turns/max"] for log in trainer.state.log_history if "turns/max" in log),
-        **{name: [log[name] for log in trainer.state.log_history if name in log] for name in COMPARED},
+        "wall_s": wall_s,
+        "weights": torch.cat([tensor.detach().flatten() for tensor in model.parameters()]).tolist(),
+        "min_turns": min(log["turns/min"] for log in history if "turns/min" in log),
+        "max_turns": max(log["turns/max"] for log in history if "turns/max" in log),
+        **{name: [log[name] for log in history if name in log] for name in COMPARED},
     }
 
 
@@ -131,8 +130,6 @@ def main() -> None:
         rank, num_ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         result = train(Path(options.rank_folder), options.num_steps, num_ranks)
         Path(options.rank_folder, f"{rank}.json").write_text(json.dumps(result))
-        gc.collect()  # a trainer that waits for it holds the group, whose threads abort the interpreter at its end
-        PartialState().destroy_process_group()
         return
     result = measure(options.num_steps, options.num_warm_steps)
     lines = [f"{name}: {value}" for name, value in result.items()]
