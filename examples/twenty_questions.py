@@ -5,13 +5,15 @@
     python examples/twenty_questions.py --config run.yaml      # every field of GRPOEnvConfig and of TRL's ModelConfig
 
 It writes to ``outputs/twenty_questions``: ``summary.json``, ``learning_curve.png``, the transcripts of the same tasks
-before and after training, and ``model/``. Ctrl-C ends training early and keeps the policy as it is.
+before and after training, and ``model/``. Ctrl-C and SIGTERM end training early and keep the policy as it is.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import signal
+import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -110,6 +112,7 @@ def main() -> None:
     curve.draw(after=evaluations["after"].win_rate)
     run.save_summary(evaluations)
     print(f"\n{comparison_table(evaluations)}\n\n{run.closing_words()}")
+    sys.exit(run.status)
 
 
 def parse_arguments() -> tuple[GameArguments, GRPOEnvConfig, ModelConfig]:
@@ -139,6 +142,7 @@ class Run:
         self.output = Path(args.output_dir or DEFAULTS["output_dir"])
         self.seconds: dict[str, float] = {}
         self.interrupted = False
+        self.status = 0  # of this process
         self.env_config = {
             "objects": _choice(game.objects, DEMO_OBJECTS),
             "properties": _choice(
@@ -178,7 +182,8 @@ class Run:
                 on_finish=on_finish,
             )
         config = tiny_imitation_config(self.game.warm_start_steps, seed=self.args.seed, disable_tqdm=True)
-        with self._phase("warm start"), self._interruptible(), LossBar("warm start", config.max_steps) as bar:
+        bar = LossBar("warm start", config.max_steps)
+        with self._phase("warm start"), self._interruptible(), _terminable(), bar:
             imitate(self.model, demonstrations, self.tokenizer, config, observation_loss=True, callbacks=[bar])
 
     def learning_curve(self, evaluations: dict[str, Evaluation]) -> LearningCurve:
@@ -206,6 +211,7 @@ class Run:
         trainer.remove_callback(PrinterCallback)
         with self._phase("reinforcement learning"), self._interruptible():
             trainer.train(resume_from_checkpoint=self.args.resume_from_checkpoint)
+        trainer.close()
         curve.close()
         if self.model_config.use_peft:
             adapted: Any = trainer.model
@@ -255,11 +261,13 @@ class Run:
 
     @contextmanager
     def _interruptible(self) -> Generator[None]:
+        """Go on after Ctrl-C or SIGTERM has ended what is inside; after SIGTERM the status at the end says so."""
         try:
             yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as stopped:
             self.interrupted = True
-            print("\nstopped here; keeping the policy as it is now (Ctrl-C again to quit)")
+            self.status = 0 if isinstance(stopped, KeyboardInterrupt) else 128 + signal.SIGTERM
+            print("\nstopped here; keeping the policy as it is now (Ctrl-C again to quit)", flush=True)
 
 
 class LossBar(TrainerCallback):
@@ -293,6 +301,16 @@ def games_bar(label: str, num_games: int) -> Generator[Callable[[Trajectory], No
             bar.update()
 
         yield on_finish
+
+
+@contextmanager
+def _terminable() -> Generator[None]:
+    """Let SIGTERM end what is inside with SystemExit, as training does without this."""
+    before = signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _choice(given: Sequence[str], demo: Sequence[str]) -> str | list[str]:

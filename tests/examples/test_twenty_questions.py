@@ -123,8 +123,16 @@ def test_a_model_and_settings_of_ones_own(run: tuple[Path, str], tmp_path: Path)
     assert "after" in done.stdout
 
 
-def test_ctrl_c_keeps_the_policy_as_it_is(tmp_path: Path) -> None:
-    arguments = [*command(tmp_path, "--max_steps", "100000"), "--logging_steps", "1"]
+@pytest.mark.parametrize(
+    ("signum", "phase", "status"),
+    [(signal.SIGINT, "win rate", 0), (signal.SIGTERM, "win rate", 143), (signal.SIGTERM, "warm start", 143)],
+)
+def test_ctrl_c_and_sigterm_keep_the_policy_as_it_is(
+    signum: signal.Signals, phase: str, status: int, tmp_path: Path
+) -> None:
+    arguments = [*command(tmp_path, "--max_steps", "100000", "--warm_start_steps", "2000"), "--logging_steps", "1"]
+    if phase == "win rate":
+        arguments += ["--warm_start_steps", "20"]
     process = subprocess.Popen(
         arguments,
         stderr=subprocess.PIPE,
@@ -137,12 +145,12 @@ def test_ctrl_c_keeps_the_policy_as_it_is(tmp_path: Path) -> None:
     watchdog = threading.Timer(240, process.kill)
     watchdog.start()
     for line in process.stderr:  # tqdm's carriage returns count as line ends
-        if "reinforcement learning" in line and "win rate" in line:
-            process.send_signal(signal.SIGINT)
+        if phase in line and "loss" * (phase == "warm start") in line:
+            process.send_signal(signum)
             break
     output, _ = process.communicate()
     watchdog.cancel()
-    assert process.returncode == 0, output
+    assert process.returncode == status, output
     assert "keeping the policy as it is now" in output
     assert summary_of(tmp_path)["interrupted"] is True
     assert (tmp_path / "model" / "model.safetensors").exists()
