@@ -283,7 +283,8 @@ class Trial:
         chat_format = self.env.chat_format
         vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
         try:
-            action = with_plain_text(action)
+            if type(action) is not Action or type(action.text) is not str:
+                action = with_plain_text(action)
             error = action_error(action, room, vocabulary_size)
         except BaseException as raised:  # what the agent returned is foreign too
             if is_interruption(raised):
