@@ -1,4 +1,4 @@
-"""Break runs on purpose, and print what was lost: ``python benchmarks/faults.py`` (long), or with ``--quick``.
+"""Break runs on purpose, and print what was lost: ``python benchmarks/faults.py`` (an hour), or with ``--quick``.
 
 The table is that of ``docs/reliability.md``. The status is 1 if anything was lost.
 """
@@ -25,7 +25,7 @@ def main() -> int:
     """Run the scenarios that were named, all by default."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", metavar="scenario", help=f"some of {', '.join(SCENARIOS)}")
-    parser.add_argument("--quick", action="store_true", help="few repetitions: minutes, not hours")
+    parser.add_argument("--quick", action="store_true", help="few repetitions: minutes, not an hour")
     parser.add_argument("--json", action="store_true", help="one JSON object in place of the table")
     args = parser.parse_args()
     if unknown := set(args.scenarios) - set(SCENARIOS):

@@ -17,6 +17,7 @@ from fault_scenarios.outcome import Outcome
 
 _NUM_WORKERS = 8
 _LIMIT_S = 1.0
+_NOTICED_AFTER_S = 5.0  # a message that was taken from a worker, which waits for it
 _SLACK_S = 60.0
 _NUM_OWNERS_WORKERS = 4
 _OWNERS_LIMIT_S = 5.0
@@ -51,7 +52,8 @@ def _broken(num_episodes: int, faults: Sequence[str], fraction: float, **options
         played = BreakingEnv().rollout(given, GoOn(), pool=pool, turn_timeout_s=_LIMIT_S if num_hanging else None)
     seconds = time.monotonic() - began
     num_lost, num_unnoticed = count_lost(given, played)
-    limit_s = num_hanging * _LIMIT_S + _SLACK_S
+    num_stealing = sum(task["fault"] == "steal" for task in given)
+    limit_s = num_hanging * _LIMIT_S + num_stealing * _NOTICED_AFTER_S + _SLACK_S
     settings = "".join(f", {name} = {value}" for name, value in options.items())
     noticed = "" if num_unnoticed == 0 else f", {num_unnoticed} faults without effect"
     return Outcome(
