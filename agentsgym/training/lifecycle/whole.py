@@ -1,7 +1,7 @@
 """Tell a whole checkpoint from a damaged one, and choose the one to resume from.
 
-A checkpoint that was written by this version holds a list of its files with their sizes, written last. One without the
-list, from an earlier version, is judged by the files that it must hold.
+A checkpoint that was written by this version holds a list of its files with their sizes and checksums, written last.
+One without the list, from an earlier version, is judged by the files that it must hold.
 """
 
 from __future__ import annotations
