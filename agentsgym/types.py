@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length"]
@@ -20,10 +20,23 @@ MOST_LOGPROB: Final = 1e-3  # 0 up to rounding: log-softmax adds up probabilitie
 
 
 class Message(TypedDict):
-    """One chat message, a plain dict as OpenAI, transformers and TRL use them."""
+    """One chat message, a plain dict as OpenAI, transformers and TRL use them.
+
+    Attributes:
+        role: Who says it.
+        content: The text; of an answer that calls tools, what it says beside its calls.
+        tool_calls: The calls of an answer, as ``{"type": "function", "id": …, "function": {"name", "arguments"}}``.
+        tool_call_id: Of a tool's result: the ``id`` of the call that it answers.
+        name: Of a tool's result: the tool.
+        reasoning_content: What was thought before an answer, where that is known apart from the text.
+    """
 
     role: str
     content: str
+    tool_calls: NotRequired[Sequence[Mapping[str, Any]]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+    reasoning_content: NotRequired[str]
 
 
 class StopReason(StrEnum):
@@ -42,6 +55,23 @@ class StopReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call of a tool, as an agent wrote it.
+
+    Attributes:
+        name: The tool; empty where it could not be read.
+        arguments: Its arguments by name.
+        id: What a result names the call by; None if the agent gave none.
+        error: Why the call could not be read, for the agent; None for a well-formed call.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    id: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
     """The observation that an agent answers in one turn of one session.
 
@@ -54,6 +84,8 @@ class TurnRequest:
         token_ids: The exact prompt; empty without a tokenizer.
         agent_state: What the agent returned with its last action; None at a conversation's first turn.
         max_new_tokens: The budget of this turn in tokens; None for no limit.
+        tools: JSON schemas of the environment's tools, for agents that write the prompt themselves (``token_ids`` show
+            them already); empty if it has none.
     """
 
     session_id: str
@@ -61,6 +93,7 @@ class TurnRequest:
     token_ids: Sequence[int]
     agent_state: Any = None
     max_new_tokens: int | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +106,9 @@ class Action:
         logprobs: Their log-probabilities under the sampling policy, one an id (NaN: not known); None if none is known.
         agent_state: Handed back to the agent in its next turn.
         finish_reason: ``"stop"``: the agent ended its turn; ``"length"``: the budget cut it.
+        tool_calls: The calls of tools in it, in order. An agent that has them parsed (a server's) gives them; from
+            sampled ids they are read before the environment sees the action.
+        reasoning: What it thought before it answered, where that is known apart from the text.
     """
 
     text: str
@@ -80,6 +116,8 @@ class Action:
     logprobs: Sequence[float] | None = None
     agent_state: Any = None
     finish_reason: FinishReason = "stop"
+    tool_calls: Sequence[ToolCall] = ()
+    reasoning: str | None = None
 
     def __post_init__(self) -> None:
         if self.logprobs is not None and (self.token_ids is None or len(self.logprobs) != len(self.token_ids)):
@@ -96,7 +134,8 @@ class Turn:
     Attributes:
         start: Index of the action's first token in the trajectory's ``token_ids``.
         stop: Index behind its last token; equal to ``start`` for an action without tokens.
-        reward: Its reward from the environment; 0.0 in a practice episode.
+        reward: Its reward from the environment; 0.0 in a practice episode. Where the game pays by role, what its own
+            role was paid from this step up to the role's next turn.
         invalid: Whether the environment called it invalid.
         exact: Whether its tokens are as the agent gave them (not text that was encoded afterwards).
         episode: Index of the episode in its trial.
@@ -108,6 +147,7 @@ class Turn:
             opened.
         prompt_messages: The conversation that the prompt shows, where ``history`` changed it; None if it is the
             trajectory's own up to the action.
+        role_rewards: What its step paid each role (``info["rewards"]``); None if the environment does not say.
     """
 
     start: int
@@ -122,6 +162,7 @@ class Turn:
     potential: float | None = None
     prompt_start: int = 0
     prompt_messages: Sequence[Message] | None = None
+    role_rewards: Mapping[Hashable, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +176,8 @@ class Trajectory:
         messages: The conversation, the agent's answers included.
         logprobs: (T,), what the sampler gave for each agent token and 0.0 elsewhere; None if unknown.
         per_token_rewards: (T,), the turn rewards placed on agent tokens; 0.0 elsewhere.
-        final_reward: The sum over the trajectory's episodes that are not practice.
+        final_reward: The sum over the trajectory's episodes that are not practice; where the game pays by role, that
+            of the role of the first turn.
         stop_reason: Why the last episode ended.
         session_id: The session that was played.
         task_index: Index of its task in the list given to ``rollout``.
@@ -145,6 +187,8 @@ class Trajectory:
             None.
         num_close_errors: How often the environment's ``_close_episode`` raised, which changes nothing else.
         num_retries: How often it was played before and failed, as ``FailurePolicy.max_retries`` allows.
+        final_rewards: What each role was paid in all, roles without a turn included; empty where the game does not pay
+            by role, and in a failed rollout.
     """
 
     token_ids: Sequence[int]
@@ -161,6 +205,7 @@ class Trajectory:
     error: str | None = None
     num_close_errors: int = 0
     num_retries: int = 0
+    final_rewards: Mapping[Hashable, float] = field(default_factory=dict[Hashable, float])
 
     def __post_init__(self) -> None:
         edge = segment = 0
@@ -202,6 +247,11 @@ class Trajectory:
     def turn_rewards(self) -> list[float]:
         """The environment's reward of each turn, before ``turn_credit``, (K,)."""
         return [turn.reward for turn in self.turns]
+
+    @property
+    def roles(self) -> list[Hashable]:
+        """Who the agent was in each turn, (K,)."""
+        return [turn.role for turn in self.turns]
 
     @property
     def num_turns(self) -> int:

@@ -3,92 +3,137 @@
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Sequence
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any, TypeVar
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from agentsgym.errors import TemplateError
-from agentsgym.tokens.chat_template import ANSWERED, QUESTION, SLOT, Change, Roles, Template, slot
-from agentsgym.tokens.control_tokens import Piece, Scaffold, Vocabulary
+from agentsgym.tokens.chat_template import Template
+from agentsgym.tokens.control_tokens import SECOND_PRIVATE_USE, Piece, Scaffold, Vocabulary
+from agentsgym.tokens.sentinels import Change, Roles
+from agentsgym.tokens.template_warnings import warn_if_no_template, warn_if_tools_are_hidden
+from agentsgym.tokens.tool_format import ToolFormat
+from agentsgym.tokens.tool_messages import strings_in, with_strings
+from agentsgym.tokens.turn_ends import ENDED_BY_TEXT, TurnEnd, find_turn_end, without_end
 from agentsgym.tokens.unmarked_controls import is_mark, unmarked_controls
 from agentsgym.types import FinishReason, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ENDED_BY_TEXT = -1  # stands for the id that ended a turn, where the template ends turns by plain text
+__all__ = ["ENDED_BY_TEXT", "ChatFormat"]
 
-T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+class _Vocabularies:
+    """What all formats of one tokenizer share: to read its vocabulary costs most of what a format costs.
+
+    Attributes:
+        tokenizer: A copy.
+        own: What the agent's own text is encoded with.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = copy.copy(tokenizer)  # shallow: the cache in `of` must not keep its own key alive
+        self.fits = _fingerprint(tokenizer)
+        plain = Template(self.tokenizer) if self.tokenizer.chat_template else None  # tools print what agents say
+        self.own = Vocabulary(self.tokenizer, unmarked_controls(self.tokenizer, plain) if plain else frozenset[str]())
+        self._guarded: Vocabulary | None = None
+
+    def guarded(self) -> Vocabulary:
+        """What is encoded with it holds no added token, but words and white space."""
+        if self._guarded is None:
+            names = [*filter(is_mark, self.tokenizer.get_added_vocab())]
+            self._guarded = Vocabulary(self.tokenizer, names) if {*names} - {*self.own.controls} else self.own
+        return self._guarded
 
 
 class ChatFormat:
     """The format in which one tokenizer writes a conversation; get it with :meth:`of`.
 
     Attributes:
+        tokenizer: A copy of the tokenizer, to be left as it is.
+        tools: JSON schemas that the template shows the agent.
+        template_options: Further variables of the template.
         end_of_turn_id: The control token that closes an agent turn; None if the template closes turns by plain text
             or not at all, and without a template.
         end_of_turn_ids: What closes an agent's turn that was given as text; empty if nothing closes a turn, and
             without a template.
-        stop_token_ids: Every id that ends a turn when it is sampled.
+        stop_token_ids: Every id that ends a turn when it is sampled, the one behind a call of tools included.
         rewrites_history: Whether the template, run over the whole conversation again, would change earlier answers
             (drops thinking, trims): the record then differs from its full render, and is what the agent saw.
         vocabulary_size: Every id of the tokenizer is smaller.
         text_before_end: Plain text in front of the end-of-turn token, part of a text turn (``" "`` for ``" </s>"``).
-        text_end: The plain text that closes a turn; empty if a token does.
         answer_trim: How the template trims the agent's answers, applied to those given as text; None if not.
     """
 
     __slots__ = (
-        "_closing",
+        "_end",
         "_first",
-        "_fits",
         "_later",
         "_observed",
         "_refusal",
         "_template",
+        "_tool_format",
+        "_trusted",
         "_vocabulary",
         "answer_trim",
         "end_of_turn_id",
         "end_of_turn_ids",
         "rewrites_history",
         "stop_token_ids",
+        "template_options",
         "text_before_end",
-        "text_end",
+        "tokenizer",
+        "tools",
         "vocabulary_size",
     )
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, guard_added_tokens: bool = False) -> None:
-        mine: Any = copy.copy(tokenizer)  # shallow: the cache in `of` must not keep its own key alive
-        self._fits = _fingerprint(tokenizer)
-        self._template = Template(mine) if mine.chat_template else None
-        unmarked = unmarked_controls(mine, self._template) if self._template else frozenset[str]()
-        self._vocabulary = self._observed = Vocabulary(mine, unmarked)
-        if guard_added_tokens:
-            self._observed = Vocabulary(mine, [*filter(is_mark, mine.get_added_vocab())])
+    def __init__(
+        self,
+        vocabularies: _Vocabularies,
+        *,
+        guard_added_tokens: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer: Any = vocabularies.tokenizer
+        self.tools = tuple(tools)
+        self.template_options: Mapping[str, Any] = {**(template_options or {})}
+        # What tools return must not spell a token of calls or results. The system message is the environment's own.
+        self._trusted = {"assistant"} if guard_added_tokens or not tools else {"assistant", "system"}
+        observed = vocabularies.guarded() if guard_added_tokens or tools else vocabularies.own
+        shown, hidden = _hidden_in(self.tools, observed)
+        self._vocabulary = vocabularies.own.revealing(hidden)
+        self._observed = self._vocabulary if observed is vocabularies.own else observed.revealing(hidden)
+        self._template = (
+            Template(self.tokenizer, shown, self.template_options) if self.tokenizer.chat_template else None
+        )
         self.vocabulary_size = self._vocabulary.size
         self._first: dict[Roles, tuple[str, Scaffold]] = {}
         self._later: dict[tuple[Roles, int | None], Scaffold] = {}
-        self.end_of_turn_id: int | None = None
-        self.end_of_turn_ids: tuple[int, ...] = ()
-        self.text_before_end = ""
-        self._closing = True  # False: the token that opens the next message ends the turn
-        self.text_end = ""
+        self._end = TurnEnd()
+        self._tool_format: ToolFormat | None = None
         self._refusal: str | None = None
         self.rewrites_history = False
         self.answer_trim: Change | None = None
-        stops = {mine.eos_token_id}
         if self._template is not None:
             self._learn(self._template)
-            stops |= {self.end_of_turn_id, self._opens_tool_message(self._template)}
+        self.end_of_turn_ids, self.text_before_end = self._end.ids, self._end.before
+        self.end_of_turn_id = self._end.token_id
+        call_end = None if self._tool_format is None else self._tool_format.call_end_id
+        stops = {self.tokenizer.eos_token_id, self.end_of_turn_id, self._end.opens_result, call_end}
         self.stop_token_ids = frozenset(token_id for token_id in stops if token_id is not None)
 
     @classmethod
     def of(
-        cls, tokenizer: PreTrainedTokenizerBase, *, append: bool = True, guard_added_tokens: bool = False
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        append: bool = True,
+        guard_added_tokens: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_options: Mapping[str, Any] | None = None,
     ) -> ChatFormat:
         """Get the format of a tokenizer, found at the first call and again when its template or vocabulary was changed.
 
@@ -98,17 +143,26 @@ class ChatFormat:
                 anew, which takes templates that print something else in a later turn than in the first.
             guard_added_tokens: Whether the spelling of any added token stays text in what the agent is shown, also of
                 one that only agents say (``<think>``, ``<tool_call>``). Words and white space are excepted; what the
-                agent itself says keeps its tokens.
+                agent itself says keeps its tokens. With tools it is so in all but the system message anyway.
+            tools: JSON schemas that the template shows the agent.
+            template_options: Further variables of the template (``enable_thinking``, …).
 
         Raises:
             TemplateError: The chat template does not print the messages of a plain conversation once and unchanged.
         """
-        formats = _FORMATS.setdefault(tokenizer, {})
-        known = formats.get(guard_added_tokens)
-        if known is None or known._fits != _fingerprint(tokenizer):
-            if not formats:
-                _warn_if_no_template(tokenizer)
-            known = formats[guard_added_tokens] = cls(tokenizer, guard_added_tokens=guard_added_tokens)
+        found = _FORMATS.get(tokenizer)
+        if found is None or found[0].fits != _fingerprint(tokenizer):
+            if found is None:
+                warn_if_no_template(tokenizer)
+            found = _FORMATS[tokenizer] = _Vocabularies(tokenizer), {}
+        shared, formats = found
+        key = json.dumps([guard_added_tokens, [*tools], {**(template_options or {})}], default=repr)
+        known = formats.get(key)
+        if known is None:
+            known = formats[key] = cls(
+                shared, guard_added_tokens=guard_added_tokens, tools=tools, template_options=template_options
+            )
+            warn_if_tools_are_hidden(known.tokenizer, known.tools, known.template_options)
         if append and known._refusal is not None:
             raise TemplateError(known._refusal)
         return known
@@ -135,9 +189,9 @@ class ChatFormat:
         ends = self._vocabulary.special_ids if finish_reason == "stop" else self.stop_token_ids
         if ids[-1] in ends or ids[-1] in self.stop_token_ids:
             return ids[-1]
-        if self.text_end:
-            tail = ids[-len(self.text_end.encode()) :]  # no token is shorter than a byte
-            if self._vocabulary.decode(tail, False).endswith(self.text_end):
+        if self._end.text:
+            tail = ids[-len(self._end.text.encode()) :]  # no token is shorter than a byte
+            if self._vocabulary.decode(tail, False).endswith(self._end.text):
                 return ENDED_BY_TEXT
         return None
 
@@ -162,22 +216,46 @@ class ChatFormat:
                 for message in messages
                 for token_id in encode[message["role"] == "assistant"](message["content"])
             ]
-        contents, hidden = self._hide(messages)
-        conversation = [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
+        conversation, hidden = self._hide(self.as_taken(messages))
         return self._observed.encode_printed(self._template.whole(conversation, ask=ask), hidden)
 
-    def _hide(self, messages: Sequence[Message]) -> tuple[list[str], dict[int, str]]:
-        """Hide what looks like a control token, and in all but the agent's own messages what else is guarded."""
-        contents = [message["content"] for message in messages]
-        shown = [message["role"] != "assistant" for message in messages]
-        hidden: dict[int, str] = {}
+    def as_taken(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+        """Put a conversation into the form that the template takes: of a conversation without tools, it is the same.
+
+        Calls and results for which the template has no form become text, arguments and ids are written as it wants
+        them. What is recorded is ``tokenizer.apply_chat_template(chat_format.as_taken(messages), tools=…)``.
+
+        Args:
+            messages: The conversation, answers of the agent included.
+        """
+        if self._tool_format is None or not any("tool_calls" in m or m["role"] == "tool" for m in messages):
+            return messages
+        return self._tool_format.conversation(messages)
+
+    def _hide(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Any], dict[int, str]]:
+        """Hide, in every string of messages, what looks like a control token and what else is guarded there."""
+        try:
+            texts = [strings_in(message) for message in messages]
+        except RecursionError as error:
+            raise TemplateError("the arguments of a call are nested too deeply to be printed") from error
+        trusted = [
+            message["role"] in self._trusted for message, some in zip(messages, texts, strict=True) for _ in some
+        ]
+        masked, hidden = self._hide_texts([text for some in texts for text in some], trusted)
+        masks = iter(masked)
+        found = [dict(zip(some, masks, strict=False)) for some in texts]
+        return [with_strings(message, some) for message, some in zip(messages, found, strict=True)], hidden
+
+    def _hide_texts(self, texts: Sequence[str], trusted: Sequence[bool]) -> tuple[list[str], dict[int, str]]:
+        """Hide what looks like a control token, and in texts that are not trusted what else is guarded."""
+        masked, hidden = [*texts], dict[int, str]()
         if self._observed is not self._vocabulary:
-            masked, hidden = self._observed.hide(
-                [content if seen else "" for content, seen in zip(contents, shown, strict=True)]
+            guarded, hidden = self._observed.hide(
+                ["" if own else text for own, text in zip(trusted, texts, strict=True)]
             )
-            contents = [mask if seen else own for mask, own, seen in zip(masked, contents, shown, strict=True)]
-        contents, rest = self._vocabulary.hide(contents)
-        return contents, hidden | rest
+            masked = [text if own else mask for own, text, mask in zip(trusted, texts, guarded, strict=True)]
+        masked, rest = self._vocabulary.hide(masked)
+        return masked, hidden | rest
 
     def first(self, roles: Roles) -> Scaffold:
         """The scaffold of a conversation's first prompt; found again when the template prints another date.
@@ -213,18 +291,67 @@ class ChatFormat:
         encode = self._observed.encode_first
         return Scaffold([], tuple(Piece("", ((n, ""),), None, encode, []) for n in range(len(roles))), None, None, None)
 
+    def observation(self, messages: Sequence[Message], ended_by: int | None) -> tuple[Scaffold, list[str]]:
+        """The scaffold of an observation behind a turn of the agent, and the contents to write into it.
+
+        Args:
+            messages: The observation; a result of a tool names the call that it answers, if that could be read.
+            ended_by: What ended the agent's turn.
+
+        Raises:
+            TemplateError: As :meth:`later`; or the template prints results of tools in no way that can be appended.
+        """
+        if self._tool_format is not None and messages[0]["role"] == "tool":
+            return self._tool_format.results(messages, ended_by)
+        roles = tuple([message["role"] for message in messages])
+        return self.later(roles, ended_by), [message["content"] for message in messages]
+
+    def answer(self, message: Message) -> tuple[list[int], tuple[int, ...]]:
+        """The ids of an answer that was given as text, and those of its end of turn.
+
+        Raises:
+            TemplateError: The template does not take the calls of the answer.
+        """
+        if self._tool_format is not None and ("tool_calls" in message or "reasoning_content" in message):
+            return self._tool_format.write(message)
+        text = message["content"]
+        trimmed = text if self.answer_trim is None else self.answer_trim(text)
+        return self.encode(trimmed + self.text_before_end), self.end_of_turn_ids
+
+    @property
+    def prints_calls(self) -> bool:
+        """Whether the template prints structured calls; where it does not, calls are part of an answer's text."""
+        return self._tool_format is not None and self._tool_format.prints_calls
+
     def _scaffold(self, template: Template, roles: Roles, ended_by: int | None, *, first: bool) -> Scaffold:
         def unended(text: str) -> str:
-            return text if ended_by is None else self._without_end(text, ended_by)
+            if ended_by is None or self._is_left_open(ended_by):
+                return text
+            return without_end(text, ended_by, self._end, self._vocabulary)
 
         def rerender(contents: list[str]) -> list[int]:
-            contents, hidden = self._observed.hide(contents)
+            contents, hidden = self._hide_texts(contents, [role in self._trusted for role in roles])
             text = template.rerender(roles, contents, first=first)
             return self._observed.encode_printed(unended(text), hidden, first=first)
 
         text, changes = template.opening(roles) if first else template.suffix(roles)
         head, pieces = self._observed.pieces(unended(text), first=first)
+        pieces = tuple(self._as_trusted(piece, roles) for piece in pieces)
         return Scaffold(head, pieces, changes if any(changes) else None, template.acts_on, rerender)
+
+    def _is_left_open(self, ended_by: int) -> bool:
+        """Whether the agent called a tool by a token that opens its results, and the turn has no end yet."""
+        tools = self._tool_format
+        return tools is not None and self._end.closes and tools.opens_results and ended_by == tools.call_end_id
+
+    def _as_trusted(self, piece: Piece, roles: Roles) -> Piece:
+        """Let the messages of a piece spell added tokens, if all of them may."""
+        if not all(roles[index] in self._trusted for index, _ in piece.fills):
+            return piece
+        guarded = self._observed
+        return piece._replace(
+            encode=self._vocabulary.encode_first if piece.encode is guarded.encode_first else self._vocabulary.encode
+        )
 
     def _learn(self, template: Template) -> None:
         """Find what the template does to history, how it ends turns, and whether new messages cannot be appended."""
@@ -234,80 +361,23 @@ class ChatFormat:
             self.rewrites_history, self._refusal = True, str(error)
         try:
             self.answer_trim = template.answer_trim()
-            self._find_end_of_turn(template)
+            self._end = find_turn_end(template, self._vocabulary)
+            self._tool_format = ToolFormat(template, self._vocabulary, self._observed, self._end, self.later)
         except TemplateError as error:
             raise TemplateError(self._refusal or str(error)) from error
 
-    def _find_end_of_turn(self, template: Template) -> None:
-        """Compare what follows an answer at the end of a conversation with what follows it when a user speaks next.
 
-        An end-of-turn token is what stands at the same place in both (it may be another token in the middle than at
-        the end, as in gpt-oss); where nothing follows the last answer, the token that opens the next message ends
-        the turn; else plain text does, as far as the two agree.
-        """
-        last = template.after_answer([QUESTION, ANSWERED], ask=False)
-        middle = self._in_front_of("user", template)
-        (last_text, at_last), (middle_text, at_middle) = self._vocabulary.lead(last), self._vocabulary.lead(middle)
-        if at_last and at_middle and last_text == middle_text:
-            self.text_before_end = last_text
-            shared = len(_common_prefix(at_last, at_middle))
-            self.end_of_turn_ids = tuple(control.token_id for control in at_last[: max(shared, 1)])
-        elif text_end := "".join(_common_prefix(last_text, middle_text)):
-            self.text_end = text_end
-            self.end_of_turn_ids = tuple(self.encode(text_end))
-        elif at_middle and not middle_text:
-            self._closing = False
-            self.end_of_turn_ids = (at_middle[0].token_id,)
-        if self.end_of_turn_ids and not self.text_end:
-            self.end_of_turn_id = self.end_of_turn_ids[-1]
-
-    def _in_front_of(self, role: str, template: Template) -> str:
-        """Print what stands between an answer and the content of a message that comes next."""
-        return SLOT.split(template.after_answer([QUESTION, ANSWERED, {"role": role, "content": slot(0)}]))[0]
-
-    def _opens_tool_message(self, template: Template) -> int | None:
-        """The token that the agent samples where a tool is to answer, in a template where openers end turns."""
-        if self._closing:
-            return None
-        try:
-            _, controls = self._vocabulary.lead(self._in_front_of("tool", template))
-        except TemplateError:
-            return None
-        return controls[0].token_id if controls else None
-
-    def _without_end(self, suffix: str, ended_by: int) -> str:
-        """Drop the end of turn from the front of a suffix, for the agent said it already."""
-        if self.text_end:
-            return suffix.removeprefix(self.text_end)
-        before, controls = self._vocabulary.lead(suffix)
-        if not controls or before != self.text_before_end:
-            return suffix
-        if not self._closing and controls[0].token_id != ended_by:
-            return suffix  # it opens the next message, and the agent ended its turn by another token
-        edge = len(before)
-        for _ in zip(controls, self.end_of_turn_ids, strict=False):
-            match = self._vocabulary.pattern.match(suffix, edge)
-            edge = match.end() if match else edge
-        return suffix[edge:]
+def _hidden_in(tools: Sequence[Mapping[str, Any]], observed: Vocabulary) -> tuple[Any, dict[int, str]]:
+    """Hide what looks like a control token in the schemas of tools, which may come from a server."""
+    texts = strings_in(tools)
+    masked, hidden = observed.hide(texts, SECOND_PRIVATE_USE)
+    return with_strings(tools, dict(zip(texts, masked, strict=True))), hidden
 
 
-def _common_prefix(one: Sequence[T], other: Sequence[T]) -> list[T]:
-    return [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
+def _fingerprint(tokenizer: Any) -> tuple[Any, ...]:
+    calls = repr(getattr(tokenizer, "response_template", None))
+    return tokenizer.chat_template, calls, len(tokenizer), tokenizer.eos_token_id
 
 
-def _fingerprint(tokenizer: Any) -> tuple[Any, int, Any]:
-    return tokenizer.chat_template, len(tokenizer), tokenizer.eos_token_id
-
-
-def _warn_if_no_template(tokenizer: Any) -> None:
-    if tokenizer.chat_template:
-        return
-    logger.warning(
-        "the tokenizer %r has no chat template, so a conversation is recorded as the texts of its messages, one after "
-        "the other, with no roles and no end of turn: set tokenizer.chat_template if the model knows one",
-        tokenizer.name_or_path or type(tokenizer).__name__,
-    )
-
-
-# By tokenizer, and whether added tokens are guarded.
-_FORMATS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[bool, ChatFormat]] = WeakKeyDictionary()
+# By tokenizer; its formats by whether added tokens are guarded, tools, and options, as JSON.
+_FORMATS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[_Vocabularies, dict[str, ChatFormat]]] = WeakKeyDictionary()

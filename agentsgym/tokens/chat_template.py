@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import combinations, groupby
 from typing import Any, TypeVar
 
 from agentsgym.errors import TemplateError
 from agentsgym.texts import sentence_of, shortened
+from agentsgym.tokens.sentinels import (
+    ANSWER,
+    ANSWERED,
+    PAD_LEFT,
+    PAD_RIGHT,
+    QUESTION,
+    REPLY,
+    STRIPS,
+    THOUGHT,
+    Change,
+    Messages,
+    Printed,
+    Roles,
+    padded,
+    plain,
+    slot,
+    take_padding,
+    unpad,
+    up_to_last,
+)
 
 T = TypeVar("T")
-Roles = tuple[str, ...]
-Change = Callable[[str], str]
-Messages = list[dict[str, str]]
-Printed = tuple[str, tuple[Change | None, ...]]
-STRIPS: dict[tuple[bool, bool], Change | None] = {
-    (False, False): None,
-    (True, False): str.lstrip,
-    (False, True): str.rstrip,
-    (True, True): str.strip,
-}
-
-# Quotes, brackets, another script and a line break make a template that escapes or re-flows content show itself.
-ANSWER = "answer\"'&<\\>é\nsentinel"
-SLOT = re.compile(re.escape(ANSWER.replace("answer", "content")) + "(?P<slot>[0-9]+)_")
-PAD_LEFT, PAD_RIGHT = "\n\n \t\v", "\v\t \n\n"
-QUESTION: dict[str, str] = {"role": "user", "content": "question"}
-REPLY: dict[str, str] = {"role": "assistant", "content": "reply"}
-ANSWERED: dict[str, str] = {"role": "assistant", "content": ANSWER}
-THOUGHT: dict[str, str] = {"role": "assistant", "content": f"<think>\nthought\n</think>\n\n{ANSWER}"}
-_JSON: tuple[Change, ...] = (partial(json.dumps, ensure_ascii=False), json.dumps)
-_OTHER_TEMPLATE = "set tokenizer.chat_template to one that prints every message once and unchanged, or trimmed"
-_RERENDER = 'set env_config["history"] = "rerender", which renders the whole conversation anew each turn'
+OTHER_TEMPLATE = "set tokenizer.chat_template to one that prints every message once and unchanged, or trimmed"
+RERENDER = 'set env_config["history"] = "rerender", which renders the whole conversation anew each turn'
 _NO_SYSTEM = 'set env_config["system_prompt"] = "", which leaves the system message out'
-_ANOTHER_TIME = "another time"
+ANOTHER_TIME = "another time"
 _LITERAL = r"""(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
 _WORDS = re.compile(
     rf"""(?:\b(?:startswith|endswith|r?split|r?partition|replace|r?find|r?index|count|removeprefix|removesuffix)\s*\(
@@ -45,41 +43,6 @@ _WORDS = re.compile(
     re.VERBOSE,
 )
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
-
-
-def slot(index: int) -> str:
-    """The sentinel of message ``index``."""
-    return f"{ANSWER.replace('answer', 'content')}{index}_"
-
-
-def padded(roles: Roles) -> Messages:
-    """Messages of these roles, each a sentinel in white space of every kind."""
-    return [{"role": role, "content": PAD_LEFT + slot(index) + PAD_RIGHT} for index, role in enumerate(roles)]
-
-
-def _plain(roles: Roles, start: int = 0) -> Messages:
-    return [{"role": role, "content": f"word{index}_"} for index, role in enumerate(roles, start)]
-
-
-def _take_padding(text: str, index: int) -> tuple[str, Change | None] | None:
-    """Remove the padding around a sentinel, and say what the template had done to it; None if that is unclear."""
-    sentinel = slot(index)
-    if text.count(f"sentinel{index}_") != 1:
-        return None
-    for change in _JSON:
-        if (written := change(PAD_LEFT + sentinel + PAD_RIGHT)) in text:
-            return text.replace(written, sentinel), change
-    left, found, right = text.partition(sentinel)
-    kept_left, kept_right = left.endswith(PAD_LEFT), right.startswith(PAD_RIGHT)
-    if not found or (not kept_left and left.endswith("\v")) or (not kept_right and right.startswith("\v")):
-        return None
-    text = left.removesuffix(PAD_LEFT) + sentinel + right.removeprefix(PAD_RIGHT)
-    return text, STRIPS[not kept_left, not kept_right]
-
-
-def _up_to_last(text: str, roles: Roles) -> str:
-    """A text up to its last sentinel: what stands behind it may depend on what comes next, as thinking does."""
-    return text[: max(text.find(f"sentinel{index}_") for index in range(len(roles)))]
 
 
 def _merge(roles: Roles) -> Roles:
@@ -109,21 +72,34 @@ _STEPS: tuple[tuple[str, Callable[[Roles], Roles]], ...] = (
 class Template:
     """A chat template as a function from conversations to text, with what it does wrong said in a sentence."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Read a tokenizer's template.
+
+        Args:
+            tokenizer: It is left as it is.
+            tools: JSON schemas that each render shows.
+            options: Further variables of the template in each render.
+        """
         self._tokenizer = tokenizer
+        self._given: dict[str, Any] = {**(options or {}), **({"tools": [*tools]} if tools else {})}
         templates: dict[str, str] | str = tokenizer.chat_template
         source = "\n".join(templates.values()) if isinstance(templates, dict) else templates
-        self._frozen: dict[str, Any] = {}  # renders with a clock that stands still
+        self.frozen: dict[str, Any] = {}  # renders with a clock that stands still
         if "strftime_now" in source:
-            clock = f"{{% macro strftime_now(format) %}}{_ANOTHER_TIME}{{% endmacro %}}"
-            self._frozen["chat_template"] = clock + tokenizer.get_chat_template()
+            clock = f"{{% macro strftime_now(format) %}}{ANOTHER_TIME}{{% endmacro %}}"
+            self.frozen["chat_template"] = clock + tokenizer.get_chat_template(tools=self._given.get("tools"))
         self._blocks = False  # whether it wants [{"type": "text", "text": …}] for a content
         try:
-            self._unpad(self.render(padded(("user",))), ("user",))
+            unpad(self.render(padded(("user",))), ("user",))
         except TemplateError:
             self._blocks = True
             try:
-                self._unpad(self.render(padded(("user",))), ("user",))
+                unpad(self.render(padded(("user",))), ("user",))
             except TemplateError:
                 self._blocks = False
         self._words = self._words_acted_on(source)
@@ -139,7 +115,7 @@ class Template:
             conversation = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
         try:
             return self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=ask, **options
+                conversation, tokenize=False, add_generation_prompt=ask, **self._given, **options
             )
         except Exception as error:
             roles = shortened(", ".join(message["role"] for message in messages), 200)
@@ -166,11 +142,11 @@ class Template:
             TemplateError: The template refuses these roles, changes a content, or prints the first prompt, or what
                 follows the first answer, in another way once the conversation goes on.
         """
-        return self._advise(self._opening, roles, [*_plain(roles), ANSWERED, QUESTION])
+        return self._advise(self._opening, roles, [*plain(roles), ANSWERED, QUESTION])
 
     def today(self, roles: Roles) -> str:
         """Print a first prompt as it looks at this time; empty if that is the same at all times."""
-        if not self._frozen:
+        if not self.frozen:
             return ""
         try:
             return self.render(padded(roles))
@@ -184,9 +160,7 @@ class Template:
             TemplateError: The template refuses these roles here, lost the answer, changes a content, or prints
                 something else in a later turn.
         """
-        return self._advise(
-            self._suffix, roles, [QUESTION, ANSWERED, *_plain(roles), REPLY, *_plain(roles, len(roles))]
-        )
+        return self._advise(self._suffix, roles, [QUESTION, ANSWERED, *plain(roles), REPLY, *plain(roles, len(roles))])
 
     def rerender(self, roles: Roles, contents: Sequence[str], *, first: bool) -> str:
         """Print messages with these contents; ``first`` as the first prompt, else behind an answer.
@@ -206,7 +180,7 @@ class Template:
         if behind != self.after_answer([QUESTION, *next_turn]):
             raise TemplateError(
                 f"the chat template prints something else in later turns because of {word!r} in {kind}; "
-                f"what would do: leave it out, or {_RERENDER}"
+                f"what would do: leave it out, or {RERENDER}"
             )
         return text
 
@@ -216,12 +190,12 @@ class Template:
 
     def after_answer(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True) -> str:
         """Print what stands behind the agent's answer, which is :data:`ANSWER` in ``messages``."""
-        return self._around_answer(messages, ask=ask)[1]
+        return self.around_answer(messages, ask=ask)[1]
 
     def answer_trim(self) -> Change | None:
         """Find how the template trims the agent's answers; None also if it rewrites them in another way."""
         answer = {"role": "assistant", "content": PAD_LEFT + slot(0) + PAD_RIGHT}
-        taken = _take_padding(self.render([QUESTION, answer, QUESTION]), 0)
+        taken = take_padding(self.render([QUESTION, answer, QUESTION]), 0)
         return taken[1] if taken and taken[1] in STRIPS.values() else None
 
     def rewrites_history(self) -> bool:
@@ -244,8 +218,9 @@ class Template:
                 return True
         return False
 
-    def _around_answer(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True) -> tuple[str, str]:
-        before, found, after = self.render(messages, ask=ask, **self._frozen).partition(ANSWER)
+    def around_answer(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True) -> tuple[str, str]:
+        """Print what stands in front of the agent's answer and behind it, by a clock that stands still."""
+        before, found, after = self.render(messages, ask=ask, **self.frozen).partition(ANSWER)
         if not found or ANSWER in before + after:
             raise TemplateError(
                 f"the chat template must print the agent's answer once and unchanged, it printed "
@@ -255,10 +230,10 @@ class Template:
 
     def _opening(self, roles: Roles) -> Printed:
         first = padded(roles)
-        printed = self._unpad(self.render(first), roles)
-        before, after = self._around_answer([*first, ANSWERED, *padded(("user",))])
+        printed = unpad(self.render(first), roles)
+        before, after = self.around_answer([*first, ANSWERED, *padded(("user",))])
         kind = " + ".join(roles)
-        if _up_to_last(before, roles) != _up_to_last(self.render(first, **self._frozen), roles):
+        if up_to_last(before, roles) != up_to_last(self.render(first, **self.frozen), roles):
             raise TemplateError(
                 f"the chat template prints a first prompt of {kind} in another way, or at another place, once the "
                 f"conversation goes on"
@@ -271,45 +246,30 @@ class Template:
 
     def _suffix(self, roles: Roles) -> Printed:
         new = padded(roles)
-        before, text = self._around_answer([QUESTION, ANSWERED, *new])
+        before, text = self.around_answer([QUESTION, ANSWERED, *new])
         kind = " + ".join(roles)
         others = {
             "in the second turn than in the first": [QUESTION, REPLY, QUESTION, ANSWERED, *new],
-            f"behind an earlier {kind}": [QUESTION, REPLY, *_plain(roles), ANSWERED, *new],
+            f"behind an earlier {kind}": [QUESTION, REPLY, *plain(roles), ANSWERED, *new],
             "behind an answer with thinking": [QUESTION, THOUGHT, *new],
         }
         for place, conversation in others.items():
             if self.after_answer(conversation) != text:
                 raise TemplateError(f"the chat template prints something else around {kind} {place}")
-        usual_before, usual = self._around_answer([QUESTION, ANSWERED, *padded(("user",))])
+        usual_before, usual = self.around_answer([QUESTION, ANSWERED, *padded(("user",))])
         if before[: before.rfind("question")] != usual_before[: usual_before.rfind("question")]:
             raise TemplateError(f"the chat template prints another first prompt when {kind} comes later")
-        if usual != self.after_answer([QUESTION, REPLY, *_plain(roles), ANSWERED, *padded(("user",))]):
+        if usual != self.after_answer([QUESTION, REPLY, *plain(roles), ANSWERED, *padded(("user",))]):
             raise TemplateError(f"the chat template prints something else around user behind an earlier {kind}")
-        printed = self._unpad(text, roles)
+        printed = unpad(text, roles)
         later = self.after_answer([QUESTION, ANSWERED, *new, REPLY, QUESTION])
-        if not later.startswith(_up_to_last(text, roles)):
+        if not later.startswith(up_to_last(text, roles)):
             raise TemplateError(
                 f"the chat template prints {kind} in another way, or at another place, once the conversation goes on"
             )
-        if self._frozen and _ANOTHER_TIME in text:
+        if self.frozen and ANOTHER_TIME in text:
             raise TemplateError(f"the chat template prints the time around {kind} in later turns")
         return printed
-
-    def _unpad(self, text: str, roles: Roles) -> Printed:
-        changes: list[Change | None] = []
-        for index, role in enumerate(roles):
-            taken = _take_padding(text, index)
-            if taken is None:
-                found = text.count(f"sentinel{index}_")
-                did = "leaves out, moves or rewrites" if not found else "repeats" if found > 1 else "changes"
-                raise TemplateError(
-                    f"the chat template must print the content of each message once where it stands, unchanged, "
-                    f"stripped of whitespace or as JSON; of {', '.join(roles)} it {did} the {role} message {index}"
-                )
-            text, change = taken
-            changes.append(change)
-        return text, tuple(changes)
 
     def _advise(self, find: Callable[[Roles], Printed], roles: Roles, conversation: Messages) -> Printed:
         """Call ``find``; if it cannot, add to its error what was found to do instead.
@@ -325,8 +285,8 @@ class Template:
             ways = [
                 *self._other_roles(find, roles),
                 *([_NO_SYSTEM] if self._can_drop_system(find, roles) else []),
-                *([_RERENDER] if self._shows(conversation) else []),
-                _OTHER_TEMPLATE,
+                *([RERENDER] if self._shows(conversation) else []),
+                OTHER_TEMPLATE,
             ]
             raise TemplateError(f"{error}; what would do: {', or '.join(ways)}") from error.__cause__
 
@@ -374,12 +334,12 @@ class Template:
 
     def _acts_on_word(self, word: str) -> bool:
         for roles in (("user",), ("system", "user"), ("user", "assistant", "tool")):
-            plain = _plain(roles)
+            words = plain(roles)
             try:
-                expected = self.render(plain)
-                for message in plain:
+                expected = self.render(words)
+                for message in words:
                     expected = expected.replace(message["content"], f"{word}{message['content']}{word}")
-                if self.render([{**m, "content": f"{word}{m['content']}{word}"} for m in plain]) != expected:
+                if self.render([{**m, "content": f"{word}{m['content']}{word}"} for m in words]) != expected:
                     return True
             except TemplateError:
                 continue  # not a role it knows

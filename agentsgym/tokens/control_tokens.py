@@ -11,16 +11,17 @@ without a message in it is encoded ahead, one with a message when the message co
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from agentsgym.tokens.chat_template import SLOT, STRIPS, Change
+from agentsgym.tokens.sentinels import SLOT, STRIPS, Change
 from agentsgym.tokens.unmarked_controls import spelled
 
-PRIVATE_USE = range(0xF0000, 0xFFFFE)
+PRIVATE_USE, SECOND_PRIVATE_USE = range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)
 
 Encode = Callable[[str], list[int]]
 
@@ -134,6 +135,7 @@ class Vocabulary:
         self._longest = max(map(len, self.controls), default=0)
         self._beginnings = frozenset(name[:size] for name in self.controls for size in range(1, len(name)))
         self.spelling = spelled(self.controls)
+        self._revealed: dict[int, str] = {}
         if getattr(tokenizer, "is_fast", False):
             self._use_raw(tokenizer.backend_tokenizer.to_str(), unmarked)
         else:
@@ -174,24 +176,34 @@ class Vocabulary:
         row = takewhile(lambda pair: pair[0] == empty, zip(in_front, controls, strict=False))
         return literals[0], [control for _, control in row]
 
-    def hide(self, contents: Sequence[str]) -> tuple[list[str], dict[int, str]]:
+    def revealing(self, hidden: dict[int, str]) -> Vocabulary:
+        """The same, for printed text in which these characters stand for control-looking text too."""
+        other = copy.copy(self)
+        other._revealed = hidden
+        return other
+
+    def hide(self, contents: Sequence[str], masks: range = PRIVATE_USE) -> tuple[list[str], dict[int, str]]:
         """Put a character that no content holds in the place of each control-looking text.
 
         So it is with the beginning of one at a content's end, which the next content might complete.
+
+        Args:
+            contents: The texts.
+            masks: The characters to take.
 
         Returns:
             The contents, and the table by which ``str.translate`` undoes it.
         """
         held = "".join(contents)
-        unused = (mask for mask in map(chr, PRIVATE_USE) if mask not in held and _escaped(mask) not in held)
+        unused = (mask for mask in map(chr, masks) if mask not in held and _escaped(mask) not in held)
         parts = [self._unfinished(content) for content in contents]
         found = {name for text, begun, _ in parts for name in [*self.spelling.findall(text), begun]} - {""}
-        masks = dict(zip(sorted(found), unused, strict=False))
+        mask_of = dict(zip(sorted(found), unused, strict=False))
         hidden = [
-            self.spelling.sub(lambda match: masks[match[0]], text) + masks.get(begun, "") + space
+            self.spelling.sub(lambda match: mask_of[match[0]], text) + mask_of.get(begun, "") + space
             for text, begun, space in parts
         ]
-        return hidden, {ord(mask): name for name, mask in masks.items()}
+        return hidden, {ord(mask): name for name, mask in mask_of.items()}
 
     def _unfinished(self, content: str) -> tuple[str, str, str]:
         """Cut off the longest beginning of a control token's spelling at the end, and the white space behind it."""
@@ -208,8 +220,7 @@ class Vocabulary:
             hidden: The table that :meth:`hide` gave.
             first: Whether the text begins the record.
         """
-        for mask in map(chr, hidden):
-            text = text.replace(_escaped(mask), mask)  # printed by a template that escapes to ASCII
+        text, hidden = self._unescaped(text, hidden)
         ids: list[int] = []
         encode, edge = self.encode_first if first else self.encode, 0
         for match in self.pattern.finditer(text):
@@ -218,22 +229,34 @@ class Vocabulary:
             encode, edge = self.encode, match.end()
         return ids + encode(text[edge:].translate(hidden))
 
+    def _unescaped(self, text: str, hidden: dict[int, str]) -> tuple[str, dict[int, str]]:
+        """Undo the ASCII escapes that a template wrote masks as; also gives the table of all masks."""
+        hidden = {**self._revealed, **hidden}
+        for mask in map(chr, hidden):
+            text = text.replace(_escaped(mask), mask)
+        return text, hidden
+
     def control_in(self, match: re.Match[str]) -> Control:
         """The control token that :attr:`pattern` found."""
         found = match[0]
         return self.controls[found] if found in self.controls else self.controls[found.strip()]
 
-    def pieces(self, text: str, *, first: bool) -> tuple[list[int], tuple[Piece, ...]]:
+    def pieces(
+        self, text: str, *, first: bool, hidden: dict[int, str] | None = None
+    ) -> tuple[list[int], tuple[Piece, ...]]:
         """Cut a rendered text at its control tokens and sentinels, and encode ahead what is constant.
 
         Args:
             text: What the template printed, with sentinels for the contents.
             first: Whether the text begins the record.
+            hidden: The table that :meth:`hide` gave for what else was printed.
 
         Returns:
             The constant ids in front, and the pieces that hold messages.
         """
+        text, hidden = self._unescaped(text, hidden or {})
         plains, controls = self._cut(text)
+        plains = [([literal.translate(hidden) for literal in literals], slots) for literals, slots in plains]
         head: list[int] = []
         pieces: list[Piece] = []
         constant = head

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from agentsgym.tokens.chat_format import ENDED_BY_TEXT, ChatFormat
-from agentsgym.types import Action, Message
+from agentsgym.tokens.tool_messages import answered_calls, structured_calls, with_text_calls
+from agentsgym.types import Action, Message, ToolCall
 
 __all__ = ["ChatFormat", "History", "Transcript"]
 
@@ -45,9 +46,22 @@ class Transcript:
         prompt_messages: The conversation as the agent sees it; ``messages`` itself unless ``history`` changed it.
         token_ids: Its exact tokens, (T,), from where history was last rewritten on: after ``observe`` the prompt of the
             next action. Empty without a tokenizer.
+        was_cut: Whether the last action was text and the limit left only the beginning of it, of which no call counts.
     """
 
-    __slots__ = ("_earlier", "_ended_by", "_format", "_history", "_mark", "messages", "prompt_messages", "token_ids")
+    __slots__ = (
+        "_calls",
+        "_earlier",
+        "_ended_by",
+        "_format",
+        "_history",
+        "_mark",
+        "_num_calls",
+        "messages",
+        "prompt_messages",
+        "token_ids",
+        "was_cut",
+    )
 
     def __init__(self, chat_format: ChatFormat | None, history: History = "append") -> None:
         """Begin an empty conversation.
@@ -67,6 +81,9 @@ class Transcript:
         self._history = history
         self._ended_by: int | None = None
         self._mark: _Mark | None = None  # while an observation waits for its action
+        self._calls: Sequence[ToolCall] = ()  # of the last action
+        self._num_calls = 0  # of the whole conversation
+        self.was_cut = False
 
     def record(self) -> list[int]:
         """Every token of every segment, in order, (T,)."""
@@ -80,6 +97,9 @@ class Transcript:
     def observe(self, messages: Sequence[Message]) -> None:
         """Append an observation and the generation prompt: the work of its own text, whatever came before.
 
+        Messages of role ``tool`` answer the calls of the last action in their order, those that could not be read
+        included; name and id of the call are added to each that lacks them.
+
         Args:
             messages: What is new; the first time the whole first prompt, system message included.
 
@@ -89,6 +109,10 @@ class Transcript:
         """
         if self._mark is not None:
             raise RuntimeError("observe wants an action after each observation, but the last one has none yet")
+        if self._calls or any(message["role"] == "tool" for message in messages):
+            messages = answered_calls(
+                messages, self._calls, self.messages[-1].get("tool_calls", ()) if self._calls else ()
+            )
         mark = _Mark(
             len(self.messages),
             self.prompt_messages,
@@ -109,9 +133,12 @@ class Transcript:
     def _append(self, messages: Sequence[Message], *, is_first: bool) -> None:
         if self._format is None:
             return
-        roles = tuple([message["role"] for message in messages])
-        scaffold = self._format.first(roles) if is_first else self._format.later(roles, self._ended_by)
-        scaffold.write([message["content"] for message in messages], self.token_ids)
+        if is_first:
+            scaffold = self._format.first(tuple([message["role"] for message in messages]))
+            contents = [message["content"] for message in messages]
+        else:
+            scaffold, contents = self._format.observation(messages, self._ended_by)
+        scaffold.write(contents, self.token_ids)
 
     def _observe_through(self, rewrite: Callable[[list[Message]], list[Message]], messages: Sequence[Message]) -> None:
         whole = [*self.prompt_messages, *messages]
@@ -151,9 +178,12 @@ class Transcript:
     def act(self, action: Action, limit: int | None = None) -> tuple[int, int]:
         """Append what the agent said.
 
-        Sampled ids are kept as they are. Text without ids is encoded once and closed with the template's end of turn.
-        A turn that nothing ended is closed by the template's own tokens in front of the next observation, outside
-        the span.
+        Sampled ids are kept as they are. Text without ids is encoded once and closed with the template's end of turn;
+        calls and reasoning beside it are written in the template's own form, as text where it has none. A turn that
+        nothing ended is closed by the template's own tokens in front of the next observation, outside the span.
+
+        The message on record holds the calls apart from the text. A call that could not be read is not among them, and
+        an answer without any that could has its whole text.
 
         Args:
             action: The answer to the last observation.
@@ -164,33 +194,55 @@ class Transcript:
             The span ``[start, stop)`` of the agent's tokens in :meth:`record`; empty without a tokenizer.
 
         Raises:
+            TemplateError: The action has no ids, and the template does not take its calls.
             RuntimeError: There is no observation to answer.
         """
         if self._mark is None:
             raise RuntimeError("act wants an observation to answer, but the last one has its action already")
-        self._mark = None
-        text, start = action.text, len(self._earlier) + len(self.token_ids)
+        answer, start = self._message(action), len(self._earlier) + len(self.token_ids)
+        self.was_cut = False
         chat_format = self._format
         if chat_format is not None and action.token_ids is not None:
             self.token_ids += action.token_ids
             self._ended_by = chat_format.ended_by(action.token_ids, action.finish_reason)
         elif chat_format is not None:
-            text = self._write(chat_format, text, limit)
-        answer: Message = {"role": "assistant", "content": text}
+            answer = self._write(chat_format, answer, limit)
+        self._mark = None
+        self._calls = () if self.was_cut else action.tool_calls
+        self._num_calls += len(self._calls)
         self.messages.append(answer)
         if self.prompt_messages is not self.messages:
             self.prompt_messages.append(answer)
         return start, len(self._earlier) + len(self.token_ids)
 
-    def _write(self, chat_format: ChatFormat, text: str, limit: int | None) -> str:
-        """Append the tokens of an answer that was given as text; returns the text, or what the limit left of it."""
-        trimmed = text if chat_format.answer_trim is None else chat_format.answer_trim(text)
-        token_ids = chat_format.encode(trimmed + chat_format.text_before_end)
-        end = chat_format.end_of_turn_ids
+    def _message(self, action: Action) -> Message:
+        """Make the message of an action."""
+        answer: Message = {"role": "assistant", "content": action.text}
+        if action.reasoning is not None:
+            answer["reasoning_content"] = action.reasoning
+        if not action.tool_calls:
+            return answer
+        chat_format = self._format
+        calls = structured_calls(action.tool_calls, self._num_calls)
+        has_form = chat_format is None or chat_format.prints_calls
+        if calls and has_form:
+            answer["tool_calls"] = calls
+        elif chat_format is not None and action.token_ids is not None:
+            answer["content"] = chat_format.decode(action.token_ids)
+        elif calls:
+            answer = with_text_calls({**answer, "tool_calls": calls})
+        return answer
+
+    def _write(self, chat_format: ChatFormat, answer: Message, limit: int | None) -> Message:
+        """Append the tokens of an answer that was given as text; returns it, or what the limit left of it."""
+        token_ids, end = chat_format.answer(answer)
         if limit is not None and len(token_ids) + len(end) > limit:
             self._ended_by = None
             self.token_ids += token_ids[:limit]
-            return text if len(token_ids) <= limit else chat_format.decode(token_ids[:limit])
+            if len(token_ids) <= limit:
+                return answer
+            self.was_cut = True
+            return {"role": "assistant", "content": chat_format.decode(token_ids[:limit])}
         self._ended_by = (ENDED_BY_TEXT if chat_format.end_of_turn_id is None else end[-1]) if end else None
         self.token_ids += [*token_ids, *end]
-        return text
+        return answer

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agentsgym.errors import TemplateError
-from agentsgym.tokens.chat_template import ANSWER, ANSWERED, QUESTION, REPLY, Template, slot
+from agentsgym.tokens.chat_template import Template
+from agentsgym.tokens.sentinels import ANSWER, ANSWERED, QUESTION, REPLY, slot
 
 _USER: dict[str, str] = {"role": "user", "content": slot(0)}
 _OPENINGS: tuple[tuple[str, ...], ...] = ((), ("system",))

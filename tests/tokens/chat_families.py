@@ -17,6 +17,7 @@ TRL_TEMPLATES = {
 CONTROL = re.compile(
     r"<\|[^|<>\n' ]+\|>|<\uff5c[^\uff5c]+\uff5c>|<(?:start|end)_of_turn>|<turn\|>|<\|turn>|<end_of_utterance>|</?s>"
 )
+TOOL_CONTROL = re.compile(r"<\|tool_(?:call|response)>|<tool_(?:call|response)\|>|\[/?[A-Z]+_[A-Z]+\]")
 _BLOCKS = ("idefics3", "llava_next", "smolvlm")  # their contents are lists of parts
 _CHATML_TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 _CHATML_ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -110,7 +111,7 @@ def tokenizer_for(template: str) -> PreTrainedTokenizerFast:
         bos_token="<BOS>",
         eos_token=ends[0] if ends else "<EOS>",
         pad_token="<PAD>",
-        extra_special_tokens=sorted(set(CONTROL.findall(template)) - set(ends)),
+        extra_special_tokens=sorted({*CONTROL.findall(template), *TOOL_CONTROL.findall(template)} - set(ends)),
     )
     tokenizer.chat_template = template
     return tokenizer

@@ -38,10 +38,16 @@ def test_ordinary_text_is_rendered_as_the_tokenizer_does(name: str) -> None:
                 try:
                     whole = full_render(name, messages[:last], ask=ask)
                 except JinjaError:
+                    if "tool" in roles:  # as the text of a user message
+                        continue
                     with pytest.raises(TemplateError, match=r"cannot render a conversation of .*user"):
                         chat_format.render(messages[:last], ask=ask)
                     continue
-                assert chat_format.render(messages[:last], ask=ask) == whole
+                ids = chat_format.render(messages[:last], ask=ask)
+                if "tool" in roles and ids != whole:  # where it has no form, or one behind structured calls only
+                    assert "<tool_response>\n tool says\nthis \n</tool_response>" in text_of(family(name), ids)
+                    continue
+                assert ids == whole
                 rendered += 1
     assert rendered >= 4
 

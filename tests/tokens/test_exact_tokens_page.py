@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_families import TRL_TEMPLATES, family, full_render
+from chat_families import TRL_TEMPLATES, family, full_render, text_of
 from recorded_chat import user
+from tool_chat import TOOLS, one_round, tool_family
 
 from agentsgym.errors import TemplateError
 from agentsgym.tokens.transcript import ChatFormat, Transcript
@@ -56,11 +57,9 @@ SHAPES: list[Any] = [
     (("system", "user"), ("user",)),
     (("user",), ("system", "user")),
     (("user",), ("user", "user")),
-    (("user",), ("tool",)),
 ]
-ROWS = table(
-    "| templates | system message first | system message later | two user messages in a row | tool results |\n"
-)
+ROWS = table("| templates | system message first | system message later | two user messages in a row |\n")
+TOOL_ROWS = table("| templates | tools are shown | calls | results |\n")
 ANSWERS = {  # a plain answer, one with thinking, one in white space: is the record the full render?
     "as recorded": (True, True, True),
     "as recorded but for white space at their ends": (True, True, False),
@@ -78,7 +77,31 @@ def test_the_table_says_which_template_takes_what(row: list[str]) -> None:
         assert [takes(name, *shape) for shape in SHAPES] == said, name
 
 
+@pytest.mark.parametrize("row", TOOL_ROWS)
+def test_the_table_says_how_calls_and_results_are_recorded(row: list[str]) -> None:
+    listed = set(re.findall(r"`(\w+)`", " ".join(cells[0] for cells in TOOL_ROWS)))
+    for name in named(row[0], listed):
+        tokenizer = tool_family(name)
+        chat_format = ChatFormat.of(tokenizer, tools=TOOLS)
+        with_tools, without = (Transcript(ChatFormat.of(tokenizer, tools=tools)) for tools in (TOOLS, ()))
+        for transcript in (with_tools, without):
+            transcript.observe([user("go")])
+        shown = "yes" if with_tools.token_ids != without.token_ids else "no"
+        calls = "its own form" if chat_format.prints_calls else "text"
+        try:
+            one_round(with_tools, ["a"], ["b"])
+            results = "text" if "<tool_response>\nb\n" in text_of(tokenizer, with_tools.token_ids) else "its own form"
+        except TemplateError:
+            results = "refused"
+        if results == "text" and chat_format.as_taken(with_tools.messages)[-1]["role"] == "tool":
+            results = "its own form"  # Qwen's is the text form
+        assert [shown, calls, results] == row[1:], name
+
+
 def test_the_tables_have_every_template() -> None:
+    cells = [row[0] for row in TOOL_ROWS]
+    listed = set(re.findall(r"`(\w+)`", " ".join(cells)))
+    assert sorted(name for cell in cells for name in named(cell, listed)) == sorted(TRL_TEMPLATES)
     assert sorted(name for row in ROWS for name in named(row[0], set())) == sorted(TRL_TEMPLATES)
     cells = [row[1] for row in table("| a full render writes earlier answers | templates |\n")]
     listed = set(re.findall(r"`(\w+)`", " ".join(cells)))

@@ -41,6 +41,11 @@ def play_with(tokenizer: Any, first: Any, later: Any) -> tuple[Transcript, list[
     return transcript, spans
 
 
+def printed(name: str, messages: list[Message]) -> list[int]:
+    """The full render, what a tool returned in the form that the template takes."""
+    return full_render(name, ChatFormat.of(family(name), append=False).as_taken(messages))
+
+
 def up_to_last_content(piece: str, messages: list[Message]) -> str:
     last = messages[-1]["content"].strip().split("\n")[0]
     return piece[: piece.rindex(last)]
@@ -48,7 +53,7 @@ def up_to_last_content(piece: str, messages: list[Message]) -> str:
 
 def assert_recorded_exactly(name: str, transcript: Transcript, spans: list[tuple[int, int]], later: Any) -> None:
     """Compare with the full render: wholly, or all that is not the agent's where history is rewritten."""
-    whole = full_render(name, transcript.messages)
+    whole = printed(name, transcript.messages)
     if transcript.token_ids == whole:
         return
     tokenizer = family(name)
@@ -149,7 +154,6 @@ def test_where_a_template_of_trl_is_refused_its_training_twin_is_too() -> None:
     [
         ("Gemma", ("system", "user"), ("user",), "no system role; what would do: put the system message's text into"),
         ("Gemma", ("user", "user"), ("user",), "take turns; what would do: merge messages of one role"),
-        ("Gemma", ("user",), ("tool", "user"), "do: send what a tool returned as a user message and merge messages of"),
         (
             "Mistral that moves the system message",
             ("system", "user"),
@@ -157,13 +161,7 @@ def test_where_a_template_of_trl_is_refused_its_training_twin_is_too() -> None:
             "another place, once the conv.*rerender",
         ),
         ("tool results first", ("user",), ("tool",), "another first prompt when tool comes later.*rerender"),
-        (
-            "phi3",
-            ("user",),
-            ("tool",),
-            "leaves out, moves or rewrites the tool message 0; what would do: send what a tool returned",
-        ),
-        ("deepseekv3", ("user",), ("tool",), "something else around tool behind an earlier tool.*rerender"),
+        ("deepseekv3", ("user",), ("tool",), "something else around results of tools in a second round.*rerender"),
         ("numbered turns", ("user",), ("user",), "something else around user in the second turn.*rerender"),
         ("time of each message", ("user",), ("user",), "prints the time around user in later turns.*rerender"),
     ],
@@ -175,8 +173,9 @@ def test_the_reason_and_the_way_out_are_named(name: str, first: Any, later: Any,
 
 
 def test_a_template_that_shows_a_message_nowhere_is_no_case_for_rendering_again() -> None:
+    hiding = tokenizer_for(CHATML.replace("in messages %}", "in messages if m.role != 'system' %}"))
     with pytest.raises(TemplateError) as error:
-        play("phi3", ("user",), ("tool",))
+        play_with(hiding, ("system", "user"), ("user",))
     assert RERENDER not in str(error.value)
 
 
@@ -391,6 +390,6 @@ def test_canonical_conversations_are_the_full_render(data: Any, name: str) -> No
         _, stop = transcript.act(Action(text=data.draw(texts.map(lambda text: f"a{text}".strip()))))
         transcript.observe(draw_messages(data, data.draw(st.sampled_from(shapes(name))), texts))
         tail = transcript.token_ids[stop:]
-        assert full_render(name, transcript.messages)[-len(tail) :] == tail
+        assert printed(name, transcript.messages)[-len(tail) :] == tail
     if not chat_format.rewrites_history:
-        assert transcript.token_ids == full_render(name, transcript.messages)
+        assert transcript.token_ids == printed(name, transcript.messages)

@@ -1,0 +1,259 @@
+"""The forms in which the families of chat templates write calls of tools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast
+
+from agentsgym.tokens.call_forms import ChannelForm, Form, MarkedForm, Read, read_or_failed
+from agentsgym.tokens.call_values import (
+    MAX_CALLS,
+    Kinds,
+    MalformedCallError,
+    call_of,
+    call_of_object,
+    failed_call,
+    gemma_arguments,
+    python_calls,
+    read_json,
+    typed_arguments,
+    whole_json,
+)
+from agentsgym.types import ToolCall
+
+
+def json_form(opens: str, closes: str, *, ends_with_turn: bool = False) -> MarkedForm:
+    """Calls written as JSON objects with a name and arguments, or lists of them, between two markers."""
+    return MarkedForm(
+        opens=re.compile(re.escape(opens)),
+        closes=re.compile(re.escape(closes)) if closes else _TURN_END,
+        read=_json_calls,
+        is_json=True,
+        ends_with_turn=ends_with_turn or not closes,
+    )
+
+
+def _json_calls(body: str, _kinds: Kinds, call_of_one: Callable[[Any], ToolCall] = call_of_object) -> list[ToolCall]:
+    """Read one object or a list of them, each by itself."""
+    text = body.strip()
+    if not text.startswith("["):
+        return [call_of_one(whole_json(text))]
+    calls: list[ToolCall] = []
+    place = 1
+    while len(calls) <= MAX_CALLS and text[place:].strip("\n\t ,]"):
+        try:
+            value, place = read_json(text, place)
+        except MalformedCallError as error:
+            calls.append(failed_call(error))
+            later = _NEXT_ITEM.search(text, place + 1)
+            place = len(text) if later is None else later.start()
+        else:
+            calls += read_or_failed(lambda value=value: [call_of_one(value)])
+            comma = _COMMA.match(text, place)
+            place = comma.end() if comma else place
+    return calls or [failed_call(MalformedCallError("is an empty list"))]
+
+
+def _llama_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
+    return [call_of_object(whole_json(body))]
+
+
+def _xml_calls(body: str, kinds: Kinds) -> list[ToolCall]:
+    """Read ``<function=name><parameter=key>…``, once or several times."""
+    calls: list[ToolCall] = []
+    for match in _FUNCTION.finditer(body):
+        calls += _tagged(match["name"].strip(), match["body"], _PARAMETER, kinds)
+    if not calls:
+        raise MalformedCallError("must be written as <function=name><parameter=key>…</parameter></function>")
+    return calls
+
+
+def _tagged(name: str, body: str, tag: re.Pattern[str], kinds: Kinds) -> list[ToolCall]:
+    """Read the arguments of one call that stand in tags; whatever stands outside of them is wrong."""
+    if rest := tag.sub("", body).strip():
+        return [failed_call(MalformedCallError(f"has {rest[:40]!r} outside of its arguments"), name)]
+    pairs = [(match["key"].strip(), match["value"]) for match in tag.finditer(body)]
+    return _call(name, lambda: typed_arguments(name, pairs, kinds))
+
+
+def _call(name: str, arguments: Callable[[], Any], call_id: str | None = None) -> list[ToolCall]:
+    """Make one call of a name, and arguments that may not be readable."""
+    return read_or_failed(lambda: [call_of(name, arguments(), call_id)], name)
+
+
+def _glm_calls(body: str, kinds: Kinds) -> list[ToolCall]:
+    name, tag, arguments = body.partition("<arg_key>")
+    if not name.strip() or len(name.split()) > 1:
+        raise MalformedCallError("must name the tool first, then <arg_key>…</arg_key><arg_value>…</arg_value>")
+    return _tagged(name.strip(), tag + arguments, _GLM_ARGUMENT, kinds)
+
+
+def _lfm_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
+    return python_calls(body) or [failed_call(MalformedCallError("is empty"))]
+
+
+def _gemma_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
+    head = _GEMMA_HEAD.fullmatch(body)
+    if head is None:
+        raise MalformedCallError("must be written as call:name{key:value}")
+    return _call(head["name"], lambda: gemma_arguments(head["arguments"]))
+
+
+def _mistral_calls(body: str, kinds: Kinds) -> list[ToolCall]:
+    """Read a list of JSON objects, or a name and its arguments behind ``[ARGS]``."""
+    named = _MISTRAL_NAMED.fullmatch(body)
+    if named is None:
+        return _json_calls(body, kinds)
+    return _call(named["name"], lambda: whole_json(named["arguments"]), named["id"])
+
+
+def _deepseek_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
+    """Read ``function<sep>name`` and JSON in a fence (V3), or ``name<sep>`` and JSON (V3.1)."""
+    name, _, arguments = body.partition("<\uff5ctool\u2581sep\uff5c>")
+    if name.strip() == "function" and "```" in arguments:
+        name, _, fenced = arguments.partition("```")
+        arguments = fenced.removeprefix("json").rpartition("```")[0]
+    return _call(name, lambda: whole_json(arguments))
+
+
+def _gpt_oss_calls(name: str, body: str, _kinds: Kinds) -> list[ToolCall]:
+    return [call_of(name, whole_json(body))]
+
+
+def _command_calls(body: str, kinds: Kinds) -> list[ToolCall]:
+    """Read a list of objects that say ``tool_name``; their ids, which begin anew in each answer, are left out."""
+
+    def call_of_one(value: Any) -> ToolCall:
+        if not isinstance(value, dict):
+            return call_of_object(value)
+        fields = cast("dict[str, Any]", value)
+        return call_of_object(
+            {_COMMAND_KEYS.get(key, key): one for key, one in fields.items() if key != "tool_call_id"}
+        )
+
+    return _json_calls(body, kinds, call_of_one)
+
+
+def _kimi_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
+    """Read ``functions.name:number`` and JSON; the first is the id of the call, too."""
+    written, mark, arguments = body.partition("<|tool_call_argument_begin|>")
+    name = _KIMI_NUMBER.sub("", written.strip()).removeprefix("functions.")
+    if not mark:
+        raise MalformedCallError("must be written as functions.name:number<|tool_call_argument_begin|>{…}")
+    return _call(name, lambda: whole_json(arguments), written.strip())
+
+
+def _minimax_calls(body: str, kinds: Kinds) -> list[ToolCall]:
+    """Read ``<invoke name="name"><parameter name="key">…``, once or several times, each by itself."""
+    calls: list[ToolCall] = []
+    for match in _INVOKE.finditer(body):
+        if match["closed"]:
+            calls += _tagged(match["name"].strip(), match["body"], _INVOKE_ARGUMENT, kinds)
+        else:
+            calls.append(failed_call(MalformedCallError("is not closed by </invoke>"), match["name"].strip()))
+    if rest := _INVOKE.sub("", body).strip():
+        calls.append(
+            failed_call(MalformedCallError(f"must be written in <invoke name=…>…</invoke>, not {rest[:40]!r}"))
+        )
+    return calls or [failed_call(MalformedCallError("is empty"))]
+
+
+def _muse_calls(_name: str, body: str, kinds: Kinds) -> list[ToolCall]:
+    calls: list[ToolCall] = []
+    for match in _ATEM_CALL.finditer(body):
+        calls += _tagged(match["name"], match["body"], _ATEM_ARGUMENT, kinds)
+    if not calls:
+        raise MalformedCallError('must be written as <atem:invoke name="…">…</atem:invoke>')
+    return calls
+
+
+_TURN_END = re.compile(r"</s>|<\|eot_id\|>|<\|eom_id\|>|<\|im_end\|>")
+_COMMA = re.compile(r"\s*,\s*")
+_NEXT_ITEM = re.compile(r"\{\s*\"(?:name|tool_name|tool_call_id)\"")
+_COMMAND_KEYS: Final = {"tool_name": "name"}
+_KIMI_NUMBER = re.compile(r":\d+\Z")
+_INVOKE = re.compile(
+    r'<invoke name="(?P<name>[^"]*)">(?P<body>.*?)(?:(?P<closed></invoke>)(?=\s*(?:<invoke|\Z))|(?=<invoke )|\Z)',
+    re.DOTALL,
+)
+_INVOKE_ARGUMENT = re.compile(
+    r'<parameter name="(?P<key>[^"]+)">(?P<value>.*?)</parameter>(?=\s*(?:<parameter |\Z))', re.DOTALL
+)
+_FUNCTION = re.compile(r"<function=(?P<name>[^>\n]*)>(?P<body>.*?)(?:</function>(?=\s*(?:<function=|$))|$)", re.DOTALL)
+_PARAMETER = re.compile(
+    r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>|$))", re.DOTALL
+)
+_GLM_ARGUMENT = re.compile(
+    r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>(?=\s*(?:<arg_key>|$))", re.DOTALL
+)
+_GEMMA_HEAD = re.compile(r"call:(?P<name>[\w./-]+)\s*(?P<arguments>.*)", re.DOTALL)
+_MISTRAL_NAMED = re.compile(
+    r"\s*(?P<name>[\w./-]+)\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?(?:\[ARGS\])?\s*(?P<arguments>\{.*)", re.DOTALL
+)
+_ATEM_CALL = re.compile(r'<atem:invoke name="(?P<name>[^"]*)">(?P<body>.*?)</atem:invoke>', re.DOTALL)
+_ATEM_ARGUMENT = re.compile(
+    r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>(?=\s*(?:<atem:parameter|$))', re.DOTALL
+)
+
+
+def _marked(opens: str, closes: str, read: Read, **more: Any) -> MarkedForm:
+    return MarkedForm(opens=re.compile(opens), closes=re.compile(closes), read=read, **more)
+
+
+HERMES: Final = json_form("<tool_call>", "</tool_call>")
+FORMS: Final[Mapping[str, Form]] = {
+    "hermes": HERMES,
+    "xml": _marked("<tool_call>", "</tool_call>", _xml_calls),
+    "glm": _marked("<tool_call>", "</tool_call>", _glm_calls),
+    "lfm": _marked(r"<\|tool_call_start\|>", r"<\|tool_call_end\|>", _lfm_calls),
+    "gemma": _marked(
+        r"<\|tool_call>",
+        r"<tool_call\|>",
+        _gemma_calls,
+        thinks=("<|channel>thought\n", "<channel|>"),
+        wraps=re.compile(r"<\|tool_response>|<turn\|>"),
+    ),
+    "gpt-oss": ChannelForm(read=_gpt_oss_calls),
+    "muse": ChannelForm(read=_muse_calls),
+    "mistral": _marked(
+        r"\[TOOL_CALLS\]",
+        r"</s>|(?=\[TOOL_CALLS\])",
+        _mistral_calls,
+        is_json=True,
+        ends_with_turn=True,
+        thinks=("[THINK]", "[/THINK]"),
+    ),
+    "deepseek": _marked(
+        "<\uff5ctool\u2581call\u2581begin\uff5c>",
+        "<\uff5ctool\u2581call\u2581end\uff5c>",
+        _deepseek_calls,
+        wraps=re.compile("<\uff5ctool\u2581calls\u2581(?:begin|end)\uff5c>"),
+    ),
+    "kimi": _marked(
+        r"<\|tool_call_begin\|>",
+        r"<\|tool_call_end\|>",
+        _kimi_calls,
+        wraps=re.compile(r"<\|tool_calls_section_(?:begin|end)\|>"),
+    ),
+    "command": _marked(
+        r"<\|START_ACTION\|>",
+        r"<\|END_ACTION\|>",
+        _command_calls,
+        is_json=True,
+        thinks=("<|START_THINKING|>", "<|END_THINKING|>"),
+        wraps=re.compile(r"<\|(?:START|END)_RESPONSE\|>"),
+    ),
+    "minimax": _marked("<minimax:tool_call>", "</minimax:tool_call>", _minimax_calls),
+    "seed": _marked("<seed:tool_call>", "</seed:tool_call>", _xml_calls, thinks=("<seed:think>", "</seed:think>")),
+    "python": _marked(r"<\|python_start\|>", r"<\|python_end\|>", _lfm_calls),
+    "llama": _marked(
+        r"(?:<\|python_tag\|>\s*|;\s*)?(?=\{\s*(?:\"type\"\s*:\s*\"function\"\s*,\s*)?\"name\"\s*:\s*\"[^\"]*\"\s*,"
+        r"\s*\"(?:parameters|arguments)\"\s*:)|<\|python_tag\|>|\A\s*(?=\{\s*\"name\"\s*:)",
+        r"<\|eot_id\|>|<\|eom_id\|>|\s*;",
+        _llama_calls,
+        is_json=True,
+        ends_with_turn=True,
+    ),
+}
+"""By family, in the order in which they are tried."""

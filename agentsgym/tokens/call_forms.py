@@ -1,0 +1,210 @@
+"""Take an answer apart into calls, thoughts and text: between markers, or as messages with headers.
+
+The answer is decoded with its control tokens, for some forms mark calls by nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agentsgym.tokens.call_values import MAX_CALLS, Kinds, MalformedCallError, failed_call, read_json
+from agentsgym.types import ToolCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What was read out of an answer.
+
+    Attributes:
+        content: What it says beside its calls and thoughts; a call that cannot be read stays in it.
+        reasoning: What it thought, empty for an empty thought; None if it has none.
+        calls: Its calls in order, those that cannot be read too, each with its ``error``.
+    """
+
+    content: str
+    reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What has been read so far."""
+
+    content: list[str] = field(default_factory=list[str])
+    reasoning: list[str] = field(default_factory=list[str])
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+
+    def take(self, calls: list[ToolCall], written: str) -> None:
+        """Take the calls of one block; what could not be read stays in the content."""
+        self.calls += calls
+        if any(call.error is not None for call in calls):
+            self.content.append(written)
+
+    def answer(self) -> Answer:
+        calls = self.calls
+        if len(calls) > MAX_CALLS:
+            too_many = MalformedCallError(
+                f"is one of more than {MAX_CALLS} in one answer, of which the rest is not read"
+            )
+            calls = [*calls[:MAX_CALLS], failed_call(too_many)]
+        return Answer(
+            content="".join(self.content),
+            reasoning="\n".join(map(str.strip, self.reasoning)).strip() if self.reasoning else None,
+            calls=tuple(calls),
+        )
+
+
+Read = Callable[[str, Kinds], list[ToolCall]]
+
+
+def read_or_failed(read: Callable[[], list[ToolCall]], name: str = "") -> list[ToolCall]:
+    """Read calls; one that says what was wrong where they cannot be read.
+
+    Args:
+        read: Reads them, or raises :class:`~agentsgym.tokens.call_values.MalformedCallError`.
+        name: The tool, if that is known.
+    """
+    try:
+        return read()
+    except MalformedCallError as error:
+        return [failed_call(error, name.strip())]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedForm:
+    """Calls that stand between markers in the text of an answer.
+
+    Attributes:
+        opens: What begins a block.
+        closes: What ends it.
+        read: Reads the calls of a block.
+        is_json: Whether a block begins with a JSON value, whose strings may spell the marker that ends it.
+        ends_with_turn: Whether the end of the turn ends a block too.
+        thinks: What begins and what ends a thought.
+        wraps: What stands around blocks and says nothing.
+    """
+
+    opens: re.Pattern[str]
+    closes: re.Pattern[str]
+    read: Read
+    is_json: bool = False
+    ends_with_turn: bool = False
+    thinks: tuple[str, str] = ("<think>", "</think>")
+    wraps: re.Pattern[str] | None = None
+
+    def answer(self, prompt: str, text: str, kinds: Kinds) -> Answer:
+        """Read an answer.
+
+        Args:
+            prompt: The generation prompt, in which a thought may begin.
+            text: The answer, with its control tokens.
+            kinds: The schemas of the tools' arguments.
+        """
+        parts = _Parts()
+        place = self._first_thought(prompt, text, parts)
+        while len(parts.calls) <= MAX_CALLS and (begin := self._next(text, place)) is not None:
+            parts.content.append(text[place : begin.start()])
+            if text.startswith(self.thinks[0], begin.start()):
+                place = self._thought(text, begin.end(), parts)
+            else:
+                place = self._block(text, begin, parts, kinds)
+        parts.content.append(text[place:])
+        answer = parts.answer()
+        if self.wraps is None:
+            return answer
+        return Answer(content=self.wraps.sub("", answer.content), reasoning=answer.reasoning, calls=answer.calls)
+
+    def _first_thought(self, prompt: str, text: str, parts: _Parts) -> int:
+        """Read the thought that begins in front of the answer."""
+        begins, ends = self.thinks
+        if prompt.rfind(begins) > prompt.rfind(ends):
+            text_begins = re.match(rf"\s*{re.escape(begins)}", text)
+            return self._thought(text, text_begins.end() if text_begins else 0, parts)
+        first = self._next(text, 0)
+        if ends in text[: len(text) if first is None else first.start()]:
+            return self._thought(text, 0, parts)  # the prompt of another template began it
+        return 0
+
+    def _thought(self, text: str, start: int, parts: _Parts) -> int:
+        end = text.find(self.thinks[1], start)
+        parts.reasoning.append(text[start : len(text) if end < 0 else end])
+        return len(text) if end < 0 else end + len(self.thinks[1])
+
+    def _next(self, text: str, place: int) -> re.Match[str] | None:
+        """Find what begins next, a thought or a block."""
+        found = (self.opens.search(text, place), re.compile(re.escape(self.thinks[0])).search(text, place))
+        return min((match for match in found if match), key=lambda match: match.start(), default=None)
+
+    def _block(self, text: str, begin: re.Match[str], parts: _Parts, kinds: Kinds) -> int:
+        """Read one block; returns the index behind it."""
+        body_end, end, is_closed = self._end(text, begin.end())
+        if is_closed:
+            calls = read_or_failed(lambda: self.read(text[begin.end() : body_end], kinds))
+        else:
+            calls = [failed_call(MalformedCallError("is not closed: the end of a call is missing"))]
+        parts.take(calls, text[begin.start() : end])
+        return end
+
+    def _end(self, text: str, start: int) -> tuple[int, int, bool]:
+        """Find where a block's body ends, where the block does, and whether it is closed."""
+        after = self._behind_json(text, start) if self.is_json else None
+        if after is not None and self.ends_with_turn:  # what follows the value is no part of the call
+            close = self.closes.match(text, after)
+            return after, after if close is None else close.end(), True
+        close, other = self.closes.search(text, after or start), self.opens.search(text, (after or start) + 1)
+        if close is None or (other is not None and other.start() < close.start()):
+            end = len(text) if other is None else other.start()
+            return end, end, self.ends_with_turn
+        return close.start(), close.end(), True
+
+    def _behind_json(self, text: str, start: int) -> int | None:
+        try:
+            return read_json(text, start)[1]
+        except MalformedCallError:
+            return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelForm:
+    """Answers made of messages with a header each, which names the channel or who is spoken to (gpt-oss, Muse).
+
+    Attributes:
+        read: Reads the calls of a message, given the name of who is spoken to.
+    """
+
+    read: Callable[[str, str, Kinds], list[ToolCall]]
+
+    def answer(self, prompt: str, text: str, kinds: Kinds) -> Answer:
+        """Read an answer; arguments as in :meth:`MarkedForm.answer`."""
+        parts = _Parts()
+        place = 0
+        for message in _MESSAGE.finditer(text):
+            parts.content.append(text[place : message.start()])
+            place = message.end()
+            self._take(message, parts, kinds)
+        parts.content.append(text[place:])
+        return parts.answer()
+
+    def _take(self, message: re.Match[str], parts: _Parts, kinds: Kinds) -> None:
+        recipient, channel = _RECIPIENT.search(message["header"]), _CHANNEL.search(message["header"])
+        name = recipient[1] if recipient else "user"
+        if name == "self" or (channel and channel[1] == "analysis" and name == "user"):
+            parts.reasoning.append(message["body"])
+        elif name == "user":
+            parts.content.append(message["body"])
+        else:
+            name = name.removeprefix("functions.")
+            parts.take(read_or_failed(lambda: self.read(name, message["body"], kinds), name), message[0])
+
+
+Form = MarkedForm | ChannelForm
+
+_MESSAGE = re.compile(
+    r"(?:\A|<\|start\|>)(?P<header>[^<]*(?:<\|(?:channel|constrain)\|>[^<]*)*)<\|message\|>"
+    r"(?P<body>.*?)(?:<\|(?:end|call|return|eom|eot)\|>|(?=<\|start\|>)|$)",
+    re.DOTALL,
+)
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")

@@ -1,0 +1,242 @@
+"""Find out how a tokenizer's chat template writes calls, by writing one and reading it back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import WeakKeyDictionary
+
+from agentsgym.errors import ConfigError
+from agentsgym.interruptions import is_interruption
+from agentsgym.texts import sentence_of, shown
+from agentsgym.tokens.call_families import FORMS, json_form
+from agentsgym.tokens.call_forms import Answer, ChannelForm, Form
+from agentsgym.tokens.call_values import Kinds, MalformedCallError, call_of, failed_call, kinds_of, read_json
+from agentsgym.types import ToolCall
+
+if TYPE_CHECKING:
+    from agentsgym.tokens.chat_format import ChatFormat
+
+_NAME: Final = "look_up"
+_NAMED_ID: Final = f"functions.{_NAME}:0"  # some templates print the name of a call in its id alone
+_ARGUMENTS: Final[dict[str, Any]] = {"city": "Paris", "days": 3}
+_TOOL: Final[dict[str, Any]] = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "Look something up.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Where."},
+                "days": {"type": "integer", "description": "When."},
+            },
+            "required": ["city", "days"],
+        },
+    },
+}
+_QUESTION: Final = {"role": "user", "content": "question"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateForm:
+    """Calls as the ``response_template`` that a tokenizer brings along says that they are written.
+
+    Attributes:
+        tokenizer: Whose it is.
+        opens: What begins a call; None if the template does not say.
+    """
+
+    tokenizer: Any
+    opens: re.Pattern[str] | None
+
+    def answer(self, prompt: str, text: str, kinds: Kinds) -> Answer:
+        """Read an answer; arguments as in :meth:`agentsgym.tokens.call_forms.MarkedForm.answer`."""
+        try:
+            return self._parsed(prompt, text, kinds)
+        except BaseException as error:  # the parser and its template are foreign code
+            if is_interruption(error):
+                raise
+            starts = [match.start() for match in self.opens.finditer(text)] if self.opens else []
+            if len(starts) > 1:
+                return self._each(prompt, text, starts, kinds)
+            return Answer(content=text, calls=(failed_call(MalformedCallError(f"is malformed: {sentence_of(error)}")),))
+
+    def _each(self, prompt: str, text: str, starts: Sequence[int], kinds: Kinds) -> Answer:
+        """Read each call by itself, so that one which cannot be read costs no other."""
+        first = self.answer(prompt, text[: starts[1]], kinds)
+        rest = [self.answer("", text[a:b], kinds) for a, b in zip(starts[1:], [*starts[2:], len(text)], strict=True)]
+        return Answer(
+            content="".join(answer.content for answer in (first, *rest)),
+            reasoning=first.reasoning,
+            calls=tuple(call for answer in (first, *rest) for call in answer.calls),
+        )
+
+    def _parsed(self, prompt: str, text: str, kinds: Kinds) -> Answer:
+        tools = [
+            {"type": "function", "function": {"name": name, "parameters": {"properties": properties}}}
+            for name, properties in kinds.items()
+        ]
+        message: Any = self.tokenizer.parse_response(text, prefix=prompt, tools=tools)
+        calls = tuple(_checked_call(call) for call in message.get("tool_calls") or ())
+        failed = any(call.error is not None for call in calls)
+        reasoning = message.get("reasoning_content") or message.get("thinking")
+        return Answer(content=text if failed else message.get("content") or "", reasoning=reasoning, calls=calls)
+
+
+class CallReader:
+    """Reads the answers of one tokenizer under one chat template and its options.
+
+    Attributes:
+        form: How the template writes calls; None if it writes none that could be read back.
+    """
+
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
+        self._tokenizer, self._options = tokenizer, options
+        self._prompt = ""
+        self.form: Form | TemplateForm | None = None
+        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        special |= {*tokenizer.all_special_tokens}
+        self._special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
+        if tokenizer.chat_template:
+            self._prompt = _generation_prompt(tokenizer, options)
+            self.form = _form_of(tokenizer, options)
+
+    def check_reads_calls(self) -> None:
+        """See that calls can be read as the template prints them.
+
+        Raises:
+            ConfigError: They cannot: the agent's calls would be taken for text.
+        """
+        if self.form is not None or not self._tokenizer.chat_template:
+            return
+        _, turn = next(_written_calls(self._tokenizer, self._options), ("", ""))
+        name = self._tokenizer.name_or_path or type(self._tokenizer).__name__
+        raise ConfigError(
+            f"the chat template of {name!r} prints calls that cannot be read back: {shown(turn, 200)}; set "
+            f"tokenizer.response_template, which says how to, or tokenizer.chat_template to one that prints calls in a "
+            f"known form"
+        )
+
+    def read(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Answer | None:
+        """Read sampled ids; None where they hold neither calls nor thoughts nor other parts.
+
+        Args:
+            token_ids: The answer, (T,).
+            tools: The JSON schemas of the tools, which say the types of arguments.
+        """
+        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self._read(self._prompt, text, tools)
+
+    def read_text(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Answer | None:
+        """Read an answer that is text: what its agent was shown, and what became of its thoughts, is not known."""
+        return self._read("", text, tools)
+
+    def _read(self, prompt: str, text: str, tools: Sequence[Mapping[str, Any]]) -> Answer | None:
+        if self.form is None:
+            return None
+        answer = self.form.answer(prompt, text, kinds_of(tools))
+        has_parts = isinstance(self.form, ChannelForm) and "<|message|>" in text
+        if not answer.calls and answer.reasoning is None and not has_parts:
+            return None
+        content = self._special.sub("", answer.content).strip()
+        reasoning = answer.reasoning and self._special.sub("", answer.reasoning).strip()
+        return Answer(content=content, reasoning=reasoning, calls=answer.calls)
+
+
+def reader_of(chat_format: ChatFormat) -> CallReader:
+    """Get the reader of a format, made at the first call and again when the template was changed."""
+    tokenizer: Any = chat_format.tokenizer
+    options: Mapping[str, Any] = getattr(chat_format, "template_options", None) or {}
+    readers = _READERS.setdefault(tokenizer, {})
+    key = str(tokenizer.chat_template), repr(sorted(options.items()))
+    reader = readers.get(key)
+    if reader is None:
+        reader = readers[key] = CallReader(tokenizer, options)
+    return reader
+
+
+_READERS: WeakKeyDictionary[Any, dict[tuple[str, str], CallReader]] = WeakKeyDictionary()
+
+
+def _form_of(tokenizer: Any, options: Mapping[str, Any]) -> Form | TemplateForm | None:
+    """Find the form that reads a call back as the template wrote it, and leaves the least beside it."""
+    reply = _rendered(tokenizer, options, [_QUESTION, {"role": "assistant", "content": "reply"}], ask=False)
+    end = reply.rpartition("reply")[2].strip()
+    for prompt, turn in _written_calls(tokenizer, options):
+        read: list[tuple[int, Form | TemplateForm]] = []
+        for form in (*FORMS.values(), *_given_form(tokenizer), *_learned_form(turn, end)):
+            answer = form.answer(prompt, turn, kinds_of([_TOOL]))
+            calls = [(call.name, call.arguments, call.error) for call in answer.calls]
+            if calls == [(_NAME, _ARGUMENTS, None)]:
+                read.append((len(answer.content), form))
+        if read:
+            return min(read, key=lambda pair: pair[0])[1]
+    return None
+
+
+def _given_form(tokenizer: Any) -> Iterator[TemplateForm]:
+    given: Any = getattr(tokenizer, "response_template", None)
+    if not isinstance(given, dict):
+        return
+    field: Any = cast("Any", given).get("fields", {}).get("tool_calls", {})
+    opens: Any = field.get("open_pattern") or (re.escape(field["open"]) if isinstance(field.get("open"), str) else None)
+    yield TemplateForm(tokenizer=tokenizer, opens=re.compile(opens) if opens else None)
+
+
+def _learned_form(turn: str, turn_end: str) -> Iterator[Form]:
+    """The form of a template that writes calls as JSON objects between markers of its own."""
+    place = turn.find("{")
+    while place >= 0:
+        try:
+            value, end = read_json(turn, place)
+        except MalformedCallError:
+            value, end = None, place
+        if isinstance(value, dict) and _NAME in value.values() and _ARGUMENTS in value.values():
+            before, after = turn[:place].rstrip("[ \n").rpartition("</think>")[2].strip(), turn[end:].lstrip("] \n")
+            if before:
+                yield json_form(before.splitlines()[-1], after.strip().removesuffix(turn_end).strip())
+            return
+        place = turn.find("{", place + 1)
+
+
+def _written_calls(tokenizer: Any, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Write a turn that calls a tool in the ways that templates take it; yields what stands in front of it, and it."""
+    ways = itertools.product(("", "Let me see."), (_ARGUMENTS, json.dumps(_ARGUMENTS)), ("abcdefghi", _NAMED_ID))
+    for content, arguments, call_id in ways:
+        call = {"type": "function", "id": call_id, "function": {"name": _NAME, "arguments": arguments}}
+        answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+        whole = _rendered(tokenizer, options, [_QUESTION, answer], ask=False)
+        for ask in (True, False):
+            before = _rendered(tokenizer, options, [_QUESTION], ask=ask)
+            if before and whole.startswith(before):
+                yield (_generation_prompt(tokenizer, options) if ask else ""), whole[len(before) :]
+
+
+def _generation_prompt(tokenizer: Any, options: Mapping[str, Any]) -> str:
+    asked, bare = (_rendered(tokenizer, options, [_QUESTION], ask=ask) for ask in (True, False))
+    return asked.removeprefix(bare)
+
+
+def _rendered(tokenizer: Any, options: Mapping[str, Any], messages: list[Any], *, ask: bool) -> str:
+    """Render with a tool; empty where the template refuses."""
+    try:
+        return tokenizer.apply_chat_template(
+            messages, tools=[_TOOL], tokenize=False, add_generation_prompt=ask, **options
+        )
+    except BaseException as error:  # templates are foreign code and raise what they like
+        if is_interruption(error):
+            raise
+        return ""
+
+
+def _checked_call(call: Any) -> ToolCall:
+    function: Any = call["function"]
+    try:
+        return call_of(function.get("name"), function.get("arguments"), call.get("id"))
+    except MalformedCallError as error:
+        return failed_call(error)

@@ -1,0 +1,62 @@
+"""Read the calls of tools in an agent's answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentsgym.tokens.call_families import HERMES
+from agentsgym.tokens.call_forms import Answer
+from agentsgym.tokens.call_reader import reader_of
+from agentsgym.types import Action
+
+if TYPE_CHECKING:
+    from agentsgym.tokens.chat_format import ChatFormat
+
+
+def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[Mapping[str, Any]]) -> Action:
+    """Read calls, thoughts and text of an action that does not bring its calls parsed; nothing is raised.
+
+    Sampled ids are read as the chat template writes calls: its form is found once, by rendering a call and reading it
+    back. An answer that is text may also call as ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, which is the
+    one form where there is no template, or one that writes no calls. A call inside a thought is none, and an answer
+    that the budget cut is not read at all: a cut call may look whole.
+
+    A call that cannot be read becomes a :class:`~agentsgym.types.ToolCall` with an ``error``; it stays in the text, and
+    the calls beside it are calls. Arguments that a form writes as bare text get the types of the tool's schema; nothing
+    else is checked here.
+
+    Args:
+        action: As the agent gave it.
+        chat_format: How the tokenizer writes calls; None where there is only text.
+        tools: The JSON schemas of the tools.
+    """
+    if action.tool_calls or action.finish_reason == "length":
+        return action
+    reader = None if chat_format is None else reader_of(chat_format)
+    if reader is None or reader.form is None:
+        answer = _of_text(action.text)
+    elif action.token_ids is not None:
+        answer = reader.read(action.token_ids, tools)
+    else:
+        answer = _better(reader.read_text(action.text, tools), _of_text(action.text))
+    if answer is None:
+        return action
+    return dataclasses.replace(
+        action, text=answer.content.strip(), reasoning=answer.reasoning or action.reasoning, tool_calls=answer.calls
+    )
+
+
+def _of_text(text: str) -> Answer | None:
+    answer = HERMES.answer("", text, {})
+    return answer if answer.calls else None
+
+
+def _better(one: Answer | None, other: Answer | None) -> Answer | None:
+    """Choose the reading in which more of the calls are well-formed, the first where they are alike."""
+    return max((one, other), key=_num_good)
+
+
+def _num_good(answer: Answer | None) -> int:
+    return -1 if answer is None else sum(call.error is None for call in answer.calls)

@@ -1,0 +1,142 @@
+"""Messages about tools: calls and results as chat templates take them, and as text where a template has no form.
+
+The text form is that of Hermes, which many models know::
+
+    <tool_call>                                               <tool_response>
+    {"name": "add", "arguments": {"a": 1, "b": 2}}            3
+    </tool_call>                                              </tool_response>
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from agentsgym.types import Message, ToolCall
+
+_MADE_ID = re.compile(r"call(\d{5,9})")
+
+
+def structured_calls(calls: Sequence[ToolCall], num_earlier: int) -> list[dict[str, Any]]:
+    """Write the well-formed calls of an answer as messages hold them.
+
+    Args:
+        calls: The calls; one that has an error is left out. Arguments that are nested too deeply are left out too.
+        num_earlier: How many calls the conversation has so far; a call without an id gets one from its number.
+    """
+    return [
+        {
+            "type": "function",
+            "id": f"call{number:05d}" if call.id is None else call.id,
+            "function": {"name": _printable(call.name, ""), "arguments": _printable(call.arguments, {})},
+        }
+        for number, call in enumerate(calls, num_earlier)
+        if call.error is None
+    ]
+
+
+def _printable(value: Any, instead: Any) -> Any:
+    """Copy a JSON value, lone surrogates replaced; ``instead`` if it is nested too deeply to be walked through."""
+    try:
+        texts = {text: text.encode("utf-8", "replace").decode("utf-8") for text in strings_in(value)}
+        return with_strings(value, texts)
+    except RecursionError:
+        return instead
+
+
+def answered_calls(
+    messages: Sequence[Message], calls: Sequence[ToolCall], structured: Sequence[Mapping[str, Any]]
+) -> list[Message]:
+    """Give each tool message the name and the id of the call that it answers, where it does not say them.
+
+    Args:
+        messages: An observation.
+        calls: The calls of the answer before it, malformed ones included, in order.
+        structured: The well-formed ones, as :func:`structured_calls` wrote them.
+    """
+    well_formed = iter(structured)
+    in_order = [next(well_formed, None) if call.error is None else None for call in calls]
+    if sum(message["role"] == "tool" for message in messages) == len(structured):
+        in_order = [*structured]  # what could not be read is not answered, or in another role
+    by_id = {call["id"]: call for call in structured}
+    answers, answered = iter(in_order), list[Message]()
+    for message in messages:
+        if message["role"] != "tool":
+            answered.append(message)
+            continue
+        in_turn = next(answers, None)
+        said = cast("Mapping[str, Any]", message)
+        given: Any = {key: _printable(str(said[key]), "") for key in ("name", "tool_call_id") if key in said}
+        call = by_id.get(given["tool_call_id"]) if "tool_call_id" in given else in_turn
+        known = {} if call is None else {"name": call["function"]["name"], "tool_call_id": call["id"]}
+        answered.append(cast("Message", {**message, **known, **given}))
+    return answered
+
+
+def as_text(call: Mapping[str, Any]) -> str:
+    """Write a structured call as text, for a template that prints none."""
+    written = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+    return f"<tool_call>\n{json.dumps(written, ensure_ascii=False)}\n</tool_call>"
+
+
+def with_text_calls(message: Mapping[str, Any]) -> Message:
+    """Write an answer whose calls are part of its text."""
+    texts = [message["content"], *map(as_text, message.get("tool_calls", ()))]
+    return {"role": message["role"], "content": "\n".join(text for text in texts if text)}
+
+
+def results_as_user(contents: Sequence[tuple[str, str]]) -> str:
+    """Write results and what follows them as the text of one user message.
+
+    Args:
+        contents: Role and content of each message; what is not of a tool stands behind an empty line, as it is.
+    """
+    results = [f"<tool_response>\n{content}\n</tool_response>" for role, content in contents if role == "tool"]
+    others = [content for role, content in contents if role != "tool"]
+    return "\n\n".join(["\n".join(results), *others])
+
+
+def short_id(call_id: str) -> str:
+    """Nine letters and digits that stand for an id, for templates that take no other (Mistral)."""
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def named_id(call_id: str, name: str) -> str:
+    """An id that names the tool, for templates that print nothing else of a call but its arguments (Kimi K2).
+
+    >>> named_id("call00003", "look"), named_id("functions.look:3", "look")
+    ('functions.look:3', 'functions.look:3')
+    """
+    if call_id.startswith(f"functions.{name}:"):
+        return call_id
+    number = _MADE_ID.fullmatch(call_id)
+    return f"functions.{name}:{int(number[1]) if number else call_id}"
+
+
+def strings_in(value: Any) -> list[str]:
+    """List every string in a JSON value, keys included, in a fixed order."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return [text for key, item in items for text in [*strings_in(key), *strings_in(item)]]
+    if isinstance(value, list | tuple):
+        return [text for item in cast("Sequence[Any]", value) for text in strings_in(item)]
+    return []
+
+
+def with_strings(value: Any, texts: Mapping[str, str]) -> Any:
+    """Copy a JSON value with its strings, keys included, replaced by the table."""
+    if isinstance(value, str):
+        return texts[value]
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {with_strings(key, texts): with_strings(item, texts) for key, item in items}
+    if isinstance(value, list | tuple):
+        return [with_strings(item, texts) for item in cast("Sequence[Any]", value)]
+    return value

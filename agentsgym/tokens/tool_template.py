@@ -1,0 +1,334 @@
+"""Find what a chat template prints for calls of tools and for their results, by running it on small conversations."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from agentsgym.errors import TemplateError
+from agentsgym.tokens.chat_template import ANOTHER_TIME, Template
+from agentsgym.tokens.control_tokens import Vocabulary
+from agentsgym.tokens.sentinels import (
+    ANSWER,
+    ANSWERED,
+    PAD_LEFT,
+    PAD_RIGHT,
+    QUESTION,
+    REPLY,
+    Printed,
+    Roles,
+    slot,
+    unpad,
+    up_to_last,
+)
+from agentsgym.tokens.tool_messages import named_id, short_id
+from agentsgym.tokens.turn_ends import CallEnd, TurnEnd, common_prefix, find_call_end
+
+ARGUMENT = "argumentsentinel"
+_FIRST = "sentinel0_"  # ends the first result
+_HALF_MARK = re.compile(r"<[^<>]*\Z")
+
+Conversation = list[Mapping[str, Any]]
+
+
+class Answered(NamedTuple):
+    """The names and ids of the calls that an observation's tool messages answer, one each, in order."""
+
+    names: tuple[str, ...]
+    ids: tuple[str, ...]
+
+
+def num_results(roles: Roles) -> int:
+    """Count the tool messages that an observation begins with."""
+    return next((index for index, role in enumerate(roles) if role != "tool"), len(roles))
+
+
+def probe_calls(num_calls: int) -> Answered:
+    """Names and ids to try a template with."""
+    numbers = range(1, num_calls + 1)
+    return Answered(tuple(f"tool_{n}" for n in numbers), tuple(f"call{n:05d}" for n in numbers))
+
+
+class ToolTemplate:
+    """A chat template as a function from calls and results to text.
+
+    Attributes:
+        prints_calls: Whether it prints structured calls.
+        takes_results: Whether it prints, behind a call, a message of role ``tool``.
+        end: How a turn that calls a tool ends; None where it prints no calls, or that cannot be told.
+        prints_ids: Whether it prints the ids of calls.
+    """
+
+    def __init__(self, template: Template, vocabulary: Vocabulary, end: TurnEnd) -> None:
+        """Try the template on a call.
+
+        Args:
+            template: It shows its own tools, if any, in each render.
+            vocabulary: The tokenizer's control tokens.
+            end: How the template ends turns of plain text.
+        """
+        self._template = template
+        self._turn_end = end
+        self._arguments_as_text = False
+        self._short_ids, self._named_ids = False, False
+        self._thinks_or_says = False
+        behind_last = self._behind_call([], ask=False)
+        if behind_last is None:
+            self._arguments_as_text = True
+            behind_last = self._behind_call([], ask=False)
+        self.prints_calls = behind_last is not None
+        self.takes_results, self.end, self.prints_ids = False, cast("CallEnd | None", None), False
+        if behind_last is None:
+            return
+        self._named_ids = not self._prints_names()
+        behind_middle = self._in_front_of("tool")
+        self.takes_results = behind_middle is not None
+        behind_middle = behind_middle if behind_middle is not None else self._in_front_of("user")
+        if behind_middle is not None:
+            self.end = find_call_end(behind_last, behind_middle, end, vocabulary)
+        if self.takes_results:
+            self._learn_ids()
+        thoughtful = {**self.call_message(probe_calls(1)), "reasoning_content": "thought"}
+        takes = [self._takes([QUESTION, {**thoughtful, "content": content}]) for content in ("", "text")]
+        self._thinks_or_says = takes == [True, False]
+
+    def call_message(self, answered: Answered, content: str = "") -> dict[str, Any]:
+        """An answer with a call of each name."""
+        calls = [
+            {"type": "function", "id": call_id, "function": {"name": name, "arguments": {"argument": ARGUMENT}}}
+            for name, call_id in zip(*answered, strict=True)
+        ]
+        return {"role": "assistant", "content": content, "tool_calls": calls}
+
+    def as_taken(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a message about tools in the variant of the form that the template takes."""
+        taken: Any = {**message}
+        if "tool_call_id" in taken:
+            taken["tool_call_id"] = self._id_as_taken(taken["tool_call_id"], taken.get("name", ""))
+        if calls := taken.get("tool_calls"):
+            if self._thinks_or_says and taken.get("reasoning_content") and taken["content"]:
+                taken["reasoning_content"] += "\n\n" + taken["content"]
+                taken["content"] = ""
+            taken["tool_calls"] = [self._call_as_taken(call) for call in calls]
+        return taken
+
+    def results(self, roles: Roles, answered: Answered, contents: Sequence[str] | None = None) -> str:
+        """Print what follows a turn that called tools, from where that turn ends on, generation prompt included.
+
+        Args:
+            roles: Of the observation, tool messages first.
+            answered: The calls that these answer.
+            contents: What the messages hold; None for padded sentinels.
+
+        Raises:
+            TemplateError: The template does not take these messages, or hides the calls.
+        """
+        text, cut = self._cut([QUESTION, self.call_message(answered)], roles, answered)
+        if contents is None:
+            return text[cut:]
+        new = self._messages(roles, answered, contents)
+        real = self._render([QUESTION, self.call_message(answered), *new])
+        if real[:cut] != text[:cut]:
+            raise TemplateError("the chat template prints a call in another way because of what a tool returned")
+        return real[cut:]
+
+    def checked_results(self, roles: Roles) -> Printed:
+        """Print what follows a turn that called tools, padding taken off.
+
+        Raises:
+            TemplateError: The template prints something else in a later round, once the conversation goes on, or in
+                front of the answer that follows.
+        """
+        answered = probe_calls(num_results(roles))
+        call = self.call_message(answered)
+        text = self.results(roles, answered)
+        printed = unpad(text, roles)
+        earlier: Conversation = [QUESTION, call, *self._messages(roles, answered, [f"word{n}" for n in range(9)])]
+        others: dict[str, Conversation] = {
+            "in a second round": [*earlier, call],
+            "behind an earlier answer": [QUESTION, REPLY, QUESTION, call],
+            "behind a call with text": [QUESTION, {**call, "content": ANSWER}],
+        }
+        for place, before in others.items():
+            other, cut = self._cut(before, roles, answered)
+            # Gemma 4 moves the text of a call behind the results: all that an agent that is asked now did not see.
+            is_same = other[cut:].startswith(up_to_last(text, roles)) if "text" in place else other[cut:] == text
+            if not is_same:
+                raise TemplateError(f"the chat template prints something else around results of tools {place}")
+        new = self._messages(roles, answered)
+        later = self._render([QUESTION, call, *new, REPLY, QUESTION])
+        start = self._end_in(later)
+        if not later[start:].startswith(up_to_last(text, roles)):
+            raise TemplateError("the chat template prints results of tools in another way once a conversation goes on")
+        if ANOTHER_TIME in text:
+            raise TemplateError("the chat template prints the time around results of tools")
+        self._check_prompt([QUESTION, call, *new], text)
+        return printed
+
+    def agrees_with(self, roles: Roles, suffix: str) -> bool:
+        """Whether an observation behind structured calls is printed as behind an answer of plain text."""
+        try:
+            return self.checked_results(roles)[0] == suffix
+        except TemplateError:
+            one: Roles = ("tool", *roles[num_results(roles) :])
+            if one == roles or self._takes([QUESTION, self.call_message(probe_calls(2))]):
+                return False
+            plain = self._template.suffix(one)[0]
+            return self.agrees_with(one, plain)
+
+    def shows(self, roles: Roles) -> bool:
+        """Whether the template prints an observation behind an answer of plain text, in whatever way."""
+        messages = self._messages(roles, probe_calls(num_results(roles)))
+        try:
+            text = self._render([QUESTION, REPLY, *messages])
+        except TemplateError:
+            return False
+        return all(f"sentinel{index}_" in text for index in range(len(roles)))
+
+    def answer(self, message: Mapping[str, Any]) -> str:
+        """Print what the agent says in an answer that has calls or reasoning, its end of turn left out.
+
+        Raises:
+            TemplateError: The template does not take the answer, or leaves out a call.
+        """
+        asked = self._render([QUESTION])
+        if calls := message.get("tool_calls"):
+            self._check_calls(message, calls)
+            answered = Answered(tuple(call["function"]["name"] for call in calls), tuple(call["id"] for call in calls))
+            if self.takes_results:
+                text, cut = self._cut([QUESTION, message], ("tool",) * len(calls), answered)
+            else:
+                text, cut = self._cut([QUESTION, message], ("user",), Answered((), ()))
+            text = text[:cut]
+            message = self.as_taken(message)
+            if message["content"].strip() not in text[len(asked) :]:
+                text = asked + message["content"] + text[len(common_prefix(asked, text)) :]
+        else:
+            closing = self._template.after_answer([QUESTION, ANSWERED], ask=False)
+            text = self._render([QUESTION, message], ask=False)
+            if not text.endswith(closing):
+                raise TemplateError("the chat template closes an answer with reasoning in another way than others")
+            text = text[: len(text) - len(closing)] + self._turn_end.before
+        shared = "".join(common_prefix(asked, text))
+        if shared != asked:
+            shared = _HALF_MARK.sub("", shared)  # <think> and <tool_call> share a character, and no meaning
+        return text[len(shared) :]
+
+    def _check_calls(self, message: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> None:
+        """See that each call of an answer would be printed: some templates take the first alone, or none.
+
+        Names and arguments are sentinels here, for two calls may be the same.
+
+        Raises:
+            TemplateError: One would not.
+        """
+        probes: list[dict[str, Any]] = []
+        sought: list[list[str]] = []
+        for index, call in enumerate(calls):
+            keys: Sequence[str] = [*call["function"]["arguments"]]
+            sought.append([f"call{index}sentinel_", *(f"call{index}value{n}_" for n in range(len(keys)))])
+            arguments = dict(zip(keys, sought[-1][1:], strict=True))
+            probes.append({**call, "function": {"name": sought[-1][0], "arguments": arguments}})
+        text = self._render([QUESTION, {**message, "tool_calls": probes}], ask=False)
+        num_printed = sum(all(sentinel in text for sentinel in one) for one in sought)
+        if num_printed < len(calls):
+            beside = " beside its text" if message["content"] else ""
+            raise TemplateError(
+                f"the chat template prints {num_printed} of the {len(calls)} calls of an answer{beside}"
+            )
+
+    def _call_as_taken(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        taken: Any = {**call, "function": {**call["function"]}}
+        if "id" in taken:
+            taken["id"] = self._id_as_taken(taken["id"], taken["function"]["name"])
+        arguments = taken["function"]["arguments"]
+        if self._arguments_as_text and not isinstance(arguments, str):
+            taken["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
+        return taken
+
+    def _id_as_taken(self, call_id: str, name: str) -> str:
+        if self._named_ids:
+            return named_id(call_id, name)
+        return short_id(call_id) if self._short_ids else call_id
+
+    def _prints_names(self) -> bool:
+        """Whether the template prints the name of a call, and not its id alone."""
+        answered = Answered(("namesentinel",), ("call00000",))
+        return "namesentinel" in self._render([QUESTION, self.call_message(answered)], ask=False)
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True) -> str:
+        return self._template.render([self.as_taken(m) for m in messages], ask=ask, **self._template.frozen)
+
+    def _messages(self, roles: Roles, answered: Answered, contents: Sequence[str] | None = None) -> Conversation:
+        num_calls = num_results(roles)
+        if contents is None:
+            contents = [PAD_LEFT + slot(index) + PAD_RIGHT for index in range(len(roles))]
+        messages: Conversation = []
+        for index, (role, content) in enumerate(zip(roles, contents, strict=False)):
+            known = {"name": answered.names[index], "tool_call_id": answered.ids[index]} if index < num_calls else {}
+            messages.append({"role": role, "content": content, **known})
+        return messages
+
+    def _behind_call(self, after: Conversation, *, ask: bool = True) -> str | None:
+        """Print what stands behind the argument of a call; None if the template does not print that once."""
+        try:
+            text = self._render([QUESTION, self.call_message(probe_calls(1)), *after], ask=ask)
+        except TemplateError:
+            return None
+        return text.partition(ARGUMENT)[2] if text.count(ARGUMENT) == 1 else None
+
+    def _in_front_of(self, role: str) -> str | None:
+        """Print what stands between a call and the content of the message behind it; None if that is not printed."""
+        behind = self._behind_call(self._messages((role,), probe_calls(1)))
+        if behind is None or behind.count(_FIRST) != 1:
+            return None
+        return behind.partition(_FIRST)[0]
+
+    def _learn_ids(self) -> None:
+        one, other = probe_calls(1), Answered(("tool_1",), ("call00009",))
+        long = Answered(("tool_1",), ("call_0123456789abcdef",))
+        if self.end is None:
+            return
+        try:
+            self.prints_ids = self.results(("tool",), one) != self.results(("tool",), other)
+        except TemplateError:
+            return
+        try:
+            self.results(("tool",), long)
+        except TemplateError:
+            self._short_ids = True
+
+    def _takes(self, messages: Conversation) -> bool:
+        try:
+            self._render(messages, ask=False)
+        except TemplateError:
+            return False
+        return True
+
+    def _cut(self, before: Conversation, roles: Roles, answered: Answered) -> tuple[str, int]:
+        """Print an observation of padded sentinels behind a call, and find where the turn of the call ends."""
+        text = self._render([*before, *self._messages(roles, answered)])
+        return text, self._end_in(text)
+
+    def _end_in(self, text: str) -> int:
+        """Find where the turn in front of the first result ends."""
+        first = text.rfind(_FIRST)
+        edge = text.rfind(self.end.text, 0, first) if self.end and first >= 0 else -1
+        if edge < 0:
+            raise TemplateError("the chat template must print the result of a tool once, behind its call")
+        return edge
+
+    def _check_prompt(self, before: Conversation, text: str) -> None:
+        """See that an answer behind results begins where their generation prompt ends."""
+        asked, history = self._render([QUESTION]), self._render([QUESTION], ask=False)
+        prompt = asked[len(history) :] if asked.startswith(history) else ""
+        if prompt and text.endswith(prompt):
+            return
+        whole, _, _ = self._render([*before, ANSWERED]).partition(ANSWER)
+        if not whole.endswith(text):
+            raise TemplateError(
+                "the chat template prints no generation prompt behind results of tools, and begins the answer to them "
+                "with something else in history"
+            )

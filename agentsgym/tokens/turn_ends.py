@@ -1,0 +1,151 @@
+"""Find the tokens that end an agent's turn, by what a chat template prints behind an answer and behind a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import NamedTuple, TypeVar
+
+from agentsgym.errors import TemplateError
+from agentsgym.tokens.chat_template import Template
+from agentsgym.tokens.control_tokens import Vocabulary
+from agentsgym.tokens.sentinels import ANSWERED, QUESTION, SLOT, slot
+
+ENDED_BY_TEXT = -1  # stands for the id that ended a turn, where the template ends turns by plain text
+
+T = TypeVar("T")
+
+
+class TurnEnd(NamedTuple):
+    """How a template ends a turn of the agent that is plain text.
+
+    Attributes:
+        ids: What closes a turn that was given as text; empty if nothing closes a turn.
+        before: Plain text in front of the end-of-turn token, part of a text turn (``" "`` for ``" </s>"``).
+        text: The plain text that closes a turn; empty if a token does.
+        closes: Whether the ids close the turn; False if the token that opens the next message ends it.
+        opens_result: Where ``closes`` is False, the token that the agent samples where a tool is to answer.
+    """
+
+    ids: tuple[int, ...] = ()
+    before: str = ""
+    text: str = ""
+    closes: bool = True
+    opens_result: int | None = None
+
+    @property
+    def token_id(self) -> int | None:
+        """The control token that closes a turn; None if text or nothing does."""
+        return self.ids[-1] if self.ids and not self.text else None
+
+
+def find_turn_end(template: Template, vocabulary: Vocabulary) -> TurnEnd:
+    """Compare what follows an answer at the end of a conversation with what follows it when a user speaks next.
+
+    An end-of-turn token is what stands at the same place in both (it may be another token in the middle than at
+    the end, as in gpt-oss); where nothing follows the last answer, the token that opens the next message ends
+    the turn; else plain text does, as far as the two agree.
+
+    Raises:
+        TemplateError: The template does not print the answer once and unchanged.
+    """
+    last = template.after_answer([QUESTION, ANSWERED], ask=False)
+    middle = _in_front_of("user", template)
+    (last_text, at_last), (middle_text, at_middle) = vocabulary.lead(last), vocabulary.lead(middle)
+    if at_last and at_middle and last_text == middle_text:
+        shared = len(common_prefix(at_last, at_middle))
+        return TurnEnd(tuple(control.token_id for control in at_last[: max(shared, 1)]), before=last_text)
+    if text := "".join(common_prefix(last_text, middle_text)):
+        return TurnEnd(tuple(vocabulary.encode(text)), text=text)
+    if at_middle and not middle_text:
+        return TurnEnd((at_middle[0].token_id,), closes=False, opens_result=_opens_result(template, vocabulary))
+    return TurnEnd()
+
+
+def _in_front_of(role: str, template: Template) -> str:
+    """Print what stands between an answer and the content of a message that comes next."""
+    return SLOT.split(template.after_answer([QUESTION, ANSWERED, {"role": role, "content": slot(0)}]))[0]
+
+
+def _opens_result(template: Template, vocabulary: Vocabulary) -> int | None:
+    try:
+        _, controls = vocabulary.lead(_in_front_of("tool", template))
+    except TemplateError:
+        return None
+    return controls[0].token_id if controls else None
+
+
+def common_prefix(one: Sequence[T], other: Sequence[T]) -> list[T]:
+    """What both begin with."""
+    return [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
+
+
+def without_end(suffix: str, ended_by: int, end: TurnEnd, vocabulary: Vocabulary) -> str:
+    """Drop the end of turn from the front of what follows an answer, for the agent said it already.
+
+    Args:
+        suffix: What the template prints behind an answer of plain text.
+        ended_by: The id that ended the agent's turn.
+        end: How the template ends turns.
+        vocabulary: Its control tokens.
+    """
+    if end.text:
+        return suffix.removeprefix(end.text)
+    before, controls = vocabulary.lead(suffix)
+    if not controls or before != end.before:
+        return suffix
+    if not end.closes and controls[0].token_id != ended_by:
+        return suffix  # it opens the next message, and the agent ended its turn by another token
+    edge = len(before)
+    for _ in zip(controls, end.ids, strict=False):
+        match = vocabulary.pattern.match(suffix, edge)
+        edge = match.end() if match else edge
+    return suffix[edge:]
+
+
+class CallEnd(NamedTuple):
+    """How a template ends a turn of the agent that calls tools.
+
+    Attributes:
+        text: What it prints where the turn ends.
+        ids: Its ids.
+        opens: Whether it opens the results, and is needed in front of them however the agent ended its turn
+            (``<|tool_response>`` of Gemma 4).
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    opens: bool
+
+    def without(self, suffix: str, ended_by: int | None) -> str:
+        """Drop it from the front of what follows a call, where the agent said it already."""
+        if ended_by is None or (self.opens and ended_by != self.ids[-1]):
+            return suffix
+        return suffix[len(self.text) :]
+
+
+def find_call_end(behind_last: str, behind_middle: str, end: TurnEnd, vocabulary: Vocabulary) -> CallEnd | None:
+    """Find what ends a turn that calls a tool; None if nothing that can be told apart does.
+
+    Args:
+        behind_last: What the template prints behind the last argument of the last call, at the end of a conversation.
+        behind_middle: The same up to the result, where the tool has answered.
+        end: How it ends turns of plain text.
+        vocabulary: Its control tokens.
+    """
+    if end.text:
+        found = end.text in behind_middle
+        return CallEnd(end.text, end.ids, opens=False) if found else None
+    matches = [*vocabulary.pattern.finditer(behind_middle)]
+    names = [vocabulary.control_in(match).token_id for match in matches]
+    for index in range(len(matches)):
+        if end.closes and end.ids and tuple(names[index : index + len(end.ids)]) == end.ids:
+            text = behind_middle[matches[index].start() : matches[index + len(end.ids) - 1].end()]
+            return CallEnd(text, end.ids, opens=False)
+        if not end.closes and names[index] == end.opens_result:
+            return CallEnd(matches[index][0], (names[index],), opens=True)
+    for index, match in enumerate(matches):  # the last that stands at a conversation's end too
+        if behind_last == behind_middle[: match.end()]:
+            rest = behind_middle[match.end() :].lstrip()
+            return CallEnd(match[0], (names[index],), opens=vocabulary.pattern.match(rest) is None)
+    return None
