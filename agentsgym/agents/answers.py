@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentsgym.tokens.tool_calls import with_calls
+from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, FinishReason, TurnRequest
 
 if TYPE_CHECKING:
@@ -35,7 +38,8 @@ def action_from_ids(
     text = str(untyped.decode(list(token_ids[:-1] if is_ended else token_ids), skip_special_tokens=True))
     kept = text if text_before_stop is None else text_before_stop(text)
     finish_reason: FinishReason = "stop" if is_ended or kept != text else "length"
-    return sampled_action(request, token_ids, text=kept, finish_reason=finish_reason, logprobs=logprobs)
+    action = sampled_action(request, token_ids, text=kept, finish_reason=finish_reason, logprobs=logprobs)
+    return with_calls_of_ids(action, request, token_ids, tokenizer)
 
 
 def sampled_action(
@@ -58,3 +62,18 @@ def sampled_action(
         agent_state=request.agent_state,
         finish_reason=finish_reason,
     )
+
+
+def with_calls_of_ids(
+    action: Action, request: TurnRequest, token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase
+) -> Action:
+    """Read the calls of an answer that counts as text, from its ids: the text has lost the marks of some templates.
+
+    An answer to an exact prompt keeps its ids, and is read where it is recorded.
+    """
+    untyped: Any = tokenizer
+    if not request.tools or request.token_ids or not untyped.chat_template:
+        return action
+    chat_format = ChatFormat.of(tokenizer, append=False, tools=request.tools)
+    read = with_calls(dataclasses.replace(action, token_ids=token_ids, logprobs=None), chat_format, request.tools)
+    return dataclasses.replace(read, token_ids=None)

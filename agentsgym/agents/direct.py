@@ -29,7 +29,8 @@ class DirectOutputAgent(Agent):
     environment recorded the exact prompt (``request.token_ids``; its tokenizer must be this one) they continue those
     ids and the action carries the sampled ids untouched, from vLLM with their log-probabilities (those of the
     distribution that was sampled if the engine was made with ``logprobs_mode="processed_logprobs"``, else those before
-    temperature); otherwise the tokenizer's chat template renders the messages.
+    temperature); otherwise the tokenizer's chat template renders the messages, with the environment's tools, and the
+    calls are read out of the sampled ids here.
 
     >>> agent = DirectOutputAgent(lambda messages: messages[-1]["content"].upper())
     >>> agent.get_action([{"role": "user", "content": "ready?"}], None)
@@ -102,7 +103,7 @@ class DirectOutputAgent(Agent):
             raise ConfigError(f"max_new_tokens must be an int of at least 1, got {shown(self._max_new_tokens)}")
 
     def _generate(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        prompts = [list(request.token_ids) or self._render(request.messages) for request in requests]
+        prompts = [list(request.token_ids) or self._render(request) for request in requests]
         budgets = [self._budget(request) for request in requests]
         if self._engine is not None:
             return self._engine.generate(requests, prompts, budgets)
@@ -142,11 +143,13 @@ class DirectOutputAgent(Agent):
         given = request.max_new_tokens
         return self._max_new_tokens if given is None else min(given, self._max_new_tokens)
 
-    def _render(self, messages: Sequence[Message]) -> list[int]:
+    def _render(self, request: TurnRequest) -> list[int]:
         if self._tokenizer.chat_template is None:
-            text = "".join(message["content"] for message in messages)
+            text = "".join(message["content"] for message in request.messages)
             return self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        return self._tokenizer.apply_chat_template(
+            list(request.messages), tools=list(request.tools) or None, add_generation_prompt=True, return_dict=False
+        )
 
     def _end_ids(self) -> frozenset[int]:
         """Every id that ends an answer: the options' own, else those of template, tokenizer and model."""

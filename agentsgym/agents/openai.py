@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from agentsgym.agents.base import AsyncAgent
 from agentsgym.agents.event_loop import agents_loop, run_coroutine
 from agentsgym.agents.openai_client import Client, RequestError, load_openai
+from agentsgym.agents.openai_messages import as_sent, calls_in, reasoning_in
 from agentsgym.agents.openai_server import Server
 from agentsgym.agents.usage import Meter, Usage
 from agentsgym.errors import AgentError, ConfigError, did_you_mean
@@ -31,7 +32,7 @@ _OPTIONS = frozenset({
 # Fields that the agent sets itself; another value would make it misread the answer.
 _RESERVED = frozenset({
     "model", "messages", "prompt", "n", "best_of", "stream", "echo", "logprobs", "top_logprobs", "return_token_ids",
-    "max_tokens", "max_completion_tokens",
+    "max_tokens", "max_completion_tokens", "tools",
 })  # fmt: skip
 _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 # These say something about the key, the load or the server's health, not about what the server can do.
@@ -54,7 +55,11 @@ class OpenAIAgent(AsyncAgent):
     that of the model. The server decides what the log-probabilities mean: vLLM's are those of the distribution that
     was sampled only where it runs with ``--logprobs-mode processed_logprobs``, else those before temperature. From
     other servers comes text, over ``/chat/completions``. A reasoning model's thoughts are part of exact tokens, and
-    not of text where the server gives the two apart.
+    not of text where the server gives the two apart: then they are ``Action.reasoning``.
+
+    **Tools.** Over ``/chat/completions`` the environment's tools are sent along, and the calls of an answer come back
+    as ``Action.tool_calls`` (vLLM needs ``--enable-auto-tool-choice`` and a ``--tool-call-parser``; calls that a server
+    leaves in the text are read there). An exact prompt shows the tools already.
 
     The agent may be used in any number of rollouts, from any thread, and in a notebook. Its connections stay open
     until :meth:`close`, or until the agent is garbage-collected.
@@ -256,14 +261,18 @@ class OpenAIAgent(AsyncAgent):
             filtered = choice.get("finish_reason") == "content_filter"
             if filtered or content.get("refusal"):
                 self._meter.add(refusals=1)
+            is_cut = choice.get("finish_reason") == "length"
             return Action(
                 text=_text(content.get("content")) or _text(content.get("refusal")),
                 agent_state=request.agent_state,
-                finish_reason="length" if choice.get("finish_reason") == "length" else "stop",
+                finish_reason="length" if is_cut else "stop",
+                tool_calls=() if is_cut else calls_in(content),  # the last of them may be cut, and look whole
+                reasoning=reasoning_in(content),
             )
 
         budget = "max_completion_tokens" if self._server.is_openai else "max_tokens"
-        fixed = {"model": self.model, "messages": list(request.messages), budget: self._budget(request)}
+        tools = {"tools": list(request.tools)} if request.tools else {}
+        fixed = {"model": self.model, "messages": as_sent(request.messages), budget: self._budget(request), **tools}
         return await client.post("chat", {**self._options, **fixed}, read)
 
     def _budget(self, request: TurnRequest) -> int:

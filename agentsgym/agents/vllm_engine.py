@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from agentsgym.agents.answers import sampled_action
+from agentsgym.agents.answers import sampled_action, with_calls_of_ids
 from agentsgym.agents.stop_tokens import as_ids
 from agentsgym.errors import AgentError, ConfigError, TemplateError
 from agentsgym.texts import sentence_of, shown
@@ -97,7 +97,13 @@ class Engine:
             [self._params(budget) for budget in budgets],
             use_tqdm=False,
         )
-        return [_action(request, output.outputs[0]) for request, output in zip(requests, outputs, strict=True)]
+        return [self._action(request, output.outputs[0]) for request, output in zip(requests, outputs, strict=True)]
+
+    def _action(self, request: TurnRequest, answer: Any) -> Action | AgentError:
+        action = _action(request, answer)
+        if isinstance(action, AgentError):
+            return action
+        return with_calls_of_ids(action, request, list(answer.token_ids), self.tokenizer)
 
     def _params(self, budget: int) -> Any:
         return self._params_type(**{**self._fields, "max_tokens": budget})

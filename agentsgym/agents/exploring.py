@@ -1,0 +1,136 @@
+"""An agent that knows no game: it tries the tools it is given, and the words that it is shown."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from agentsgym.agents.base import Agent
+from agentsgym.fields import is_fraction, require
+from agentsgym.seeding import derive_seed
+from agentsgym.types import Action, ToolCall, TurnRequest
+
+# What a prompt marks as something to say: in brackets, in quotes, or behind a dash.
+_MARKED = re.compile(r"\[[^\[\]\n]{1,40}\]|[\"'`“]([^\"'`“”\n]{1,40})[\"'`”]")
+_WORD = re.compile(r"\w+(?:['\-]\w+)*")
+_NUMBER = re.compile(r"-?\d+")
+_MAX_CHARACTERS = 4000  # of the conversation that are read for words, from its end
+_MAX_DEPTH = 4  # of nested arguments
+
+
+class ExploringAgent(Agent):
+    """Answers with a random well-formed call where there are tools, else with something that the prompt shows.
+
+    An answer in text is a phrase that the environment marks (in brackets or quotes), a number from between the numbers
+    that it names, or one of its words. Each session has draws of its own, seeded by the agent's seed and the session's
+    number in the order in which sessions come; what it says depends on these and on the conversation alone.
+    """
+
+    def __init__(self, *, seed: int = 0, call_fraction: float = 0.8) -> None:
+        """Begin.
+
+        Args:
+            seed: Names the streams of draws.
+            call_fraction: How often a turn calls a tool, where there are tools, in [0, 1].
+
+        Raises:
+            ConfigError: ``call_fraction`` is not in [0, 1].
+        """
+        require("call_fraction", call_fraction, is_fraction, "a number in [0, 1]")
+        self._seed = seed
+        self._call_fraction = call_fraction
+        self._streams: dict[str, random.Random] = {}
+        self._num_sessions = 0
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
+        """Answer each session from its own stream."""
+        return [self._action(request, self._stream(request.session_id)) for request in requests]
+
+    def finish(self) -> None:
+        """Forget the streams of the sessions that have ended."""
+        self._streams.clear()
+
+    def _action(self, request: TurnRequest, stream: random.Random) -> Action:
+        shown = "\n".join(message["content"] for message in request.messages if message["role"] != "assistant")
+        shown = shown[-_MAX_CHARACTERS:]
+        if request.tools and stream.random() < self._call_fraction:
+            return Action(text="", tool_calls=(random_call(stream.choice(list(request.tools)), shown, stream),))
+        return Action(text=random_phrase(shown, stream))
+
+    def _stream(self, session_id: str) -> random.Random:
+        stream = self._streams.get(session_id)
+        if stream is None:
+            stream = random.Random(derive_seed("exploring agent", self._seed, self._num_sessions))
+            self._num_sessions += 1
+            self._streams[session_id] = stream
+        return stream
+
+
+def random_call(tool: Mapping[str, Any], text: str, stream: random.Random) -> ToolCall:
+    """Make a well-formed call of a tool with random arguments.
+
+    Args:
+        tool: Its full JSON schema.
+        text: Where words for text arguments are taken from.
+        stream: Draws them.
+    """
+    function: Any = tool.get("function", tool)
+    parameters: dict[str, Any] = {**(function.get("parameters") or {}), "type": "object"}
+    return ToolCall(name=str(function.get("name", "")), arguments=_value(parameters, text, stream, 0))
+
+
+def random_phrase(text: str, stream: random.Random) -> str:
+    """Say something that a text shows: a marked phrase, a number from between its numbers, or a word."""
+    marked = [(match[0], match[1]) for match in _MARKED.finditer(text)]
+    numbers = [int(number[:18]) for number in _NUMBER.findall(text)]
+    words = _WORD.findall(text) or ["yes"]
+    kinds = [0] * bool(marked) * 2 + [1] * (len(set(numbers)) > 1) + [2]
+    kind = stream.choice(kinds)
+    if kind == 0:
+        whole, inner = stream.choice(marked)
+        return inner or (whole if stream.random() < 0.5 else whole[1:-1])
+    return str(stream.randint(min(numbers), max(numbers))) if kind == 1 else stream.choice(words)
+
+
+def _value(schema: Any, text: str, stream: random.Random, depth: int) -> Any:
+    """Draw a value that fits a JSON schema, as far as its usual keys say."""
+    fields: dict[str, Any] = dict(cast("Mapping[str, Any]", schema)) if isinstance(schema, Mapping) else {}
+    if "const" in fields:
+        return fields["const"]
+    if fields.get("enum"):
+        return stream.choice(list(fields["enum"]))
+    for name in ("anyOf", "oneOf"):
+        if fields.get(name):
+            return _value(stream.choice(list(fields[name])), text, stream, depth)
+    kind = fields.get("type", "string")
+    kind = stream.choice(cast("list[Any]", kind)) if isinstance(kind, list) else kind
+    if kind in ("array", "object"):
+        return _nested(kind, fields, text, stream, depth)
+    return _scalar(kind, fields, text, stream)
+
+
+def _nested(kind: str, fields: Mapping[str, Any], text: str, stream: random.Random, depth: int) -> Any:
+    if kind == "array":
+        low = int(fields.get("minItems", 0 if depth >= _MAX_DEPTH else 1))
+        size = low if depth >= _MAX_DEPTH else stream.randint(low, min(int(fields.get("maxItems", low + 2)), low + 2))
+        return [_value(fields.get("items"), text, stream, depth + 1) for _ in range(size)]
+    required = set(fields.get("required") or ())
+    return {
+        name: _value(inner, text, stream, depth + 1)
+        for name, inner in dict(fields.get("properties") or {}).items()
+        if name in required or (depth < _MAX_DEPTH and stream.random() < 0.5)
+    }
+
+
+def _scalar(kind: Any, fields: Mapping[str, Any], text: str, stream: random.Random) -> Any:
+    if kind in ("integer", "number"):
+        numbers = [int(number[:9]) for number in _NUMBER.findall(text)] or [0, 9]
+        low = fields.get("minimum", min(*numbers, fields.get("maximum", min(numbers))))
+        high = max(low, fields.get("maximum", max(numbers)))
+        drawn = stream.randint(int(low), int(high))
+        return drawn if kind == "integer" else float(drawn)
+    if kind == "boolean":
+        return stream.random() < 0.5
+    return None if kind == "null" else random_phrase(text, stream)

@@ -1,0 +1,99 @@
+"""Write a conversation with calls of tools as OpenAI's protocol has it, and read the calls of an answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from agentsgym.agents.openai_client import RequestError
+from agentsgym.texts import shown
+from agentsgym.tokens.call_values import MalformedCallError, call_of, failed_call, whole_json
+from agentsgym.types import Message, ToolCall
+
+
+def as_sent(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Write a conversation with nothing in it that a server may refuse.
+
+    Arguments of calls become JSON text, and each call and its result have one id. A result that answers no call of the
+    last answer (that call could not be read, say) goes as a user's message, for servers take no other. Whatever stands
+    between the results of an answer goes behind the last of them: results must follow their calls at once.
+    """
+    sent: list[dict[str, Any]] = []
+    behind = 0  # the index behind the last answer and its results
+    waiting: list[tuple[str, str]] = []  # id and tool of the calls that have no result yet
+    for index, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        if role == "tool":
+            call_id = _answered(message, waiting)
+            if call_id is None:
+                sent.append({"role": "user", "content": content})
+            else:
+                sent.insert(behind, {"role": "tool", "tool_call_id": call_id, "content": content})
+                behind += 1
+            continue
+        calls = [*_sent_calls(message.get("tool_calls") or (), index)] if role == "assistant" else []
+        sent.append({"role": role, "content": content, **({"tool_calls": calls} if calls else {})})
+        if role == "assistant":
+            waiting, behind = [(call["id"], call["function"]["name"]) for call in calls], len(sent)
+    return sent
+
+
+def _sent_calls(calls: Sequence[Mapping[str, Any]], index: int) -> Iterator[dict[str, Any]]:
+    for number, call in enumerate(calls):
+        function = cast("Mapping[str, Any]", call.get("function", call))
+        given = function.get("arguments", {})
+        arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        yield {
+            "id": call.get("id") or f"call_{index}_{number}",
+            "type": "function",
+            "function": {"name": function["name"], "arguments": arguments},
+        }
+
+
+def _answered(message: Message, waiting: list[tuple[str, str]]) -> str | None:
+    """Find the call that a result answers: the one of its id, else the first of its tool, else the first."""
+    given, name = message.get("tool_call_id"), message.get("name")
+    by_id = [pair for pair in waiting if pair[0] == given]
+    by_name = [pair for pair in waiting if name is None or pair[1] == name]
+    found = by_id or (by_name if given is None else [])
+    if not found:
+        return None
+    waiting.remove(found[0])
+    return found[0][0]
+
+
+def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    """Read the calls of a server's answer; one whose arguments cannot be read has an ``error``.
+
+    Raises:
+        RequestError: They are no list of calls.
+    """
+    given: Any = message.get("tool_calls") or ()
+    if not isinstance(given, list | tuple):
+        raise RequestError(f"its answer has tool_calls that are no list: {shown(given)}")
+    return tuple(_call(one) for one in cast("Sequence[Any]", given))
+
+
+def _call(given: Any) -> ToolCall:
+    call: Any = cast("Any", given) if isinstance(given, dict) else {}
+    fields: Any = call.get("function")
+    if not isinstance(fields, dict):
+        raise RequestError(f"its answer has a call that names no function: {shown(cast('object', given))}")
+    function = cast("Mapping[str, Any]", fields)
+    name, arguments, call_id = function.get("name"), function.get("arguments"), call.get("id")
+    try:
+        read = whole_json(arguments or "{}") if isinstance(arguments, str | None) else arguments
+        return call_of(name, read, call_id)
+    except MalformedCallError as error:
+        failed = failed_call(error, name if isinstance(name, str) else "")
+        return dataclasses.replace(failed, id=call_id if isinstance(call_id, str) else None)
+
+
+def reasoning_in(message: Mapping[str, Any]) -> str | None:
+    """What the model thought, as vLLM, SGLang and others name it; None if the server does not say."""
+    for key in ("reasoning_content", "reasoning"):
+        if isinstance(message.get(key), str) and message[key]:
+            return str(message[key])
+    return None
