@@ -9,7 +9,8 @@ from functools import partial
 from numbers import Real
 from typing import Any, Literal, NamedTuple, cast
 
-from agentsgym.credit.rewards import TOKEN_CREDITS, check_credit, credited_turn_rewards
+from agentsgym.credit.payments import total_error
+from agentsgym.credit.rewards import TOKEN_CREDITS, check_credit, credited_rewards
 from agentsgym.errors import AgentsGymError, ConfigError
 from agentsgym.texts import shortened, shown
 from agentsgym.types import StopReason, Trajectory
@@ -212,13 +213,14 @@ _TRAJECTORY_FIELDS: _Kinds = {
     ("a list of numbers or None", lambda value: value is None or _are_numbers(value)): ("logprobs",),
     ("a str", lambda value: isinstance(value, str)): ("session_id",),
     ("a str or None", lambda value: isinstance(value, str | None)): ("error",),
-    ("a dict", lambda value: isinstance(value, Mapping)): ("info",),
+    ("a dict", lambda value: isinstance(value, Mapping)): ("info", "final_rewards"),
 }
 _TURN_FIELDS: _Kinds = {
     _INDEX: ("start", "stop", "episode", "message_index", "prompt_start"),
     _NUMBER: ("reward",),
     ("True or False", lambda value: isinstance(value, bool)): ("invalid", "exact"),
     ("a list or None", lambda value: value is None or _is_list(value)): ("prompt_messages",),
+    ("a dict or None", lambda value: isinstance(value, Mapping | None)): ("role_rewards",),
 }
 
 
@@ -354,11 +356,9 @@ def _rewards(trajectory: Any, expected: _Expected) -> _Findings:
 def _placement(trajectory: Any, expected: _Expected) -> _Findings:
     if expected.turn_credit is None or expected.token_credit is None:
         return
-    turns = trajectory.turns
-    rewards, counts = [turn.reward for turn in turns], [turn.stop - turn.start for turn in turns]
-    amounts = credited_turn_rewards(rewards, trajectory.final_reward, counts, expected.turn_credit)
-    for k, (turn, amount, count) in enumerate(zip(turns, amounts, counts, strict=True)):
-        right = TOKEN_CREDITS[expected.token_credit](amount, count)
+    amounts = credited_rewards(trajectory, expected.turn_credit)
+    for k, (turn, amount) in enumerate(zip(trajectory.turns, amounts, strict=True)):
+        right = TOKEN_CREDITS[expected.token_credit](amount, turn.stop - turn.start)
         given = trajectory.per_token_rewards[turn.start : turn.stop]
         if not all(map(_is_close, given, right)):
             how = f"(turn_credit {expected.turn_credit!r}, token_credit {expected.token_credit!r})"
@@ -380,10 +380,9 @@ def _outcome(trajectory: Any, expected: _Expected) -> _Findings:
     if turns and reason is StopReason.INVALID and not turns[-1].invalid:
         yield "outcome", None, "the last turn must be invalid where the stop reason is 'invalid', got a valid one"
     rewards = [turn.reward for turn in turns]
-    if expected.final_reward_is_sum and not failed and all(map(math.isfinite, (reward, *rewards))):
-        total = math.fsum(rewards)
-        if not _is_close(reward, total):
-            yield "outcome", None, f"final_reward must be the sum of the turn rewards, {total!r}, got {shown(reward)}"
+    is_sound = not failed and all(map(math.isfinite, (reward, *rewards)))
+    if is_sound and (wrong := total_error(trajectory, is_sum=expected.final_reward_is_sum)):
+        yield "outcome", None, wrong
 
 
 def _nonzero_outside(turns: Any, values: Any) -> list[int]:

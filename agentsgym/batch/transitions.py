@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentsgym.credit.rewards import credited_turn_rewards
+from agentsgym.credit.rewards import credited_rewards
 from agentsgym.types import Message, Trajectory, Turn
 
 TRANSITION_KEYS = (
@@ -47,8 +47,7 @@ def transitions(
 
 
 def _turns(trajectory: Trajectory, turn_credit: str) -> list[dict[str, Any]]:
-    counts = [turn.stop - turn.start for turn in trajectory.turns]
-    rewards = credited_turn_rewards(trajectory.turn_rewards, trajectory.final_reward, counts, turn_credit)
+    rewards = credited_rewards(trajectory, turn_credit)
     return [
         {
             "ids": list(trajectory.token_ids[turn.start : turn.stop]),

@@ -4,12 +4,14 @@ An estimator is a plain function of the rollouts of a whole batch. What it retur
 rollout (``bilevel_gae`` alone: one for each token), multiplies the policy gradient of that turn's tokens
 (:func:`token_advantages`). They are defined in ``outcomes`` (``reward``, ``grpo``, ``rloo``, ``rae``), ``returns``
 (``return_to_go``, ``rebn``, ``mt_grpo``, ``gigpo``) and ``gae``; :func:`get_estimator` finds them by name. All share
-four rules:
+five rules:
 
 * ``R`` of a rollout is its final reward; ``G_k`` is the return of turn k, its reward and those that follow.
 * A rollout that failed or was dropped is in no baseline and no spread, and gets 0.0 for every turn.
 * Where all rollouts or turns that are compared with each other are equal, the advantage is exactly 0.0, without a
   rounding error. (This does not hold for a baseline from outside the batch, a moving average or a value.)
+* In a game of several seats every role of a rollout counts as a rollout of its own (:mod:`agentsgym.credit.seats`):
+  ``R`` and ``G_k`` are what the role was paid, and it is compared with the same role.
 * Rollouts may come in any order; what an estimator keeps from one batch to the next is read before it is updated.
 
 ``scale`` says what a value minus its baseline is divided by, within the groups that the estimator compares:
@@ -34,8 +36,9 @@ from agentsgym.credit.registry import ESTIMATORS, get_estimator
 from agentsgym.credit.returns import gigpo, mt_grpo, rebn, return_to_go, same_state
 from agentsgym.credit.rewards import scatter_to_tokens
 from agentsgym.credit.scored import ScoredRollout
+from agentsgym.credit.seats import split_seats
 from agentsgym.credit.shaping import PotentialShaping
-from agentsgym.credit.traits import traits_of
+from agentsgym.credit.traits import reads_token_rewards, traits_of
 from agentsgym.types import Trajectory
 
 __all__ = [
@@ -81,7 +84,7 @@ def token_advantages(
         ValueError: There is not one entry for each turn, or a turn's list has not one number for each of its tokens.
     """
     traits = traits_of(getattr(estimator, "function", estimator), getattr(estimator, "options", None))
-    if traits is None or "per_token_rewards" not in traits.uses:
+    if not reads_token_rewards(traits):
         return scatter_to_tokens(trajectory, turn_advantages, name="advantage")
     if trajectory.failed or not trajectory.per_token_rewards:
         return [0.0] * len(trajectory.token_ids)
@@ -92,6 +95,7 @@ def zero_variance_groups(rollouts: Sequence[ScoredRollout]) -> set[int]:
     """The task groups whose final rewards are all equal, so that :func:`grpo` gives them 0.0.
 
     A group of one is one of them; rollouts that failed or were dropped, and groups that have no other, are left out.
+    In a game of several seats those of each role must be equal.
 
     Args:
         rollouts: The batch.
@@ -99,7 +103,9 @@ def zero_variance_groups(rollouts: Sequence[ScoredRollout]) -> set[int]:
     Returns:
         Their ``group``.
     """
-    return {group for group, rewards in _final_rewards_by_group(rollouts).items() if nearly_equal(rewards)}
+    split = split_seats(rollouts, untold="keep")
+    by_group = _final_rewards_by_group(split.rollouts)
+    return split.task_groups({group for group, rewards in by_group.items() if nearly_equal(rewards)})
 
 
 def zero_variance_fraction(rollouts: Sequence[ScoredRollout]) -> float:
@@ -125,7 +131,8 @@ def step_group_sizes(rollouts: Sequence[ScoredRollout]) -> list[int]:
         One size a group, at least 1 each, in the order in which the groups first appear; turns without a state key,
         and rollouts that failed or were dropped, are left out.
     """
-    groups = Counter(same_state(one, k) for one in rollouts if one.included for k in range(len(one.state_keys)))
+    parts = split_seats(rollouts, untold="keep").rollouts
+    groups = Counter(same_state(one, k) for one in parts if one.included for k in range(len(one.state_keys)))
     return [size for group, size in groups.items() if group is not None]
 
 

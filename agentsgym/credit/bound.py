@@ -12,7 +12,8 @@ from agentsgym.credit._comparison import Scale
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.gae import return_value_targets
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.traits import EstimatorTraits, all_options, declaration_of, traits_of
+from agentsgym.credit.seats import by_seat
+from agentsgym.credit.traits import EstimatorTraits, all_options, declaration_of, reads_token_rewards, traits_of
 
 TurnAdvantage = float | Sequence[float]
 """A number for all tokens of a turn, or one for each of its tokens."""
@@ -48,9 +49,12 @@ class BoundEstimator:
     def __call__(
         self, rollouts: Sequence[ScoredRollout], /, *, discount: float, scale: Scale
     ) -> Sequence[Sequence[TurnAdvantage]]:
-        """Return for each rollout one entry a turn."""
+        """Return for each rollout one entry a turn; the function sees every role of a rollout as one of its own."""
         kept = {} if self.state is None else {self.state_keyword: self.state}
-        return self.function(rollouts, discount=discount, scale=scale, **self.options, **kept)
+        function = self.function
+        if not reads_token_rewards(self.traits):
+            function = by_seat(cast("Callable[..., list[list[TurnAdvantage]]]", function))
+        return function(rollouts, discount=discount, scale=scale, **self.options, **kept)
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ from typing import Final, get_args
 from agentsgym.credit._comparison import Scale, check_choice, check_number, scale_divisor
 from agentsgym.credit._deprecated import renamed_keywords
 from agentsgym.credit.scored import ScoredRollout
+from agentsgym.credit.seats import by_seat
 from agentsgym.credit.traits import Declaration, EstimatorTraits, Use
 from agentsgym.errors import ConfigError
 
@@ -55,6 +56,7 @@ def gae(rewards: Sequence[float], values: Sequence[float], *, discount: float, g
 
 
 @_renamed_lambda
+@by_seat
 def turn_value_targets(
     rollouts: Sequence[ScoredRollout], *, discount: float, gae_lambda: float = 0.95
 ) -> list[list[list[float]]]:
@@ -89,6 +91,7 @@ def return_value_targets(rollouts: Sequence[ScoredRollout], *, discount: float) 
 
 
 @_renamed_lambda
+@by_seat
 def token_value_targets(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -132,6 +135,7 @@ _OF_TOKENS: Final = EstimatorTraits(uses=_USES, per_token=True)
 
 @Declaration(traits_of=lambda _options: _OF_TURNS, value_targets=turn_value_targets).on
 @_renamed_lambda
+@by_seat
 def turn_gae(
     rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Scale = "group", gae_lambda: float = 0.95
 ) -> list[list[float]]:
@@ -164,6 +168,7 @@ def turn_gae(
 
 @Declaration(traits_of=lambda _options: _OF_TOKENS, value_targets=token_value_targets).on
 @_renamed_lambda
+@by_seat
 def bilevel_gae(
     rollouts: Sequence[ScoredRollout],
     *,

@@ -21,6 +21,7 @@ from agentsgym.credit._comparison import (
 )
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.scored import ScoredRollout
+from agentsgym.credit.seats import by_seat
 from agentsgym.credit.traits import estimator_traits
 
 
@@ -52,6 +53,7 @@ def reward(
 
 
 @estimator_traits(uses=["final_reward"], compares_in_task_groups=True)
+@by_seat
 def grpo(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -84,6 +86,7 @@ def grpo(
 
 
 @estimator_traits(uses=["final_reward"], compares_in_task_groups=True)
+@by_seat
 def rloo(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -115,6 +118,7 @@ def rloo(
 
 
 @estimator_traits(uses=["final_reward", "roles"])
+@by_seat
 def rae(
     rollouts: Sequence[ScoredRollout],
     *,

@@ -9,11 +9,14 @@ rewarded with 2 and 1::
     "final"         0    3        "last"         0 0 0 2 0 1
     "repeat_final"  3    3        "each"         0 0 2 2 0 1
     "spread_final"  2    1
+
+Where a game says what each role is paid, all of this goes by role: the final reward is the role's own, its last turn
+the last of the role.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final
 
 from agentsgym.errors import ConfigError, did_you_mean
@@ -88,7 +91,13 @@ def check_credit(turn_credit: str, token_credit: str) -> None:
 
 
 def credited_turn_rewards(
-    turn_rewards: Sequence[float], final_reward: float, token_counts: Sequence[int], turn_credit: str
+    turn_rewards: Sequence[float],
+    final_reward: float,
+    token_counts: Sequence[int],
+    turn_credit: str,
+    *,
+    roles: Sequence[Hashable] = (),
+    final_rewards: Mapping[Hashable, float] | None = None,
 ) -> list[float]:
     """Give each turn the reward that ``turn_credit`` assigns to it.
 
@@ -98,6 +107,9 @@ def credited_turn_rewards(
         token_counts: Agent tokens of each turn, (K,); only ``"spread_final"`` uses them, and without any token
             it rewards no turn.
         turn_credit: A key of :data:`TURN_CREDITS`.
+        roles: Whose turn each is, (K,).
+        final_rewards: The final reward of each role, where the game says so: each role's own turns are then rewarded
+            as if there were no others.
 
     Returns:
         One amount a turn, (K,).
@@ -110,11 +122,54 @@ def credited_turn_rewards(
     [0.0, 3.0]
     >>> credited_turn_rewards([2.0, 1.0], 3.0, [2, 4], "spread_final")
     [1.0, 2.0]
+    >>> won = {"X": 1.0, "O": -1.0}
+    >>> credited_turn_rewards([0.0, -1.0, 1.0], 1.0, [1, 1, 1], "repeat_final", roles="XOX", final_rewards=won)
+    [1.0, -1.0, 1.0]
     """
     _check_name("turn_credit", turn_credit, TURN_CREDITS)
     if len(turn_rewards) != len(token_counts):
         raise ValueError(f"each turn needs a reward and a token count, got {len(turn_rewards)} and {len(token_counts)}")
-    return TURN_CREDITS[turn_credit](turn_rewards, final_reward, token_counts)
+    credit = TURN_CREDITS[turn_credit]
+    if not final_rewards:
+        return credit(turn_rewards, final_reward, token_counts)
+    credited = [0.0] * len(turn_rewards)
+    for role, turns in turns_by_role(roles).items():
+        own = credit([turn_rewards[k] for k in turns], final_rewards[role], [token_counts[k] for k in turns])
+        for k, amount in zip(turns, own, strict=True):
+            credited[k] = amount
+    return credited
+
+
+def credited_rewards(trajectory: Trajectory, turn_credit: str) -> list[float]:
+    """Give each turn of a trajectory the reward that ``turn_credit`` assigns to it, (K,), each role by itself.
+
+    Args:
+        trajectory: Gives the turns, their rewards and roles, and the final rewards.
+        turn_credit: A key of :data:`TURN_CREDITS`.
+
+    Raises:
+        ConfigError: ``turn_credit`` is unknown.
+    """
+    return credited_turn_rewards(
+        [turn.reward for turn in trajectory.turns],
+        trajectory.final_reward,
+        token_counts(trajectory),
+        turn_credit,
+        roles=[turn.role for turn in trajectory.turns],
+        final_rewards=trajectory.final_rewards,
+    )
+
+
+def turns_by_role(roles: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    """The indices of each role's turns, by the roles' first turns.
+
+    >>> turns_by_role("XOX")
+    {'X': [0, 2], 'O': [1]}
+    """
+    turns: dict[Hashable, list[int]] = {}
+    for k, role in enumerate(roles):
+        turns.setdefault(role, []).append(k)
+    return turns
 
 
 def place_on_tokens(trajectory: Trajectory, amounts: Sequence[float], token_credit: str) -> list[float]:
@@ -186,10 +241,7 @@ def per_token_rewards(
         ConfigError: As :func:`check_credit`.
     """
     check_credit(turn_credit, token_credit)
-    amounts = credited_turn_rewards(
-        trajectory.turn_rewards, trajectory.final_reward, token_counts(trajectory), turn_credit
-    )
-    return place_on_tokens(trajectory, amounts, token_credit)
+    return place_on_tokens(trajectory, credited_rewards(trajectory, turn_credit), token_credit)
 
 
 def token_counts(trajectory: Trajectory) -> list[int]:

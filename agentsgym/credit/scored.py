@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
-from agentsgym.credit.rewards import credited_turn_rewards, token_counts
+from agentsgym.credit.rewards import credited_rewards, token_counts
+from agentsgym.texts import shown
 from agentsgym.types import Trajectory
 
 
@@ -16,8 +17,8 @@ class ScoredRollout:
     """What an estimator sees of one rollout: numbers and keys, no tokens.
 
     Attributes:
-        turn_rewards: The reward of each turn, after ``turn_credit``, (K,).
-        final_reward: R, the reward of the whole rollout, whatever the ``turn_credit``.
+        turn_rewards: The reward of each turn, after ``turn_credit``, (K,); what its own role was paid for it.
+        final_reward: R, the reward of the whole rollout, whatever the ``turn_credit``; of several roles the first's.
         group: Which task group it belongs to, unique over the whole batch.
         state_keys: Equal keys within a task group are the same decision problem, (K,); None where the
             environment gives no key.
@@ -34,6 +35,7 @@ class ScoredRollout:
         values: The return that a value head predicts before each token of each turn, (K, n_k); empty without a value
             head.
         invalid: Whether each turn's action was invalid, (K,); empty where it is not known.
+        final_rewards: R of each role, where the game says what each of them is paid; else empty.
     """
 
     turn_rewards: Sequence[float]
@@ -49,6 +51,7 @@ class ScoredRollout:
     token_counts: Sequence[int] = ()
     values: Sequence[Sequence[float]] = ()
     invalid: Sequence[bool] = ()
+    final_rewards: Mapping[Hashable, float] = field(default_factory=dict[Hashable, float])
 
     def __post_init__(self) -> None:
         if len(self.turn_rewards) != len(self.state_keys):
@@ -59,6 +62,8 @@ class ScoredRollout:
             given = getattr(self, name)
             if given and len(given) != len(self.turn_rewards):
                 raise ValueError(f"{name} needs one entry a turn or none, got {len(given)} of {len(self.turn_rewards)}")
+        if self.final_rewards and (missing := set(self.roles).difference(self.final_rewards)):
+            raise ValueError(f"final_rewards needs that of each role of the turns, and has none of {shown(missing)}")
 
     @classmethod
     def from_trajectory(
@@ -77,19 +82,18 @@ class ScoredRollout:
         """
         num_tokens = token_counts(trajectory)
         return cls(
-            turn_rewards=credited_turn_rewards(
-                trajectory.turn_rewards, trajectory.final_reward, num_tokens, turn_credit
-            ),
+            turn_rewards=credited_rewards(trajectory, turn_credit),
             final_reward=trajectory.final_reward,
             group=group,
             state_keys=[turn.state_key for turn in trajectory.turns],
             failed=trajectory.failed,
             truncated=trajectory.stop_reason.truncated,
             environment=environment,
-            roles=[turn.role for turn in trajectory.turns],
+            roles=trajectory.roles,
             potentials=[turn.potential for turn in trajectory.turns],
             token_counts=num_tokens,
             invalid=[turn.invalid for turn in trajectory.turns],
+            final_rewards=trajectory.final_rewards,
         )
 
     @property

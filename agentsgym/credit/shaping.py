@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from agentsgym.credit._comparison import Scale, check_number
 from agentsgym.credit.bound import BoundEstimator, Estimator, TurnAdvantage, name_of
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.scored import ScoredRollout
+from agentsgym.credit.seats import of_environment, split_seats
 from agentsgym.credit.traits import EstimatorTraits, Use, traits_of
 from agentsgym.errors import ConfigError
 
@@ -30,8 +31,11 @@ def shaped(rollouts: Sequence[ScoredRollout], *, discount: float, weight: float)
     alone: without discount the sum over a rollout only moves by ``-w·Φ_0``, the same for a whole task group. A later
     episode of the same trial counts as what follows.
 
+    Φ is what the state is worth to the role whose turn it is, and what follows a turn is that role's own next turn:
+    rollouts of several roles are taken apart (:func:`~agentsgym.credit.seats.split_seats`) before they come here.
+
     Args:
-        rollouts: The batch; those that are not included are returned as they are.
+        rollouts: The batch, each of one role; those that are not included are returned as they are.
         discount: γ, the estimator's own.
         weight: w.
 
@@ -75,7 +79,9 @@ class PotentialShaping:
         self, rollouts: Sequence[ScoredRollout], /, *, discount: float, scale: Scale
     ) -> Sequence[Sequence[TurnAdvantage]]:
         """Return for each rollout one entry a turn."""
-        return self.estimator(shaped(rollouts, discount=discount, weight=self.weight), discount=discount, scale=scale)
+        split = split_seats(rollouts)
+        seen = shaped(split.rollouts, discount=discount, weight=self.weight)
+        return split.merge(self.estimator(seen, discount=discount, scale=scale))
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -117,7 +123,9 @@ class PotentialShaping:
             ConfigError: The rollouts have no values or no potentials.
         """
         own = BoundEstimator(self.function, self.options)
-        return own.value_targets(shaped(rollouts, discount=discount, weight=self.weight), discount=discount)
+        split = split_seats(rollouts)
+        seen = shaped(split.rollouts, discount=discount, weight=self.weight)
+        return split.merge(own.value_targets(seen, discount=discount))
 
     @property
     def memory(self) -> EMABaselines | None:
@@ -139,7 +147,7 @@ def _shaped(rollout: ScoredRollout, discount: float, weight: float) -> ScoredRol
         raise ConfigError(
             "potential-based shaping needs the potential of every turn: `_potential` must return a number, "
             f"got None in {len(potentials) - len(known)} of {len(potentials)} turns"
-            f"{_of(rollout.environment)}"
+            f"{of_environment(rollout.environment)}"
         )
     following = [*known, 0.0][1:]
     rewards = [
@@ -147,9 +155,3 @@ def _shaped(rollout: ScoredRollout, discount: float, weight: float) -> ScoredRol
         for reward, before, after in zip(rollout.turn_rewards, known, following, strict=True)
     ]
     return replace(rollout, turn_rewards=rewards)
-
-
-def _of(environment: Hashable) -> str:
-    """Name an environment by its class, without the number of its configuration, which says nothing to a user."""
-    parts = cast("tuple[Hashable, ...]", environment) if isinstance(environment, tuple) else (environment,)
-    return f" of {parts[0]}" if parts and parts[0] is not None else ""

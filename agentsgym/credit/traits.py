@@ -122,3 +122,8 @@ def all_options(estimator: Callable[..., Any], options: Options) -> Options:
     """The keywords of a ``partial`` together with the options, which take precedence."""
     keywords: Options = cast("partial[Any]", estimator).keywords if isinstance(estimator, partial) else {}
     return {**keywords, **options}
+
+
+def reads_token_rewards(traits: EstimatorTraits | None) -> bool:
+    """Whether the trajectory's per-token rewards take the place of the estimator's numbers, as under ``reward``."""
+    return traits is not None and "per_token_rewards" in traits.uses

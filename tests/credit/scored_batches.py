@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -27,6 +27,7 @@ def rollout(  # noqa: PLR0913  # keywords, most of them left out
     roles: Iterable[Hashable] = (),
     environment: Hashable = None,
     failed: bool = False,
+    final_rewards: Mapping[Hashable, float] | None = None,
 ) -> ScoredRollout:
     return ScoredRollout(
         turn_rewards=rewards,
@@ -36,27 +37,29 @@ def rollout(  # noqa: PLR0913  # keywords, most of them left out
         roles=list(roles),
         environment=environment,
         failed=failed,
+        final_rewards=final_rewards or {},
     )
 
 
 # Few groups, games, roles, states and reward levels, so that everything that can coincide does.
 QUARTERS = [n / 4 for n in range(-8, 9)]
-turns = st.sampled_from([*product(QUARTERS, [None, "a", "b"], [0, 1], [-1.0, 0.0, 0.5])])  # one draw a turn is fast
-frames = st.sampled_from([*product(QUARTERS, range(3), ["failed", "dropped", *["counts"] * 4])])
+# A rollout has one role here: `test_credit_seats` has those of several.
+turns = st.sampled_from([*product(QUARTERS, [None, "a", "b"], [-1.0, 0.0, 0.5])])  # one draw a turn is fast
+frames = st.sampled_from([*product(QUARTERS, range(3), [0, 1], ["failed", "dropped", *["counts"] * 4])])
 
 
-def _scored(turns: list[tuple[float, Hashable, int, float]], frame: tuple[float, int, str]) -> ScoredRollout:
-    final, group, status = frame
+def _scored(turns: list[tuple[float, Hashable, float]], frame: tuple[float, int, int, str]) -> ScoredRollout:
+    final, group, role, status = frame
     return ScoredRollout(
-        turn_rewards=[paid for paid, _, _, _ in turns],
+        turn_rewards=[paid for paid, _, _ in turns],
         final_reward=final,
         group=group,
-        state_keys=[key for _, key, _, _ in turns],
+        state_keys=[key for _, key, _ in turns],
         failed=status == "failed",
         dropped=status == "dropped",
         environment=("chess", "go", "go")[group],
-        roles=[role for _, _, role, _ in turns],
-        potentials=[potential for _, _, _, potential in turns],
+        roles=[role] * len(turns),
+        potentials=[potential for _, _, potential in turns],
     )
 
 

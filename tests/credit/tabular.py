@@ -107,14 +107,14 @@ class Play:
 
     @cached_property
     def scored(self) -> ScoredRollout:
-        """What an estimator sees of it; the role is that of the turn's parity and says as little as a seat does."""
+        """What an estimator sees of it; the role says where it began."""
         return ScoredRollout(
             turn_rewards=self.rewards,
             final_reward=self.final_reward,
             group=self.task,
             state_keys=[step.state for step in self.steps],
             environment="tabular",
-            roles=["even" if k % 2 == 0 else "odd" for k in range(len(self.steps))],
+            roles=[f"from {self.task}"] * len(self.steps),
             potentials=[POTENTIALS[step.state] for step in self.steps],
             values=self.values,
         )

@@ -37,3 +37,12 @@ def test_the_estimator_that_declares_its_traits_is_as_declared(discount: float) 
     assert estimator.traits == EstimatorTraits(uses=frozenset({"final_reward"}), compares_in_task_groups=True)
     batch = [rollout([0.0, 1.0]), rollout([3.0]), rollout([9.0], group=1), rollout([7.0], failed=True, group=2)]
     assert estimator(batch, discount=discount, scale="none") == [[-2.0, -2.0], [0.0], [0.0], [0.0]]
+
+
+def test_the_game_of_two_seats_pays_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    [block] = [block for block in blocks if "class LastStone" in block]
+    exec(block, {"__name__": "page"})
+    printed = capsys.readouterr().out.strip()
+    assert printed == "[0.0, -1.0, 1.0] {'X': 1.0, 'O': -1.0}"
+    assert f"It prints `{printed}`" in PAGE

@@ -66,7 +66,7 @@ def test_a_key_that_json_would_change_is_refused_before_it_is_kept() -> None:
 def test_rae_by_hand() -> None:
     state = EMABaselines()
     batch = [
-        rollout([0.0, 0.0], final=1.0, roles=["white", "black"], environment="chess"),
+        rollout([0.0, 0.0], final_rewards={"white": 1.0, "black": 1.0}, roles=["white", "black"], environment="chess"),
         rollout([0.0], final=-1.0, roles=["white"], environment="chess"),
         rollout([0.0], final=5.0, roles=["white"], environment="go"),
         rollout([], final=9.0, environment="chess"),

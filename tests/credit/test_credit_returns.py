@@ -37,9 +37,9 @@ def test_no_baseline_by_hand() -> None:
     assert_close(return_to_go(rollouts, baseline="none"), expected)
     spread = math.sqrt((16 + 9 + 4) / 2) + 1e-4
     assert_close(return_to_go(rollouts, scale="batch", baseline="none"), [[4 / spread, 3 / spread], [2 / spread]])
-    seated = [rollout([1.0, 3.0], roles=["left", "right"]), rollout([2.0], roles=["left"])]
+    seated = [rollout([4.0], roles=["left"]), rollout([3.0], roles=["right"]), rollout([2.0], roles=["left"])]
     spread = math.sqrt(16 + 4) + 1e-4  # of one role
-    assert_close(return_to_go(seated, baseline="none"), [[4 / spread, 3 / 3.0001], [2 / spread]])
+    assert_close(return_to_go(seated, baseline="none"), [[4 / spread], [3 / 3.0001], [2 / spread]])
 
 
 def test_the_batch_as_baseline_by_hand() -> None:
@@ -57,12 +57,12 @@ def test_the_batch_as_baseline_by_hand() -> None:
 
 def test_role_averages_by_hand() -> None:
     state = EMABaselines()
-    rollouts = [rollout([1.0, 3.0], roles="ab"), rollout([2.0], roles="a")]
+    rollouts = [rollout([4.0], roles="a"), rollout([3.0], roles="b"), rollout([2.0], roles="a")]
     first = return_to_go(rollouts, scale="none", baseline="role_ema", decay=0.5, state=state)
-    assert first == [[4.0, 3.0], [2.0]]  # nothing is known yet
+    assert first == [[4.0], [3.0], [2.0]]  # nothing is known yet
     assert [state.get((None, role)) for role in "ab"] == [1.5, 1.5]  # half the means 3 and 3
     second = return_to_go(rollouts, scale="none", baseline="role_ema", decay=0.5, state=state)
-    assert second == [[2.5, 1.5], [0.5]]
+    assert second == [[2.5], [1.5], [0.5]]
     assert [state.get((None, role)) for role in "ab"] == [2.25, 2.25]
 
 

@@ -103,7 +103,7 @@ def played(turns: list[tuple[int, Any, Any]], frame: Any, changed: set[str]) -> 
         state_keys=version(1, "state_keys"),
         failed=status == "failed",
         environment=environment,
-        roles=version(2, "roles"),
+        roles=version(2, "roles")[:1] * len(turns),  # a rollout has one role
         potentials=[0.5 * k for k in range(len(turns))],
         token_counts=lengths,
         values=[[level + 0.25 * t for t in range(n)] for n, level in zip(lengths, version(3, "values"), strict=True)],

@@ -38,11 +38,12 @@ class Diagnostics:
         self._estimator = estimator
         self._warned: set[str] = set()
 
-    def check(self, rollouts: Sequence[ScoredRollout]) -> None:
+    def check(self, rollouts: Sequence[ScoredRollout], num_tokens: Sequence[int] | None = None) -> None:
         """Warn about the rollouts of this batch.
 
         Args:
-            rollouts: Those of all ranks; those that a filter left out are marked as dropped.
+            rollouts: Those of all ranks, as the estimator saw them; those that a filter left out are marked as dropped.
+            num_tokens: The agent tokens of each rollout, where the estimator saw the roles of one apart.
         """
         included = [rollout for rollout in rollouts if rollout.included]
         masked = [one for one in included if self._args.truncation == "mask" and one.truncated]
@@ -52,7 +53,7 @@ class Diagnostics:
             return
         if self._estimator.traits is not None:
             self._check_traits(included, self._estimator.traits)
-        length = fmean([sum(rollout.token_counts) for rollout in rollouts])
+        length = fmean(num_tokens or [sum(rollout.token_counts) for rollout in rollouts])
         if length == 0:
             self._warn_once("no rollout of the generation batch has an agent token, so that there is nothing to train")
         if length > _LONG_ROLLOUT:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import stdev
 from typing import Self
 
 from agentsgym.batch.layouts import TrainingRow
 from agentsgym.credit.scored import ScoredRollout
+from agentsgym.evaluation.breakdown import by_label, by_role
 from agentsgym.evaluation.metrics import Evaluation, fraction_of_optimal
 from agentsgym.texts import visible
 from agentsgym.training.tensors.logprobs import KnownLogprobs
@@ -37,6 +38,8 @@ class RolloutSummary:
         num_trained_tokens: The agent tokens in these rows that can be trained on: a row's first token cannot.
         error: The traceback of a failed rollout, else None.
         num_retries: How often it was played before and failed; None where failed rollouts are not played again.
+        environment: What the metrics call its environment: the row's ``environment`` as ``mix`` writes it, else its
+            class.
     """
 
     scored: ScoredRollout
@@ -54,6 +57,7 @@ class RolloutSummary:
     num_trained_tokens: int
     error: str | None
     num_retries: int | None = None
+    environment: str = ""
 
     @classmethod
     def of(cls, trajectory: Trajectory, rows: Sequence[TrainingRow], scored: ScoredRollout) -> Self:
@@ -88,6 +92,16 @@ class RolloutSummary:
     def final_reward(self) -> float:
         """The reward of the whole rollout."""
         return self.scored.final_reward
+
+    @property
+    def final_rewards(self) -> Mapping[Hashable, float]:
+        """What each role was paid in all; empty where the game does not pay by role."""
+        return self.scored.final_rewards
+
+    @property
+    def roles(self) -> Sequence[Hashable]:
+        """Who the agent was in each turn, (K,)."""
+        return self.scored.roles
 
     @property
     def failed(self) -> bool:
@@ -155,7 +169,10 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
         ``reward/turn_{k}`` (mean over the rollouts that had a turn k) and ``active_fraction/turn_{k}`` (their
         fraction), ``stop/{reason}`` (fractions), ``invalid_turns`` (fraction), ``tokens/agent_per_turn``,
         ``tokens/environment_per_turn``, ``failed`` and ``exact`` (fractions),
-        ``rollouts/retried`` (where failed rollouts are played again, how often, mean over all).
+        ``rollouts/retried`` (where failed rollouts are played again, how often, mean over all);
+        ``reward/by_role/{role}`` and ``win_rate/by_role/{role}`` where turns have named roles; and, in a batch of
+        several environments, ``{name}/by_environment/{environment}`` of ``reward``, ``win_rate``,
+        ``fraction_of_optimal``, ``turns`` and ``failed``.
     """
     played = [rollout for rollout in rollouts if not rollout.failed]
     metrics = {
@@ -167,6 +184,7 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
     retries = [rollout.num_retries for rollout in rollouts if rollout.num_retries is not None]
     if retries:
         metrics["rollouts/retried"] = _mean(retries)
+    metrics |= _environment_metrics(rollouts)
     if not played:
         return metrics
     metrics["reward"] = _mean([rollout.final_reward for rollout in played])
@@ -174,6 +192,7 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
         metrics["reward_std"] = stdev(rollout.final_reward for rollout in played)
     metrics["exact"] = _mean([rollout.exact for rollout in played])
     metrics |= _outcome_metrics(played)
+    metrics |= _role_metrics(played)
     return metrics | _turn_metrics(played) | _token_metrics(played) | _completion_metrics(played)
 
 
@@ -209,6 +228,30 @@ def _outcome_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
         value, random, optimal = (_mean(values) for values in zip(*known, strict=True))
         if random != optimal:
             metrics["fraction_of_optimal"] = fraction_of_optimal(value, random=random, optimal=optimal)
+    return metrics
+
+
+def _role_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for role, rows in by_role(played).items():
+        metrics[f"reward/by_role/{role}"] = _mean([one.final_reward for _, one in rows])
+        if any(one.success is not None for _, one in rows):
+            metrics[f"win_rate/by_role/{role}"] = _mean([bool(one.success) for _, one in rows])
+    return metrics
+
+
+def _environment_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
+    rows = by_label(rollout.environment for rollout in rollouts)
+    metrics: dict[str, float] = {}
+    for name, indices in rows.items() if len(rows) > 1 else ():
+        own = [rollouts[i] for i in indices]
+        played = [rollout for rollout in own if not rollout.failed]
+        numbers = {"failed": _mean([rollout.failed for rollout in own])}
+        if played:
+            numbers["reward"] = _mean([rollout.final_reward for rollout in played])
+            numbers["turns"] = _mean([rollout.num_turns for rollout in played])
+            numbers |= _outcome_metrics(played)
+        metrics |= {f"{key}/by_environment/{name}": number for key, number in numbers.items()}
     return metrics
 
 

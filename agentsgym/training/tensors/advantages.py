@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from agentsgym.credit.advantages import step_group_sizes, token_advantages, zero_variance_fraction
 from agentsgym.credit.filters import drop_groups, mask_truncated, penalize_truncated, uninformative_groups
 from agentsgym.credit.rewards import place_on_tokens, scatter_to_tokens
+from agentsgym.credit.seats import SeatSplit, split_seats
+from agentsgym.credit.traits import reads_token_rewards
 from agentsgym.credit.weights import aggregation_weights, invalid_turn_weights
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
@@ -58,7 +60,7 @@ class TokenAdvantages:
         included: Whether each is trained on, (B,).
         advantages: One number a token of each, (T,).
         value_targets: The value head's target before each token, (T,), NaN for none; None without a value head.
-        rollouts: Those of all ranks, as the estimator saw them.
+        rollouts: Those of all ranks, as the estimator saw them: each role of one as a rollout of its own.
         num_tokens: Agent tokens that are trained on, over all ranks.
         metrics: Metrics of filters and advantages; empty in evaluation, where no group is trained on.
     """
@@ -103,29 +105,33 @@ class AdvantageAssigner:
             num_tokens: Agent tokens of each rollout that can be trained on, (N,).
             is_training: False skips the filters and leaves the estimator's state as it is.
         """
-        rollouts, metrics = filter_rollouts(rollouts, self._args) if is_training else (list(rollouts), {})
-        entries = self.turn_advantages(rollouts, is_training=is_training)
-        seen = rollouts
+        takes_token_rewards = reads_token_rewards(self.estimator.traits)
+        split = split_seats(rollouts, untold="keep" if takes_token_rewards else "refuse")
+        seen, metrics = filter_rollouts(split.rollouts, self._args) if is_training else (list(split.rollouts), {})
+        entries = self.turn_advantages(seen, is_training=is_training)
+        trained = seen
         if is_training and self._args.truncation == "mask":  # they stay in the baselines
-            rollouts = mask_truncated(rollouts)
-        weights = self._turn_weights(rollouts)
+            trained = mask_truncated(seen)
+        weights = [split.merge(weight) for weight in self._turn_weights(trained)]
+        merged = split.merge(entries)
         advantages = [
-            self._on_tokens(trajectory, entries[i], [weight[i] for weight in weights])
+            self._on_tokens(trajectory, merged[i], [weight[i] for weight in weights])
             for i, trajectory in zip(mine, trajectories, strict=True)
         ]
         targets = None
         if self._args.value_head is not None:
-            nested = self.estimator.value_targets(rollouts, discount=self._args.discount)
+            nested = split.merge(self.estimator.value_targets(trained, discount=self._args.discount))
             targets = [
                 scatter_to_tokens(row, nested[i], fill=math.nan) for i, row in zip(mine, trajectories, strict=True)
             ]
+        included = split.included(trained)
         return TokenAdvantages(
-            included=[rollouts[i].included for i in mine],
+            included=[included[i] for i in mine],
             advantages=advantages,
             value_targets=targets,
             rollouts=seen,
-            num_tokens=sum(count for one, count in zip(rollouts, num_tokens, strict=True) if one.included),
-            metrics=metrics | advantage_metrics(seen, entries) if is_training else {},
+            num_tokens=sum(count for counts, count in zip(included, num_tokens, strict=True) if counts),
+            metrics=metrics | advantage_metrics(seen, entries, split) if is_training else {},
         )
 
     def turn_advantages(self, rollouts: Sequence[ScoredRollout], *, is_training: bool) -> TurnEntries:
@@ -185,7 +191,7 @@ def filter_rollouts(
     """Choose the rollouts of a training batch that are trained on.
 
     Args:
-        rollouts: Those of all ranks, (N,).
+        rollouts: Those of all ranks, each of one role, (N,).
         args: The settings.
 
     Returns:
@@ -204,12 +210,14 @@ def filter_rollouts(
 
 
 def uninformative_task_groups(rollouts: Sequence[ScoredRollout], args: AdvantageSettings) -> set[int]:
-    """Find the task groups to drop or to resample: too small, or without variance."""
-    return uninformative_groups(
-        _penalized(rollouts, args),
+    """Find the task groups to drop or to resample: those of all roles too small, or without variance."""
+    split = split_seats(rollouts, untold="keep")
+    groups = uninformative_groups(
+        _penalized(split.rollouts, args),
         min_group_size=args.min_group_size,
         drop_zero_variance=args.zero_variance_groups != "keep",
     )
+    return split.task_groups(groups)
 
 
 def _penalized(rollouts: Sequence[ScoredRollout], args: AdvantageSettings) -> list[ScoredRollout]:
@@ -217,18 +225,29 @@ def _penalized(rollouts: Sequence[ScoredRollout], args: AdvantageSettings) -> li
     return penalize_truncated(rollouts, args.truncation_penalty) if is_penalized else list(rollouts)
 
 
-def advantage_metrics(rollouts: Sequence[ScoredRollout], entries: TurnEntries) -> dict[str, float]:
-    """Summarize advantages by turn index, and the sizes of step groups."""
+def advantage_metrics(
+    rollouts: Sequence[ScoredRollout], entries: TurnEntries, split: SeatSplit | None = None
+) -> dict[str, float]:
+    """Summarize advantages by turn index and by role, and the sizes of step groups.
+
+    Args:
+        rollouts: The rollouts as the estimator saw them.
+        entries: What it gave.
+        split: How they were taken apart by role, so that the index of a turn is that in the whole rollout.
+    """
     by_index: dict[int, list[float]] = {}
-    for rollout, turns in zip(rollouts, entries, strict=True):
-        if rollout.included:
-            for k, entry in enumerate(turns):
-                values = entry if isinstance(entry, Sequence) else [entry]
-                by_index.setdefault(k, []).extend(cast("Sequence[float]", values))
+    by_role: dict[Hashable, list[float]] = {}
+    for i, (rollout, turns) in enumerate(zip(rollouts, entries, strict=True)):
+        places = range(len(turns)) if split is None else split.places[i][1]
+        for own, k, entry in zip(range(len(turns)), places, turns, strict=True) if rollout.included else ():
+            values = entry if isinstance(entry, Sequence) else [entry]
+            by_index.setdefault(k, []).extend(cast("Sequence[float]", values))
+            by_role.setdefault(rollout.role(own), []).extend(cast("Sequence[float]", values))
     metrics: dict[str, float] = {}
-    for k, values in by_index.items():
-        metrics[f"advantage/turn_{k:02d}"] = fmean(values) if values else 0.0
-        metrics[f"advantage_std/turn_{k:02d}"] = stdev(values) if len(values) > 1 else 0.0
+    named = {f"by_role/{role}": values for role, values in by_role.items() if role is not None}
+    for name, values in ({f"turn_{k:02d}": values for k, values in by_index.items()} | named).items():
+        metrics[f"advantage/{name}"] = fmean(values) if values else 0.0
+        metrics[f"advantage_std/{name}"] = stdev(values) if len(values) > 1 else 0.0
     if sizes := step_group_sizes(rollouts):
         metrics["step_groups/mean_size"] = fmean(sizes)
         metrics["step_groups/max_size"] = float(max(sizes))

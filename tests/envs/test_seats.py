@@ -1,0 +1,141 @@
+"""Rewards by role, from what an environment returns to the trajectory."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from agentsgym import EnvProcessPool, EnvThreadPool
+from agentsgym.agents.scripted import ScriptedAgent
+from agentsgym.credit.scored import ScoredRollout
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.record_audit import audit
+from agentsgym.testing import chat_tokenizer
+from agentsgym.types import StopReason, Trajectory
+
+TOKENIZER = chat_tokenizer("chatml")
+WON: dict[str, Any] = {"steps": [["X", 0.0, {}], ["O", 0.5, {"X": 0.25}], ["X", 9.0, {"X": 1.0, "O": -1.0}]]}
+
+
+class Duel(MultistepEnv):
+    """Plays what the task says: whose move, the reward that is returned, and ``info["rewards"]``, one entry a step."""
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+        return {"done": False, "steps": task_data["steps"], "played": 0}
+
+    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+        return f"{state['steps'][step][0]}, it is your move."
+
+    def _role(self, state: dict[str, Any]) -> Any:
+        return state["steps"][state["played"]][0]
+
+    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+        _, reward, rewards = state["steps"][state["played"]]
+        played = state["played"] + 1
+        return {**state, "played": played}, reward, played == len(state["steps"]), {"rewards": rewards}
+
+    def _final_reward(self, state: dict[str, Any], turn_rewards: list[float]) -> float:
+        return 100.0 + sum(turn_rewards)
+
+
+def play(task: Mapping[str, Any], **config: Any) -> Trajectory:
+    [trajectory] = Duel(TOKENIZER, config).rollout([task], ScriptedAgent(["a b"] * 20))
+    return trajectory
+
+
+def test_each_turn_bears_what_its_own_role_is_paid() -> None:
+    trajectory = play(WON)
+    assert trajectory.turn_rewards == [0.25, -1.0, 1.0]
+    assert trajectory.final_rewards == {"X": 1.25, "O": -1.0}
+    assert trajectory.final_reward == 1.25  # of the role that moved first; the returned 0.5 and 9.0 are not read
+    assert [turn.role_rewards for turn in trajectory.turns] == [{}, {"X": 0.25}, {"X": 1.0, "O": -1.0}]
+    assert sum(trajectory.per_token_rewards) == pytest.approx(0.25)
+    assert audit([trajectory]).ok
+    scored = ScoredRollout.from_trajectory(trajectory, group=0, turn_credit="final")
+    assert scored.turn_rewards == [0.0, -1.0, 1.25]
+
+
+def test_a_game_that_pays_no_roles_is_as_it_was() -> None:
+    trajectory = play({"steps": [["X", 1.0, None], ["O", 2.0, None]]})
+    assert trajectory.turn_rewards == [1.0, 2.0]
+    assert trajectory.final_reward == 103.0
+    assert trajectory.final_rewards == {}
+    assert [turn.role_rewards for turn in trajectory.turns] == [None, None]
+
+
+def test_a_step_without_rewards_pays_who_moved() -> None:
+    trajectory = play({"steps": [["X", 0.5, None], ["O", 0.25, None], ["X", 0.0, {"O": -1.0}]]})
+    assert trajectory.turn_rewards == [0.5, -0.75, 0.0]
+    assert trajectory.final_rewards == {"X": 0.5, "O": -0.75}
+
+
+def test_a_seat_that_others_play_is_paid_too() -> None:
+    trajectory = play({"steps": [["O", 0.0, {"X": 0.5}], ["O", 0.0, {"X": -1.0, "O": 1.0}]]})
+    assert trajectory.turn_rewards == [0.0, 1.0]
+    assert trajectory.final_reward == 1.0
+    assert trajectory.final_rewards == {"O": 1.0, "X": -0.5}
+
+
+@pytest.mark.parametrize("turn_credit", ["step", "final", "repeat_final", "spread_final"])
+def test_the_record_is_sound_under_every_turn_credit(turn_credit: str) -> None:
+    trajectory = play(WON, turn_credit=turn_credit)
+    report = audit([trajectory], turn_credit=turn_credit)
+    assert report.ok, report
+
+
+def test_practice_pays_nobody_and_episodes_are_settled_apart() -> None:
+    trajectory = play(WON, episodes_per_trial=3, free_shots=1, keep_history=True)
+    assert trajectory.turn_rewards == [0.0, 0.0, 0.0, *[0.25, -1.0, 1.0] * 2]
+    assert trajectory.final_rewards == {"X": 2.5, "O": -2.0}
+    assert trajectory.turns[2].role_rewards == {"X": 0.0, "O": 0.0}
+
+
+def test_a_budget_leaves_what_was_paid_until_then() -> None:
+    trajectory = play(WON, max_steps_per_episode=2)
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert trajectory.final_rewards == {"X": 0.25, "O": 0.0}
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("X", [1.0, -1.0], r"info\['rewards'\] must be a dict of one reward a role, got \[1\.0, -1\.0\]"),
+    ("X", {"X": math.nan}, r"info\['rewards'\]\['X'\] must be a finite number, got nan"),
+    ("X", {"X": "1"}, r"info\['rewards'\]\['X'\] must be a finite number, got '1'"),
+    (None, {"X": 1.0}, r"_role must name the role whose turn it was where _step_episode pays by role, got None"),
+    ("x", {"X": 1.0, "O": -1.0}, r"_role returned 'x', and _step_episode's info\['rewards'\] pays 'X'"),
+    ("1", {0: 1.0, 1: -1.0}, r"_role returned '1', and _step_episode's info\['rewards'\] pays 1"),
+]
+
+
+@pytest.mark.parametrize(("role", "rewards", "sentence"), BAD)
+def test_rewards_that_cannot_be_read_fail_their_own_episode(role: Any, rewards: Any, sentence: str) -> None:
+    broken = {"steps": [["X", 0.0, {}], [role, 0.0, rewards], ["X", 0.0, {}]]}
+    failed, sound = Duel(TOKENIZER).rollout([broken, WON], ScriptedAgent(["a"] * 20))
+    assert failed.failed
+    assert failed.error is not None
+    assert re.search(sentence, failed.error)
+    assert (failed.final_reward, failed.final_rewards, failed.num_turns) == (0.0, {}, 2)
+    assert sound.turn_rewards == [0.25, -1.0, 1.0]
+
+
+def test_a_key_that_is_almost_rewards_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    class Misspelled(Duel):
+        def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+            state, reward, done, info = super()._step_episode(session_id, state, action)
+            return state, reward, done, {"reward": info["rewards"]}
+
+    with caplog.at_level(logging.WARNING):
+        Misspelled(TOKENIZER).rollout([WON], ScriptedAgent(["a"] * 20))
+    assert "info['reward'] of Misspelled is not read" in caplog.text
+
+
+@pytest.mark.parametrize("pool_class", [EnvThreadPool, EnvProcessPool])
+def test_pools_bring_the_same_trajectories(pool_class: Any) -> None:
+    with pool_class(2) as pool:
+        there = Duel(TOKENIZER).rollout([WON] * 3, ScriptedAgent(["a b"] * 20), pool=pool)
+    assert [one.turns for one in there] == [play(WON).turns] * 3
+    assert [one.final_rewards for one in there] == [{"X": 1.25, "O": -1.0}] * 3
