@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,14 @@ from agentsgym.rollouts.workers.wire import (
     RequestDelta,
     StartTrial,
     TrialEnd,
+    WireAction,
     WireInput,
     WorkBatch,
     WorkItem,
     load_trial,
 )
 from agentsgym.texts import sentence_of
-from agentsgym.types import Action, Message, TurnRequest
+from agentsgym.types import Message, TurnRequest
 
 if TYPE_CHECKING:
     import socket
@@ -56,17 +57,11 @@ class _LiveTrial:
         self.token_ids: Sequence[int] = ()
         self.num_messages = 0
         self.num_tokens = 0
+        self.tools: Sequence[Mapping[str, Any]] | None = None
 
     def advance(self, given: WireInput | None) -> TrialOutcome:
         """Let it go on."""
-        if not isinstance(given, tuple):
-            return advance(self.generator, given)
-        text, token_ids, logprobs, finish_reason = given
-        return advance(
-            self.generator,
-            # Any state but None will do: the pool gives back the real one.
-            Action(text=text, token_ids=token_ids, logprobs=logprobs, agent_state=True, finish_reason=finish_reason),
-        )
+        return advance(self.generator, given.action() if isinstance(given, WireAction) else given)
 
     def delta(self, index: int, request: TurnRequest) -> RequestDelta:
         """Make the difference to the last request."""
@@ -82,7 +77,9 @@ class _LiveTrial:
             request.token_ids[self.num_tokens :],
             request.max_new_tokens,
             request.agent_state is not None,
+            None if request.tools is self.tools else request.tools,
         )
+        self.tools = request.tools
         self.num_messages, self.num_tokens = len(request.messages), len(request.token_ids)
         return delta
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from agentsgym.errors import AgentError, EpisodeError
 from agentsgym.rollouts.interfaces import PlayableTrial
 from agentsgym.texts import shown
-from agentsgym.types import Action, FinishReason, Message, TurnRequest
+from agentsgym.types import Action, FinishReason, Message, ToolCall, TurnRequest
 
 NO_TRIAL = -1
 IS_WAITING = -2
@@ -29,7 +29,22 @@ KILL_SIGNAL: signal.Signals | None = getattr(signal, "SIGUSR1", None)
 
 INTERRUPTED = 128 + (KILL_SIGNAL or 0)  # the exit code of a process that got it
 
-WireAction = tuple[str, Sequence[int] | None, Sequence[float] | None, FinishReason]
+
+class WireAction(NamedTuple):
+    """An action without the agent's state, which never leaves the agent's process; see :class:`Action`."""
+
+    text: str
+    token_ids: Sequence[int] | None
+    logprobs: Sequence[float] | None
+    finish_reason: FinishReason
+    tool_calls: Sequence[ToolCall] = ()
+    reasoning: str | None = None
+
+    def action(self) -> Action:
+        """Make the action again; any state but None will do, since the pool gives back the real one."""
+        return Action(**self._asdict(), agent_state=True)
+
+
 WireInput = WireAction | EpisodeError
 
 
@@ -75,6 +90,7 @@ class RequestDelta(NamedTuple):
         token_ids: What follows them.
         max_new_tokens: The budget.
         has_state: Whether the agent gets back the state of its last action: it never leaves the agent's process.
+        tools: The schemas of the environment's tools; None where they are those of the request before.
     """
 
     trial_index: int
@@ -84,6 +100,7 @@ class RequestDelta(NamedTuple):
     token_ids: Sequence[int]
     max_new_tokens: int | None
     has_state: bool
+    tools: Sequence[Mapping[str, Any]] | None = None
 
 
 class TrialEnd(NamedTuple):
@@ -139,6 +156,7 @@ class RequestMirror:
         self.session_id = session_id
         self.messages: list[Message] = []
         self.token_ids: list[int] = []
+        self.tools: Sequence[Mapping[str, Any]] = ()
 
     def request(self, delta: RequestDelta, agent_state: Any) -> TurnRequest:
         """Apply a difference; lists that go on stay the same objects."""
@@ -148,19 +166,24 @@ class RequestMirror:
             self.token_ids = []
         self.messages += delta.messages
         self.token_ids += delta.token_ids
+        if delta.tools is not None:
+            self.tools = delta.tools
         return TurnRequest(
             session_id=self.session_id,
             messages=self.messages,
             token_ids=self.token_ids,
             agent_state=agent_state if delta.has_state else None,
             max_new_tokens=delta.max_new_tokens,
+            tools=self.tools,
         )
 
 
 def to_wire(given: Any, session_id: str) -> WireInput:
     """Make the input that is sent: an action without the agent's state, or an error; nothing else is an answer."""
     if isinstance(given, Action):
-        return given.text, given.token_ids, given.logprobs, given.finish_reason
+        return WireAction(
+            given.text, given.token_ids, given.logprobs, given.finish_reason, given.tool_calls, given.reasoning
+        )
     if isinstance(given, EpisodeError):
         return given
     return AgentError(f"session {session_id}: an agent must answer with an Action, got {shown(given)}")

@@ -1,0 +1,221 @@
+"""Questions about a price list that only a tool can read, with tools that add and multiply.
+
+The prices are drawn anew for every task, so that nothing but a look-up finds them: a policy learns to call tools, and
+cannot learn the table.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack, cast
+
+from agentsgym.envs.contract import State
+from agentsgym.envs.PriceList.questions import KINDS, MOST_TIMES, Question, most_answer
+from agentsgym.envs.row_options import dataset_of
+from agentsgym.envs.rows import class_path
+from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
+from agentsgym.envs.Tools.sources import SessionTools, parallel
+from agentsgym.errors import TaskError, did_you_mean
+from agentsgym.fields import Field, is_int, require
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
+from agentsgym.types import Action
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+GOODS = ("apple", "bread", "cheese", "egg", "fish", "honey", "melon", "pear")
+_SYSTEM_PROMPT = (
+    "You answer questions about a price list that only your tools can read. Look up every price that you need, "
+    "calculate with the tools, and give the answer as a number without any other words."
+)
+
+
+def _is_goods(value: Any) -> bool:
+    if not isinstance(value, list | tuple):
+        return False
+    names = cast("Sequence[Any]", value)
+    return len(names) >= 2 and all(isinstance(name, str) and name.isalpha() and name.islower() for name in names)
+
+
+def _is_kinds(value: Any) -> bool:
+    kinds = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else ()
+    return len(kinds) > 0 and all(kind in KINDS for kind in kinds)
+
+
+class DatasetOptions(TypedDict, total=False):
+    """Options of the rows that are made.
+
+    Attributes:
+        size: Number of rows; 1000 by default.
+        seed: Draws the tasks; those of training and evaluation never meet.
+    """
+
+    size: int
+    seed: int
+
+
+class Till:
+    """The tools of one session: its price list and a calculator."""
+
+    def __init__(self, task_data: Mapping[str, Any], _: random.Random) -> None:
+        self._prices: dict[str, int] = dict(task_data["prices"])
+
+    @parallel
+    def price(self, good: str) -> int:
+        """Look up what a good costs.
+
+        Args:
+            good: The good.
+        """
+        if good not in self._prices:
+            raise ValueError(f"there is no {shown(good)} on the price list{did_you_mean(good, self._prices)}")
+        return self._prices[good]
+
+    @parallel
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: The first number.
+            b: The second number.
+        """
+        return a + b
+
+    @parallel
+    def multiply(self, a: int, b: int) -> int:
+        """Multiply two numbers.
+
+        Args:
+            a: The first number.
+            b: The second number.
+        """
+        return a * b
+
+
+class PriceListEnv(ToolEnv):
+    """Look up prices, add or multiply them, and answer: 1 for the right number, 0 for any other.
+
+    A task is ``{"goods": ["pear", "egg"], "times": None, "prices": {...}}``; :meth:`tasks` draws some.
+    """
+
+    config_fields: ClassVar[Mapping[str, Field]] = {
+        **TOOL_FIELDS,
+        "goods": Field(default=list(GOODS), expected="a list of two or more lower-case words", valid=_is_goods),
+        "kinds": Field(default=list(KINDS), expected=f"a list of some of {', '.join(KINDS)}", valid=_is_kinds),
+        "max_price": Field(default=9, expected="a positive int", valid=is_int(1)),
+    }
+    default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 6, "tool_timeout_s": None}
+    task_fields = ("goods", "times", "prices")
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
+    ) -> None:
+        """Take the configuration: the common keys, those of :class:`ToolEnv`, and ``goods``, ``kinds``, ``max_price``.
+
+        Raises:
+            ConfigError: A key is not valid.
+        """
+        super().__init__(tokenizer, env_config, tools=SessionTools(tools_class=Till))
+
+    @property
+    def most_answer(self) -> int:
+        """The largest answer that a question may have; the smallest is 1."""
+        return most_answer(self.env_config["kinds"], self.env_config["max_price"])
+
+    def tasks(self, count: int, *, seed: int = 0, part: str = "train") -> list[dict[str, Any]]:
+        """Draw tasks, every kind of question as often as the others.
+
+        Args:
+            count: How many, at least 1.
+            seed: Equal seeds give equal tasks.
+            part: ``"train"`` or ``"eval"``, which share no draw.
+
+        Raises:
+            ConfigError: ``count`` is no positive number.
+        """
+        require("count", count, is_int(1), "a positive int")
+        return [self._task(derive_seed("price list", part, seed, index), index) for index in range(count)]
+
+    def _task(self, seed: int, index: int) -> dict[str, Any]:
+        generator, config = random.Random(seed), self.env_config
+        goods: list[str] = config["goods"]
+        kind = config["kinds"][index % len(config["kinds"])]
+        return {
+            "goods": generator.sample(goods, 2 if kind == "sum" else 1),
+            "times": generator.randint(2, MOST_TIMES) if kind == "product" else None,
+            "prices": {name: generator.randint(1, config["max_price"]) for name in goods},
+            "seed": seed,
+        }
+
+    def _check_task(self, task_data: Mapping[str, Any]) -> None:
+        goods, prices, times = (task_data.get(key) for key in ("goods", "prices", "times"))
+        if not isinstance(prices, Mapping) or not all(is_int(1)(price) for price in prices.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            raise TaskError(f"task_data['prices'] must be a dict from goods to positive ints, got {shown(prices)}")  # pyright: ignore[reportUnknownArgumentType]
+        if not isinstance(goods, list | tuple) or len(goods) not in (1, 2) or not all(one in prices for one in goods):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            raise TaskError(f"task_data['goods'] must be one or two of the goods in 'prices', got {shown(goods)}")  # pyright: ignore[reportUnknownArgumentType]
+        if times is not None and not (is_int(1)(times) and len(goods) == 1):  # pyright: ignore[reportUnknownArgumentType]
+            raise TaskError(f"task_data['times'] must be a positive int, with one good, or None, got {shown(times)}")
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
+        question = Question(goods=tuple(task_data["goods"]), times=task_data.get("times"))
+        task = {**task_data, "question": question.text(), "answer": question.answer(task_data["prices"])}
+        return super()._initialize_episode(session_id, task)
+
+    def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
+        next_state, reward, done, info = super()._step_action(session_id, state, action)
+        return next_state, reward, done, {**info, **self._references()}
+
+    def _references(self) -> dict[str, float]:
+        """What random and optimal play earn: an answer drawn from all that there are, and the right one."""
+        config, share = self.env_config, 1.0 / self.most_answer
+        random_reward = share * config["answer_reward"] + (1.0 - share) * config["wrong_answer_reward"]
+        return {"random_reward": random_reward, "optimal_reward": config["answer_reward"]}
+
+    def _system_prompt(self) -> str:
+        return _SYSTEM_PROMPT
+
+    def vocabulary_texts(self) -> list[str]:
+        """Every question, call and answer that there is, and what the environment says, for a word-level tokenizer."""
+        goods: list[str] = self.env_config["goods"]
+        highest: int = self.env_config["max_price"]
+        numbers = range(max(self.most_answer, highest * highest) + 1)  # what multiplying any two prices may give
+        questions = [
+            Question(goods=(one, other)).text() for one, other in zip(goods, [*goods[1:], goods[0]], strict=True)
+        ]
+        questions += [Question(goods=(goods[0],), times=times).text() for times in range(2, MOST_TIMES + 1)]
+        questions += [Question(goods=(name,)).text() for name in goods]
+        calls = [f'<tool_call>{{"name": "price", "arguments": {{"good": "{name}"}}}}</tool_call>' for name in goods]
+        calls += [
+            f'<tool_call>{{"name": "{name}", "arguments": {{"a": {number}, "b": {number}}}}}</tool_call>'
+            for name in ("add", "multiply")
+            for number in numbers
+        ]
+        own = self.env_config["system_prompt"]
+        system = self._system_prompt() if own is None else own
+        tools = [schema["function"]["name"] for schema in self.tool_schemas]
+        return [text for text in (system, *tools, *map(str, numbers), *questions, *calls) if text]
+
+    @classmethod
+    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
+        """Rows to train on; the options are those of :class:`DatasetOptions`.
+
+        Raises:
+            ConfigError: The configuration or an option is not valid.
+        """
+        return cls._rows("train", env_config, **options)
+
+    @classmethod
+    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
+        """Rows to evaluate on, which share no draw with :meth:`get_train_dataset`.
+
+        Raises:
+            ConfigError: As there.
+        """
+        return cls._rows("eval", env_config, **options)
+
+    @classmethod
+    def _rows(cls, part: str, env_config: dict[str, Any] | None, *, size: int = 1000, seed: int = 0) -> Dataset:
+        return dataset_of(cls(env_config=env_config).tasks(size, seed=seed, part=part), class_path(cls), env_config)

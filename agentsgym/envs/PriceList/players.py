@@ -1,0 +1,162 @@
+"""Players to measure against and to learn from.
+
+A player reads the question and the results of its own calls, and nothing else of the environment. It numbers
+conversations in the order in which they start and plays each from a random stream of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agentsgym.agents.base import Agent
+from agentsgym.envs.PriceList.env import PriceListEnv
+from agentsgym.envs.PriceList.questions import Question
+from agentsgym.errors import AgentError
+from agentsgym.fields import is_fraction, require
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
+from agentsgym.types import Action, Message, ToolCall, TurnRequest
+
+
+@dataclass(slots=True, kw_only=True)
+class Notes:
+    """A player's memory of one episode.
+
+    Attributes:
+        generator: The conversation's random stream.
+        question: What was asked.
+        prices: The prices that were looked up.
+        value: What the calculation gave; None before.
+        calls: The calls of the last turn.
+        turn: Index of the turn.
+    """
+
+    generator: random.Random
+    question: Question
+    prices: dict[str, int] = field(default_factory=dict[str, int])
+    value: int | None = None
+    calls: tuple[ToolCall, ...] = ()
+    turn: int = 0
+
+
+class Player(Agent):
+    """A player of the price list; subclasses choose what to do.
+
+    Args:
+        env: The environment, whose goods, numbers and number of turns it plays with.
+        seed: Makes the random stream of every conversation.
+    """
+
+    def __init__(self, env: PriceListEnv, seed: int = 0) -> None:
+        self._goods: list[str] = list(env.env_config["goods"])
+        self._most_price: int = env.env_config["max_price"]
+        self._most_answer = env.most_answer
+        self._num_turns: int = env.env_config["max_steps_per_episode"]
+        self._seed = seed
+        self._conversations = itertools.count()
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+        """Answer each conversation; its ``agent_state`` is a :class:`Notes`."""
+        return [self._answered(request.messages, request.agent_state) for request in requests]
+
+    def _answered(self, messages: Sequence[Message], notes: Notes | None) -> Action | AgentError:
+        if messages[-1]["role"] == "user" and (question := Question.read(messages[-1]["content"])):
+            generator = self._new_stream() if notes is None else notes.generator
+            notes = Notes(generator=generator, question=question)
+        if notes is None:
+            return AgentError(f"a player of the price list cannot read the question {shown(messages[-1]['content'])}")
+        self._take_in(notes, messages)
+        move = self._choose(notes)
+        notes.turn += 1
+        notes.calls = move if isinstance(move, tuple) else ()
+        text = "" if isinstance(move, tuple) else str(move)
+        return Action(text=text, tool_calls=notes.calls, agent_state=notes)
+
+    def _choose(self, notes: Notes) -> int | tuple[ToolCall, ...]:
+        """Choose an answer, or calls."""
+        raise NotImplementedError
+
+    def _new_stream(self) -> random.Random:
+        return random.Random(derive_seed(type(self).__name__, self._seed, next(self._conversations)))
+
+    def _take_in(self, notes: Notes, messages: Sequence[Message]) -> None:
+        """Read the results of the last turn's calls."""
+        results = messages[len(messages) - len(notes.calls) :]
+        wanted = _calculation(notes)
+        for call, result in zip(notes.calls, results, strict=True):
+            if not result["content"].isdecimal():
+                continue
+            if call.name == "price":
+                notes.prices[call.arguments["good"]] = int(result["content"])
+            elif wanted is not None and (call.name, call.arguments) == (wanted.name, wanted.arguments):
+                notes.value = int(result["content"])
+
+    def _best(self, notes: Notes) -> int | tuple[ToolCall, ...]:
+        """Look up what is not known, calculate, answer."""
+        unknown = [name for name in notes.question.goods if name not in notes.prices]
+        if unknown:
+            return tuple(ToolCall(name="price", arguments={"good": name}) for name in unknown)
+        calculation = _calculation(notes)
+        if calculation is None:
+            return notes.prices[notes.question.goods[0]]
+        return (calculation,) if notes.value is None else notes.value
+
+    def _random_call(self, notes: Notes) -> tuple[ToolCall, ...]:
+        name = notes.generator.choice(("price", "add", "multiply"))
+        if name == "price":
+            return (ToolCall(name=name, arguments={"good": notes.generator.choice(self._goods)}),)
+        a, b = (notes.generator.randint(1, self._most_price) for _ in range(2))
+        return (ToolCall(name=name, arguments={"a": a, "b": b}),)
+
+    def _random_answer(self, notes: Notes) -> int:
+        return notes.generator.randint(1, self._most_answer)
+
+
+class ReferencePlayer(Player):
+    """Plays optimally: every look-up in one turn, the calculation in the next, then the answer."""
+
+    def _choose(self, notes: Notes) -> int | tuple[ToolCall, ...]:
+        return self._best(notes)
+
+
+class RandomPlayer(Player):
+    """Calls at random or answers at random, each half of the time, and answers in its last turn."""
+
+    def _choose(self, notes: Notes) -> int | tuple[ToolCall, ...]:
+        is_last = notes.turn >= self._num_turns - 1
+        return self._random_answer(notes) if is_last or notes.generator.random() < 0.5 else self._random_call(notes)
+
+
+class ImitationPlayer(Player):
+    """The demonstrator of a warm start: it knows what to do, and often does something else.
+
+    Args:
+        env: As :class:`Player` takes it.
+        seed: As there.
+        noise: The share of turns in which it calls or answers at random instead, in [0, 1].
+    """
+
+    def __init__(self, env: PriceListEnv, seed: int = 0, *, noise: float = 0.5) -> None:
+        super().__init__(env, seed)
+        require("noise", noise, is_fraction, "a number in [0, 1]")
+        self._noise = noise
+
+    def _choose(self, notes: Notes) -> int | tuple[ToolCall, ...]:
+        if notes.generator.random() >= self._noise:
+            return self._best(notes)
+        return self._random_answer(notes) if notes.generator.random() < 0.5 else self._random_call(notes)
+
+
+def _calculation(notes: Notes) -> ToolCall | None:
+    """The call that works the answer out of the prices; None if there is nothing to work out, or not yet."""
+    question = notes.question
+    if any(name not in notes.prices for name in question.goods):
+        return None
+    if question.times is not None:
+        return ToolCall(name="multiply", arguments={"a": question.times, "b": notes.prices[question.goods[0]]})
+    if len(question.goods) == 1:
+        return None
+    return ToolCall(name="add", arguments=dict(zip("ab", (notes.prices[name] for name in question.goods), strict=True)))

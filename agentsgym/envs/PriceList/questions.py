@@ -1,0 +1,65 @@
+"""Ask for a price, a sum or a product, and read such a question again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["price", "sum", "product"]
+KINDS: tuple[Kind, ...] = ("price", "sum", "product")
+MOST_TIMES = 4
+
+_QUESTION = re.compile(
+    r"What is (?:(?P<times>\d+) times )?the price of an? (?P<one>[\w-]+)(?: plus the price of an? (?P<other>[\w-]+))?\?"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        goods: One thing, or two whose prices are added.
+        times: What the price is multiplied with; None if it is not.
+    """
+
+    goods: tuple[str, ...]
+    times: int | None = None
+
+    def text(self) -> str:
+        """Write it.
+
+        >>> Question(goods=("pear",), times=3).text()
+        'What is 3 times the price of a pear?'
+        """
+        prices = " plus ".join(f"the price of {_with_article(name)}" for name in self.goods)
+        return f"What is {prices}?" if self.times is None else f"What is {self.times} times {prices}?"
+
+    def answer(self, prices: Mapping[str, int]) -> int:
+        """Work it out."""
+        return sum(prices[name] for name in self.goods) * (1 if self.times is None else self.times)
+
+    @classmethod
+    def read(cls, text: str) -> Question | None:
+        """Read a question again; None if the text is none.
+
+        >>> Question.read("What is the price of a pear plus the price of an egg?")
+        Question(goods=('pear', 'egg'), times=None)
+        """
+        found = _QUESTION.fullmatch(text.strip())
+        if found is None:
+            return None
+        goods = tuple(name for name in (found["one"], found["other"]) if name)
+        return cls(goods=goods, times=int(found["times"]) if found["times"] else None)
+
+
+def most_answer(kinds: list[Any], most_price: int) -> int:
+    """The largest answer that there is."""
+    factors = {"price": 1, "sum": 2, "product": MOST_TIMES}
+    return max(factors[kind] for kind in kinds) * most_price
+
+
+def _with_article(name: str) -> str:
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"

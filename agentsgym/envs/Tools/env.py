@@ -1,0 +1,358 @@
+"""An environment whose agent calls tools: functions, the methods of an object, or an MCP server.
+
+::
+
+    answer ─▶ calls ─▶ which can be made? ─▶ made in order, in parallel where the tools say so ─▶ results, in call order
+      └─ none: it is the final answer ─▶ reward, and the episode ends
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.contract import State
+from agentsgym.envs.tool_schemas import schemas_of
+from agentsgym.envs.Tools.answers import MATCHES, matches, said
+from agentsgym.envs.Tools.calls import Maker, Plan, plan_of
+from agentsgym.envs.Tools.mcp_server import McpServer
+from agentsgym.envs.Tools.process import Process
+from agentsgym.envs.Tools.results import ToolResult, as_text
+from agentsgym.envs.Tools.sources import SessionTools, Source, Sources, as_sources, registered_tools
+from agentsgym.envs.Tools.tasks import DatasetOptions, task_dataset
+from agentsgym.errors import ConfigError, TaskError, did_you_mean
+from agentsgym.fields import Field, choice_field, is_int, is_number, is_positive_number, is_str, or_none
+from agentsgym.texts import shown
+from agentsgym.tokens.tool_calls import with_calls
+from agentsgym.types import Action, Message, ToolCall
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+_CUT = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
+_GO_ON = "That is not the end of the task. Call a tool or answer."
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)  # pyright: ignore[reportUnknownVariableType]
+
+
+TOOL_FIELDS: dict[str, Field] = {
+    "tools": Field(
+        default=None,
+        expected="a name, or a list of names, that register_tools knows, or None",
+        valid=or_none(lambda value: is_str(value) or _is_names(value)),
+    ),
+    "parallel_tools": Field(
+        default=[], expected="'all' or a list of tools' names", valid=lambda value: value == "all" or _is_names(value)
+    ),
+    "tool_timeout_s": Field(default=30.0, expected="a positive number or None", valid=or_none(is_positive_number)),
+    "setup_timeout_s": Field(default=60.0, expected="a positive number or None", valid=or_none(is_positive_number)),
+    "max_result_length": Field(default=10_000, expected="a positive int or None", valid=or_none(is_int(1))),
+    "max_calls_per_turn": Field(default=16, expected="a positive int or None", valid=or_none(is_int(1))),
+    "max_calls_per_episode": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
+    "submit_tool": Field(default=None, expected="a tool's name or None", valid=or_none(is_str)),
+    "answer_match": choice_field(*MATCHES),
+    "answer_reward": Field(default=1.0, expected="a number", valid=is_number()),
+    "wrong_answer_reward": Field(default=0.0, expected="a number", valid=is_number()),
+    "call_reward": Field(default=0.0, expected="a number", valid=is_number()),
+    "failed_call_reward": Field(default=0.0, expected="a number", valid=is_number()),
+    "invalid_reward": Field(default=0.0, expected="a number", valid=is_number()),
+}
+
+
+class ToolEnv(MultistepEnv):
+    """Question in, calls of tools in between, answer out; the tools are given, named in ``env_config``, or overridden.
+
+    ``ToolEnv(tokenizer, tools=[add, look_up])`` plays tasks ``{"question": …, "answer": …}``. A class of one's own
+    overrides :meth:`_tools` (typed functions), or :meth:`_call_tool` and :meth:`_answer` for all that a call and an
+    answer do, and pays with :meth:`_reward_call` and :meth:`_reward_answer`.
+
+    An episode ends with an answer without a call, with the submit tool, with a call or an answer that says so, or where
+    a budget is spent. ``info`` counts ``num_calls`` (made), ``num_failed_calls`` (made and failed, or not made) and
+    ``num_unreadable_calls`` of the episode so far, and says in ``tool_failed`` whether one failed in this turn.
+    """
+
+    config_fields: ClassVar[Mapping[str, Field]] = TOOL_FIELDS
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        env_config: dict[str, Any] | None = None,
+        *,
+        tools: Sources = (),
+    ) -> None:
+        """Take the tools; servers are not opened yet.
+
+        Args:
+            tokenizer: As :class:`MultistepEnv` takes it.
+            env_config: The common keys and those of :data:`TOOL_FIELDS`.
+            tools: Functions, :class:`SessionTools` and :class:`McpServer`, one or several, beside those that
+                ``env_config["tools"]`` names.
+
+        Raises:
+            ConfigError: A key or a tool is not valid.
+        """
+        self._processes: dict[int, Process] = {}  # by process id
+        self._sources: tuple[Source, ...] = ()
+        given = as_sources(tools, f"{type(self).__name__}(tools=…)")
+        super().__init__(tokenizer, env_config)
+        self._sources = (*given, *registered_tools(self.env_config["tools"]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Give what another process needs: it opens servers and starts threads of its own."""
+        return {**super().__getstate__(), "_processes": {}}
+
+    # What a subclass may override
+
+    def _tools(self) -> Sequence[Callable[..., Any] | Mapping[str, Any]] | None:
+        """Give the tools: by default those that were given and named; in a class of one's own typed functions.
+
+        A JSON schema in the list needs a :meth:`_call_tool` that makes the calls of it.
+        """
+        tools: list[Callable[..., Any] | Mapping[str, Any]] = []
+        for source in self._sources:
+            if isinstance(source, McpServer):
+                tools += self._process.schemas_of(source)
+            elif isinstance(source, SessionTools):
+                tools += source.methods()
+            else:
+                tools.append(source)
+        return tools
+
+    def _call_tool(self, session_id: str, state: State, call: ToolCall) -> ToolResult:
+        """Make one call whose arguments fit its schema; what this raises is the result, and the call has failed.
+
+        It runs in a thread of its own if there is a limit of time, and beside other calls if the tool is parallel:
+        change nothing in ``state``. An :class:`EnvError` fails the episode.
+        """
+        value = self._process.tool(session_id, call.name).call(call.arguments, self.env_config["tool_timeout_s"])
+        return value if isinstance(value, ToolResult) else ToolResult(content=as_text(value))
+
+    def _answer(self, session_id: str, state: State, text: str) -> tuple[float, bool, dict[str, Any]]:
+        """Judge an answer without calls: (reward, done, info).
+
+        ``info["success"]`` says whether it is right; if the episode goes on, ``info["reply"]`` is said to the agent.
+        """
+        return self._reward_answer(state, text), True, {"success": self._is_right(state, text)}
+
+    def _reward_call(self, state: State, call: ToolCall, result: ToolResult) -> float:
+        """Pay a call that could be read, beside what the tool pays: ``call_reward`` or ``failed_call_reward``."""
+        return self.env_config["failed_call_reward" if result.failed else "call_reward"]
+
+    def _reward_answer(self, state: State, text: str) -> float:
+        """Pay a final answer: by default ``answer_reward`` or ``wrong_answer_reward``; 0 if none is expected."""
+        is_right = self._is_right(state, text)
+        if is_right is None:
+            return 0.0
+        return self.env_config["answer_reward" if is_right else "wrong_answer_reward"]
+
+    def _is_right(self, state: State, text: str) -> bool | None:
+        """Whether an answer is the task's ``"answer"`` (or one of a list); None if the task has none."""
+        expected = state["task"].get("answer")
+        return None if expected is None else matches(said(text), expected, self.env_config["answer_match"])
+
+    def _question(self, state: State) -> str | list[Message]:
+        """Say what the episode is about: the task's ``"question"``."""
+        return state["task"]["question"]
+
+    def _check_task(self, task_data: Mapping[str, Any]) -> None:
+        question = task_data.get("question")
+        if not isinstance(question, str) or not question:
+            given = shown(question) if "question" in task_data else f"the keys {shown(sorted(map(str, task_data)))}"
+            raise TaskError(f"task_data needs a 'question' (a str), got {given}")
+        answer = task_data.get("answer")
+        options: list[Any] = [*answer] if isinstance(answer, list | tuple) else [answer]
+        is_valid = bool(options) and all(isinstance(one, str | int | float) for one in options)
+        if answer is not None and not is_valid:
+            raise TaskError(
+                f"task_data['answer'] must be a text, a number or a list of such, got {shown(task_data['answer'])}"
+            )
+
+    # The hooks of an environment
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
+        process = self._process
+        if process.functions is None:
+            process.set_functions([tool for tool in self._tools() or () if callable(tool)])
+        process.begin(session_id, task_data, self.rng(session_id))
+        return {
+            "task": task_data,
+            "pending": None,
+            "num_calls": 0,
+            "num_failed_calls": 0,
+            "num_unreadable_calls": 0,
+            "done": False,
+        }
+
+    def _format_prompt(self, state: State, step: int) -> str | list[Message]:
+        return self._question(state) if state["pending"] is None else state["pending"]
+
+    def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
+        return self._step_action(
+            session_id, state, with_calls(Action(text=action), self.chat_format, self.tool_schemas)
+        )
+
+    def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
+        if action.tool_calls:
+            return self._play_calls(session_id, state, action)
+        if action.finish_reason == "length":
+            return self._refused(state, _CUT)
+        if submit := self.env_config["submit_tool"]:
+            return self._refused(state, f"To answer, call {submit}.")
+        return self._play_answer(session_id, state, action.text)
+
+    def _close_episode(self, session_id: str, state: State) -> None:
+        self._process.end(session_id)
+
+    @property
+    def tool_schemas(self) -> tuple[dict[str, Any], ...]:
+        """The JSON schemas of :meth:`_tools` and of the submit tool, read at first use.
+
+        Raises:
+            ConfigError: There is no tool, one has no schema, or nothing makes its calls.
+        """
+        if self._tool_schemas is None:
+            submit, tools = self.env_config["submit_tool"], self._tools() or ()
+            schemas = schemas_of([*tools, *([_submit_schema(submit)] if submit else [])], self._name)
+            self._check_tools(tools, [schema["function"]["name"] for schema in schemas])
+            self._tool_schemas = schemas
+        return self._tool_schemas
+
+    def check_task(self, task_data: Mapping[str, Any], name: str = "task_data") -> None:
+        """Check a task, and before the first one that the tools are known.
+
+        Raises:
+            TaskError: It cannot be played.
+            ConfigError: As for :attr:`tool_schemas`; a server that cannot be started is no episode's failure.
+        """
+        _ = self.tool_schemas
+        super().check_task(task_data, name)
+
+    def close(self) -> None:
+        """End what this process holds for the environment: servers and threads. It may be used again."""
+        process = self._processes.pop(os.getpid(), None)
+        if process is not None:
+            process.close()
+
+    @classmethod
+    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
+        """Rows to train on, from a table; the options are those of :class:`~.tasks.DatasetOptions`.
+
+        Raises:
+            ConfigError: There is no table, it lacks a column, or an option is not valid.
+        """
+        return task_dataset(cls, env_config, "train", options)
+
+    @classmethod
+    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
+        """Rows to evaluate on, other questions than those to train on.
+
+        Raises:
+            ConfigError: As for :meth:`get_train_dataset`.
+        """
+        return task_dataset(cls, env_config, "eval", options)
+
+    # How a turn is played
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def _process(self) -> Process:
+        """What this process holds; made anew in a process that was forked off, and once where threads ask together."""
+        process = self._processes.get(os.getpid())
+        if process is None:
+            made = Process(self._sources, self.env_config["setup_timeout_s"])
+            process = self._processes.setdefault(made.pid, made)  # one step; a lock might be held as the process forks
+            if process is made:
+                weakref.finalize(self, process.close)
+        return process
+
+    def _check_tools(self, tools: Sequence[Any], names: Sequence[str]) -> None:
+        if not tools:
+            raise ConfigError(
+                f"{self._name} has no tools: give it tools=[…], name registered ones in env_config['tools'], or "
+                "override _tools"
+            )
+        parallel = self.env_config["parallel_tools"]
+        for name in () if parallel == "all" else parallel:
+            if name not in names:
+                raise ConfigError(f"env_config['parallel_tools'] names {shown(name)}{did_you_mean(name, names)}")
+        if not self._makes_calls():
+            self._check_made(tools, names)
+
+    def _check_made(self, tools: Sequence[Any], names: Sequence[str]) -> None:
+        """Refuse a tool that nothing calls: a schema alone."""
+        servers = [source for source in self._sources if isinstance(source, McpServer)]
+        made = {schema["function"]["name"] for server in servers for schema in self._process.schemas_of(server)}
+        for tool, name in zip(tools, names, strict=False):
+            if not callable(tool) and name not in made:
+                raise ConfigError(
+                    f"{self._name} has a schema of the tool {name!r} alone: override _call_tool, which makes its calls"
+                )
+
+    def _play_calls(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
+        plan = plan_of(action, self.tool_schemas, self.env_config, num_made=state["num_calls"])
+        if not plan.calls:
+            return self._refused(state, plan.complaint, num_unreadable=plan.num_unreadable)
+        maker = Maker(self._call_tool, self._process, self.env_config, is_own=self._makes_calls())
+        maker.make(plan, session_id, state)
+        paid = [result.reward + self._reward_call(state, call, result) for call, result in plan.answered()]
+        next_state = self._after(state, plan)
+        done, success = plan.is_done, plan.success
+        info: dict[str, Any] = {}
+        if plan.submitted is not None:
+            reward, _, info = self._answer(session_id, state, plan.submitted)
+            paid.append(reward)
+            done, success = True, info.get("success")
+        is_invalid = not plan.made and plan.submitted is None
+        if is_invalid:
+            paid.append(self.env_config["invalid_reward"])
+        counts = self._counts(next_state) | {"tool_failed": plan.num_failed > 0, "invalid": is_invalid}
+        return next_state, float(sum(paid)), done, {"success": success, **counts, **info}
+
+    @classmethod
+    def _makes_calls(cls) -> bool:
+        """Whether a class makes calls by itself."""
+        return cls._call_tool is not ToolEnv._call_tool
+
+    def _after(self, state: State, plan: Plan) -> State:
+        return {
+            **state,
+            "pending": plan.messages(),
+            "num_calls": state["num_calls"] + len(plan.made),
+            "num_failed_calls": state["num_failed_calls"] + plan.num_failed,
+            "num_unreadable_calls": state["num_unreadable_calls"] + plan.num_unreadable,
+        }
+
+    def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, float, bool, dict[str, Any]]:
+        reward, done, info = self._answer(session_id, state, text)
+        next_state = {**state, "pending": [{"role": "user", "content": str(info.get("reply", _GO_ON))}]}
+        return next_state, reward, done, {**self._counts(state), "tool_failed": False, **info}
+
+    def _refused(
+        self, state: State, complaint: str, num_unreadable: int = 0
+    ) -> tuple[State, float, bool, dict[str, Any]]:
+        next_state = {
+            **state,
+            "pending": [{"role": "user", "content": complaint}],
+            "num_unreadable_calls": state["num_unreadable_calls"] + num_unreadable,
+        }
+        info = {"success": False, "invalid": True, **self._counts(next_state), "tool_failed": num_unreadable > 0}
+        return next_state, self.env_config["invalid_reward"], False, info
+
+    def _counts(self, state: State) -> dict[str, int]:
+        return {name: state[name] for name in ("num_calls", "num_failed_calls", "num_unreadable_calls")}
+
+
+def _submit_schema(name: str) -> dict[str, Any]:
+    answer = {"type": "string", "description": "The final answer."}
+    parameters = {"type": "object", "properties": {"answer": answer}, "required": ["answer"]}
+    function = {"name": name, "description": "Give the final answer and end the task.", "parameters": parameters}
+    return {"type": "function", "function": function}

@@ -1,0 +1,381 @@
+"""Speak with MCP servers from synchronous code: one event loop for an environment's connections in each process.
+
+Works with the SDK's 1.x and 2.x: what differs between them (names of fields, of functions) is read here alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Self, cast
+
+from agentsgym.envs.Tools.mcp_server import McpServer
+from agentsgym.envs.Tools.results import ToolResult, as_text, failed
+from agentsgym.errors import EnvError, MissingDependencyError
+from agentsgym.texts import sentence_of, shown
+
+_CONNECTION_CLOSED = -32000  # JSON-RPC, as the SDK reports a server that is gone
+_METHOD_NOT_FOUND = -32601  # JSON-RPC: of a server that does not know what a ping is
+_CLOSING_S = 5.0  # how long a server may take to end
+_MOST_PAGES = 1000  # of a list of tools
+_PING_EVERY_S, _PING_LIMIT_S = 1.0, 2.0  # of a server over HTTP, when a session begins
+_GRACE_S = 1.0  # the loop keeps the limit; this is for a loop that is blocked, by a server object that computes
+
+
+class Connection:
+    """One open server; made by :meth:`Connections.open`.
+
+    Attributes:
+        schemas: The JSON schemas of its tools.
+        error: Why it cannot be used any more; None while it can.
+    """
+
+    def __init__(self, server: McpServer, loop: asyncio.AbstractEventLoop) -> None:
+        self.schemas: list[dict[str, Any]] = []
+        self.error: BaseException | None = None
+        self._server, self._loop = server, loop
+        self._session: Any = None
+        self._pinged_s = time.monotonic()
+        self._ready: Future[None] = Future()
+        self._stop = asyncio.Event()
+        self._serving = asyncio.run_coroutine_threadsafe(self._serve(), loop)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the server has named its tools.
+
+        Raises:
+            EnvError: It cannot be started, or takes too long.
+        """
+        limit_s = self._server.start_timeout_s
+        try:
+            self._ready.result(limit_s)
+        except FutureTimeoutError:
+            self.close(wait=False)
+            raise EnvError(f"{self._server.label} has not named its tools within {limit_s:g} s") from None
+        except Exception as error:
+            cause = _root(error)
+            raise EnvError(
+                f"{self._server.label} cannot be used: {type(cause).__name__}: {sentence_of(cause)}"
+            ) from error
+
+    def call(self, name: str, arguments: Mapping[str, Any], limit_s: float | None) -> ToolResult:
+        """Call a tool; what the tool or the server says went wrong is a result that failed.
+
+        Raises:
+            EnvError: The server is gone.
+        """
+        if self.error is not None:
+            raise self._gone(self.error)
+        future = asyncio.run_coroutine_threadsafe(self._call(name, dict(arguments), limit_s), self._loop)
+        try:
+            return future.result(None if limit_s is None else limit_s + _GRACE_S)
+        except (FutureTimeoutError, TimeoutError):
+            future.cancel()
+            return failed(f"{name} took longer than {limit_s:g} s")
+        finally:
+            future.cancel()  # matters where the waiting was interrupted
+
+    def is_lost(self) -> bool:
+        """Whether the server is known to be gone: a command as soon as it ends, a URL if it answers no ping.
+
+        A server that is busy is not gone: one that takes its time with the answer is left alone.
+        """
+        is_silent = self._server.url is not None and time.monotonic() - self._pinged_s > _PING_EVERY_S
+        if is_silent and self.error is None and self._ready.done():
+            self._pinged_s = time.monotonic()
+            future = asyncio.run_coroutine_threadsafe(self._ping(), self._loop)
+            with contextlib.suppress(FutureTimeoutError, TimeoutError):
+                future.result(_PING_LIMIT_S + _GRACE_S)
+        return self.error is not None
+
+    def close(self, *, wait: bool = True) -> None:
+        """End the connection, and a server that was started for it."""
+        self.error = self.error or ConnectionError("it was closed")
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(self._end)
+        if wait:
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                self._serving.result(_CLOSING_S)
+
+    def _end(self) -> None:
+        self._stop.set()
+        if not self._ready.done():
+            self._serving.cancel()
+
+    async def _serve(self) -> None:
+        """Hold the connection open: what opens it must close it in the same task."""
+        try:
+            async with _open(self._server, self._lose) as session:
+                self._session = session
+                self.schemas = await _list_tools(session, self._server)
+                self._ready.set_result(None)
+                await self._stop.wait()
+        except BaseException as error:
+            self.error = self.error or error
+            if not self._ready.done():
+                self._ready.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _lose(self) -> None:
+        """Note that the server says no more: it ended, or it was closed."""
+        self.error = self.error or ConnectionError("it ended")
+        self._stop.set()
+
+    async def _ping(self) -> None:
+        try:
+            await asyncio.wait_for(self._session.send_ping(), _PING_LIMIT_S)
+        except TimeoutError:
+            return
+        except Exception as error:  # noqa: BLE001  # whatever the SDK says of a server that is gone
+            if getattr(getattr(error, "error", None), "code", None) != _METHOD_NOT_FOUND:
+                self.error = self.error or error
+
+    async def _call(self, name: str, arguments: dict[str, Any], limit_s: float | None) -> ToolResult:
+        try:
+            answer = await asyncio.wait_for(self._session.call_tool(name, arguments), limit_s)
+        except TimeoutError:
+            return failed(f"{name} took longer than {limit_s:g} s")
+        except Exception as error:
+            if _is_gone(error):
+                self.error = self.error or error
+                raise self._gone(error) from error
+            return failed(sentence_of(error))
+        return _result(answer)
+
+    def _gone(self, error: BaseException) -> EnvError:
+        return EnvError(f"{self._server.label} is gone: {type(error).__name__}: {sentence_of(error)}".rstrip(": "))
+
+
+class Connections:
+    """An environment's connections in this process, on an event loop of their own."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._shared: dict[int, Connection] = {}
+        self._opened: set[Connection] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def shared(self, server: McpServer) -> Connection:
+        """Give the connection that all sessions share, opened at first and where it was lost.
+
+        Raises:
+            EnvError: The server cannot be started.
+        """
+        with self._lock:
+            known = self._shared.get(id(server))
+            if known is None or known.is_lost():
+                if known is not None:
+                    known.close(wait=False)
+                known = self._shared[id(server)] = self._connect(server)
+        known.wait_until_ready()
+        return known
+
+    def open(self, server: McpServer) -> Connection:
+        """Open a connection for one session.
+
+        Raises:
+            EnvError: The server cannot be started.
+        """
+        with self._lock:
+            connection = self._connect(server)
+        connection.wait_until_ready()
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        """Close a session's own connection, without waiting for the server to end."""
+        self._opened.discard(connection)
+        connection.close(wait=False)
+
+    def close(self) -> None:
+        """Close every connection and end the loop; nothing in a process that was forked off, where no loop runs."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            opened, self._opened = self._opened, set()
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+            self._shared = {}
+        for connection in opened:
+            connection.close(wait=False)
+        if loop is None or thread is None:
+            return
+        with contextlib.suppress(Exception):
+            asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result(_CLOSING_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout=1.0)
+        if not thread.is_alive():
+            loop.close()
+
+    def _connect(self, server: McpServer) -> Connection:
+        load_mcp()
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="agentsgym-mcp", daemon=True)
+            self._thread.start()
+        connection = Connection(server, self._loop)
+        self._opened.add(connection)
+        return connection
+
+
+def load_mcp() -> Any:
+    """Import the SDK.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    try:
+        import mcp  # noqa: PLC0415  # an extra
+    except ModuleNotFoundError as error:
+        if error.name != "mcp":
+            raise
+        raise MissingDependencyError("mcp", "mcp") from error
+    return mcp
+
+
+async def _end_tasks() -> None:
+    """Let the connections that are closing end, and cancel what is left."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    if tasks:
+        _, left = await asyncio.wait(tasks, timeout=_CLOSING_S - 1.0)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=0.5)
+
+
+class _WatchedStream:
+    """The stream of a server's messages, which says when it ends: the SDK itself says so only to calls."""
+
+    def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
+        self._stream, self._ended = stream, ended
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> Any:
+        return await self._stream.__aexit__(*raised)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self._stream.__anext__()
+        except BaseException:  # it ended, broke, or was closed
+            self._ended()
+            raise
+
+
+@contextlib.asynccontextmanager
+async def _open(server: McpServer, ended: Callable[[], None]) -> AsyncGenerator[Any]:
+    """Open a session with a server and begin the conversation."""
+    mcp = load_mcp()
+    if server.server is not None:
+        async with _in_memory(server.server) as session:
+            yield session
+        return
+    session_class = mcp.ClientSession
+    async with _streams(server) as given, session_class(_WatchedStream(given[0], ended), given[1]) as session:
+        await session.initialize()
+        yield session
+
+
+def _in_memory(server: Any) -> contextlib.AbstractAsyncContextManager[Any]:
+    mcp = load_mcp()
+    made = server() if callable(server) else server
+    if hasattr(mcp, "Client"):
+        return cast("contextlib.AbstractAsyncContextManager[Any]", mcp.Client(made))
+    from mcp.shared import memory  # noqa: PLC0415  # an extra
+
+    untyped: Any = memory
+    return untyped.create_connected_server_and_client_session(made)
+
+
+@contextlib.asynccontextmanager
+async def _streams(server: McpServer) -> AsyncGenerator[Any]:
+    mcp = load_mcp()
+    if server.command is not None:
+        program, *arguments = server.command
+        parameters = mcp.StdioServerParameters(
+            command=program, args=arguments, env=dict(server.env) or None, cwd=server.cwd
+        )
+        async with mcp.stdio_client(parameters) as streams:
+            yield streams
+        return
+    from mcp.client import streamable_http  # noqa: PLC0415  # an extra
+
+    untyped: Any = streamable_http
+    if hasattr(untyped, "streamable_http_client"):
+        http_client = untyped.create_mcp_http_client(headers=dict(server.headers))
+        async with http_client, untyped.streamable_http_client(server.url, http_client=http_client) as streams:
+            yield streams
+    else:
+        async with untyped.streamablehttp_client(server.url, headers=dict(server.headers)) as streams:
+            yield streams
+
+
+async def _list_tools(session: Any, server: McpServer) -> list[dict[str, Any]]:
+    """Give the schemas of the server's tools, page by page."""
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    for _ in range(_MOST_PAGES):
+        page = await (session.list_tools() if cursor is None else _next_page(session, cursor))
+        found += [_schema(tool.model_dump(by_alias=True)) for tool in page.tools]
+        cursor = page.model_dump(by_alias=True).get("nextCursor")
+        if not cursor:
+            break
+    names = [schema["function"]["name"] for schema in found]
+    missing = [name for name in server.tools or () if name not in names]
+    if missing:
+        raise EnvError(f"it has no tool {shown(missing[0])}: it has {', '.join(names)}")
+    return [schema for schema in found if server.tools is None or schema["function"]["name"] in server.tools]
+
+
+def _next_page(session: Any, cursor: str) -> Any:
+    if "cursor" in inspect.signature(session.list_tools).parameters:
+        return session.list_tools(cursor=cursor)
+    return session.list_tools(params=load_mcp().types.PaginatedRequestParams(cursor=cursor))
+
+
+def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": tool["inputSchema"]}
+    return {"type": "function", "function": function}
+
+
+def _result(answer: Any) -> ToolResult:
+    """Read what a tool answered: its texts in order, and a word for what is no text."""
+    fields: dict[str, Any] = answer.model_dump(by_alias=True)
+    parts = cast("list[dict[str, Any]]", fields.get("content") or [])
+    content = "\n".join(str(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in parts)
+    if not parts and fields.get("structuredContent") is not None:
+        content = as_text(fields["structuredContent"])
+    is_error = bool(fields.get("isError"))
+    return ToolResult(content=f"Error: {content}" if is_error else content, failed=is_error)
+
+
+def _is_gone(error: BaseException) -> bool:
+    """Whether the server cannot be reached any more, rather than that it refused one call."""
+    if getattr(getattr(error, "error", None), "code", None) == _CONNECTION_CLOSED:
+        return True
+    closed = type(error).__module__.partition(".")[0] == "anyio"  # its streams are closed or broken
+    return closed or isinstance(error, OSError | EOFError)
+
+
+def _root(error: BaseException) -> BaseException:
+    """The first cause in groups of exceptions."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error

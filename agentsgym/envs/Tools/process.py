@@ -1,0 +1,162 @@
+"""Hold what an environment needs in one process: threads, open servers, and each session's tools."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from agentsgym.envs.timed_calls import CallTimeoutError, Runner
+from agentsgym.envs.Tools.mcp_client import Connection, Connections
+from agentsgym.envs.Tools.mcp_server import McpServer
+from agentsgym.envs.Tools.sources import SessionTools, Source, Tool, function_tools
+from agentsgym.errors import ConfigError, EnvError
+from agentsgym.texts import sentence_of
+
+_Made = TypeVar("_Made")
+
+
+class _Session:
+    """The tools of one session and what closes them."""
+
+    __slots__ = ("closers", "tools")
+
+    def __init__(self, tools: dict[str, Tool]) -> None:
+        self.tools = tools
+        self.closers: list[Callable[[], None]] = []
+
+
+class Process:
+    """Made at first use in each process, and never sent to another one.
+
+    Attributes:
+        pid: The process it belongs to.
+        runner: Threads for calls.
+        functions: The tools that are plain functions; None until they are known.
+    """
+
+    def __init__(self, sources: Sequence[Source], limit_s: float | None = None) -> None:
+        """Take ``limit_s``: how long making, and closing, a session's object may take."""
+        self.pid = os.getpid()
+        self.runner = Runner("calls of tools", "env_config['tool_timeout_s']")
+        self.functions: dict[str, Tool] | None = None
+        self._sources = [one for one in sources if isinstance(one, SessionTools | McpServer)]
+        self._limit_s = limit_s
+        self._connections = Connections()
+        self._sessions: dict[str, _Session] = {}
+
+    def schemas_of(self, server: McpServer) -> list[dict[str, Any]]:
+        """Ask a server for the schemas of its tools.
+
+        Raises:
+            ConfigError: It cannot be started.
+        """
+        try:
+            return self._connections.shared(server).schemas
+        except EnvError as error:
+            raise ConfigError(sentence_of(error)) from error
+
+    def set_functions(self, functions: Sequence[Callable[..., Any]]) -> None:
+        """Note the tools that are plain functions."""
+        self.functions = function_tools(functions)
+
+    def begin(self, session_id: str, task_data: dict[str, Any], generator: random.Random) -> None:
+        """Make a session's tools: its own objects, its own or the shared servers.
+
+        Raises:
+            EnvError: A server cannot be started, or an object is not made within the limit of time.
+        """
+        self.end(session_id)
+        functions = self.functions or {}
+        session = self._sessions[session_id] = _Session({**functions} if self._sources else functions)
+        try:
+            for source in self._sources:
+                if isinstance(source, SessionTools):
+                    self._make(source, session, task_data, generator)
+                else:
+                    self._connect(source, session)
+        except BaseException:
+            self.end(session_id)
+            raise
+
+    def tool(self, session_id: str, name: str) -> Tool:
+        """Find a session's tool.
+
+        Raises:
+            EnvError: Nothing makes the calls of it.
+        """
+        tool = self.tool_or_none(session_id, name)
+        if tool is None:
+            raise EnvError(f"nothing makes the calls of the tool {name!r}: was _initialize_episode of ToolEnv called?")
+        return tool
+
+    def tool_or_none(self, session_id: str, name: str) -> Tool | None:
+        """Find a session's tool; None if a class makes the calls of it by itself."""
+        session = self._sessions.get(session_id)
+        return None if session is None else session.tools.get(name)
+
+    def end(self, session_id: str) -> None:
+        """Close what a session has of its own; whatever one of them raises, all are closed."""
+        session = self._sessions.pop(session_id, None)
+        errors: list[Exception] = []
+        for closer in session.closers if session else ():
+            try:
+                self._within(closer, "close() of a session's tools")
+            except Exception as error:  # noqa: BLE001  # foreign code; raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def close(self) -> None:
+        """End servers and threads; nothing in a process that was forked off, where neither is."""
+        if self.pid != os.getpid():
+            return
+        self._sessions.clear()
+        self._connections.close()
+        self.runner.close()
+
+    def _make(
+        self, source: SessionTools, session: _Session, task_data: dict[str, Any], generator: random.Random
+    ) -> None:
+        given_up = threading.Event()
+
+        def make() -> tuple[dict[str, Tool], Callable[[], None]]:
+            made = source.begin(task_data, generator)
+            if given_up.is_set():
+                made[1]()
+            return made
+
+        try:
+            tools, closer = self._within(make, f"making {source.tools_class.__name__}")
+        except EnvError:
+            given_up.set()
+            raise
+        session.tools.update(tools)
+        session.closers.append(closer)
+
+    def _within(self, work: Callable[[], _Made], name: str) -> _Made:
+        """Do some work of a session's object, in another thread where there is a limit of time."""
+        if self._limit_s is None:
+            return work()
+        try:
+            return self.runner.finish(self.runner.start(work), self._limit_s)
+        except CallTimeoutError:
+            problem = f"{name} took longer than env_config['setup_timeout_s'] = {self._limit_s:g}, and was given up"
+            raise EnvError(problem) from None
+
+    def _connect(self, server: McpServer, session: _Session) -> None:
+        if server.per_session:
+            connection = self._connections.open(server)
+            session.closers.append(partial(self._connections.release, connection))
+        else:
+            connection = self._connections.shared(server)
+        for schema in connection.schemas:
+            name = schema["function"]["name"]
+            session.tools[name] = Tool(_caller(connection, name), keeps_time=True)
+
+
+def _caller(connection: Connection, name: str) -> Callable[..., Any]:
+    return partial(connection.call, name)

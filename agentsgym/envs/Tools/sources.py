@@ -1,0 +1,195 @@
+"""Where tools come from: functions, the methods of an object that each episode has of its own, servers; by name."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
+from typing import Any, NamedTuple, TypeVar, cast
+
+from agentsgym.envs.Tools.mcp_server import McpServer
+from agentsgym.envs.Tools.typed import typed, typed_hints
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.texts import shown
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_PARALLEL = "_agentsgym_parallel"
+_NO_OBJECT = object()  # a method's schema is to be without its self
+_CLOSE = "close"  # of a session's object: called when its episode ends, and no tool
+
+
+class Tool(NamedTuple):
+    """One tool as a session calls it.
+
+    Attributes:
+        call: Takes the arguments by name, and the limit of time.
+        is_parallel: Whether it may run beside other calls of its turn.
+        keeps_time: Whether it keeps the limit of time by itself.
+    """
+
+    call: Callable[[Mapping[str, Any], float | None], Any]
+    is_parallel: bool = False
+    keeps_time: bool = False
+
+
+def parallel(function: Function) -> Function:
+    """Mark a tool whose calls may run side by side within a turn; it must be safe in several threads.
+
+    >>> @parallel
+    ... def look_up(word: str) -> str: ...
+    """
+    setattr(function, _PARALLEL, True)
+    return function
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionTools:
+    """Tools with a state: the public methods of an object that is made for each episode.
+
+    Static methods are tools too. Methods whose names begin with an underscore are none, and neither are class methods,
+    which rather make objects, and ``close``, which is called when the episode ends. A call that comes while an earlier
+    one still runs (it was given up for time) fails.
+
+    Attributes:
+        tools_class: The class, whose typed methods give the schemas.
+        make: Makes the object from the task and the session's generator; None calls the class with the two.
+    """
+
+    tools_class: type[Any]
+    make: Callable[[dict[str, Any], random.Random], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tools_class, type):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"SessionTools.tools_class must be a class, got {shown(self.tools_class)}")
+        if not self.methods():
+            raise ConfigError(f"SessionTools: {self.tools_class.__name__} has no public method that could be a tool")
+
+    def methods(self) -> list[Callable[..., Any]]:
+        """Give the methods that are tools, bound to nothing, in the order in which they are defined."""
+        names = dict.fromkeys(name for base in reversed(self.tools_class.__mro__) for name in vars(base))
+        public = [name for name in names if not name.startswith("_") and name != _CLOSE]
+        found = {name: inspect.getattr_static(self.tools_class, name) for name in public}
+        methods: list[Callable[..., Any]] = []
+        for method in found.values():
+            if inspect.isfunction(method):
+                methods.append(MethodType(method, _NO_OBJECT))
+            elif isinstance(method, staticmethod):
+                methods.append(cast("staticmethod[..., Any]", method).__func__)
+        return methods
+
+    def begin(self, task_data: dict[str, Any], generator: random.Random) -> tuple[dict[str, Tool], Callable[[], None]]:
+        """Make one episode's object; returns its tools and what closes it."""
+        holder = (self.make or self.tools_class)(task_data, generator)
+        busy = threading.Lock()
+        tools: dict[str, Tool] = {}
+        for method in self.methods():
+            bound = getattr(holder, method.__name__)
+            is_parallel = hasattr(method, _PARALLEL)
+            call = _call if is_parallel else _call_alone(busy)
+            tools[method.__name__] = Tool(partial(call, _typed(bound)), is_parallel)
+        return tools, getattr(holder, _CLOSE, _nothing)
+
+
+Source = Callable[..., Any] | SessionTools | McpServer
+Sources = Source | Sequence[Source]
+
+_registered: dict[str, tuple[Source, ...]] = {}
+
+
+def register_tools(name: str, tools: Sources) -> None:
+    """Let ``env_config["tools"]`` name tools, so that dataset rows can: a row is plain JSON and imports no code.
+
+    Args:
+        name: What rows call them.
+        tools: One or several functions, :class:`SessionTools` and :class:`McpServer`.
+
+    Raises:
+        ConfigError: These are no tools, or other tools have that name.
+    """
+    sources = as_sources(tools, f"register_tools({name!r})")
+    if _registered.get(name, sources) != sources:
+        raise ConfigError(f"other tools are registered as {shown(name)}: give these another name")
+    _registered[name] = sources
+
+
+def registered_tools(names: str | Sequence[str] | None) -> tuple[Source, ...]:
+    """Find the tools of some names.
+
+    Raises:
+        ConfigError: One is not registered in this process.
+    """
+    chosen = [names] if isinstance(names, str) else [*(names or ())]
+    for name in chosen:
+        if name not in _registered:
+            hint = did_you_mean(name, _registered) if _registered else ""
+            raise ConfigError(f"env_config['tools'] names {shown(name)}, which register_tools has not seen{hint}")
+    return tuple(source for name in chosen for source in _registered[name])
+
+
+def as_sources(tools: Any, name: str) -> tuple[Source, ...]:
+    """Check what was given as tools.
+
+    Raises:
+        ConfigError: Something is no tool.
+    """
+    given = (tools,) if _is_source(tools) else tools
+    if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+        raise ConfigError(f"{name} takes functions, SessionTools or McpServer, one or a list, got {shown(tools)}")
+    for one in cast("Sequence[Any]", given):
+        if not _is_source(one):
+            hint = f": write SessionTools(tools_class={one.__name__})" if isinstance(one, type) else ""
+            raise ConfigError(f"{name} takes functions, SessionTools and McpServer, got {shown(one)}{hint}")
+    return tuple(cast("Sequence[Source]", given))
+
+
+def function_tools(functions: Sequence[Any]) -> dict[str, Tool]:
+    """Make the tools of plain functions, by name."""
+    return {one.__name__: Tool(partial(_call, _typed(one)), hasattr(one, _PARALLEL)) for one in functions}
+
+
+def _is_source(value: Any) -> bool:
+    return isinstance(value, SessionTools | McpServer) or (callable(value) and not isinstance(value, type))
+
+
+def _typed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a function that takes its arguments as JSON has them; itself where it takes nothing else."""
+    hints = typed_hints(function)
+
+    def call(**arguments: Any) -> Any:
+        return function(**typed(arguments, hints))
+
+    return call if hints else function
+
+
+def _call(function: Callable[..., Any], arguments: Mapping[str, Any], limit_s: float | None) -> Any:  # noqa: ARG001  # the caller keeps it
+    """Call a tool; one that is a coroutine function runs on an event loop of its own."""
+    value = function(**arguments)
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def _call_alone(busy: threading.Lock) -> Callable[..., Any]:
+    """Call an object's method, unless an earlier call of it has not come back."""
+
+    def call(function: Callable[..., Any], arguments: Mapping[str, Any], limit_s: float | None) -> Any:
+        if not busy.acquire(blocking=False):
+            raise BusyError("an earlier call is still running, so this one was not made")
+        try:
+            return _call(function, arguments, limit_s)
+        finally:
+            busy.release()
+
+    return call
+
+
+class BusyError(Exception):
+    """An earlier call of a session's object has not come back."""
+
+
+def _nothing() -> None:
+    """Nothing is to be closed."""

@@ -1,0 +1,86 @@
+"""Make tasks for tools from any table of questions and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from agentsgym.envs.row_options import Part, checked_options, part_of, rows_of
+from agentsgym.envs.rows import class_path
+from agentsgym.envs.sources import Column, is_source, read_columns, read_rows
+from agentsgym.errors import ConfigError
+from agentsgym.fields import or_none, require
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+COLUMNS = {"question": "question", "answer": "answer"}
+_DEFAULTS: dict[str, Any] = {"data": None, "columns": None}
+
+
+class DatasetOptions(TypedDict, total=False):
+    """Options of the rows that are made.
+
+    Attributes:
+        data: The table: a path of a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict of arguments of
+            ``datasets.load_dataset``.
+        columns: The columns that the keys of a task are read from; see :func:`tasks_from`.
+        size: Number of rows; by default one for each question.
+        seed: Orders the questions and makes the tasks' seeds; it never moves one between training and evaluation.
+        split: ``"disjoint"``: training and evaluation share no question; ``"all"``: both have all.
+        eval_fraction: What ``"disjoint"`` keeps for evaluation, in (0, 1).
+    """
+
+    data: Any
+    columns: Mapping[str, str] | None
+    size: int | None
+    seed: int
+    split: str
+    eval_fraction: float
+
+
+def task_dataset(
+    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
+) -> Dataset:
+    """Make the rows of an environment from a table.
+
+    Args:
+        env_class: The environment.
+        env_config: What the rows hold of its configuration.
+        part: Whether they are for training or evaluation.
+        options: See :class:`DatasetOptions`.
+
+    Raises:
+        ConfigError: There is no table, it lacks a column or has no rows, or an option is not valid.
+    """
+    settings = checked_options(options, _DEFAULTS)
+    data = settings["data"]
+    require("data", data, or_none(is_source), "what rows can be read from, or None")
+    if data is None:
+        raise ConfigError(f"{env_class.__name__} ships no tasks: give data=…, a table with questions and answers")
+    tasks = tasks_from(data, settings["columns"])
+    chosen = set(part_of([str(task["question"]) for task in tasks], part, settings, "questions"))
+    kept = [task for task in tasks if str(task["question"]) in chosen]
+    return rows_of(kept, class_path(env_class), env_config, part, settings)
+
+
+def tasks_from(data: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Read tasks from a table, in its order.
+
+    Args:
+        data: What :func:`~agentsgym.envs.sources.read_rows` reads.
+        columns: For each key of a task the column that it is read from, ``{"question": "prompt", "answer": "gold"}``;
+            None for columns of the same names. Further keys go into the task as they are.
+
+    Returns:
+        One ``task_data`` a row.
+
+    Raises:
+        ConfigError: It is no table, has no rows, or lacks a column.
+    """
+    chosen = dict(COLUMNS if columns is None else columns)
+    if "question" not in chosen:
+        raise ConfigError(f"columns must say which one is the 'question', got {shown(chosen)}")
+    wanted = {key: Column(default=key, valid=lambda _: True, expected="anything") for key in chosen}
+    return read_columns(read_rows(data, "data"), wanted, chosen, "data")

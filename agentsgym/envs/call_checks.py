@@ -1,0 +1,144 @@
+"""Check a call of a tool against the tool's JSON schema, and say to the agent what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+from agentsgym.errors import did_you_mean
+from agentsgym.texts import shown
+from agentsgym.types import ToolCall
+
+_Schema = Mapping[str, Any]
+
+
+def check_call(call: ToolCall, schemas: Sequence[Mapping[str, Any]]) -> str | None:
+    """Say what is wrong with a call, for the agent; None for a call that can be played.
+
+    Args:
+        call: As the agent gave it.
+        schemas: The environment's ``tool_schemas``.
+
+    >>> add = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    >>> schema = {"type": "function", "function": add}
+    >>> check_call(ToolCall(name="add", arguments={"a": "3"}), [schema])
+    "the argument 'a' of 'add' must be an integer, got '3'"
+    >>> check_call(ToolCall(name="ad"), [schema])
+    "there is no tool 'ad'; did you mean 'add'?"
+    >>> check_call(ToolCall(name="add", arguments={"a": 3}), [schema]) is None
+    True
+    """
+    if call.error is not None:
+        return call.error
+    parameters = {schema["function"]["name"]: schema["function"].get("parameters", {}) for schema in schemas}
+    if call.name not in parameters:
+        return f"there is no tool {shown(call.name)}{did_you_mean(call.name, parameters)}"
+    try:
+        return next(
+            _of_object(call.arguments, {"additionalProperties": False, **parameters[call.name]}, call.name), None
+        )
+    except RecursionError:
+        return f"the arguments of {shown(call.name)} are nested too deeply"
+
+
+def _of_object(value: Mapping[str, Any], schema: _Schema, tool: str, path: str = "") -> Iterator[str]:
+    """Yield what is wrong with an object: what is missing first, then what is unexpected, then each value."""
+    properties: _Schema = schema.get("properties") or {}
+    rest: Any = schema.get("additionalProperties", True)
+    for name in schema.get("required") or ():
+        if name not in value:
+            yield f"the argument {shown(path + name)} of {shown(tool)} is missing"
+    for name, item in value.items():
+        if name in properties:
+            yield from _of_value(item, properties[name], tool, path + name)
+        elif rest is False:
+            known = did_you_mean(name, properties) if properties else "; it takes none"
+            yield f"{shown(tool)} has no argument {shown(path + name)}{known}"
+        elif isinstance(rest, Mapping):
+            yield from _of_value(item, cast("_Schema", rest), tool, path + name)
+
+
+def _of_value(value: Any, schema: _Schema, tool: str, path: str) -> Iterator[str]:
+    expected = _expected(value, schema)
+    if expected is not None:
+        yield f"the argument {shown(path)} of {shown(tool)} must be {expected}, got {shown(value)}"
+    elif isinstance(value, Mapping):
+        yield from _of_object(cast("Mapping[str, Any]", value), schema, tool, f"{path}.")
+    elif isinstance(value, list) and isinstance(schema.get("items"), Mapping):
+        for index, item in enumerate(cast("list[Any]", value)):
+            yield from _of_value(item, schema["items"], tool, f"{path}[{index}]")
+
+
+def _expected(value: Any, schema: _Schema) -> str | None:
+    """What a value must be where it is not that, as the end of a sentence."""
+    if value is None and schema.get("nullable"):
+        return None
+    if "enum" in schema or "const" in schema:
+        choices: list[Any] = schema.get("enum") or [schema.get("const")]
+        return None if any(_same(value, choice) for choice in choices) else f"one of {_listed(choices)}"
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            fits = any(next(_of_value(value, option, "", ""), None) is None for option in schema[key])
+            return None if fits else f"one of the {len(schema[key])} forms that the tool's description gives"
+    kinds: Any = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    known = [kind for kind in kinds if kind in _KINDS]
+    if known and not any(_KINDS[kind][0](value) for kind in known):
+        return " or ".join(_KINDS[kind][1] for kind in known)
+    return _out_of_bounds(value, schema)
+
+
+def _out_of_bounds(value: Any, schema: _Schema) -> str | None:
+    size = len(cast("Sequence[Any]", value)) if isinstance(value, str | list) else value
+    for key, is_within, expected in _BOUNDS.get(type(cast("object", value)), ()):
+        if key in schema and not is_within(size, schema[key]):
+            return expected.format(schema[key])
+    return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    return isinstance(one, bool) == isinstance(other, bool) and one == other
+
+
+def _listed(choices: Sequence[Any]) -> str:
+    return ", ".join(shown(choice, 40) for choice in choices[:20]) + (", …" if len(choices) > 20 else "")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+_KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "string": (lambda value: isinstance(value, str), "a string"),
+    "integer": (_is_integer, "an integer"),
+    "number": (_is_number, "a number"),
+    "boolean": (lambda value: isinstance(value, bool), "true or false"),
+    "null": (lambda value: value is None, "null"),
+    "array": (lambda value: isinstance(value, list), "a list"),
+    "object": (lambda value: isinstance(value, Mapping), "an object"),
+}
+
+_Bound = tuple[str, Callable[[Any, Any], bool], str]
+_OF_NUMBERS: Final[tuple[_Bound, ...]] = (
+    ("minimum", lambda size, bound: size >= bound, "at least {}"),
+    ("maximum", lambda size, bound: size <= bound, "at most {}"),
+    ("exclusiveMinimum", lambda size, bound: size > bound, "above {}"),
+    ("exclusiveMaximum", lambda size, bound: size < bound, "below {}"),
+)
+_BOUNDS: Final[dict[type, tuple[_Bound, ...]]] = {
+    int: _OF_NUMBERS,
+    float: _OF_NUMBERS,
+    str: (
+        ("minLength", lambda size, bound: size >= bound, "a string of at least {} characters"),
+        ("maxLength", lambda size, bound: size <= bound, "a string of at most {} characters"),
+    ),
+    list: (
+        ("minItems", lambda size, bound: size >= bound, "a list of at least {} items"),
+        ("maxItems", lambda size, bound: size <= bound, "a list of at most {} items"),
+    ),
+}

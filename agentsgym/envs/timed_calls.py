@@ -1,0 +1,151 @@
+"""Run calls of foreign code, tools and retrievers, in threads, each within a limit of time.
+
+Python cannot end a thread. A call that runs past its limit is given up: its thread goes on until the code returns, what
+it returns is dropped, and no later call waits for it, since a thread is started wherever none is idle. All threads are
+daemons, so that a call that never returns does not keep the process alive.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from agentsgym.errors import EnvError
+
+MOST_GIVEN_UP = 64  # calls that still run past their limit, in one environment
+_IDLE_S = 10.0  # how long a thread waits for another call before it ends
+
+
+class CallTimeoutError(Exception):
+    """A call ran past its limit of time; never raised out of the call itself."""
+
+
+class Job:
+    """One call: what it runs and, once that is done, what it gave."""
+
+    __slots__ = ("_is_over", "error", "result", "work")
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._is_over = threading.Lock()  # quicker than an Event, which a call would pay for
+        self._is_over.acquire()
+
+    def run(self) -> None:
+        """Do the work, in the thread that took it."""
+        try:
+            self.result = self.work()
+        except BaseException as error:  # noqa: BLE001  # foreign code; it is raised again where the call waits
+            self.error = error
+        self._is_over.release()
+
+    def wait(self, limit_s: float | None) -> bool:
+        """Wait until it is over; False if that takes longer than ``limit_s``."""
+        return self._is_over.acquire(timeout=-1 if limit_s is None else limit_s)
+
+
+class Worker(threading.Thread):
+    """A thread that runs one job after another and ends when none comes for a while."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(name="agentsgym-call", daemon=True)
+        self.jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: no more
+        self._runner = runner
+
+    def run(self) -> None:
+        """Run jobs until the runner lets the worker go."""
+        while True:
+            try:
+                job = self.jobs.get(timeout=_IDLE_S)
+            except Empty:
+                if self._runner.lets_go(self):
+                    return
+                continue
+            if job is None:
+                return
+            job.run()
+            del job  # else it would hold its result until the next one
+            self._runner.take_back(self)
+
+
+class Runner:
+    """Threads for calls, as many as run at once.
+
+    Args:
+        what: The calls, as errors name them.
+        limit_name: The setting that limits a call.
+    """
+
+    def __init__(self, what: str, limit_name: str) -> None:
+        self._what, self._limit_name = what, limit_name
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._idle: deque[Worker] = deque()
+        self._given_up: list[Job] = []
+
+    def start(self, work: Callable[[], Any]) -> Job:
+        """Begin a call.
+
+        Raises:
+            EnvError: Too many earlier calls have run past their limit and still run.
+        """
+        job = Job(work)
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+            num_stuck = len(self._still_running()) if self._given_up else 0
+        if num_stuck >= MOST_GIVEN_UP:
+            raise EnvError(
+                f"{num_stuck} {self._what} have run past {self._limit_name} and still run: no further one is started "
+                "until some of them return (give them a limit of time of their own)"
+            )
+        if worker is None:
+            worker = Worker(self)
+            worker.start()
+        worker.jobs.put(job)
+        return job
+
+    def finish(self, job: Job, limit_s: float | None) -> Any:
+        """Wait for a call and give what it returned, or raise what it raised.
+
+        Raises:
+            CallTimeoutError: It takes longer than ``limit_s``; it is given up.
+        """
+        if not job.wait(limit_s):
+            with self._lock:
+                self._given_up.append(job)
+            raise CallTimeoutError
+        if job.error is not None:
+            raise job.error
+        return job.result
+
+    def take_back(self, worker: Worker) -> None:
+        """Keep a worker that has nothing to do for the next call."""
+        with self._lock:
+            if not self._is_closed:
+                self._idle.append(worker)
+                return
+        worker.jobs.put(None)
+
+    def lets_go(self, worker: Worker) -> bool:
+        """Whether an idle worker may end; not if a job was just given to it."""
+        with self._lock:
+            if worker in self._idle:
+                self._idle.remove(worker)
+                return True
+        return False
+
+    def close(self) -> None:
+        """End the threads: the idle ones now, the others when their calls return."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = [*self._idle], deque()
+        for worker in idle:
+            worker.jobs.put(None)
+
+    def _still_running(self) -> list[Job]:
+        self._given_up = [job for job in self._given_up if not job.wait(0)]
+        return self._given_up

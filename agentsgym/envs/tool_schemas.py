@@ -1,0 +1,183 @@
+"""Make the JSON schemas of an environment's tools, in the one form that every chat template prints."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from agentsgym.envs.call_checks import check_call
+from agentsgym.errors import ConfigError
+from agentsgym.interruptions import is_interruption
+from agentsgym.texts import sentence_of, shown
+
+__all__ = ["check_call", "schemas_of"]
+
+_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
+_UNNAMED_KINDS = {
+    inspect.Parameter.VAR_POSITIONAL: "takes any number of values",
+    inspect.Parameter.VAR_KEYWORD: "takes any names",
+    inspect.Parameter.POSITIONAL_ONLY: "is positional-only",
+}
+
+
+def schemas_of(
+    tools: Sequence[Callable[..., Any] | Mapping[str, Any]] | None, owner: str
+) -> tuple[dict[str, Any], ...]:
+    """Make the full JSON schema of each tool: ``{"type": "function", "function": {name, description, parameters}}``.
+
+    A typed function is described by its name, its docstring (Google style, a line in ``Args:`` for each argument) and
+    its type hints; what it returns is not shown. A schema may be the inner part alone; descriptions may be missing.
+    ``$ref`` is written out, and a choice between a type and null becomes ``nullable``, for some chat templates drop
+    both. A ``$ref`` to a schema inside itself becomes an object of any form.
+
+    Args:
+        tools: Typed functions, or schemas; None for none.
+        owner: Whose they are, for errors.
+
+    Raises:
+        ConfigError: No schema can be made of a function, a schema is none, or two tools have one name.
+    """
+    given: Any = tools or ()
+    if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+        raise ConfigError(f"the tools of {owner} must be a list of functions and JSON schemas, got {_shown(given)}")
+    schemas = tuple(_schema(tool, owner) for tool in cast("Sequence[Any]", given))
+    names = [schema["function"]["name"] for schema in schemas]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"two tools of {owner} are called {twice[0]!r}: give one of them another name")
+    return schemas
+
+
+def _shown(value: Any) -> str:
+    return shown(value, 100)
+
+
+def _schema(tool: Any, owner: str) -> dict[str, Any]:
+    if isinstance(tool, Mapping):
+        return _completed(cast("Mapping[str, Any]", tool), f"the tool {_shown(tool)} of {owner}")
+    if not callable(tool):
+        raise ConfigError(f"a tool of {owner} must be a typed function or a JSON schema, got {shown(tool)}")
+    return _of_function(tool, owner)
+
+
+def _of_function(tool: Callable[..., Any], owner: str) -> dict[str, Any]:
+    from transformers import utils  # noqa: PLC0415  # environments without tools need no transformers
+
+    name = str(getattr(tool, "__name__", type(tool).__name__))
+    place = f"no JSON schema can be made of {owner}'s tool {name!r}"
+    untyped: Any = utils
+    if problem := _problem(tool):
+        raise ConfigError(f"{place}: {problem}")
+    try:
+        schema = cast("dict[str, Any]", untyped.get_json_schema(tool))
+    except BaseException as error:
+        if is_interruption(error):
+            raise
+        raise ConfigError(f"{place}: {_explained(tool, error)}") from error
+    schema["function"].pop("return", None)  # it costs prompt tokens, and servers refuse the key
+    return _completed(schema, f"the schema of {owner}'s tool {name!r}")
+
+
+def _problem(tool: Callable[..., Any]) -> str | None:
+    """What a function lacks that a schema is made of."""
+    for name, parameter in inspect.signature(tool).parameters.items():
+        if parameter.kind in _UNNAMED_KINDS:
+            return f"its argument {name!r} {_UNNAMED_KINDS[parameter.kind]}: calls give arguments by name, so name each"
+        if parameter.annotation is inspect.Parameter.empty:
+            return f"its argument {name!r} has no type hint: write for example '{name}: str'"
+    doc = inspect.getdoc(tool)
+    if not doc or not getattr(tool, "__doc__", None):
+        return "it has no docstring: write what it does, and under 'Args:' a line for each argument"
+    for name in inspect.signature(tool).parameters:
+        if not re.search(rf"^[ \t]*Args:\n(?s:.*?)^[ \t]+{re.escape(name)}:", doc, re.MULTILINE):
+            return f"its docstring does not describe {name!r}: write under 'Args:' a line '{name}: what it is'"
+    return None
+
+
+def _explained(tool: Callable[..., Any], error: BaseException) -> str:
+    hints = inspect.signature(tool).parameters
+    text = sentence_of(error)
+    wrong = next((name for name, one in hints.items() if repr(one.annotation) in text), None)
+    if wrong is None:
+        return text
+    return (
+        f"the type of its argument {wrong!r} has no JSON form, {hints[wrong].annotation!r}: use str, int, float, bool, "
+        "Literal, an Enum, or a list, dict or Union of these, or give the whole schema as a dict"
+    )
+
+
+def _completed(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Check a schema, and fill in what may be left out."""
+    copied = _json_copy(schema, name)
+    function = copied.get("function", copied)
+    if copied.get("type", "function") != "function" or not isinstance(function, dict):
+        raise ConfigError(f'{name} must be {{"type": "function", "function": {{…}}}} or what stands in its "function"')
+    fields = cast("dict[str, Any]", function)
+    fields = {key: value for key, value in fields.items() if key != "type"} if fields is copied else fields
+    tool, description = fields.get("name"), fields.get("description")
+    if not isinstance(tool, str) or not _NAME.fullmatch(tool):
+        raise ConfigError(f"{name} needs a name of letters, digits, '_', '-', '.' and '/', got {shown(tool)}")
+    if not isinstance(description, str | None):
+        raise ConfigError(f"{name}: its description must be a text, got {shown(description)}")
+    rest = {key: value for key, value in fields.items() if key not in {"name", "description", "parameters"}}
+    parameters = _parameters(fields.get("parameters"), name)
+    function = {"name": tool, "description": description or "", "parameters": parameters, **rest}
+    return {"type": "function", "function": function}
+
+
+def _parameters(given: Any, name: str) -> dict[str, Any]:
+    parameters = cast("dict[str, Any]", {} if given is None else given)
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f'{name}: its parameters must be a JSON schema of the type "object", got {shown(given)}')
+    definitions = {**parameters.get("definitions", {}), **parameters.get("$defs", {})}
+    bare = {key: value for key, value in parameters.items() if key not in {"$defs", "definitions", "$schema"}}
+    plain: dict[str, Any] = {"type": "object", "properties": {}, **_inlined(bare, definitions, name)}
+    properties = cast("dict[str, dict[str, Any]]", plain["properties"])
+    if not isinstance(properties, dict) or not all(isinstance(one, dict) for one in properties.values()):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"{name}: its properties must be a dict of JSON schemas, got {shown(properties)}")
+    required: Any = plain.get("required", [])
+    if not isinstance(required, list) or not {*map(str, cast("list[Any]", required))} <= {*properties}:
+        raise ConfigError(f"{name}: required must be a list of its properties, got {shown(cast('object', required))}")
+    for one in properties.values():
+        one.setdefault("description", "")
+    return plain
+
+
+def _inlined(part: Any, definitions: Mapping[str, Any], name: str, open_refs: tuple[str, ...] = ()) -> Any:
+    """Write out every ``$ref``, and null as ``nullable``, in a schema or a part of one."""
+    if isinstance(part, list):
+        return [_inlined(item, definitions, name, open_refs) for item in cast("list[Any]", part)]
+    if not isinstance(part, dict):
+        return part
+    schema = cast("dict[str, Any]", part)
+    if not isinstance(schema.get("$ref"), str):
+        return _nullable({key: _inlined(value, definitions, name, open_refs) for key, value in schema.items()})
+    target = str(schema["$ref"]).rpartition("/")[2]
+    if target not in definitions:
+        raise ConfigError(f"{name}: its $ref {shown(schema['$ref'])} is not among its $defs, {sorted(definitions)}")
+    beside = {key: value for key, value in schema.items() if key != "$ref"}
+    if target in open_refs:
+        return {"type": "object", **beside}
+    return _inlined({**definitions[target], **beside}, definitions, name, (*open_refs, target))
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Write a choice between null and something else as ``nullable``."""
+    kinds, options = schema.get("type"), schema.get("anyOf")
+    if isinstance(kinds, list) and "null" in kinds:
+        rest = [kind for kind in cast("list[Any]", kinds) if kind != "null"]
+        return {**schema, "type": rest[0] if len(rest) == 1 else rest, "nullable": True}
+    if not isinstance(options, list) or {"type": "null"} not in options:
+        return schema
+    rest = [option for option in cast("list[Any]", options) if option != {"type": "null"}]
+    beside = {key: value for key, value in schema.items() if key != "anyOf"}
+    return {**(rest[0] if len(rest) == 1 else {"anyOf": rest}), **beside, "nullable": True}
+
+
+def _json_copy(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
+    try:
+        return json.loads(json.dumps(schema, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} must hold plain JSON values: {sentence_of(error)}") from error
