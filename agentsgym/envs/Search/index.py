@@ -1,0 +1,194 @@
+"""Find passages by their words: BM25 through ``bm25s``, indexed once and kept on disk.
+
+A search engine of one's own is any callable ``(query, k) -> passages`` (``env_config["retriever"]``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from agentsgym.envs.Search.corpus import Passage, ProcessCache
+from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym.texts import sentence_of
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1  # of what is kept on disk
+_FEWEST_KEPT = 5_000  # passages: fewer are indexed faster than they are read
+_WORD = r"(?u)\b\w+\b"
+_MANIFEST = "manifest.json"
+_indexes = ProcessCache()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexOptions:
+    """How an index is made.
+
+    Attributes:
+        title_weight: How often the words of the title count, at least 0.
+        stopwords: The language whose most frequent words are left out, as ``bm25s`` names it (``"en"``); None for none.
+    """
+
+    title_weight: int = 2
+    stopwords: str | None = "en"
+
+
+class BM25Index:
+    """Ranks passages by BM25 (Lucene's variant, k1 = 1.5, b = 0.75).
+
+    It never changes and may be used by many threads at once. Ties go to the passage that stands first.
+    """
+
+    def __init__(self, passages: Sequence[Passage], options: IndexOptions, ranker: Any) -> None:
+        self._passages = passages
+        self._options = options
+        self._ranker = ranker
+
+    def __call__(self, query: str, k: int) -> list[Passage]:
+        """Give at most ``k`` passages that share a word with the query, the best first."""
+        import numpy as np  # noqa: PLC0415  # as everything here, first needed where something is searched
+
+        [words] = _words([query], self._options)
+        if not words:
+            return []
+        scores: Any = self._ranker.get_scores(words)  # (N,)
+        if k < len(scores):
+            least = np.partition(scores, len(scores) - k)[len(scores) - k]
+            found = np.flatnonzero(scores >= least)
+            found = found[scores[found] > 0]
+        else:
+            found = np.flatnonzero(scores > 0)
+        best = found[np.argsort(-scores[found], kind="stable")][:k]
+        return [self._passages[index] for index in best.tolist()]
+
+
+def open_index(passages: Sequence[Passage], options: IndexOptions, cache_dir: str | None) -> BM25Index:
+    """Give the index of these passages: the process's own, the one on disk, or a new one.
+
+    Args:
+        passages: What is searched.
+        options: How it is indexed.
+        cache_dir: Where indexes are kept; None for the user's cache, ``""`` for none on disk.
+
+    Raises:
+        MissingDependencyError: ``bm25s`` is not installed.
+        ConfigError: The passages hold no word, or ``bm25s`` does not know the language of the stop words.
+    """
+    try:
+        _words([""], options)
+    except ValueError as error:
+        raise ConfigError(
+            f"env_config['stopwords'] must be a language that bm25s knows: {sentence_of(error)}"
+        ) from error
+    key = _content_hash(passages, options)
+    return _indexes.get(key, lambda: BM25Index(passages, options, _ranker(passages, options, key, cache_dir)))
+
+
+def forget_indexes() -> None:
+    """Let go of the indexes that this process holds; environments keep theirs."""
+    _indexes.clear()
+
+
+def default_cache_dir() -> Path:
+    """Where indexes are kept if nothing else is said: ``agentsgym/bm25`` in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentsgym" / "bm25"
+
+
+def _bm25s() -> Any:
+    try:
+        import bm25s  # noqa: PLC0415  # an optional package
+    except ImportError as error:
+        raise MissingDependencyError("bm25s", "search") from error
+    return bm25s
+
+
+def _words(texts: list[str], options: IndexOptions) -> list[list[str]]:
+    return _bm25s().tokenize(
+        texts, token_pattern=_WORD, stopwords=options.stopwords or [], return_ids=False, show_progress=False
+    )
+
+
+def _content_hash(passages: Sequence[Passage], options: IndexOptions) -> str:
+    _bm25s()
+    made_by = [_FORMAT, importlib.metadata.version("bm25s"), options.title_weight, options.stopwords, _WORD]
+    digest = hashlib.blake2b(json.dumps(made_by).encode(), digest_size=16)
+    for one in passages:
+        digest.update(f"{len(one.title)} {len(one.text)} {one.title}{one.text}".encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def _ranker(passages: Sequence[Passage], options: IndexOptions, key: str, cache_dir: str | None) -> Any:
+    if cache_dir == "" or len(passages) < _FEWEST_KEPT:
+        return _new_ranker(passages, options)
+    folder = (default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()) / key
+    ranker = _kept_ranker(folder)
+    if ranker is None:
+        ranker = _new_ranker(passages, options)
+        _keep(ranker, folder)
+    return ranker
+
+
+def _new_ranker(passages: Sequence[Passage], options: IndexOptions) -> Any:
+    bm25s = _bm25s()
+    titled = (" ".join([*[one.title] * options.title_weight, one.text]) for one in passages)
+    words = _words([*titled], options)
+    if not any(words):
+        raise ConfigError(f"the corpus must hold at least one word that is no stop word, got {len(words)} passages")
+    ranker = bm25s.BM25(backend="numpy")
+    ranker.index(words, show_progress=False)
+    return ranker
+
+
+def _kept_ranker(folder: Path) -> Any | None:
+    """Read an index from disk; None if there is none or it is not whole."""
+    if not folder.is_dir():
+        return None
+    try:
+        expected = cast("dict[str, str]", json.loads((folder / _MANIFEST).read_text()))
+        found = {name: _checksum(folder / name) for name in expected}
+        if found != expected or not expected:
+            raise ValueError("its checksums differ")  # noqa: TRY301  # damaged in whatever way, it is made anew
+        return _bm25s().BM25.load(folder, mmap=True)
+    except Exception as error:  # noqa: BLE001  # a damaged file may raise anything
+        logger.warning("the index in %s cannot be used and is made anew: %s", folder, sentence_of(error))
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
+def _keep(ranker: Any, folder: Path) -> None:
+    """Write an index to disk, whole or not at all: other processes may be reading and writing the same one."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as made:
+            unfinished = Path(made) / "index"
+            ranker.save(unfinished, show_progress=False)
+            checksums = {file.name: _checksum(file) for file in sorted(unfinished.iterdir())}
+            (unfinished / _MANIFEST).write_text(json.dumps(checksums))
+            with suppress(FileExistsError):
+                _move(unfinished, folder)
+    except OSError as error:
+        logger.warning("the index is not kept in %s: %s", folder, sentence_of(error))
+
+
+def _move(unfinished: Path, folder: Path) -> None:
+    try:
+        unfinished.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise  # else another process was faster, and its index is the same
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()

@@ -1,0 +1,50 @@
+"""Compare a short answer with the known ones, as SQuAD does: exact match and the F1 of words."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalized(answer: str) -> str:
+    """Lower the case and drop punctuation, articles and superfluous space (1606.05250, the official evaluation).
+
+    >>> normalized(" The  River Tarn. ")
+    'river tarn'
+    """
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, references: Iterable[str]) -> float:
+    """1.0 if the answer is one of the references after normalization, else 0.0.
+
+    An answer of which normalization leaves nothing is compared as it is.
+    """
+    own = _compared(answer)
+    return float(any(own == _compared(reference) for reference in references))
+
+
+def f1(answer: str, references: Iterable[str]) -> float:
+    """Harmonic mean of precision and recall of the answer's words, in [0, 1], for the best of the references.
+
+    Words count as often as they occur in both (1606.05250, section 6.1).
+
+    >>> f1("the long river Tarn", ["Tarn"])
+    0.5
+    """
+    return max((_f1(_compared(answer), _compared(reference)) for reference in references), default=0.0)
+
+
+def _compared(answer: str) -> str:
+    return normalized(answer) or " ".join(answer.lower().split())
+
+
+def _f1(answer: str, reference: str) -> float:
+    words, expected = Counter(answer.split()), Counter(reference.split())
+    common = (words & expected).total()
+    return 2 * common / (words.total() + expected.total()) if common else 0.0

@@ -1,0 +1,206 @@
+"""Make a small world from a seed, what an encyclopedia says of it, and questions whose answers are several facts away.
+
+People work for firms and were born in towns; firms are based in towns, towns lie on rivers, rivers flow into seas. All
+names are made of syllables, so that no language model knows an answer beforehand. No two share a word.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import is_int, require
+from agentsgym.seeding import derive_seed
+
+_ONSETS, _VOWELS, _CODAS = "bdfgklmnprstvz", "aeiou", "lmnrsk"
+_KINDS = ("Works", "Mills", "Foundry", "Brewery", "Press", "Tannery")
+_PRODUCTS = ("bells", "paper", "glass", "rope", "clocks", "boats", "tiles", "cloth")
+_PROFESSIONS = ("weaver", "miller", "engraver", "smith", "clerk", "joiner", "dyer", "cooper")
+
+Path = tuple[str, ...]
+
+#: What a passage says of each relation, about the entity that its title names.
+FACTS: Mapping[str, re.Pattern[str]] = {
+    "works for": re.compile(r"works for (?P<value>[A-Z]\w+ [A-Z]\w+)\."),
+    "born in": re.compile(r"was born in (?P<value>[A-Z]\w+)\."),
+    "based in": re.compile(r"is based in (?P<value>[A-Z]\w+)\."),
+    "on river": re.compile(r"on the river (?P<value>[A-Z]\w+)\."),
+    "flows into": re.compile(r"flows into the (?P<value>[A-Z]\w+ Sea)\."),
+}
+
+#: How each chain of relations, which begins with a person, is asked.
+QUESTIONS: Mapping[Path, str] = {
+    ("works for",): "Which firm does {} work for?",
+    ("born in",): "In which town was {} born?",
+    ("works for", "based in"): "In which town is the firm based that {} works for?",
+    ("born in", "on river"): "On which river lies the town where {} was born?",
+    ("works for", "based in", "on river"): "On which river lies the town where the employer of {} is based?",
+    ("born in", "on river", "flows into"): "Into which sea flows the river of the town where {} was born?",
+    (
+        "works for",
+        "based in",
+        "on river",
+        "flows into",
+    ): "Into which sea flows the river of the town where the employer of {} is based?",
+}
+MAX_HOPS = max(map(len, QUESTIONS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question about a person, and all that is known of its answer.
+
+    Attributes:
+        text: The question.
+        answers: The ways to write the answer, the plain one first.
+        evidence: Titles of the passages that together hold the answer, in the order in which they lead to it.
+        person: Whom it is about.
+    """
+
+    text: str
+    answers: tuple[str, ...]
+    evidence: tuple[str, ...]
+    person: str
+
+
+class World:
+    """A world: who and what is in it, and the facts that relate them.
+
+    Args:
+        num_people: People, each asked about.
+        num_firms: Firms.
+        num_towns: Towns.
+        num_rivers: Rivers.
+        num_seas: Seas.
+        seed: Makes names and facts.
+
+    Attributes:
+        facts: What each entity is related to, by entity and relation.
+        passages: One passage an entity (seas have none), as ``{"title", "text"}``.
+        people: Names of the people.
+
+    Raises:
+        ConfigError: A number is not valid.
+    """
+
+    def __init__(  # keywords, one for each kind of entity
+        self,
+        *,
+        num_people: int = 200,
+        num_firms: int = 60,
+        num_towns: int = 40,
+        num_rivers: int = 16,
+        num_seas: int = 6,
+        seed: int = 0,
+    ) -> None:
+        require("seed", seed, is_int(0), "an int >= 0")
+        sizes = {"people": num_people, "firms": num_firms, "towns": num_towns, "rivers": num_rivers, "seas": num_seas}
+        for kind, size in sizes.items():
+            require(f"num_{kind}", size, _is_size, "an int from 1 to 10,000")
+        generator = random.Random(derive_seed("search world", seed))
+        words = _Words(generator)
+        self.people: Sequence[str] = [f"{words.draw()} {words.draw()}" for _ in range(num_people)]
+        firms = [f"{words.draw()} {generator.choice(_KINDS)}" for _ in range(num_firms)]
+        towns, rivers = ([words.draw() for _ in range(size)] for size in (num_towns, num_rivers))
+        seas = [f"{words.draw()} Sea" for _ in range(num_seas)]
+        choice = generator.choice
+        self.facts: Mapping[str, Mapping[str, str]] = {
+            **{one: {"works for": choice(firms), "born in": choice(towns)} for one in self.people},
+            **{one: {"based in": choice(towns)} for one in firms},
+            **{one: {"on river": choice(rivers)} for one in towns},
+            **{one: {"flows into": choice(seas)} for one in rivers},
+        }
+        passages = [{"title": one, "text": _text(one, facts, generator)} for one, facts in self.facts.items()]
+        generator.shuffle(passages)
+        self.passages: Sequence[Mapping[str, str]] = passages
+
+    def question(self, person: str, path: Path) -> Question:
+        """Ask what the relations in ``path`` lead to, one after the other, from a person."""
+        evidence: list[str] = []
+        entity = person
+        for relation in path:
+            evidence.append(entity)
+            entity = self.facts[entity][relation]
+        return Question(
+            text=QUESTIONS[path].format(person),
+            answers=_spellings(entity, path[-1]),
+            evidence=tuple(evidence),
+            person=person,
+        )
+
+
+def paths_of(hops: Iterable[int]) -> list[Path]:
+    """Give the chains of relations with so many hops.
+
+    Raises:
+        ConfigError: There is none with so many.
+    """
+    numbers = set(hops)
+    known = {len(path) for path in QUESTIONS}
+    if not numbers or not numbers <= known:
+        raise ConfigError(f"hops must be some of {sorted(known)}, got {sorted(numbers)}")
+    return [path for path in QUESTIONS if len(path) in numbers]
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise :class:`ConfigError` for what is no option of a world, or not valid."""
+    known = ("num_people", "num_firms", "num_towns", "num_rivers", "num_seas", "seed")
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"env_config['world'][{key!r}] is unknown{did_you_mean(str(key), known)}")
+
+
+def path_of_question(text: str) -> tuple[str, Path] | None:
+    """Find the person and the chain of relations that a question asks for; None if it is none of these."""
+    for path, template in QUESTIONS.items():
+        before, after = template.split("{}")
+        if text.startswith(before) and text.endswith(after):
+            person = text[len(before) : len(text) - len(after)]
+            if re.fullmatch(r"[A-Z]\w+ [A-Z]\w+", person):
+                return person, path
+    return None
+
+
+def _is_size(value: Any) -> bool:
+    return is_int(1)(value) and value <= 10_000
+
+
+def _spellings(entity: str, relation: str) -> tuple[str, ...]:
+    return (entity, f"river {entity}", f"{entity} river") if relation == "on river" else (entity,)
+
+
+def _text(entity: str, facts: Mapping[str, str], generator: random.Random) -> str:
+    if "works for" in facts:
+        profession = generator.choice(_PROFESSIONS)
+        return (
+            f"{entity} is a {profession} and was born in {facts['born in']}. {entity} works for {facts['works for']}."
+        )
+    if "based in" in facts:
+        return f"{entity} makes {generator.choice(_PRODUCTS)}. The firm is based in {facts['based in']}."
+    if "on river" in facts:
+        return f"{entity} is a town of {generator.randint(2, 90)} thousand people on the river {facts['on river']}."
+    return f"The {entity} is a river of {generator.randint(40, 900)} km. It flows into the {facts['flows into']}."
+
+
+class _Words:
+    """Draws words that have not been drawn before."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self._generator = generator
+        self._drawn: set[str] = set()
+
+    def draw(self) -> str:
+        num_syllables = 2
+        while True:
+            word = "".join(self._syllable() for _ in range(num_syllables)) + self._generator.choice(_CODAS)
+            if word not in self._drawn:
+                self._drawn.add(word)
+                return word.capitalize()
+            num_syllables = 3  # two do not suffice for the largest worlds
+
+    def _syllable(self) -> str:
+        return self._generator.choice(_ONSETS) + self._generator.choice(_VOWELS)

@@ -1,0 +1,146 @@
+"""BM25: ranks against the formula, finds nothing where nothing matches, and is kept on disk whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from agentsgym.envs.Search import index as index_module
+from agentsgym.envs.Search.corpus import Passage
+from agentsgym.envs.Search.index import IndexOptions, forget_indexes, open_index
+from agentsgym.envs.Search.world import World
+from agentsgym.errors import ConfigError, MissingDependencyError
+
+WORLD = [Passage(one["title"], one["text"]) for one in World(seed=3).passages]
+PLAIN = IndexOptions(title_weight=0, stopwords=None)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_process() -> None:
+    forget_indexes()
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def reference_scores(passages: list[Passage], query: str) -> list[float]:
+    """BM25 as Lucene has it, from its formula: k1 = 1.5, b = 0.75."""
+    texts = [Counter(words(one.text)) for one in passages]
+    mean = sum(text.total() for text in texts) / len(texts)
+    scores = [0.0] * len(texts)
+    for word in words(query):
+        num_with = sum(word in text for text in texts)
+        idf = math.log(1 + (len(texts) - num_with + 0.5) / (num_with + 0.5))
+        for place, text in enumerate(texts):
+            length = 1.5 * (1 - 0.75 + 0.75 * text.total() / mean)
+            scores[place] += idf * text[word] / (text[word] + length)
+    return scores
+
+
+@pytest.mark.parametrize("query", ["river", "born in the town", "works for a weaver", "sea km flows", "people"])
+@pytest.mark.parametrize("k", [1, 5, 400, 10_000])
+def test_passages_come_in_the_order_of_the_formula(query: str, k: int) -> None:
+    scores = dict(zip(WORLD, reference_scores(WORLD, query), strict=True))
+    found = open_index(WORLD, PLAIN, "")(query, k)
+    expected = sorted((score for score in scores.values() if score > 0), reverse=True)[:k]
+    assert [scores[one] for one in found] == pytest.approx(expected, rel=1e-4)
+    assert len(set(found)) == len(found)
+
+
+def test_ties_go_to_the_passage_that_stands_first() -> None:
+    passages = [Passage(str(number), "the same words") for number in range(50)]
+    assert [one.title for one in open_index(passages, PLAIN, "")("words", 3)] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("query", ["", "   ", "!?", "zzzzz", "the of"])
+def test_what_shares_no_word_is_not_found(query: str) -> None:
+    assert open_index(WORLD, IndexOptions(), "")(query, 3) == []
+
+
+def test_title_weight_brings_up_the_passage_that_bears_the_name() -> None:
+    passages = [Passage("Karvo", "A firm."), *(Passage(f"P{n}", "Karvo Karvo pays.") for n in range(3))]
+    assert open_index(passages, IndexOptions(title_weight=5), "")("Karvo", 1)[0].title == "Karvo"
+    assert open_index(passages, IndexOptions(title_weight=0), "")("Karvo", 1)[0].title != "Karvo"
+
+
+def test_a_corpus_without_words_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one word"):
+        open_index([Passage("", "!"), Passage("", "the")], IndexOptions(), "")
+
+
+def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'agentsgym\[search\]'"):
+        open_index(WORLD, IndexOptions(), "")
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that holds the index of WORLD."""
+    monkeypatch.setattr(index_module, "_FEWEST_KEPT", 10)
+    open_index(WORLD, IndexOptions(), str(tmp_path))
+    [folder] = tmp_path.iterdir()
+    return folder
+
+
+def opened_anew(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, passages: list[Passage] = WORLD
+) -> tuple[bool, list[str]]:
+    """Whether the index had to be made again in another process, and what it finds."""
+    made: list[int] = []
+    forget_indexes()
+    new_ranker = index_module._new_ranker
+    monkeypatch.setattr(index_module, "_new_ranker", lambda *given: made.append(1) or new_ranker(*given))
+    found = open_index(passages, IndexOptions(), str(folder.parent))("born town river", 5)
+    return bool(made), [one.title for one in found]
+
+
+def test_an_index_is_read_from_disk_and_finds_the_same(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = [one.title for one in open_index(WORLD, IndexOptions(), "")("born town river", 5)]
+    assert opened_anew(monkeypatch, kept) == (False, fresh)
+
+
+def test_another_corpus_gets_an_index_of_its_own(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opened_anew(monkeypatch, kept, WORLD[1:])[0]
+    assert len([*kept.parent.iterdir()]) == 2
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "lose", "manifest", "no manifest"])
+def test_a_damaged_index_is_made_anew(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    expected = opened_anew(monkeypatch, kept)[1]
+    data, manifest = kept / "data.csc.index.npy", kept / "manifest.json"
+    content = data.read_bytes()
+    if damage == "flip":
+        data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "cut":
+        data.write_bytes(content[:100])
+    elif damage == "lose":
+        data.unlink()
+    elif damage == "manifest":
+        manifest.write_text("{")
+    else:
+        manifest.unlink()
+    with caplog.at_level(logging.WARNING):
+        assert opened_anew(monkeypatch, kept) == (True, expected)
+    assert "is made anew" in caplog.text
+    assert opened_anew(monkeypatch, kept) == (False, expected)  # and kept again
+    assert json.loads(manifest.read_text())
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(index_module, "_FEWEST_KEPT", 10)
+    (tmp_path / "file").write_text("")
+    assert open_index(WORLD, IndexOptions(), str(tmp_path / "file" / "inside"))("river", 3)
+    assert "is not kept" in caplog.text
