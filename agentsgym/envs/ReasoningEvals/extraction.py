@@ -1,0 +1,161 @@
+r"""Find the final answer in what an agent says: in a tag, in ``\boxed{}``, behind ``####``, a letter, a number.
+
+Only what is found here is graded, never the whole text, so that no answer is right by naming many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+Kind = Literal["number", "choice", "text"]
+Extractor = Callable[[str], str | None]
+
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_CHOICE = re.compile(r"\banswer\s*(?:is|:|=)?\s*:?\s*\**\(?([A-Z])\b", re.IGNORECASE)
+_LONE_CHOICE = re.compile(r"\**\(?([A-Za-z])[).:]?\**\.?")
+_BEGUN_CHOICE = re.compile(r"\**(?:\(([A-Z])\)(?!.*\([A-Z]\))|([A-Z])[).:])\**(?:\s[^\n]*)?", re.DOTALL)
+_NAMED_CHOICE = re.compile(
+    r"\(([A-Z])\)|\b(?i:option|choice|pick|choose|select|go with)\s*:?\s*\**([A-HJ-Z]\b|I(?![\w'\u2019]|\s+\w))"
+)
+_NUMBER = re.compile(
+    r"(?<![\w.])[-\u2212+]?\$?(?:[1-9]\d{0,2}(?:[ \u2009\u202f\xa0]\d{3})+(?![\d,])|\d[\d,]*)(?:\.\d+)?"
+    r"(?:[eE][-+]?\d+\b|\s?/\s?\d+)?%?|(?<![\w.])[-\u2212+]?\.\d+(?:[eE][-+]?\d+\b)?%?"
+)
+_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), (r"\text{", "}"))
+_MAX_LINE = 200
+
+
+def in_tag(text: str) -> str | None:
+    """Give what stands in the last ``<answer>…</answer>``."""
+    found = _TAG.findall(text)
+    return cleaned(found[-1]) if found else None
+
+
+def in_box(text: str) -> str | None:
+    r"""Give the content of the last ``\boxed{…}`` that is closed, whatever braces are nested in it.
+
+    >>> in_box(r"so \boxed{3}, no: \boxed{\frac{1}{2}}")
+    '\\frac{1}{2}'
+    """
+    opened: list[int | None] = []  # where a box's content begins, None for other braces
+    last: str | None = None
+    for brace in _BRACES.finditer(text):
+        if brace[0] == "{":
+            opened.append(None)
+        elif brace[0] == "}":
+            start = opened.pop() if opened else None
+            last = last if start is None else text[start : brace.start()]
+        elif brace[0].endswith("{") and len(brace[0]) > 2:
+            opened.append(brace.end())
+    return None if last is None else cleaned(last)
+
+
+def behind_hashes(text: str) -> str | None:
+    """Give what stands behind the last ``####``, as in GSM8K, to the end of its line."""
+    _, found, rest = text.rpartition("####")
+    return cleaned(rest.strip().partition("\n")[0]) if found else None
+
+
+def letter(text: str) -> str | None:
+    """Give the letter of a choice: "The answer is (B)", "B", "B. Paris", or the last "(B)", "option B", "I pick B".
+
+    >>> letter("A difficult one. The answer is (C).")
+    'C'
+    """
+    text = text.strip()
+    named = [found for found in _CHOICE.findall(text) if found.isupper()]
+    if named:
+        return named[-1]
+    if lone := _LONE_CHOICE.fullmatch(text):
+        return lone[1].upper()
+    if begun := _BEGUN_CHOICE.fullmatch(text):
+        return begun[1] or begun[2]
+    anywhere = [one or other for one, other in _NAMED_CHOICE.findall(text)]
+    return anywhere[-1] if anywhere else None
+
+
+def last_number(text: str) -> str | None:
+    """Give the last number.
+
+    >>> last_number("3 bags of 1,200 are 3,600.")
+    '3,600'
+    """
+    found = _NUMBER.findall(text)
+    return found[-1].strip().rstrip(",") if found else None
+
+
+def whole_line(text: str) -> str | None:
+    """Give the text itself if it is a single short line."""
+    text = text.strip()
+    return cleaned(text) if text and "\n" not in text and len(text) <= _MAX_LINE else None
+
+
+def cleaned(answer: str) -> str | None:
+    r"""Take off what surrounds an answer: dollars, ``\text{}``, a box, bold type, a full stop; None if nothing is left.
+
+    >>> cleaned(r" $\text{north}$. ")
+    'north'
+    """
+    answer = answer.strip()
+    while True:
+        before = answer
+        answer = answer.rstrip(".").strip() if not answer.endswith("..") else answer
+        for begin, end in (*_WRAPPERS, (r"\boxed{", "}")):
+            if answer.startswith(begin) and answer.endswith(end) and len(answer) >= len(begin) + len(end):
+                inner = answer[len(begin) : len(answer) - len(end)]
+                if begin not in inner and brace_depth(inner) is not None:
+                    answer = inner.strip()
+        if answer == before:
+            return answer or None
+
+
+def brace_depth(text: str) -> int | None:
+    r"""Count how deep braces are nested, escaped ones aside; None where they do not match.
+
+    >>> brace_depth(r"\frac{1}{x_{2}}"), brace_depth(r"\{1"), brace_depth("}{")
+    (2, 0, None)
+    """
+    depth = deepest = 0
+    for one in re.findall(r"\\[{}]|[{}]", text):
+        depth += {"{": 1, "}": -1}.get(one, 0)
+        deepest = max(deepest, depth)
+        if depth < 0:
+            return None
+    return None if depth else deepest
+
+
+#: The forms that an answer is looked for in, by name.
+EXTRACTORS: Mapping[str, Extractor] = {
+    "tag": in_tag,
+    "boxed": in_box,
+    "hashes": behind_hashes,
+    "choice": letter,
+    "number": last_number,
+    "line": whole_line,
+}
+_EXPLICIT = ("tag", "boxed", "hashes")
+_AFTER_THEM: Mapping[Kind, tuple[str, ...]] = {"number": ("number",), "choice": ("choice",), "text": ("line",)}
+
+
+def extracted(said: str, kind: Kind, *, is_cut: bool) -> str | None:
+    """Find the answer in whatever form it has (``"auto"``).
+
+    Args:
+        said: What the agent said, behind its thoughts.
+        kind: What is known of the right answer.
+        is_cut: Whether a budget cut it: then only an explicit form is the answer, not the last number so far.
+    """
+    names = _EXPLICIT if is_cut else (*_EXPLICIT, *_AFTER_THEM[kind])
+    for name in names:
+        answer = EXTRACTORS[name](said)
+        if answer is not None:
+            return (letter(answer) or answer) if kind == "choice" else answer
+    return None
+
+
+def gold_answer(solution: str) -> str:
+    """Cut a data set's solution down to its final answer, where it has ``####`` or a box; else it is the answer."""
+    return behind_hashes(solution) or in_box(solution) or solution.strip()

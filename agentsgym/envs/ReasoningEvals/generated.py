@@ -1,0 +1,176 @@
+"""Make endless problems with ``reasoning-gym``: by name, difficulty and number, each with its own way to be graded."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import math
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from agentsgym.errors import ConfigError, MissingDependencyError, did_you_mean
+from agentsgym.fields import is_int
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import sentence_of, shown
+
+Difficulty = int | Mapping[str, Any] | None
+
+_BY_GLOBAL = "it draws from Python's global generator, so that its problems cannot be made again"
+_BY_HASH = "it draws from sets, whose order is another in every process, so that its problems cannot be made again"
+
+#: Generators that are refused, and why (reasoning-gym 0.1.25).
+UNSOUND: Mapping[str, str] = {
+    "codeio": _BY_GLOBAL,
+    "composite": "it has no problems of its own; name the generators that it would be made of",
+    "game_of_life_halting": "it takes any text for the right answer to some of its problems",
+    "isomorphic_strings": _BY_HASH,
+    "list_functions": _BY_GLOBAL,
+    "polynomial_multiplication": _BY_HASH,
+    "pool_matrix": "it seeds numpy's global generator",
+    "ransom_note": _BY_HASH,
+}
+#: Generators that grade answers and give none of their own: no reference player can solve them.
+WITHOUT_SOLUTION = frozenset(("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"))
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One problem.
+
+    Attributes:
+        generator: What made it, and grades it.
+        entry: ``question``, ``answer`` and ``metadata``.
+    """
+
+    generator: Any
+    entry: dict[str, Any]
+
+    @property
+    def question(self) -> str:
+        """What is asked."""
+        return str(self.entry["question"])
+
+    @property
+    def solution(self) -> str | None:
+        """A right answer; None where the generator gives none."""
+        answer = self.entry["answer"]
+        return answer if isinstance(answer, str) else None
+
+
+def load_package() -> Any:
+    """Import ``reasoning_gym``.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    try:
+        import reasoning_gym  # noqa: PLC0415  # an optional package
+    except ImportError as error:
+        raise MissingDependencyError("reasoning-gym", "reasoning") from error
+    return cast("Any", reasoning_gym)
+
+
+def _factory() -> Any:
+    load_package()
+    from reasoning_gym import factory  # noqa: PLC0415
+
+    return cast("Any", factory)
+
+
+def task_names() -> list[str]:
+    """Name the generators that can be played."""
+    return sorted({*_factory().DATASETS} - UNSOUND.keys())
+
+
+def check_generated(task: Any, difficulty: Any) -> None:
+    """Refuse what no problem can be made of.
+
+    Raises:
+        ConfigError: The name is unknown or refused, or there is no such difficulty.
+        MissingDependencyError: ``reasoning-gym`` is not installed.
+    """
+    known = _factory().DATASETS
+    if not isinstance(task, str) or task not in known:
+        raise ConfigError(f"reasoning-gym has no task {shown(task)}{did_you_mean(str(task), task_names())}")
+    if task in UNSOUND:
+        raise ConfigError(f"the task {task!r} of reasoning-gym cannot be trained on: {UNSOUND[task]}")
+    if difficulty is not None and not (is_int(0)(difficulty) or isinstance(difficulty, Mapping)):
+        expected = "a level (an int >= 0), a dict of the generator's options, or None"
+        raise ConfigError(f"the difficulty of {task!r} must be {expected}, got {shown(difficulty)}")
+    try:
+        _generator(task, cast("Difficulty", difficulty), 0)
+    except ConfigError:
+        raise
+    except Exception as error:  # the package's own checks, assertions among them
+        raise ConfigError(
+            f"{task!r} cannot be made with the difficulty {shown(cast('object', difficulty))}: {sentence_of(error)}"
+        ) from error
+
+
+def make_item(task: str, difficulty: Difficulty, item: int) -> Item:
+    """Make a problem, the same question for the same arguments on every machine; the few made last are kept.
+
+    The solution and the metadata of a few generators depend on the process, by the order of a set: whoever grades in
+    another process takes the entry along (:func:`packed`).
+
+    Args:
+        task: The generator.
+        difficulty: A level of its curriculum (0 is the easiest), options of its own, or None for its defaults.
+        item: The number of the problem, any int >= 0.
+    """
+    options = tuple(sorted(difficulty.items())) if isinstance(difficulty, Mapping) else difficulty
+    try:
+        return _kept_item(task, options, item)
+    except TypeError:  # an option that is a list
+        return _make_item(task, difficulty, item)
+
+
+def score(item: Item, answer: str) -> float:
+    """Grade an answer, in [0, 1]; some generators pay a little for any answer: only 1.0 is right."""
+    value = float(item.generator.score_answer(answer, item.entry))
+    return min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0
+
+
+def packed(item: Item) -> str:
+    """Write a problem's entry as a text that another process of ours reads; JSON would make lists of its tuples."""
+    return base64.b64encode(pickle.dumps(item.entry)).decode()
+
+
+def unpacked(task: str, difficulty: Difficulty, text: str) -> Item:
+    """Read what :func:`packed` wrote in a process of ours."""
+    return Item(_any_generator(json.dumps([task, difficulty], sort_keys=True)), pickle.loads(base64.b64decode(text)))
+
+
+@functools.lru_cache(maxsize=16)
+def _any_generator(settings: str) -> Any:
+    """Make a generator to grade with, which depends on no seed; the last are kept."""
+    task, difficulty = json.loads(settings)
+    return _generator(task, difficulty, 0)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_item(task: str, options: Any, item: int) -> Item:
+    difficulty = dict(cast("tuple[tuple[str, Any], ...]", options)) if isinstance(options, tuple) else options
+    return _make_item(task, difficulty, item)
+
+
+def _make_item(task: str, difficulty: Difficulty, item: int) -> Item:
+    generator = _generator(task, difficulty, derive_seed("reasoning-gym", task, item) % 2**31)
+    return Item(generator, generator[0])
+
+
+def _generator(task: str, difficulty: Difficulty, seed: int) -> Any:
+    if not isinstance(difficulty, int):
+        return _factory().create_dataset(task, size=1, seed=seed, **(difficulty or {}))
+    if task not in _factory().CURRICULA:
+        raise ConfigError(f"{task!r} has no levels of difficulty: give a dict of its options, or None")
+    curriculum = _factory().create_curriculum(task)
+    highest = max((len(attribute.levels) for attribute in curriculum.attributes.values()), default=1) - 1
+    if difficulty > highest:
+        raise ConfigError(f"the difficulty of {task!r} must be a level from 0 to {highest}, got {difficulty}")
+    curriculum.set_global_level(difficulty)
+    config = curriculum.generate_configuration({"size": 1, "seed": seed})
+    return _factory().DATASETS[task][0](config)

@@ -1,0 +1,129 @@
+"""The grader's process: reads requests, a JSON object a line, and answers each with one.
+
+It has a process of its own because what it runs on an agent's words may take for ever or all memory. A request that
+takes too long is given up by an alarm; a computation that never comes back to the interpreter ends the process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from agentsgym.envs.ReasoningEvals import generated
+from agentsgym.texts import sentence_of
+
+_MAX_MEMORY = 2 << 30  # bytes that a request may take
+_GRACE_S = 1.0  # from the alarm, which code may swallow or not hear, to the end of the process
+
+
+class _TooLongError(BaseException):
+    """The alarm; no Exception, since sympy catches those."""
+
+
+def _on_alarm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # what Python calls a handler with
+    raise _TooLongError
+
+
+def _load(request: Mapping[str, Any]) -> dict[str, Any]:
+    if request["package"] == "math_verify":
+        import math_verify  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]
+    else:
+        generated.load_package()
+    _limit_memory()
+    return {}
+
+
+def _limit_memory() -> None:
+    """Bound what is taken from now on; libraries may have reserved far more address space for their threads."""
+    if sys.platform != "linux":
+        return
+    import resource  # noqa: PLC0415  # not everywhere
+
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = num_pages * resource.getpagesize() + _MAX_MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _grade_math(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare two expressions; ``math_verify.verify`` takes the right one first."""
+    import math_verify  # noqa: PLC0415  # loaded already
+
+    untyped: Any = math_verify
+    settings = [untyped.LatexExtractionConfig(), untyped.ExprExtractionConfig()]
+    with_alarm_alone: dict[str, Any] = {"extraction_mode": "first_match", "parsing_timeout": None}
+    gold, answer = (untyped.parse(f"${request[name]}$", settings, **with_alarm_alone) for name in ("gold", "answer"))
+    if not gold or not answer:
+        return {"score": 0.0}
+    return {"score": float(untyped.verify(gold, answer, timeout_seconds=None))}
+
+
+def _grade_generated(request: Mapping[str, Any]) -> dict[str, Any]:
+    return {"score": generated.score(_item(request), request["answer"])}
+
+
+def _item(request: Mapping[str, Any]) -> generated.Item:
+    return generated.unpacked(request["task"], request["difficulty"], request["entry"])
+
+
+_KINDS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "load": _load,
+    "math": _grade_math,
+    "generated": _grade_generated,
+}
+
+
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    if request["kind"] == "generated":
+        _item(request)  # its generator is made before the clock starts, and kept
+    limit_s: float | None = request.get("limit_s")
+    try:
+        _set_alarm(limit_s)
+        try:
+            return _KINDS[request["kind"]](request)
+        finally:
+            _set_alarm(None)
+    except _TooLongError:
+        return {"score": 0.0, "note": "timeout"}
+    except (Exception, RecursionError) as error:  # noqa: BLE001  # what cannot be graded is wrong
+        return {"score": 0.0, "note": f"{type(error).__name__}: {sentence_of(error, 200)}"}
+
+
+def _set_alarm(limit_s: float | None) -> None:
+    if hasattr(signal, "setitimer"):  # not on Windows, where the process is ended by its owner
+        signal.setitimer(signal.ITIMER_REAL, limit_s or 0.0)
+    if limit_s is None:
+        faulthandler.cancel_dump_traceback_later()
+    else:
+        faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=2)
+
+
+def _prepare() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's; this process ends with its input
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, _on_alarm)
+    logging.disable()
+    warnings.simplefilter("ignore")
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    with Path(os.devnull).open("w") as nowhere:
+        replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(nowhere.fileno(), 1)  # nothing that a library prints is a reply
+    _prepare()
+    for line in sys.stdin:
+        replies.write(json.dumps(_answer(json.loads(line))) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Grade an extracted answer: equal text, equal numbers, and only then computer algebra, in the grader's process."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentsgym.envs.ReasoningEvals import generated, grader
+from agentsgym.envs.ReasoningEvals.extraction import Kind, brace_depth
+from agentsgym.envs.ReasoningEvals.numbers import as_number, canonical
+from agentsgym.errors import EnvError, MissingDependencyError
+from agentsgym.fields import is_fraction
+from agentsgym.texts import shown
+
+_MAX_LENGTH = 1000  # of an answer that computer algebra is tried on
+_MAX_DEPTH = 20  # of its braces: parsing time explodes with it
+_LETTER = re.compile(r"\(?([A-Z])\)?")
+_OPERATORS = re.compile(r"[\d\\^=+*/<>|√π∞\u222a\u2229]")
+_IN_LATEX = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+|\b(?:sqrt|sin|cos|tan|log|exp|ln|pi|inf)\b")
+_WORD = re.compile(r"[^\W\d_]{3,}")
+_APART = re.compile(r"\d\s+\d")  # "10 8" is read as the mixed number 18
+
+
+_EQUALS = re.compile(r"(?<![<>!:])=|\\equiv(?![a-zA-Z])")
+_VALUE = re.compile(r"(?<![_\w{])\d|[\d)}]\s*[-+*/^]|\\(?:d|t)?frac|\\sqrt|\\pi|π|√")  # and no mere name, as in "x_1 ="
+_MAX_SIDES = 4  # each may take the time of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an answer is worth.
+
+    Attributes:
+        score: In [0, 1]; 1.0 is right.
+        note: Why it could not be graded and so is wrong: ``"timeout"``, or what was raised; None if it was.
+    """
+
+    score: float
+    note: str | None = None
+
+
+Grade = Callable[[str, str, float], Verdict]  # (answer, gold, limit_s)
+
+
+def kind_of(gold: str | None, *, has_choices: bool) -> Kind:
+    """Tell what is known of the right answer."""
+    if has_choices or (gold is not None and _LETTER.fullmatch(gold.strip())):
+        return "choice"
+    return "number" if gold is not None and as_number(gold) is not None else "text"
+
+
+def by_text(answer: str, gold: str, limit_s: float) -> Verdict:  # noqa: ARG001  # all graders are called alike
+    """Compare as texts, but for case, spacing and how a number is written."""
+    return Verdict(float(canonical(answer) == canonical(gold)))
+
+
+def by_letter(answer: str, gold: str, limit_s: float) -> Verdict:  # noqa: ARG001
+    """Compare letters of choices, with or without brackets."""
+    return Verdict(float(_letter(answer) == _letter(gold)))
+
+
+def by_number(answer: str, gold: str, limit_s: float) -> Verdict:  # noqa: ARG001
+    """Compare as numbers; what is no plain number is wrong."""
+    own, right = as_number(answer), as_number(gold)
+    return Verdict(float(own is not None and right is not None and own.equals(right)))
+
+
+def by_math(answer: str, gold: str, limit_s: float) -> Verdict:
+    """Compare as expressions, with ``math-verify``; of an equation each side that is a value must be right."""
+    answer, gold = _without_dollars(answer), _without_dollars(gold)
+    if len(answer) > _MAX_LENGTH or _APART.search(answer) or not _is_nested_sanely(answer):
+        return Verdict(0.0)
+    *before, _ = sides = _EQUALS.split(answer)
+    if len(sides) > len(_EQUALS.split(gold)):  # of such a chain math-verify looks at the end alone
+        if len(sides) > _MAX_SIDES:
+            return Verdict(0.0)
+        for side in filter(_VALUE.search, before):
+            verdict = by_whatever_fits(side, gold, limit_s)
+            if verdict.score < 1.0:
+                return verdict
+    reply = grader.shared.grade({"kind": "math", "answer": answer, "gold": gold}, limit_s)
+    return Verdict(reply["score"], reply.get("note"))
+
+
+def by_whatever_fits(answer: str, gold: str, limit_s: float) -> Verdict:
+    """Take the cheapest of these that can tell."""
+    if canonical(answer) == canonical(gold):
+        return Verdict(1.0)
+    if _LETTER.fullmatch(gold.strip()):
+        return by_letter(answer, gold, limit_s)
+    if as_number(answer) is not None and as_number(gold) is not None:
+        return by_number(answer, gold, limit_s)
+    return by_math(answer, gold, limit_s) if is_mathematical(gold) else Verdict(0.0)
+
+
+def is_mathematical(gold: str) -> bool:
+    r"""Whether an answer is an expression, and no words: of words computer algebra makes products of their letters.
+
+    >>> is_mathematical(r"2\sqrt{3}"), is_mathematical("Paris"), is_mathematical("3 red cars")
+    (True, False, False)
+    """
+    return bool(_OPERATORS.search(gold)) and not _WORD.search(_IN_LATEX.sub(" ", gold))
+
+
+def by_generator(task_data: Mapping[str, Any], answer: str, limit_s: float) -> Verdict:
+    """Grade the answer to a problem of ``reasoning-gym`` as its generator does."""
+    task, difficulty, item = (task_data[name] for name in ("task", "difficulty", "item"))
+    problem = generated.make_item(task, difficulty, item)
+    if answer == problem.solution:
+        return Verdict(1.0)
+    of_problem = {"task": task, "difficulty": difficulty, "entry": generated.packed(problem)}
+    request = {"kind": "generated", **of_problem, "answer": answer}
+    reply = grader.shared.grade(request, limit_s)
+    return Verdict(reply["score"], reply.get("note"))
+
+
+def by_callable(function: Callable[[str, str], Any], answer: str, gold: str) -> Verdict:
+    """Grade as the user's function does.
+
+    Raises:
+        EnvError: It gave neither a bool nor a number in [0, 1].
+    """
+    value = function(answer, gold)
+    if not (isinstance(value, bool) or is_fraction(value)):
+        raise EnvError(f"the grader must return True, False or a number in [0, 1], got {shown(value)}")
+    return Verdict(float(value))
+
+
+#: How an answer is graded, by name.
+GRADES: Mapping[str, Grade] = {
+    "auto": by_whatever_fits,
+    "text": by_text,
+    "number": by_number,
+    "choice": by_letter,
+    "math": by_math,
+}
+
+
+def check_installed(name: Any) -> None:
+    """Raise :class:`MissingDependencyError` if a way to grade needs ``math-verify`` and it is not there."""
+    if name in {"auto", "math"} and importlib.util.find_spec("math_verify") is None:
+        raise MissingDependencyError("math-verify", "reasoning")
+
+
+def _letter(text: str) -> str:
+    found = _LETTER.fullmatch(text.strip().upper())
+    return found[1] if found else text.strip()
+
+
+def _is_nested_sanely(text: str) -> bool:
+    depth = brace_depth(text)
+    return depth is not None and depth <= _MAX_DEPTH
+
+
+def _without_dollars(text: str) -> str:
+    return text.replace(r"\$", "").replace("$", " ").strip()

@@ -1,0 +1,144 @@
+"""Answers are found where they stand, and only there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentsgym.envs.ReasoningEvals.extraction import EXTRACTORS, cleaned, extracted, gold_answer, in_box
+from agentsgym.envs.ReasoningEvals.numbers import as_number, canonical
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "answer"),
+    [
+        ("tag", "<answer>3</answer> no, <answer> **4**. </answer>", "4"),
+        ("tag", "<answer>3", None),
+        ("tag", "<answer></answer>", None),
+        ("boxed", r"\boxed{3} and \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        ("boxed", r"\boxed{\boxed{5}}", "5"),
+        ("boxed", r"\boxed{\left\{1, 2\right\}}", r"\left\{1, 2\right\}"),
+        ("boxed", r"\boxed {7} \boxed{8", "7"),
+        ("boxed", r"{ \boxed{$9$} and }}} {", "9"),
+        ("boxed", "boxed{3}", None),
+        ("hashes", "5 + 13\n#### 18\nSo it is.", "18"),
+        ("hashes", "#### 1,250.", "1,250"),
+        ("hashes", "none", None),
+        ("choice", "(A) is wrong, so the answer is (B).", "B"),
+        ("choice", "Answer: **C**", "C"),
+        ("choice", "D", "D"),
+        ("choice", "B. Paris", "B"),
+        ("choice", "It is (A), or rather (C)", "C"),
+        ("choice", "(A) (B)", "B"),
+        ("choice", "(A) Paris", "A"),
+        ("choice", "A. Vitamin (C)", "A"),
+        ("choice", "b", "B"),
+        ("choice", "(b).", "B"),
+        ("choice", "I'd pick B.", "B"),
+        ("choice", "Not option A: option **B** it is", "B"),
+        ("choice", "The option I like", None),
+        ("choice", "The answer is option C", "C"),
+        ("choice", "The answer is a cat", None),
+        ("choice", "A cat sat on the mat", None),
+        ("number", "first 3, then -1,250.5 dollars.", "-1,250.5"),
+        ("number", "3/4 of it", "3/4"),
+        ("number", "$18.", "$18"),
+        ("number", "v2 and x3", None),
+        ("number", "about 1e6 of them", "1e6"),
+        ("number", "2.5e-3 or so", "2.5e-3"),
+        ("number", "it has 1 000 000 people", "1 000 000"),
+        ("number", "from 3 to 4", "4"),
+        ("line", " north ", "north"),
+        ("line", "a\nb", None),
+    ],
+)
+def test_an_extractor_finds_its_form(name: str, text: str, answer: str | None) -> None:
+    assert EXTRACTORS[name](text) == answer
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "is_cut", "answer"),
+    [
+        (r"\boxed{3} <answer>4</answer> 5", "number", False, "4"),
+        ("so 3 + 4 = 7", "number", False, "7"),
+        ("so 3 + 4 = 7", "number", True, None),
+        (r"\boxed{7} and", "number", True, "7"),
+        (r"\boxed{B. Paris}", "choice", False, "B"),
+        ("I do not know", "choice", False, None),
+        ("north", "text", False, "north"),
+        ("I think\nnorth", "text", False, None),
+    ],
+)
+def test_auto_takes_explicit_forms_first(said: str, kind: Any, is_cut: bool, answer: str | None) -> None:
+    assert extracted(said, kind, is_cut=is_cut) == answer
+
+
+@given(st.text(alphabet="{}\\boxed 1a", max_size=60), st.text(alphabet="ab1\\{} ", max_size=20))
+def test_the_last_closed_box_is_found_behind_anything(before: str, inner: str) -> None:
+    if inner.count("{") == inner.count("}") == 0 and "\\" not in inner and cleaned(inner):
+        assert in_box(f"{before} \\boxed{{{inner}}}") == cleaned(inner)
+
+
+@given(st.text(alphabet="{}\\boxed$.1a", max_size=200))
+def test_any_text_can_be_searched(text: str) -> None:
+    for extractor in EXTRACTORS.values():
+        answer = extractor(text)
+        assert answer is None or (answer and cleaned(answer) == answer)
+
+
+def test_a_long_text_of_open_boxes_takes_no_long_time() -> None:
+    assert in_box("\\boxed{" * 200_000) is None
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"), [("2 + 2 = 4\n#### 4", "4"), (r"Thus \boxed{\sqrt{2}}.", r"\sqrt{2}"), (" Paris ", "Paris")]
+)
+def test_a_solution_is_cut_down_to_its_answer(solution: str, answer: str) -> None:
+    assert gold_answer(solution) == answer
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_equal"),
+    [
+        ("1,000", "1000.0", True),
+        ("3/4", "0.75", True),
+        (r"\frac{3}{4}", r"\dfrac{6}{8}", True),
+        (r"-\frac{1}{2}", "-.5", True),
+        ("1/3", "0.333333", True),
+        ("1/3", "0.3333", False),
+        ("1000000000000", "1000000000001", False),
+        ("$18", r"\$18", True),
+        ("18", "19", False),
+        ("0.0000005", "0", False),
+        ("0.0000005", "5e-7", True),
+        ("1e6", "1 000 000", True),
+        ("1e6", "1", False),
+        ("1/30", "0.033333", True),
+        ("1/30", "0.0334", False),
+        ("0.000001", "0.000002", False),
+        (r"1\,000\,000", "1{,}000{,}000", True),
+        ("1\u202f000", "1000", True),
+    ],
+)
+def test_numbers_are_compared_by_value(one: str, other: str, are_equal: bool) -> None:
+    first, second = as_number(one), as_number(other)
+    assert first is not None
+    assert second is not None
+    assert first.equals(second) == are_equal
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "1 8", "1,00", "1/0", "1e9999999", "1e-9999", "1 00", "1,000 000", "٣x", "9" * 101, "nan", "1.2.3"],
+)
+def test_other_texts_are_no_numbers(text: str) -> None:
+    assert as_number(text) is None
+
+
+@given(st.text(max_size=30))
+def test_the_canonical_form_is_its_own(text: str) -> None:
+    once = canonical(text)
+    assert canonical(once) == canonical(canonical(once))
