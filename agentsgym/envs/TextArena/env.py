@@ -1,0 +1,380 @@
+"""Play any game of TextArena's: alone, against players of any kind, or against itself."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Collection, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+
+from agentsgym.agents.base import Agent, as_agent
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.TextArena.catalogue import GameEntry, catalogue
+from agentsgym.envs.TextArena.games import GameMaker, PlayedGame, base_id, game_seed
+from agentsgym.envs.TextArena.isolation import GameContext
+from agentsgym.envs.TextArena.observations import last_view, with_header
+from agentsgym.envs.TextArena.players import (
+    SELF,
+    AgentPlayer,
+    LegalPlayer,
+    Player,
+    by_seat,
+    is_player_name,
+    named_agent,
+)
+from agentsgym.envs.TextArena.tasks import DatasetOptions, task_dataset
+from agentsgym.errors import ConfigError, EnvError, TaskError
+from agentsgym.fields import Field, choice_field, is_bool, is_int, is_str, or_none
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
+from agentsgym.types import Message
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+MAX_ACTION_CHARACTERS = 100_000
+MAX_OPPONENT_MOVES = 1000
+_MOST_STARTS = 10
+
+_IS_SEAT = or_none(is_int(0))
+
+
+class TextArenaEnv(MultistepEnv):
+    """Any game of TextArena's, on what is new in each turn.
+
+    A task is ``{"seed": int}``, and may name the agent's ``"seat"``. Keys of ``env_config`` beside the common ones:
+
+    - ``game``: a base id, as ``"Wordle-v0"``; with ``-raw`` or ``-train`` it is the same game.
+    - ``game_options``: arguments of the game's constructor, as ``{"max_number": 50}``.
+    - ``num_players``: None for the fewest that the game takes.
+    - ``seat``: the agent's; None draws it, the same for all rollouts of a task.
+    - ``opponent``: who plays the other seats: ``"random"`` or ``"first"`` (legal moves), ``"self"`` (the agent plays
+      all seats), a name given to :func:`~.players.register_player`, or names by seat, as ``{"1": "random"}``.
+    - ``shared_conversation``: whether all seats of ``"self"`` read one conversation; None shares it where the game
+      hides nothing.
+    - ``opening_moves``: so many moves at most, drawn by task, are played at random before the agent's first.
+    - ``gamemaster``: a registered name, for games that a language model runs.
+    - ``add_brackets``: put an action without any bracket into ``[…]``, as TextArena does by default.
+    - ``word_list``: ``"hunspell"`` (the dictionary in TextArena's wheel) or ``"nltk"`` (its corpora, installed once).
+    - ``errors_in_a_row``: the invalid moves in a row that the game forgives, by TextArena's own rule.
+
+    The reward comes at the end, from the game; ``info["success"]`` is the game's own outcome, ``info["reason"]`` its
+    sentence. A game that is cut by ``max_steps_per_episode`` pays a single player what it has come to, if the game
+    says.
+
+    Args:
+        tokenizer: As for every environment.
+        env_config: As for every environment.
+        opponent: An agent for the other seats, or agents by seat, in the place of ``env_config["opponent"]``.
+        gamemaster: An agent in the place of ``env_config["gamemaster"]``.
+
+    Raises:
+        ConfigError: As for every environment; or there is no such game, or it cannot be played like this.
+        MissingDependencyError: TextArena is not installed.
+    """
+
+    config_fields: ClassVar[Mapping[str, Field]] = {
+        "game": Field(default=None, expected="a game's id, as 'Wordle-v0'", valid=is_str),
+        "game_options": Field(
+            default={}, expected="a dict of the game's options", valid=lambda one: isinstance(one, dict)
+        ),
+        "num_players": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
+        "seat": Field(default=None, expected="an int >= 0, or None to draw it", valid=_IS_SEAT),
+        "opponent": Field(default="random", expected="a player's name, or names by seat", valid=is_player_name),
+        "shared_conversation": Field(default=None, expected="True, False or None", valid=or_none(is_bool)),
+        "opening_moves": Field(default=0, expected="an int >= 0", valid=is_int(0)),
+        "gamemaster": Field(default=None, expected="a registered player's name or None", valid=or_none(is_str)),
+        "add_brackets": Field(default=True, expected="True or False", valid=is_bool),
+        "word_list": choice_field("hunspell", "nltk"),
+        "errors_in_a_row": Field(default=1, expected="an int >= 0", valid=is_int(0)),
+    }
+    default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 100, "error_allowance": 1000}
+    task_fields: ClassVar[Collection[str] | None] = ("seat",)
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        env_config: dict[str, Any] | None = None,
+        *,
+        opponent: Agent | Mapping[int, Agent] | None = None,
+        gamemaster: Agent | None = None,
+    ) -> None:
+        super().__init__(tokenizer, env_config)
+        config = self.env_config
+        self.game = _base_id(config["game"])
+        self.entry = catalogue().get(self.game)
+        self.num_players = _num_players(self.game, self.entry, config["num_players"])
+        self._opponents = _opponents(config["opponent"] if opponent is None else opponent, self.num_players)
+        self._gamemaster = _gamemaster(config["gamemaster"] if gamemaster is None else gamemaster)
+        self._maker = self._new_maker()
+        self._maker.check_start(self.num_players)
+        self.plays_itself = self.num_players > 1 and SELF in self._opponents.values()
+        self.shares_conversation = self._shares_conversation()
+        self._check_seat(config["seat"], "env_config['seat']", ConfigError)
+        self._check_opponents(config["seat"], ConfigError)
+        if config["seat"] is not None and config["seat"] in self._opponents:
+            raise ConfigError(
+                f"env_config['opponent'] names a player for seat {config['seat']}, which is the agent's own"
+            )
+
+    def _shares_conversation(self) -> bool:
+        is_public = self.entry is not None and not self.entry.hidden
+        wanted = self.env_config["shared_conversation"]
+        if not self.plays_itself:
+            return False
+        if wanted and not is_public:
+            raise ConfigError(
+                f"env_config['shared_conversation'] would show the players of {self.game} what the others hide: "
+                "leave it out, and each sees its own conversation"
+            )
+        if wanted or (wanted is None and is_public):
+            return True
+        if self.env_config["history"] != "append":
+            raise ConfigError("env_config['history'] is how the players' conversations are kept apart: leave it out")
+        self.env_config["history"] = last_view
+        return False
+
+    def _check_seat(self, seat: Any, name: str, error: type[ConfigError | TaskError]) -> None:
+        if not _IS_SEAT(seat) or (seat is not None and seat >= self.num_players):
+            raise error(f"{name} must be an int in [0, {self.num_players}) or None, got {shown(seat)}")
+
+    def _check_opponents(self, seat: int | None, error: type[ConfigError | TaskError]) -> None:
+        """Check that players given by seat are there for every seat that is not the agent's."""
+        missing = [one for one in range(self.num_players) if one != seat and one not in self._opponents]
+        if missing and None not in self._opponents and self.num_players > 1:
+            others = f"but the agent's, which is {seat}" if seat is not None else "while the agent's is drawn"
+            seats = ", ".join(map(str, missing))
+            raise error(f"env_config['opponent'] must name a player for each seat {others}, got none for seat {seats}")
+
+    def _check_task(self, task_data: Mapping[str, Any]) -> None:
+        seat = task_data.get("seat")
+        self._check_seat(seat, "task_data['seat']", TaskError)
+        if seat is not None:
+            self._check_opponents(seat, TaskError)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the games, which another process makes itself."""
+        return {**super().__getstate__(), "_maker": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._maker = self._new_maker()
+
+    def _new_maker(self) -> GameMaker:
+        config = self.env_config
+        has_gamemaster = self._gamemaster is not None
+        return GameMaker(
+            self.game, config["game_options"], word_list=config["word_list"], has_gamemaster=has_gamemaster
+        )
+
+    # The hooks
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+        rng = self.rng(session_id)
+        given = task_data.get("seat", self.env_config["seat"])
+        drawn = rng.randrange(self.num_players)
+        for _ in range(_MOST_STARTS):  # a player that forfeits can end a game before the agent's first turn
+            state = self._start(session_id, rng, drawn if given is None else given)
+            if not state["game"].done:
+                return state
+        raise EnvError(
+            f"{self.game} ended before the agent's first turn, {_MOST_STARTS} times, most likely since an opponent "
+            "found no legal move: give one that knows the game, or the seat that moves first"
+        )
+
+    def _start(self, session_id: str, rng: random.Random, seat: int) -> dict[str, Any]:
+        context = GameContext(random.Random(rng.getrandbits(63)), word_list=self.env_config["word_list"])
+        if self._gamemaster is not None:
+            voice = AgentPlayer(self._gamemaster, f"{session_id}/gamemaster", self.chat_format, remembers=False)
+            context.gamemaster = voice.answer
+        moves_a_turn = 1 if self.plays_itself else self.num_players
+        most = self.env_config["opening_moves"]
+        num_opening = rng.randint(0, most) if most else 0
+        game = PlayedGame(
+            self._maker(context),
+            context,
+            num_players=self.num_players,
+            seed=game_seed(rng),
+            max_moves=self.env_config["max_steps_per_episode"] * moves_a_turn + num_opening,
+        )
+        _play_opening(game, rng, num_opening)
+        players = {} if self.plays_itself else self._players(session_id, rng, seat)
+        counts = {"num_invalid": 0, "num_turns": 0}
+        state: dict[str, Any] = {"done": False, "game": game, "seat": seat, "players": players, "views": {}, **counts}
+        self._to_agents_turn(state)
+        return state
+
+    def _format_prompt(self, state: dict[str, Any], step: int) -> str | list[Message]:
+        return state["observation"]
+
+    def _step_episode(
+        self, session_id: str, state: dict[str, Any], action: str
+    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        game: PlayedGame = state["game"]
+        seat = game.player
+        config = self.env_config
+        text = action[:MAX_ACTION_CHARACTERS]
+        if config["add_brackets"] and "[" not in text and "]" not in text:
+            text = f"[{text}]"
+        left = config["error_allowance"] - state["num_invalid"]  # of the episode; the game counts those in a row
+        outcome = game.move(text, min(config["errors_in_a_row"], left + game.num_errors))
+        state["num_invalid"] += outcome.invalid
+        state["num_turns"] += 1
+        if seat in state["views"]:
+            state["views"][seat].append({"role": "assistant", "content": action})
+        self._to_agents_turn(state)
+        reward, info = self._result(state, seat)
+        if outcome.invalid:
+            info["invalid"] = True
+        return state, reward, game.done, info
+
+    def _to_agents_turn(self, state: dict[str, Any]) -> None:
+        game: PlayedGame = state["game"]
+        players: Mapping[int, Player] = state["players"]
+        for _ in range(MAX_OPPONENT_MOVES):
+            if game.done:
+                return
+            if game.player not in players:
+                state["observation"] = self._observation(state)
+                return
+            said = players[game.player].answer(game.observe(), game)
+            game.move(said)
+        raise EnvError(f"the other players of {self.game} made {MAX_OPPONENT_MOVES} moves in a row")
+
+    def _observation(self, state: dict[str, Any]) -> str | list[Message]:
+        """What the agent is shown; a player whose conversation is its own is shown the whole of it."""
+        game: PlayedGame = state["game"]
+        text = game.observe(shared=self.shares_conversation)
+        if not self.plays_itself:
+            return text
+        if self.shares_conversation:
+            return with_header(game.player, text)
+        view: list[Message] = state["views"].setdefault(game.player, [])
+        view.append({"role": "user", "content": text if view else with_header(game.player, text)})
+        return [*view]
+
+    def _result(self, state: dict[str, Any], seat: int) -> tuple[float, dict[str, Any]]:
+        game: PlayedGame = state["game"]
+        if not game.done:
+            is_last = state["num_turns"] >= self.env_config["max_steps_per_episode"]
+            info: dict[str, Any] = {"success": False}
+            if self.plays_itself:
+                info = {"rewards": dict.fromkeys(range(self.num_players), 0.0)}
+            return game.progress() if is_last else 0.0, info
+        rewards = game.rewards()
+        if seat not in rewards:
+            raise EnvError(f"{self.game} ended without a reward for player {seat}, got {shown(rewards)}")
+        outcome = game.info_of(seat)
+        info = {"reason": str(outcome.get("reason", "")), "num_moves": int(getattr(game.state, "turn", 0))}
+        if self.plays_itself:
+            return rewards[seat], {**info, "rewards": rewards}
+        return rewards[seat], {**info, "success": game.is_won(seat)}
+
+    def _role(self, state: dict[str, Any]) -> Hashable | None:
+        """The agent's seat, in games of several players."""
+        return None if self.num_players == 1 else state["game"].player
+
+    def _close_episode(self, session_id: str, state: dict[str, Any]) -> None:
+        if len(self.active_states) <= 1:  # the last one that is live
+            for agent in {id(one): one for one in (*self._opponents.values(), self._gamemaster)}.values():
+                if isinstance(agent, Agent):
+                    agent.finish()
+
+    def _players(self, session_id: str, rng: random.Random, seat: int) -> dict[int, Player]:
+        return {
+            other: self._player(
+                f"{session_id}/player {other}", self._opponents.get(other, self._opponents.get(None)), rng
+            )
+            for other in range(self.num_players)
+            if other != seat
+        }
+
+    def _player(self, session_id: str, one: Agent | str | None, rng: random.Random) -> Player:
+        if isinstance(one, Agent):
+            return AgentPlayer(one, session_id, self.chat_format)
+        stream = random.Random(derive_seed("textarena player", rng.getrandbits(63)))
+        return LegalPlayer(None if one == "first" else stream)
+
+    # Datasets and vocabularies
+
+    @classmethod
+    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
+        """Rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
+
+        Raises:
+            ConfigError: The configuration or an option is not valid.
+        """
+        return task_dataset(cls._checked(env_config), "train", options)
+
+    @classmethod
+    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
+        """Rows to evaluate on, which share no task with :meth:`get_train_dataset`, whatever the seeds.
+
+        Raises:
+            ConfigError: As for :meth:`get_train_dataset`.
+        """
+        return task_dataset(cls._checked(env_config), "eval", options)
+
+    @classmethod
+    def _checked(cls, env_config: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Check what can be checked of a configuration without its players, who need not be in a row."""
+        config = validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
+        game = _base_id(config["game"])
+        _num_players(game, catalogue().get(game), config["num_players"])
+        return env_config
+
+
+def _play_opening(game: PlayedGame, rng: random.Random, num_moves: int) -> None:
+    """Play the first moves of all seats at random; what was said is told by the game, since no conversation has it."""
+    if num_moves == 0:
+        return
+    player = LegalPlayer(random.Random(rng.getrandbits(63)))
+    for _ in range(num_moves):
+        if game.done:
+            return
+        said = player.answer(copy.deepcopy(game).observe(), game)  # a copy's, so that nothing counts as seen
+        game.move(said)
+    game.tell_what_was_said()
+
+
+def _base_id(game: str | None) -> str:
+    if game is None:
+        raise ConfigError("env_config needs a 'game', as in {'game': 'Wordle-v0'}")
+    return base_id(game)
+
+
+def _num_players(game: str, entry: GameEntry | None, given: int | None) -> int:
+    if entry is None:
+        if given is None:
+            raise ConfigError(f"env_config['num_players'] is needed for {game}, which is not in the catalogue")
+        return given
+    if given is None:
+        return entry.min_players
+    if not entry.min_players <= given <= entry.max_players:
+        few, many = entry.min_players, entry.max_players
+        wanted = str(few) if few == many else f"{few} to {many}"
+        raise ConfigError(f"env_config['num_players'] must be {wanted} for {game}, got {given}")
+    return given
+
+
+def _opponents(given: Any, num_players: int) -> dict[int | None, Agent | str]:
+    """Read who plays: agents, and the names of players that need none."""
+    found: dict[int | None, Agent | str] = {}
+    for seat, one in by_seat(given).items():
+        if seat is not None and seat >= num_players:
+            raise ConfigError(f"an opponent's seat must be below {num_players}, got {seat}")
+        if isinstance(one, str):
+            found[seat] = one if one in ("random", "first", SELF) else named_agent(one, "env_config['opponent']")
+        else:
+            found[seat] = as_agent(one)
+    if SELF in found.values() and set(found) != {None}:
+        raise ConfigError(f"env_config['opponent'] 'self' plays all seats, got {shown(given)}")
+    return found
+
+
+def _gamemaster(given: Any) -> Agent | None:
+    if given is None:
+        return None
+    return named_agent(given, "env_config['gamemaster']") if isinstance(given, str) else as_agent(given)

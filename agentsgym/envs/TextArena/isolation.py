@@ -1,0 +1,194 @@
+"""Give each game a random stream of its own, although TextArena draws from Python's and numpy's global generators.
+
+The games call ``random.choice(...)`` and the like through the name ``random`` in their own modules. Here that name is
+bound to a stand-in, which draws from the generator of the game that this thread is playing and otherwise hands on to
+the real module. So the draws are those that the global generator would have given after ``random.seed(seed)``, and
+the global state is neither read nor changed. The names of word data, of the gamemaster and of ``print`` are bound in
+the same way: see :mod:`~agentsgym.envs.TextArena.words` and :mod:`~agentsgym.envs.TextArena.mends`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import random
+import sys
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from agentsgym.errors import ConfigError, MissingDependencyError
+
+logger = logging.getLogger(__name__)
+
+#: What draws from Python's global generator, or sets it.
+_PYTHON_DRAWS = tuple(
+    name for name in dir(random.Random) if not name.startswith("_") and callable(getattr(random, name, None))
+)
+
+
+class GameContext:
+    """What a game sees of the world while it runs: ``with context:`` around every call into it.
+
+    Attributes:
+        rng: Stands for Python's global generator.
+        word_list: ``"hunspell"`` or ``"nltk"``: where words come from.
+        gamemaster: Answers a prompt, in games that ask a language model; None if there is none.
+    """
+
+    __slots__ = ("_numpy", "_outer", "gamemaster", "rng", "word_list")
+
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        word_list: str = "hunspell",
+        gamemaster: Callable[[str], str] | None = None,
+    ) -> None:
+        self.rng = rng
+        self.word_list = word_list
+        self.gamemaster = gamemaster
+        self._numpy: Any = None
+        self._outer: GameContext | None = None
+
+    def numpy(self) -> Any:
+        """The generator that stands for numpy's global one, made when a game first draws from it."""
+        if self._numpy is None:
+            import numpy as np  # noqa: PLC0415  # few games need it
+
+            self._numpy = np.random.RandomState(self.rng.getrandbits(32))
+        return self._numpy
+
+    def __enter__(self) -> GameContext:
+        self._outer, _playing.context = _playing.context, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _playing.context, self._outer = self._outer, None
+
+
+class _Playing(threading.local):
+    context: GameContext | None = None
+
+
+_playing = _Playing()
+_lock = threading.RLock()
+_bound: set[str] = set()
+Binder = Callable[[ModuleType], None]
+
+
+def current_context() -> GameContext | None:
+    """The context of the game that this thread is playing; None outside of one."""
+    return _playing.context
+
+
+class Standin:
+    """An object that stands for another one; subclasses answer some names themselves."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return type(self), (self._real,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Standin:
+        return self
+
+
+class RandomStandin(Standin):
+    """Stands for the module ``random``."""
+
+    def __init__(self, real: Any) -> None:
+        super().__init__(real)
+        for name in _PYTHON_DRAWS:
+            setattr(self, name, _late_draw(name))
+
+
+def _late_draw(name: str) -> Callable[..., Any]:
+    """A function that looks for the generator when it is called: a game may keep it from its constructor on."""
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        context = _playing.context
+        return getattr(random if context is None else context.rng, name)(*args, **kwargs)
+
+    return draw
+
+
+class _NumpyRandomStandin(Standin):
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._real, name)
+        return _late_numpy_draw(real, name) if hasattr(self._real.RandomState, name) else real
+
+
+def _late_numpy_draw(real: Any, name: str) -> Callable[..., Any]:
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        context = _playing.context
+        return (real if context is None else getattr(context.numpy(), name))(*args, **kwargs)
+
+    return draw
+
+
+class NumpyStandin(Standin):
+    """Stands for the package ``numpy``, whose ``numpy.random`` draws from the game's own generator."""
+
+    def __init__(self, real: Any) -> None:
+        super().__init__(real)
+        self.random = _NumpyRandomStandin(real.random)
+
+
+def _log_print(*values: object, **_: object) -> None:
+    logger.info("%s", " ".join(map(str, values)))
+
+
+def _bind_random(module: ModuleType) -> None:
+    """Bind a module's names of random generators, and its ``print``, which the library's users should not see."""
+    names = vars(module)
+    for name, value in list(names.items()):
+        if value is random:
+            names[name] = RandomStandin(random)
+        elif isinstance(value, ModuleType) and value.__name__ == "numpy":
+            names[name] = NumpyStandin(value)
+    if module.__name__.startswith("textarena.envs."):
+        names.setdefault("print", _log_print)
+
+
+def import_game_module(path: str, *binders: Binder) -> ModuleType:
+    """Import a module of TextArena's and bind the names that have a stand-in, in it and in all that it imported.
+
+    Args:
+        path: The module.
+        *binders: Bind more names of a module, each once.
+
+    Raises:
+        Exception: Whatever the import raises.
+    """
+    with _lock:
+        module = importlib.import_module(path)
+        if path not in _bound:
+            for name in [name for name in sys.modules if name.startswith("textarena.") and name not in _bound]:
+                for bind in (_bind_random, *binders):
+                    bind(sys.modules[name])
+                _bound.add(name)
+        return module
+
+
+def textarena() -> Any:
+    """Import TextArena.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+        ConfigError: A file of yours has its name.
+    """
+    try:
+        package = importlib.import_module("textarena")
+    except ModuleNotFoundError as error:
+        if error.name != "textarena":
+            raise
+        raise MissingDependencyError("textarena", "textarena") from error
+    if not hasattr(package, "envs"):
+        raise ConfigError(f"{package.__file__} hides the package 'textarena': give that file another name")
+    return package

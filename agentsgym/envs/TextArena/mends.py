@@ -1,0 +1,231 @@
+"""Mend small faults of TextArena's games, and let an agent of yours be their gamemaster.
+
+- Countdown, Cryptarithm and Slitherlink hand ``add_observation`` and ``set_invalid_move`` their arguments in the wrong
+  order: messages are numbers and rewards are sentences.
+- CharacterConclave leaves out the type of its observations, which is not optional.
+- DontSayIt compares its turns with a limit that is None without one; ScenarioPlanning misspells an argument of a draw.
+- Bandit compares the chosen name with the table of all buttons, so that it never finds the best one and pays each
+  choice its regret: the worst button earns most. Here the best pays 1, and any other minus its regret.
+- KuhnPoker never adds a bet or a call to the pot, so that every round is worth one chip.
+- 2048 lets a long game's score make up for the tile that is missing, so that a lost game is paid as a won one. Here
+  each half of its partial credit is at most a half.
+- FifteenPuzzle calls a method that its state has not, so that solving it raises.
+- WordChains draws from a list in the order of a set, which differs by process.
+- GuessWho, TwentyQuestions, Debate and ScenarioPlanning build clients of a paid service, which need its key.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, cast
+
+from agentsgym.envs.TextArena.isolation import Standin, current_context, textarena
+
+_POKER_MOVE = re.compile(r"\[(check|bet|fold|call)\]", re.IGNORECASE)  # the first one counts
+MENDED_STATES = (
+    "Countdown", "Cryptarithm", "Slitherlink", "CharacterConclave", "DontSayIt", "FifteenPuzzle", "ScenarioPlanning",
+)  # fmt: skip
+GAMEMASTER_GAMES = ("GuessWho", "TwentyQuestions")
+JURY_GAMES = ("Debate", "ScenarioPlanning")
+
+
+class _LoneWinner:
+    """What FifteenPuzzle asks of the state of its only player, which has no such method."""
+
+    set_outcome: Callable[..., None]
+
+    def set_winners(self, player_ids: list[int], reason: str) -> None:
+        self.set_outcome(reward=1, reason=reason)
+
+
+@functools.cache
+def _mended(name: str) -> type[Any]:
+    """A state class of TextArena's whose methods take their arguments in the order in which games give them."""
+    package = textarena()
+    base: type[Any] = getattr(package, name)
+    kinds = package.ObservationType
+
+    class MendedState(base, _LoneWinner):
+        def add_observation(
+            self, message: Any, observation_type: Any = None, from_id: Any = package.GAME_ID, to_id: int = -1
+        ) -> None:
+            if isinstance(from_id, kinds):
+                message, observation_type, from_id = observation_type, from_id, message
+            if observation_type is None:
+                observation_type = kinds.GAME_MESSAGE if from_id == package.GAME_ID else kinds.PLAYER_ACTION
+            super().add_observation(  # pyright: ignore[reportUnknownMemberType]  # the base is chosen at run time
+                message, observation_type, from_id=from_id, to_id=to_id
+            )
+
+        def check_turn_limit(self) -> bool:
+            return self.max_turns is not None and self.turn >= self.max_turns and not self.done
+
+        def set_draw(self, reason: str = "", reson: str = "") -> None:
+            super().set_draw(reason=reason or reson)  # pyright: ignore[reportUnknownMemberType]  # as above
+
+        def set_invalid_move(self, reason: Any, *args: Any, **kwargs: Any) -> Any:
+            if args and isinstance(args[0], str) and not isinstance(reason, str):
+                reason, args = args[0], (reason, *args[1:])
+            forgive = cast("Callable[..., Any]", super().set_invalid_move)  # pyright: ignore[reportUnknownMemberType]
+            return forgive(reason, *args, **kwargs)
+
+    MendedState.__name__ = MendedState.__qualname__ = f"Mended{name}"
+    return MendedState
+
+
+class _Chances(dict[str, float]):
+    """The buttons' chances, equal to the name of the best button."""
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # as every dict
+
+    def __eq__(self, other: object) -> bool:
+        return other == max(self, key=lambda name: self[name]) if isinstance(other, str) else super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+def _mended_bandit(base: type[Any]) -> type[Any]:
+    class MendedBandit(base):
+        def reset(self, *args: Any, **kwargs: Any) -> None:
+            super().reset(*args, **kwargs)  # pyright: ignore[reportUnknownMemberType]  # as above
+            table = self.state.game_state
+            table["ground_truth"] = _Chances(table["ground_truth"])
+
+        def _regret(self, button: str) -> float:
+            regret = cast("Callable[[str], float]", super()._regret)  # pyright: ignore[reportUnknownMemberType]
+            return -regret(button)
+
+    return MendedBandit
+
+
+def _mended_poker(base: type[Any]) -> type[Any]:
+    class MendedPoker(base):
+        def step(self, action: str) -> Any:
+            self._put_in(action)
+            play = cast("Callable[[str], Any]", super().step)  # pyright: ignore[reportUnknownMemberType]
+            return play(action)
+
+        def _put_in(self, action: str) -> None:
+            """Move the chip of a legal bet or call into the pot, before a showdown pays it out."""
+            found, table = _POKER_MOVE.search(action), self.state.game_state
+            move = found[1].lower() if found else ""
+            if move in ("bet", "call") and move in table["current_legal_action_tree"]:
+                table["pot"] += 1
+                table["player_chips"][self.state.current_player_id] -= 1
+
+    return MendedPoker
+
+
+def _mended_2048(base: type[Any]) -> type[Any]:
+    class Mended2048(base):
+        def _get_percentage_completion(self) -> float:
+            largest = self._max_tile() / self.target_tile
+            if largest >= 1:
+                return 1.0
+            score = self.state.game_state["score"] / (1.5 * self._min_score_to_reach_tile(self.target_tile))
+            return 0.5 * min(1.0, score) + 0.5 * largest
+
+    return Mended2048
+
+
+def _mended_chains(base: type[Any]) -> type[Any]:
+    class MendedChains(base):
+        def __init__(self) -> None:
+            super().__init__()  # pyright: ignore[reportUnknownMemberType]  # as above
+            self.word_list: list[str] = sorted(self.word_list)
+
+    return MendedChains
+
+
+MENDED_GAMES: Mapping[str, Callable[[type[Any]], type[Any]]] = {
+    "Bandit": _mended_bandit,
+    "Game2048": _mended_2048,
+    "KuhnPoker": _mended_poker,
+    "WordChains": _mended_chains,
+}
+
+
+@functools.cache
+def mended_class(game_class: type[Any]) -> type[Any]:
+    """The class of a game with its faults mended; TextArena's own stays as it is."""
+    name = game_class.__module__.split(".")[-2]
+    if name not in MENDED_GAMES:
+        return game_class
+    mended = MENDED_GAMES[name](game_class)
+    mended.__name__ = mended.__qualname__ = f"Mended{name}"
+    return mended
+
+
+class _MendedTextArena(Standin):
+    """Stands for the package ``textarena`` in a game's module."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _mended(name) if name.endswith("PlayerState") else super().__getattr__(name)
+
+
+class _Agents(Standin):
+    """Stands for ``textarena.agents``: the language model of a game that is played with a gamemaster is that one."""
+
+    def __getattr__(self, name: str) -> Any:
+        context = current_context()
+        if name == "OpenRouterAgent" and context is not None and context.gamemaster is not None:
+            return _Gamemaster
+        return super().__getattr__(name)
+
+
+class _GamemasterTextArena(Standin):
+    def __init__(self, real: Any) -> None:
+        super().__init__(real)
+        self.agents = _Agents(real.agents)
+
+
+class _Gamemaster:
+    """Asks the gamemaster of the game that is being played."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __call__(self, prompt: str) -> str:
+        context = current_context()
+        if context is None or context.gamemaster is None:
+            raise RuntimeError("the game asks for its gamemaster outside of its context")
+        return context.gamemaster(prompt)
+
+
+class Jury:
+    """A jury as TextArena's games use it: every juror is the gamemaster, asked once each.
+
+    Args:
+        options: What a juror may choose.
+        jury_size: The number of jurors.
+    """
+
+    def __init__(self, options: list[str], jury_size: int = 5, **_: Any) -> None:
+        self.options = options
+        self.jury_size = jury_size
+
+    def evaluate(self, context: str) -> dict[str, float]:
+        """Give each option's fraction of the votes that name one; all 0 if none does."""
+        choices = ", ".join(f"'{option}'" for option in self.options)
+        prompt = f"You are a juror.\n\n{context}\n\nAnswer with one of {choices} and nothing else."
+        votes = [self._vote(prompt) for _ in range(self.jury_size)]
+        counted = [vote for vote in votes if vote is not None]
+        return {option: counted.count(option) / max(1, len(counted)) for option in self.options}
+
+    def _vote(self, prompt: str) -> str | None:
+        said = _Gamemaster()(prompt).lower()
+        return next((option for option in self.options if option.lower() in said), None)
+
+
+def bind_mends(module: ModuleType) -> None:
+    """Bind the name ``ta`` of the modules of games that need it."""
+    game = module.__name__.removeprefix("textarena.envs.").removesuffix(".env")
+    real = vars(module).get("ta")
+    if isinstance(real, ModuleType) and game in MENDED_STATES:
+        vars(module)["ta"] = _MendedTextArena(real)
+    elif isinstance(real, ModuleType) and game in GAMEMASTER_GAMES:
+        vars(module)["ta"] = _GamemasterTextArena(real)

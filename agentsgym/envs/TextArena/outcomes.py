@@ -1,0 +1,40 @@
+"""Ask a game that is over whether it was won."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_TURNS_OF_SET = 20  # each can find one
+
+#: What a win is in games for one player that can pay 1 for progress alone, by the folder of their class.
+_WINS: Mapping[str, Callable[[Any], bool]] = {
+    "Countdown": lambda game: game.numbers[-1] == game.target,  # the last result
+    "FifteenPuzzle": lambda game: game._is_solved(),
+    "Game2048": lambda game: game._max_tile() >= game.target_tile,
+    "Set": lambda game: game.state.game_state["score"] >= _TURNS_OF_SET,
+    "Slitherlink": lambda game: game._is_solved(),
+}
+
+
+def is_won(game: Any, rewards: Mapping[int, float], seat: int, outcome: Mapping[str, Any]) -> bool:
+    """Whether a player won by the game's own outcome: what is paid for progress is no win.
+
+    Args:
+        game: A game of TextArena's that is over.
+        rewards: What each player is paid.
+        seat: The player.
+        outcome: What the game says of the player.
+    """
+    if outcome.get("invalid_move"):
+        return False
+    if len(rewards) > 1:
+        return rewards[seat] == max(rewards.values()) > min(rewards.values())
+    wins = _WINS.get(_world(game))
+    return rewards[seat] >= 1.0 and (wins is None or wins(game))
+
+
+def _world(game: Any) -> str:
+    """The folder of a game's class, also of one that is mended."""
+    modules = (base.__module__ for base in type(game).__mro__)
+    return next((name.split(".")[-2] for name in modules if name.startswith("textarena.envs.")), "")

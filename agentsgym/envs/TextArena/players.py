@@ -1,0 +1,206 @@
+"""The other players of a game: random or first legal moves, and agents of any kind, by name or as objects."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from agentsgym.agents.base import Agent, as_agent
+from agentsgym.envs.conversation import Conversation
+from agentsgym.envs.TextArena.games import PlayedGame
+from agentsgym.envs.TextArena.moves import example_moves, filled_moves, listed_moves, usual_moves
+from agentsgym.errors import AgentError, ConfigError, EnvError, did_you_mean
+from agentsgym.fields import is_int
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
+from agentsgym.tokens.transcript import ChatFormat
+from agentsgym.types import Action, TurnRequest
+
+SELF = "self"
+MAX_CHARACTERS = 20_000
+_MOST_TRIALS = 300
+_MOST_WORDS = 500
+_registered: dict[str, Callable[[], Any]] = {}
+
+
+class Player(Protocol):
+    """Plays one seat of one session."""
+
+    def answer(self, observation: str, game: PlayedGame) -> str:
+        """Say the next move, after an observation that holds only what is new."""
+        ...
+
+
+class LegalPlayer:
+    """Plays a legal move: of those that the game lists, else of its examples and of usual forms, tried on copies.
+
+    Args:
+        rng: Draws the moves, each candidate equally likely; None takes the first that is legal.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng
+        self._seen: list[str] = []
+
+    def answer(self, observation: str, game: PlayedGame) -> str:
+        """Say a legal move; where none is found, the first candidate."""
+        self._seen = [move for move in dict.fromkeys([*self._seen, *example_moves(observation)]) if move.strip("[] ")][
+            -200:
+        ]
+        words = [f"[{word}]" for word in game.words()]
+        last = [*words, *self._seen] if words else [*usual_moves()]
+        groups = [listed_moves(observation), [*self._seen], filled_moves(self._seen), last]
+        for moves in groups:
+            if self._rng is not None:
+                self._rng.shuffle(moves)
+            for move in moves[: _MOST_WORDS if words else _MOST_TRIALS]:
+                if game.is_legal(move):
+                    return move
+        return next((moves[0] for moves in groups if moves), "[pass]")
+
+
+class AgentPlayer:
+    """Lets an agent play a seat, in a conversation of its own, with exact tokens where there is a tokenizer.
+
+    Args:
+        agent: The agent.
+        session_id: Names the conversation.
+        chat_format: How the tokenizer writes it; None for text alone.
+        remembers: Whether the conversation goes on from one observation to the next.
+    """
+
+    def __init__(
+        self, agent: Agent, session_id: str, chat_format: ChatFormat | None = None, *, remembers: bool = True
+    ) -> None:
+        self._agent = agent
+        self._session_id = session_id
+        self._chat_format = chat_format
+        self._remembers = remembers
+        self._conversation = Conversation(chat_format, "append")
+
+    def answer(self, observation: str, game: PlayedGame | None = None) -> str:
+        """Ask the agent.
+
+        Raises:
+            EnvError: It raised, gave no action, or more than ``MAX_CHARACTERS`` characters.
+        """
+        if not self._remembers:
+            self._conversation = Conversation(self._chat_format, "append")
+        transcript = self._conversation.transcript
+        transcript.observe([{"role": "user", "content": observation}])
+        request = TurnRequest(
+            session_id=self._session_id,
+            messages=transcript.messages,
+            token_ids=transcript.token_ids,
+            agent_state=self._conversation.agent_state,
+        )
+        [action] = self._agent.act([request])
+        name = type(self._agent).__name__
+        if isinstance(action, AgentError):
+            raise EnvError(f"{self._session_id}, played by {name}, failed: {action}") from action
+        text: Any = getattr(action, "text", None)
+        if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
+            given = f"{len(text)} characters" if isinstance(text, str) else shown(text)
+            raise EnvError(
+                f"{self._session_id}, played by {name}, must say at most {MAX_CHARACTERS} characters, got {given}"
+            )
+        transcript.act(action)
+        self._conversation.agent_state = action.agent_state
+        return text
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AgentPlayer:
+        return self
+
+
+class PlaysGames(Protocol):
+    """The members of an environment that :class:`LegalAgent` uses.
+
+    Attributes:
+        active_states: The state of each session in play, which holds its ``"game"``.
+    """
+
+    active_states: dict[str, dict[str, Any]]
+
+
+class LegalAgent(Agent):
+    """Plays random legal moves as the agent of a :class:`~agentsgym.envs.TextArena.TextArenaEnv`: a baseline.
+
+    Conversations are numbered in the order in which they start, and each has a random stream of its own.
+
+    Args:
+        env: The environment, whose games it tries its moves on; it is to run in this process.
+        seed: Makes the streams.
+    """
+
+    def __init__(self, env: PlaysGames, *, seed: int = 0) -> None:
+        self._env = env
+        self._seed = seed
+        self._num_conversations = 0
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
+        """Answer each session with a legal move."""
+        return [self._move(request) for request in requests]
+
+    def _move(self, request: TurnRequest) -> Action:
+        player: LegalPlayer | None = request.agent_state
+        if player is None:
+            stream = random.Random(derive_seed("legal agent", self._seed, self._num_conversations))
+            self._num_conversations += 1
+            player = LegalPlayer(stream)
+        game: PlayedGame = self._env.active_states[request.session_id]["game"]
+        return Action(text=player.answer(request.messages[-1]["content"], game), agent_state=player)
+
+
+def register_player(name: str, factory: Callable[[], Any]) -> None:
+    """Let ``env_config`` name an agent of yours as an opponent or a gamemaster, so that dataset rows can hold it.
+
+    Args:
+        name: The name; ``"random"``, ``"first"`` and ``"self"`` are taken.
+        factory: Makes the agent, once for each environment, in each process: register it where they are started.
+
+    Raises:
+        ConfigError: The name is taken or none, or the factory cannot be called.
+    """
+    if name in ("random", "first", SELF) or not name:
+        raise ConfigError(f"a player needs a name of its own, got {shown(name)}")
+    if not callable(factory):  # pyright: ignore[reportUnnecessaryComparison]
+        raise ConfigError(f"register_player takes a function that makes an agent, got {shown(factory)}")
+    _registered[name] = factory
+
+
+def is_player_name(value: Any) -> bool:
+    """Whether it is a name, or names by seat with ``{"1": "random"}``."""
+    if isinstance(value, Mapping):
+        return all(str(seat).isdecimal() and isinstance(one, str) for seat, one in value.items())  # pyright: ignore
+    return isinstance(value, str)
+
+
+def named_agent(name: str, key: str) -> Agent:
+    """Make the agent that was registered with a name.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if name not in _registered:
+        raise ConfigError(
+            f"{key} {shown(name)} is not registered{did_you_mean(name, ['random', 'first', SELF, *_registered])}"
+            " (agentsgym.envs.TextArena.register_player adds one)"
+        )
+    return as_agent(_registered[name]())
+
+
+def by_seat(given: Any) -> dict[int | None, Any]:
+    """Read what plays the other seats: one for all (key None), or one a seat.
+
+    Raises:
+        ConfigError: A seat is no number.
+    """
+    if not isinstance(given, Mapping):
+        return {None: given}
+    seats: dict[int | None, Any] = {}
+    for seat, one in given.items():  # pyright: ignore[reportUnknownVariableType]
+        if not (is_int(0)(seat) or str(seat).isdecimal()):  # pyright: ignore[reportUnknownArgumentType]
+            raise ConfigError(f"an opponent's seat must be an int, got {shown(seat)}")  # pyright: ignore[reportUnknownArgumentType]
+        seats[int(seat)] = one  # pyright: ignore[reportUnknownArgumentType]
+    return seats

@@ -1,0 +1,59 @@
+"""Find the reference of a game."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentsgym.envs.TextArena.games import base_id
+from agentsgym.envs.TextArena.isolation import textarena
+from agentsgym.envs.TextArena.references.bandit import Bandit
+from agentsgym.envs.TextArena.references.base import Reference, Rules
+from agentsgym.envs.TextArena.references.frozen_lake import FrozenLake
+from agentsgym.envs.TextArena.references.guess_the_number import GuessTheNumber
+from agentsgym.envs.TextArena.references.kuhn_poker import KuhnPoker
+from agentsgym.envs.TextArena.references.mastermind import Mastermind
+from agentsgym.envs.TextArena.references.tic_tac_toe import TicTacToe
+from agentsgym.envs.TextArena.references.tower_of_hanoi import TowerOfHanoi
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import is_int, require
+from agentsgym.texts import shown
+
+REFERENCES: Mapping[str, type[Reference]] = {
+    "Bandit": Bandit,
+    "FrozenLake": FrozenLake,
+    "GuessTheNumber": GuessTheNumber,
+    "KuhnPoker": KuhnPoker,
+    "Mastermind": Mastermind,
+    "TicTacToe": TicTacToe,
+    "TowerOfHanoi": TowerOfHanoi,
+}
+
+
+def reference_for(
+    game: str,
+    game_options: Mapping[str, Any] | None = None,
+    *,
+    max_steps_per_episode: int = 100,
+    seat: int | None = None,
+) -> Reference:
+    """Make the exact reference of one of TextArena's games.
+
+    Args:
+        game: An id, as ``env_config["game"]``.
+        game_options: What differs from the game's registered options, as ``env_config["game_options"]``.
+        max_steps_per_episode: As in ``env_config``.
+        seat: The agent's, as ``env_config["seat"]``; a task's own goes first.
+
+    Raises:
+        ConfigError: There is no such game or seat, no reference is known for it, or it is too large to be solved.
+        MissingDependencyError: TextArena is not installed.
+    """
+    require("max_steps_per_episode", max_steps_per_episode, is_int(1), "a positive int")
+    base = base_id(game)
+    name = base.partition("-v")[0]
+    if name not in REFERENCES:
+        raise ConfigError(f"no exact reference is known for {shown(game)}{did_you_mean(name, REFERENCES)}")
+    options = {**textarena().envs.registration.ENV_REGISTRY[base].kwargs, **(game_options or {})}
+    rules = Rules(game=base, options=options, max_steps=max_steps_per_episode, seat=seat)
+    return REFERENCES[name](rules)

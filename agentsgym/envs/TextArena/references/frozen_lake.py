@@ -1,0 +1,170 @@
+"""TextArena's FrozenLake, which is not slippery: every map of a kind at once."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds, said_by_game
+from agentsgym.errors import AgentError, ConfigError
+from agentsgym.types import Message
+
+_MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+_MOST_MAPS = 200_000
+_MAPS_AT_ONCE = 2000  # so that they fit into a processor's cache
+_TIE = 1e-6  # a turn's cost, smaller than any difference in credit: of two ways the shorter one is better
+_OWN_LIMIT = 100  # turns, which the game does not let anyone choose
+_MOST_CREDIT = 0.95
+_LEAST_CREDIT = 0.1  # for leaving the start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeValues:
+    """What the fields of maps are worth with some number of turns left.
+
+    Attributes:
+        optimal: Of the best play, (M, n, n).
+        random: Of random legal moves, likewise; a step against the border is none.
+    """
+
+    optimal: NDArray[np.float64]
+    random: NDArray[np.float64]
+
+
+def credit(size: int, start: tuple[int, int] = (0, 0)) -> NDArray[np.float64]:
+    """Give what a field pays where the game ends on it and it is not the goal: the way from the start, (n, n)."""
+    rows, columns = np.indices((size, size))
+    way = (abs(rows - start[0]) + abs(columns - start[1])) / (2 * (size - 1))
+    paid = np.maximum(np.minimum(way, _MOST_CREDIT), _LEAST_CREDIT)
+    paid[start] = 0.0
+    return paid
+
+
+def solvable_maps(size: int, num_holes: int) -> NDArray[np.bool_]:
+    """Give the holes of every map whose goal can be reached from the start, in the corners, (M, n, n).
+
+    Raises:
+        ConfigError: There are more than 200,000 maps.
+    """
+    inner = range(1, size * size - 1)
+    chosen = list(itertools.islice(itertools.combinations(inner, num_holes), _MOST_MAPS + 1))
+    if len(chosen) > _MOST_MAPS:
+        raise ConfigError(f"the exact reference of FrozenLake takes at most {_MOST_MAPS} maps, got more")
+    holes = np.zeros((len(chosen), size * size), dtype=bool)
+    holes[np.arange(len(chosen))[:, None], np.array(chosen, dtype=np.int64).reshape(len(chosen), num_holes)] = True
+    holes = holes.reshape(-1, size, size)
+    reached = np.zeros_like(holes)
+    reached[:, 0, 0] = True
+    for _ in range(size * size):
+        reached |= functools.reduce(np.logical_or, (_shifted(reached, move, fill=False) for move in _MOVES.values()))
+        reached &= ~holes
+    return holes[reached[:, -1, -1]]
+
+
+def lake_values(
+    holes: NDArray[np.bool_], turns: int, start: tuple[int, int] = (0, 0), *, step_cost: float = 0.0
+) -> LakeValues:
+    """Solve maps by backward induction: 1 at the goal, opposite of the start, and the credit of the field elsewhere.
+
+    Args:
+        holes: (M, n, n).
+        turns: T.
+        start: The corner where the player begins, which is what the credit is measured from.
+        step_cost: What each turn costs optimal play.
+    """
+    size = holes.shape[1]
+    paid = credit(size, start)
+    goal = (size - 1 - start[0], size - 1 - start[1])
+    final = np.where(holes, paid, np.nan)
+    final[:, goal[0], goal[1]] = 1.0
+    is_final = ~np.isnan(final)
+    optimal = blind = np.where(is_final, final, paid)
+    num_legal = sum(_shifted(np.ones((1, size, size)), move, fill=0.0) for move in _MOVES.values())
+    for t in range(turns):
+        if t < size * size:  # no way is longer
+            reached = (_shifted(optimal, move, fill=-np.inf) for move in _MOVES.values())
+            optimal = np.where(is_final, final, functools.reduce(np.maximum, reached) - step_cost)
+        total = sum(_shifted(blind, move, fill=0.0) for move in _MOVES.values())
+        blind = np.where(is_final, final, total / num_legal)
+    return LakeValues(optimal=optimal, random=blind)
+
+
+@functools.lru_cache(maxsize=8)
+def mean_values(size: int, num_holes: int, turns: int) -> tuple[float, float]:
+    """Give what random and optimal play earn from the start, the mean over all maps, which are equally likely."""
+    holes = solvable_maps(size, num_holes)
+    parts = [lake_values(part, turns) for part in np.array_split(holes, len(holes) // _MAPS_AT_ONCE + 1)]
+    random = np.concatenate([values.random[:, 0, 0] for values in parts])
+    optimal = np.concatenate([values.optimal[:, 0, 0] for values in parts])
+    return float(random.mean()), float(optimal.mean())
+
+
+class FrozenLake(Reference):
+    """The shortest safe way on the map that the game shows."""
+
+    opening = "Welcome to Frozen Lake!"
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__(rules)
+        self.size: int = rules.options["size"]
+        self.num_holes = min(rules.options["num_holes"], self.size**2 - 3)
+        self.num_turns = rules.turns(_OWN_LIMIT)
+
+    def anchors(self, seat: int | None = None) -> Anchors:
+        """Give the mean final rewards over all maps, the credit for the way included."""
+        random, optimal = mean_values(self.size, self.num_holes, self.num_turns)
+        return Anchors(random=random, optimal=optimal)
+
+    def choose(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """Take the best step for the turns that are left."""
+        text = said_by_game(messages)
+        fields = last_map(text)
+        start = _place(last_map(text, index=0), "P")
+        left = self.num_turns - sum("invalid move" not in reply for _, reply in rounds(messages))
+        turns = min(max(0, left - 1), self.size**2)  # no way is longer
+        [values] = lake_values((fields == "H")[None], turns, start, step_cost=_TIE).optimal
+        row, column = _place(fields, "P")
+        return f"[{max(self._steps(row, column), key=lambda step: values[step[1]])[0]}]"
+
+    def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """Take any step that stays on the map."""
+        return f"[{rng.choice(self._steps(*_place(last_map(said_by_game(messages)), 'P')))[0]}]"
+
+    def _steps(self, row: int, column: int) -> list[tuple[str, tuple[int, int]]]:
+        reached = ((name, (row + down, column + right)) for name, (down, right) in _MOVES.items())
+        return [(name, place) for name, place in reached if min(place) >= 0 and max(place) < self.size]
+
+
+def last_map(text: str, index: int = -1) -> NDArray[np.str_]:
+    """Read a map that the game showed, by default the last, (n, n).
+
+    Raises:
+        AgentError: It showed none.
+    """
+    maps = re.findall(r"Current Board:\n\n(.*?)\n\n", text, re.DOTALL)
+    lines = [line for line in maps[index].splitlines() if line.startswith("|")] if maps else []
+    if not lines:
+        raise AgentError("TextArena's FrozenLake shows 'Current Board:', and there was none")
+    return np.array([[cell.strip() for cell in line.strip("|").split("|")] for line in lines])
+
+
+def _place(fields: NDArray[np.str_], letter: str) -> tuple[int, int]:
+    [[row, column]] = np.argwhere(fields == letter)
+    return int(row), int(column)
+
+
+def _shifted(values: NDArray[Any], move: tuple[int, int], *, fill: float) -> NDArray[Any]:
+    """What stands one step away from each field, ``fill`` behind the border, (M, n, n)."""
+    padded = np.pad(values, ((0, 0), (1, 1), (1, 1)), constant_values=fill)
+    size = values.shape[1]
+    row, column = 1 + move[0], 1 + move[1]
+    return padded[:, row : row + size, column : column + size]

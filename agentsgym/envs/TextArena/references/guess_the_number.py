@@ -1,0 +1,108 @@
+"""GuessTheNumber: halve the interval, as long as turns are left."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds
+from agentsgym.types import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalValues:
+    """The sums over the numbers of an interval, by turns left and by the interval's length.
+
+    Attributes:
+        total: What the best play is paid, summed over the interval's numbers, (T + 1, N + 1).
+        guess: Which place of the interval to guess, from 0, (T + 1, N + 1).
+    """
+
+    total: NDArray[np.float64]
+    guess: NDArray[np.int64]
+
+
+def interval_values(num_numbers: int, turns: int, *, partial_credit: bool = True) -> IntervalValues:
+    """Solve the game by dynamic programming over intervals.
+
+    A right guess pays 1. With ``partial_credit`` a wrong one on the last turn pays ``1 − |guess − number| / (N − 1)``,
+    as TextArena does; without it nothing, so that the total counts wins. With t turns left and an interval of length L,
+    ``W_t(L) = 1 + max_k W_{t-1}(k) + W_{t-1}(L − 1 − k)``; with one turn left the best guess is the middle.
+
+    Args:
+        num_numbers: N, at least 1.
+        turns: T, at least 1.
+        partial_credit: What the game pays at the limit.
+    """
+    lengths = np.arange(num_numbers + 1)
+    total, guess = np.zeros((turns + 1, num_numbers + 1)), np.zeros((turns + 1, num_numbers + 1), dtype=np.int64)
+    guess[:] = np.maximum(0, (lengths - 1) // 2)
+    distances = lengths**2 // 4  # of the other numbers from the middle one, summed
+    credit = (lengths - 1) - distances / max(1, num_numbers - 1) if partial_credit else 0.0
+    total[1] = np.where(lengths > 0, 1.0 + credit, 0.0)
+    for t in range(2, turns + 1):
+        for length in range(1, num_numbers + 1):
+            split = total[t - 1, :length] + total[t - 1, length - 1 :: -1]
+            from_middle = abs(np.arange(length) - (length - 1) / 2)
+            guess[t, length] = np.where(split >= split.max() - 1e-12, from_middle, np.inf).argmin()
+            total[t, length] = 1.0 + split.max()
+    return IntervalValues(total=total, guess=guess)
+
+
+def random_value(num_numbers: int, turns: int, *, partial_credit: bool = True) -> float:
+    """Give what guesses of random numbers that were not guessed before earn, whatever the hints were.
+
+    The number is among T of them with probability ``T / N``; else the last guess is a random other number, whose mean
+    distance from the secret is ``(N + 1) / 3``.
+    """
+    if turns >= num_numbers:
+        return 1.0
+    won = turns / num_numbers
+    credit = 1 - (num_numbers + 1) / (3 * (num_numbers - 1)) if partial_credit else 0.0
+    return won + (1 - won) * credit
+
+
+class GuessTheNumber(Reference):
+    """Binary search, which is the best play with any number of turns."""
+
+    opening = "You have to guess the number between"
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__(rules)
+        self.low: int = rules.options["min_number"]
+        self.high: int = rules.options["max_number"]
+        self.num_numbers = self.high - self.low + 1
+        self.num_turns = rules.turns(rules.options["max_turns"])
+        self._values = interval_values(self.num_numbers, self.num_turns)
+
+    def anchors(self, seat: int | None = None) -> Anchors:
+        """Give the mean final rewards, the credit for a near guess at the limit included."""
+        optimal = self._values.total[self.num_turns, self.num_numbers] / self.num_numbers
+        return Anchors(random=random_value(self.num_numbers, self.num_turns), optimal=float(optimal))
+
+    def choose(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """Guess the number that leaves the best two intervals for the turns that are left."""
+        low, high = self.low, self.high
+        played = self._played(messages)
+        for number, reply in played:
+            if "target number is lower" in reply:
+                high = min(high, number - 1)
+            elif "target number is higher" in reply:
+                low = max(low, number + 1)
+        left = max(1, self.num_turns - len(played))
+        return f"[{low + int(self._values.guess[left, high - low + 1])}]"
+
+    def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """Guess any number that was not guessed before."""
+        guessed = {number for number, _ in self._played(messages)}
+        return f"[{rng.choice([one for one in range(self.low, self.high + 1) if one not in guessed])}]"
+
+    def _played(self, messages: Sequence[Message]) -> list[tuple[int, str]]:
+        found = ((re.search(r"\[(\d+)\]", said), reply) for said, reply in rounds(messages))
+        return [(int(match[1]), reply) for match, reply in found if match]

@@ -1,0 +1,265 @@
+"""KuhnPoker: best replies over a match of several rounds, equilibrium play, and exploitability."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Literal
+
+from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.TextArena.references.base import Reference, Rules, said_by_game
+from agentsgym.envs.TextArena.references.probes import chips_of_bet
+from agentsgym.errors import AgentError, ConfigError
+from agentsgym.types import Message
+
+#: What happened before a decision: nothing, a check, a bet, or a check and a bet.
+History = Literal["", "c", "b", "cb"]
+#: The probability of a bet (or, where there is a bet, of a call) by card (0 J, 1 Q, 2 K) and history.
+Strategy = Mapping[tuple[int, History], Fraction]
+#: What a round's result in chips is worth.
+Utility = Callable[[int], Fraction]
+
+_CARDS = "JQK"
+_FIRST: tuple[History, ...] = ("", "cb")
+_SECOND: tuple[History, ...] = ("c", "b")
+_HALF = Fraction(1, 2)
+
+UNIFORM: Strategy = {(card, history): _HALF for card in range(3) for history in (*_FIRST, *_SECOND)}
+
+
+def equilibrium(alpha: Fraction = Fraction(1, 3)) -> Strategy:
+    """Give the equilibria of real Kuhn poker, one for each alpha in [0, 1/3] (Kuhn 1950).
+
+    The first player bets the jack with probability alpha and the king with 3 alpha, and calls with the queen with
+    alpha + 1/3; the second player's play is the same in all of them.
+    """
+    third, no, yes = Fraction(1, 3), Fraction(0), Fraction(1)
+    by_history: dict[History, tuple[Fraction, Fraction, Fraction]] = {
+        "": (alpha, no, 3 * alpha),
+        "cb": (no, alpha + third, yes),
+        "c": (third, no, yes),
+        "b": (no, third, yes),
+    }
+    return {(card, history): row[card] for history, row in by_history.items() for card in range(3)}
+
+
+def round_outcomes(first: Strategy, second: Strategy, *, bet: int) -> dict[int, Fraction]:
+    """Give the probability of each result of a round, in chips for the first player.
+
+    Args:
+        first: How the player who begins plays.
+        second: How the other one plays.
+        bet: How many chips a bet adds: 1 in Kuhn poker, 0 in TextArena 0.7.4 as it comes, whose pot never grows.
+    """
+    results: dict[int, Fraction] = {}
+    for mine, theirs in itertools.permutations(range(3), 2):
+        sign = 1 if mine > theirs else -1
+        bets, bets_later = first[mine, ""], second[theirs, "c"]
+        calls, calls_later = second[theirs, "b"], first[mine, "cb"]
+        branches = (
+            (bets * calls, sign * (1 + bet)),
+            (bets * (1 - calls), 1),
+            ((1 - bets) * (1 - bets_later), sign),
+            ((1 - bets) * bets_later * calls_later, sign * (1 + bet)),
+            ((1 - bets) * bets_later * (1 - calls_later), -1),
+        )
+        for p, chips in branches:
+            results[chips] = results.get(chips, Fraction(0)) + p / 6
+    return results
+
+
+def best_reply(opponent: Strategy, utility: Utility, *, is_first: bool, bet: int) -> tuple[Fraction, Strategy]:
+    """Give the best that a player can do in one round against a known strategy, and how.
+
+    Args:
+        opponent: How the other one plays.
+        utility: What a result in chips is worth to the player.
+        is_first: Whether the player begins.
+        bet: As in :func:`round_outcomes`.
+
+    Returns:
+        The expected utility, and the strategy, whose probabilities are 0 or 1.
+    """
+    total, strategy = Fraction(0), dict[tuple[int, History], Fraction]()
+    for card in range(3):
+        others = [(other, 1 if card > other else -1) for other in range(3) if other != card]
+        solve = _reply_as_first if is_first else _reply_as_second
+        worth, choices = solve(card, others, opponent, utility, bet)
+        total += worth / 6  # each of two other cards has half of this card's third
+        strategy.update(choices)
+    return total, strategy
+
+
+_Choices = dict[tuple[int, History], Fraction]
+
+
+def _reply_as_first(
+    card: int, others: list[tuple[int, int]], opponent: Strategy, utility: Utility, bet: int
+) -> tuple[Fraction, _Choices]:
+    bets = checks = fold = call = Fraction(0)
+    for other, sign in others:
+        calls, bets_later = opponent[other, "b"], opponent[other, "c"]
+        bets += calls * utility(sign * (1 + bet)) + (1 - calls) * utility(1)
+        checks += (1 - bets_later) * utility(sign)
+        fold += bets_later * utility(-1)
+        call += bets_later * utility(sign * (1 + bet))
+    checks += max(fold, call)
+    choices: _Choices = {(card, ""): Fraction(bets >= checks), (card, "cb"): Fraction(call >= fold)}
+    return max(bets, checks), choices
+
+
+def _reply_as_second(
+    card: int, others: list[tuple[int, int]], opponent: Strategy, utility: Utility, bet: int
+) -> tuple[Fraction, _Choices]:
+    bets = checks = fold = call = Fraction(0)
+    for other, sign in others:
+        begins, calls = opponent[other, ""], opponent[other, "cb"]
+        bets += (1 - begins) * (calls * utility(sign * (1 + bet)) + (1 - calls) * utility(1))
+        checks += (1 - begins) * utility(sign)
+        fold += begins * utility(-1)
+        call += begins * utility(sign * (1 + bet))
+    choices: _Choices = {(card, "c"): Fraction(bets >= checks), (card, "b"): Fraction(call >= fold)}
+    return max(bets, checks) + max(fold, call), choices
+
+
+def expected_chips(first: Strategy, second: Strategy, *, bet: int = 1) -> Fraction:
+    """Give what the first player wins in a round, in chips."""
+    return sum((p * chips for chips, p in round_outcomes(first, second, bet=bet).items()), Fraction(0))
+
+
+def exploitability(strategy: Strategy, *, bet: int = 1) -> Fraction:
+    """Give how much the best opponent wins from a strategy a round, in chips, the mean over both seats.
+
+    It is 0 for an equilibrium, and says what a win rate against some opponent does not: how far from it a player is.
+
+    >>> exploitability(UNIFORM)
+    Fraction(11, 24)
+    """
+    seats = (best_reply(strategy, Fraction, is_first=is_first, bet=bet)[0] for is_first in (True, False))
+    return sum(seats, Fraction(0)) / 2
+
+
+class Match:
+    """A match of several rounds, which is won by whoever has more chips in the end.
+
+    Player 1 begins the odd rounds, counted from 1, and player 0 the even ones. The opponent plays at random.
+
+    Args:
+        num_rounds: Rounds, at least 1.
+        bet: As in :func:`round_outcomes`.
+        seat: The player's seat, 0 or 1.
+    """
+
+    def __init__(self, num_rounds: int, *, bet: int, seat: int) -> None:
+        self._num_rounds, self._bet, self._seat = num_rounds, bet, seat
+        most = num_rounds * (1 + bet)
+        #: By round (from 1) and chips: the value of the best play, and how it goes on.
+        self._best: dict[tuple[int, int], tuple[Fraction, Strategy]] = {}
+        self._random: dict[tuple[int, int], Fraction] = {}
+        for chips in range(-most, most + 1):
+            sign = Fraction((chips > 0) - (chips < 0))
+            self._best[num_rounds + 1, chips] = (sign, {})
+            self._random[num_rounds + 1, chips] = sign
+        for number in range(num_rounds, 0, -1):
+            reach = (number - 1) * (1 + bet)
+            for chips in range(-reach, reach + 1):
+                self._solve(number, chips)
+
+    def _solve(self, number: int, chips: int) -> None:
+        is_first = self.is_first(number)
+        self._best[number, chips] = best_reply(
+            UNIFORM, lambda won: self._best[number + 1, chips + won][0], is_first=is_first, bet=self._bet
+        )
+        results = round_outcomes(UNIFORM, UNIFORM, bet=self._bet)
+        side = 1 if is_first else -1
+        expected = (p * self._random[number + 1, chips + side * won] for won, p in results.items())
+        self._random[number, chips] = sum(expected, Fraction(0))
+
+    def is_first(self, number: int) -> bool:
+        """Whether the player begins a round."""
+        return (number % 2 == 1) == (self._seat == 1)
+
+    @property
+    def optimal(self) -> Fraction:
+        """Wins less losses of the best reply to random play."""
+        return self._best[1, 0][0]
+
+    @property
+    def random(self) -> Fraction:
+        """Wins less losses of random play against random play."""
+        return self._random[1, 0]
+
+    @property
+    def most_turns(self) -> int:
+        """The turns that the player may need: two in each round that it begins, one in the others."""
+        return sum(1 + self.is_first(number) for number in range(1, self._num_rounds + 1))
+
+    def strategy(self, number: int, chips: int) -> Strategy:
+        """Give the best reply in a round, with the chips that the player has won so far."""
+        return self._best[number, chips][1]
+
+
+class KuhnPoker(Reference):
+    """The best reply to random play, in wins less losses of the match.
+
+    How much a bet adds to the pot is asked of the game, whose fault is mended: see
+    :mod:`~agentsgym.envs.TextArena.mends`. Against an opponent who is not random, compare :func:`exploitability`.
+    """
+
+    opening = "round game of Kuhn Poker."
+    num_seats = 2
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__(rules)
+        self.bet = chips_of_bet()
+        num_rounds = rules.options["max_rounds"]
+        self._matches = [Match(num_rounds, bet=self.bet, seat=seat) for seat in (0, 1)]
+
+    def anchors(self, seat: int | None = None) -> Anchors:
+        """Give the mean final rewards against random play, in a seat; where it is drawn, the mean over both."""
+        seat = self._seat(seat)
+        matches = self._matches if seat is None else [self._matches[seat]]
+        needed = max(match.most_turns for match in matches)
+        if self.rules.max_steps < needed:
+            raise ConfigError(
+                "an exact reference of KuhnPoker needs turns for all rounds: max_steps_per_episode must be at least "
+                f"{needed}, got {self.rules.max_steps}"
+            )
+        random = sum((match.random for match in matches), Fraction(0)) / len(matches)
+        optimal = sum((match.optimal for match in matches), Fraction(0)) / len(matches)
+        return Anchors(random=float(random), optimal=float(optimal))
+
+    def choose(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """Play the best reply with the chips and rounds that there are."""
+        text = said_by_game(messages)
+        seat = int(_last(r"You are Player (\d) in a", text, "0"))
+        number, card = int(_last(r"### Starting round (\d+)", text)), _CARDS.index(_last(r"Your card is: '(\w)'", text))
+        scores = _last(rf"Current scores:.*?Player {seat}: '(-?\d+)'", text, "0")
+        faces_bet = "fold" in _actions(text)
+        match = self._matches[seat]
+        history: History
+        history = ("cb" if faces_bet else "") if match.is_first(number) else ("b" if faces_bet else "c")
+        says_yes = match.strategy(number, int(scores))[card, history]
+        return f"[{('call' if says_yes else 'fold') if faces_bet else ('bet' if says_yes else 'check')}]"
+
+    def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """Take any of the actions that the game lists."""
+        return f"[{rng.choice(_actions(said_by_game(messages)))}]"
+
+
+def _actions(text: str) -> list[str]:
+    listed = re.findall(r"Your available actions are: ([^\n]*)", text)
+    actions: list[str] = re.findall(r"\[(\w+)\]", listed[-1]) if listed else []
+    if not actions:
+        raise AgentError("TextArena's KuhnPoker lists 'Your available actions', and there were none")
+    return actions
+
+
+def _last(pattern: str, text: str, default: str | None = None) -> str:
+    found: list[str] = re.findall(pattern, text)
+    if not found and default is None:
+        raise AgentError(f"TextArena's KuhnPoker shows {pattern!r}, and it did not")
+    return found[-1] if found else str(default)

@@ -1,0 +1,235 @@
+"""Mastermind: what the best play needs where it can be searched, and a greedy player whose worst case is known."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds
+from agentsgym.errors import ConfigError
+from agentsgym.types import Message
+
+Code = tuple[int, ...]
+_MOST_CODES = 2000  # of which every pair is compared
+_MOST_SEARCHED = 40  # of which every strategy is compared
+
+
+def all_codes(length: int, num_numbers: int, *, duplicates: bool) -> list[Code]:
+    """Give every code, in order."""
+    numbers = range(1, num_numbers + 1)
+    codes = itertools.product(numbers, repeat=length) if duplicates else itertools.permutations(numbers, length)
+    return list(codes)
+
+
+def feedback(guess: Code, secret: Code) -> tuple[int, int]:
+    """Count black and white pegs.
+
+    >>> feedback((1, 1, 2), (1, 2, 1))
+    (1, 2)
+    """
+    black = sum(one == other for one, other in zip(guess, secret, strict=True))
+    return black, (Counter(guess) & Counter(secret)).total() - black
+
+
+def feedback_table(codes: Sequence[Code]) -> NDArray[np.int16]:
+    """Give the feedback of every guess on every secret as one number, ``black · (L + 1) + white``, (C, C)."""
+    length = len(codes[0])
+    digits = np.array(codes, dtype=np.int16)  # (C, L)
+    black = (digits[:, None, :] == digits[None, :, :]).sum(axis=2)
+    both = np.zeros_like(black)
+    for number in range(digits.min(), digits.max() + 1):
+        count = (digits == number).sum(axis=1)
+        both += np.minimum(count[:, None], count[None, :])
+    return (black * (length + 1) + both - black).astype(np.int16)
+
+
+def best_expected_guesses(length: int, num_numbers: int, *, duplicates: bool) -> float:
+    """Give the fewest guesses that any strategy needs on average, the right one included, by search over strategies.
+
+    Raises:
+        ConfigError: There are more than 40 codes.
+
+    >>> best_expected_guesses(3, 4, duplicates=False)
+    3.0
+    """
+    codes = all_codes(length, num_numbers, duplicates=duplicates)
+    if len(codes) > _MOST_SEARCHED:
+        raise ConfigError(f"the search over strategies takes at most {_MOST_SEARCHED} codes, got {len(codes)}")
+    table = [[int(one) for one in row] for row in feedback_table(codes)]
+    solved = length * (length + 1)
+
+    @functools.cache
+    def total(left: frozenset[int]) -> int:
+        """The sum of the guesses over the secrets that are left."""
+        if len(left) == 1:
+            return 1
+        best = len(left) ** 2
+        for row in table:
+            parts: defaultdict[int, list[int]] = defaultdict(list)
+            for secret in left:
+                parts[row[secret]].append(secret)
+            if len(parts) > 1:
+                later = (total(frozenset(part)) for reply, part in parts.items() if reply != solved)
+                best = min(best, len(left) + sum(later))
+        return best
+
+    return total(frozenset(range(len(codes)))) / len(codes)
+
+
+class GreedyTree:
+    """The game tree of the player that takes the guess with the most expected information.
+
+    Ties go to a code that may be the secret, then to the first. With the 360 codes of ``Mastermind-v0`` it needs 4.03
+    guesses on average and 5 at most.
+
+    Args:
+        codes: Every code.
+
+    Attributes:
+        guesses: How many guesses each code takes, (C,).
+    """
+
+    def __init__(self, codes: Sequence[Code]) -> None:
+        self._codes = codes
+        self._table = feedback_table(codes)
+        self._choices: dict[bytes, int] = {}
+        self.guesses = np.zeros(len(codes), dtype=np.int64)
+        self._walk(np.arange(len(codes)), 1)
+
+    def choose(self, left: NDArray[np.int64]) -> int:
+        """Choose a guess, given the indices of the codes that may be the secret."""
+        key = left.tobytes()
+        if key not in self._choices:
+            self._choices[key] = self._best(left)
+        return self._choices[key]
+
+    def _best(self, left: NDArray[np.int64]) -> int:
+        if len(left) <= 2:
+            return int(left[0])
+        replies = self._table[:, left].astype(np.int64)  # (C, M)
+        num_replies = int(self._table.max()) + 1
+        cells = replies + np.arange(len(replies))[:, None] * num_replies
+        counts = np.bincount(cells.ravel(), minlength=len(replies) * num_replies).reshape(-1, num_replies)
+        spread = (counts * np.log2(np.maximum(counts, 1))).sum(axis=1) / len(left)  # the entropy is log2(M) less this
+        best = np.flatnonzero(spread <= spread.min() + 1e-9)
+        fitting = best[np.isin(best, left)]
+        return int(fitting[0] if len(fitting) else best[0])
+
+    def _walk(self, left: NDArray[np.int64], depth: int) -> None:
+        guess = self.choose(left)
+        replies = self._table[guess, left]
+        for reply in np.unique(replies):
+            part = left[replies == reply]
+            if len(part) == 1 and part[0] == guess:
+                self.guesses[guess] = depth
+            else:
+                self._walk(part, depth + 1)
+
+    def consistent(self, played: Sequence[tuple[Code, tuple[int, int]]]) -> NDArray[np.int64]:
+        """Give the indices of the codes that fit all feedback."""
+        index = {code: number for number, code in enumerate(self._codes)}
+        length = len(self._codes[0])
+        fits = np.ones(len(self._codes), dtype=bool)
+        for guess, (black, white) in played:
+            fits &= self._table[index[guess]] == black * (length + 1) + white
+        return np.flatnonzero(fits)
+
+
+@functools.lru_cache(maxsize=8)
+def greedy_tree(length: int, num_numbers: int, *, duplicates: bool) -> GreedyTree:
+    """Make the greedy player's tree, once for each kind of code.
+
+    Raises:
+        ConfigError: There are more than 2,000 codes.
+    """
+    num_codes = num_numbers**length if duplicates else math.perm(num_numbers, length)
+    if num_codes > _MOST_CODES:
+        raise ConfigError(f"the exact reference of Mastermind takes at most {_MOST_CODES} codes, got {num_codes}")
+    return GreedyTree(all_codes(length, num_numbers, duplicates=duplicates))
+
+
+def random_value(length: int, num_numbers: int, turns: int, *, duplicates: bool) -> float:
+    """Give what random codes that were not guessed before earn, whatever the feedback was.
+
+    One of T guesses is right with probability ``T / C``. Else the last one is a random wrong code, and is paid
+    ``(black + white / 2) / length``; its mean over all pairs of codes is known in closed form.
+    """
+    num_codes = num_numbers**length if duplicates else math.perm(num_numbers, length)
+    if turns >= num_codes:
+        return 1.0
+    black = 1 / num_numbers  # the mean fraction of places that agree
+    if duplicates:
+        p = 1 / num_numbers
+        least = [
+            sum(math.comb(length, i) * p**i * (1 - p) ** (length - i) for i in range(k, length + 1))
+            for k in range(length + 1)
+        ]
+        both = num_numbers * sum(one**2 for one in least[1:]) / length  # E min(X, Y) = Σ_k P(X >= k) P(Y >= k)
+    else:
+        both = length / num_numbers
+    any_code = (black + both) / 2
+    wrong_code = (any_code - 1 / num_codes) / (1 - 1 / num_codes)  # the secret itself is paid 1
+    won = turns / num_codes
+    return won + (1 - won) * wrong_code
+
+
+class Mastermind(Reference):
+    """The greedy player, which is optimal in what the game pays as soon as it solves every code in time."""
+
+    opening = "You need to find the code that is"
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__(rules)
+        options = rules.options
+        self.length: int = options["code_length"]
+        self.num_numbers: int = options["num_numbers"]
+        self.duplicates: bool = options["duplicate_numbers"]
+        self.num_turns = rules.turns(options["max_turns"])
+        self._tree = greedy_tree(self.length, self.num_numbers, duplicates=self.duplicates)
+        self._codes = all_codes(self.length, self.num_numbers, duplicates=self.duplicates)
+
+    def anchors(self, seat: int | None = None) -> Anchors:
+        """Give the mean final rewards.
+
+        Raises:
+            ConfigError: There are fewer turns than the greedy player may need, so that the optimum is not known.
+        """
+        worst = int(self._tree.guesses.max())
+        if self.num_turns < worst:
+            raise ConfigError(
+                f"the optimum of Mastermind is known from {worst} turns on, where every code is found in time; "
+                f"max_steps_per_episode and max_turns leave {self.num_turns}"
+            )
+        value = random_value(self.length, self.num_numbers, self.num_turns, duplicates=self.duplicates)
+        return Anchors(random=value, optimal=1.0)
+
+    def choose(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """Take the guess with the most expected information."""
+        return self._say(self._codes[self._tree.choose(self._tree.consistent(self._played(messages)))])
+
+    def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """Guess any code that was not guessed before."""
+        guessed = {code for code, _ in self._played(messages)}
+        while (code := rng.choice(self._codes)) in guessed:
+            pass
+        return self._say(code)
+
+    def _say(self, code: Code) -> str:
+        return "[" + " ".join(map(str, code)) + "]"
+
+    def _played(self, messages: Sequence[Message]) -> list[tuple[Code, tuple[int, int]]]:
+        played: list[tuple[Code, tuple[int, int]]] = []
+        for _, reply in rounds(messages):
+            found = re.search(r"Submitted \[([\d\s]+)\]\. Feedback: (\d+) black peg\(s\), (\d+) white", reply)
+            if found:
+                played.append((tuple(map(int, found[1].split())), (int(found[2]), int(found[3]))))
+        return played

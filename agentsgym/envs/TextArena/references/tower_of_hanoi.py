@@ -1,0 +1,121 @@
+"""TowerOfHanoi: every position of the disks, one move a turn."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import random
+import re
+from collections.abc import Sequence
+
+from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds, said_by_game
+from agentsgym.envs.value_iteration import Outcome, ValueTable, value_table
+from agentsgym.errors import AgentError, ConfigError
+from agentsgym.types import Message
+
+#: The tower of each disk, the smallest first.
+Position = tuple[int, ...]
+Move = tuple[int, int]
+
+_TOWERS = "ABC"
+_MOST_DISKS = 8
+
+
+def legal_moves(position: Position) -> list[Move]:
+    """Give the moves from tower to tower that put no disk on a smaller one.
+
+    >>> legal_moves((0, 0))
+    [(0, 1), (0, 2)]
+    """
+    top = {tower: disk for disk, tower in reversed(list(enumerate(position)))}
+    pairs = itertools.permutations(range(3), 2)
+    return [(a, b) for a, b in pairs if a in top and top[a] < top.get(b, len(position))]
+
+
+def after(position: Position, move: Move) -> Position:
+    """Move the upmost disk of a tower."""
+    disk = position.index(move[0])
+    return (*position[:disk], move[1], *position[disk + 1 :])
+
+
+def fraction_done(position: Position) -> float:
+    """Give the fraction of the disks that lie right on the last tower, from the largest on.
+
+    >>> fraction_done((0, 0, 2))
+    0.3333333333333333
+    """
+    placed = itertools.takewhile(lambda tower: tower == 2, reversed(position))
+    return len(list(placed)) / len(position)
+
+
+@functools.lru_cache(maxsize=8)
+def hanoi_values(num_disks: int, turns: int) -> tuple[ValueTable, dict[Position, int]]:
+    """Solve the puzzle: 1 when it is done, and the fraction of disks in place when the turns are spent.
+
+    Returns:
+        The values, and the number of each position.
+
+    Raises:
+        ConfigError: There are more than 8 disks.
+    """
+    if num_disks > _MOST_DISKS:
+        raise ConfigError(f"the exact reference of TowerOfHanoi takes at most {_MOST_DISKS} disks, got {num_disks}")
+    numbers = {position: number for number, position in enumerate(itertools.product(range(3), repeat=num_disks))}
+    done = (2,) * num_disks
+    transitions: list[list[list[Outcome]]] = []
+    for position in numbers:
+        reached = [after(position, move) for move in legal_moves(position)]
+        transitions.append([[(1.0, numbers[one], float(one == done), one == done)] for one in reached])
+    return value_table(transitions, turns, [fraction_done(position) for position in numbers]), numbers
+
+
+class TowerOfHanoi(Reference):
+    """The shortest way, ``2^n − 1`` moves for n disks.
+
+    The game's prompt asks for one move a turn, and the values are those of such play. The game carries out every move
+    that an answer names, so that an agent which does not keep to the prompt can do it all in one turn.
+    """
+
+    opening = "You are playing Tower of Hanoi"
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__(rules)
+        self.num_disks: int = rules.options["num_disks"]
+        self.num_turns = rules.turns(rules.options["max_turns"])
+        self._values, self._numbers = hanoi_values(self.num_disks, self.num_turns)
+
+    def anchors(self, seat: int | None = None) -> Anchors:
+        """Give the mean final rewards, the fraction of disks in place at the limit included."""
+        start = self._numbers[(0,) * self.num_disks]
+        random, optimal = (float(one[self.num_turns, start]) for one in (self._values.random, self._values.optimal))
+        return Anchors(random=random, optimal=optimal)
+
+    def choose(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """Take the best move for the turns that are left."""
+        position = position_of(messages)
+        played = sum("invalid move" not in reply for _, reply in rounds(messages))
+        left = max(1, self.num_turns - played)
+        return _say(legal_moves(position)[int(self._values.policy[left, self._numbers[position]])])
+
+    def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """Take any legal move."""
+        return _say(rng.choice(legal_moves(position_of(messages))))
+
+
+def position_of(messages: Sequence[Message]) -> Position:
+    """Read the last towers that the game showed.
+
+    Raises:
+        AgentError: It showed none.
+    """
+    found = re.findall(r"A: (\[.*?\])\nB: (\[.*?\])\nC: (\[.*?\])", said_by_game(messages))
+    if not found:
+        raise AgentError("TextArena's TowerOfHanoi shows the towers A, B and C, and there were none")
+    tower_of = {disk: tower for tower, disks in enumerate(found[-1]) for disk in ast.literal_eval(disks)}
+    return tuple(tower_of[disk] for disk in sorted(tower_of))
+
+
+def _say(move: Move) -> str:
+    return f"[{_TOWERS[move[0]]} {_TOWERS[move[1]]}]"

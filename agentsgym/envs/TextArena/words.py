@@ -1,0 +1,206 @@
+"""Give the games of words their words, offline: the spelling dictionary in TextArena's own wheel, or nltk's corpora.
+
+TextArena downloads nltk's corpora as it imports such a game, and reads its dictionary anew (most of a second) for every
+game it makes. Here nothing is downloaded, and the games of a process share one dictionary.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.resources
+import re
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, cast
+
+from agentsgym.envs.TextArena.isolation import Standin, current_context
+from agentsgym.errors import ConfigError
+
+NLTK_COMMAND = "python -m nltk.downloader words averaged_perceptron_tagger_eng"
+_TEXTS = {
+    "Crosswords": ("words_clues.jsonl",),
+    "Debate": ("topics.json",),
+    "ScenarioPlanning": ("scenarios.json",),
+    "Taboo": ("words.json",),
+    "TruthAndDeception": ("facts.json",),
+    "TwentyQuestions": ("twenty_questions_words.json",),
+}
+_LEAST_USES = 3
+_DICTIONARY_MODULE = "textarena.envs.utils.word_lists"
+
+
+@functools.cache
+def hunspell_words() -> tuple[str, ...]:
+    """The entries of ``en_US.dic`` in TextArena's wheel that are plain lower-case words of two letters or more, sorted.
+
+    They are the words themselves, without the plurals and other forms that its affix rules make.
+    """
+    folder = importlib.resources.files("textarena.envs.utils.data")
+    lines = folder.joinpath("en_US.dic").read_text(encoding="utf-8").splitlines()[1:]
+    entries = {line.partition("/")[0].strip() for line in lines}
+    return tuple(
+        sorted(word for word in entries if len(word) > 1 and word.isascii() and word.islower() and word.isalpha())
+    )
+
+
+@functools.cache
+def basic_words() -> tuple[str, ...]:
+    """Those of :func:`hunspell_words` that TextArena's own files of clues, facts and tasks use three times or more."""
+    counts: Counter[str] = Counter()
+    for file in importlib.resources.files("textarena.envs").iterdir():
+        for name in _TEXTS.get(file.name, ()):
+            text = file.joinpath(name).read_text(encoding="utf-8")
+            counts.update(re.findall(r"[a-z]+", text.lower()))
+    return tuple(word for word in hunspell_words() if counts[word] >= _LEAST_USES)
+
+
+def check_nltk(game: str) -> None:
+    """Check that nltk's corpora are installed.
+
+    Raises:
+        ConfigError: They are not; the message names the command.
+    """
+    import nltk  # noqa: PLC0415  # a heavy package that comes with TextArena
+
+    try:
+        nltk.data.find("corpora/words")  # pyright: ignore[reportUnknownMemberType]
+        nltk.data.find("taggers/averaged_perceptron_tagger_eng")  # pyright: ignore[reportUnknownMemberType]
+    except LookupError:
+        raise ConfigError(
+            f"env_config['word_list'] is 'nltk', and {game} needs corpora that are not installed: run {NLTK_COMMAND} "
+            "once, or use word_list='hunspell', which needs nothing"
+        ) from None
+
+
+def _is_real() -> bool:
+    context = current_context()
+    return context is not None and context.word_list == "nltk"
+
+
+class _Words(Standin):
+    """Stands for ``nltk.corpus.words``."""
+
+    def words(self, fileids: Any = None) -> list[str]:
+        if _is_real():
+            return list(self._real.words(fileids))
+        return list(basic_words() if fileids == "en-basic" else hunspell_words())
+
+
+class _PosTag(Standin):
+    """Stands for ``nltk.pos_tag``: without nltk's tagger every word may be a noun."""
+
+    def __call__(self, tokens: Iterable[str], *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
+        return self._real(tokens, *args, **kwargs) if _is_real() else [(token, "NN") for token in tokens]
+
+
+class _Nltk(Standin):
+    """Stands for the package ``nltk``: it downloads nothing."""
+
+    def __init__(self, real: Any) -> None:
+        super().__init__(real)
+        self.pos_tag = _PosTag(real.pos_tag)
+        self.corpus = _Corpus(real.corpus)
+
+    def download(self, *_: Any, **__: Any) -> bool:
+        return False
+
+
+class _Corpus(Standin):
+    def __init__(self, real: Any) -> None:
+        super().__init__(real)
+        self.words = _Words(real.words)
+
+
+class _AllWords:
+    """Stands for ``set(words.words())`` as a module keeps it from its import."""
+
+    def _words(self) -> frozenset[str]:
+        return _nltk_words() if _is_real() else frozenset(hunspell_words())
+
+    def __contains__(self, word: object) -> bool:
+        return word in (_nltk_set() if _is_real() else _hunspell_set())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._words()))
+
+    def __len__(self) -> int:
+        return len(self._words())
+
+
+@functools.cache
+def _hunspell_set() -> frozenset[str]:
+    return frozenset(hunspell_words())
+
+
+def _nltk_words() -> frozenset[str]:
+    return _nltk_set()
+
+
+@functools.cache
+def _nltk_set() -> frozenset[str]:
+    from nltk.corpus import words  # noqa: PLC0415  # as above
+
+    corpus: Any = words
+    return frozenset(corpus.words())
+
+
+_dictionaries: dict[tuple[Any, ...], Any] = {}
+
+
+class _SharedDictionary(Standin):
+    """Stands for the class ``EnglishDictionary``: equal dictionaries are made once."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key = (_is_real(), args, tuple(sorted(kwargs.items())))
+        if key not in _dictionaries:
+            _dictionaries[key] = self._real(*args, **kwargs)
+        return _dictionaries[key]
+
+
+_MANY_WORDS = 1000
+
+
+def deep_copy(game: Any) -> Any:
+    """Copy a game, but not its dictionary, nor a large set that it holds; of its large lists of words not the words."""
+    memo = {id(one): one for one in _dictionaries.values()}
+    values = [*cast("dict[str, Any]", vars(game)).values()]
+    for value in values:
+        if isinstance(value, set | frozenset | list) and len(cast("set[Any]", value)) >= _MANY_WORDS:
+            items = cast("set[Any] | list[Any]", value)
+            if isinstance(next(iter(items)), str):
+                memo[id(items)] = [*items] if isinstance(items, list) else items
+    return copy.deepcopy(game, memo)
+
+
+def bind_words(module: ModuleType) -> None:
+    """Bind the names of a module that stand for word data."""
+    names = vars(module)
+    standins = {"nltk": _Nltk, "words": _Words, "pos_tag": _PosTag, "EnglishDictionary": _SharedDictionary}
+    for name, standin in standins.items():
+        value = names.get(name)
+        is_own = name == "EnglishDictionary" and module.__name__ == _DICTIONARY_MODULE
+        if value is not None and not isinstance(value, Standin) and not is_own:
+            names[name] = standin(value)
+    if "en_uk_dict" in names:
+        names["en_uk_dict"] = _AllWords()
+
+
+@contextmanager
+def no_downloads() -> Generator[None]:
+    """Import modules inside that read corpora and download as they are imported, without either.
+
+    Not for several threads at once.
+    """
+    import nltk  # noqa: PLC0415  # as above
+
+    package: Any = nltk
+    before = package.download, package.pos_tag, package.corpus.words
+    package.download = lambda *_, **__: False  # pyright: ignore[reportUnknownLambdaType]
+    package.pos_tag, package.corpus.words = _PosTag(before[1]), _Words(before[2])
+    try:
+        yield
+    finally:
+        package.download, package.pos_tag, package.corpus.words = before

@@ -1,0 +1,44 @@
+"""The manual's page on TextArena says what holds, and its examples run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentsgym.envs.TextArena import TextArenaEnv, catalogue, players
+
+PAGE = (Path(__file__).parents[2] / "docs" / "textarena.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    before = dict(players._registered)
+    yield
+    players._registered.clear()
+    players._registered.update(before)
+
+
+def test_its_examples_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
+        exec(block, names)
+    win_rate, roles = capsys.readouterr().out.splitlines()
+    assert 0 <= float(win_rate) <= 1
+    assert roles.startswith("[1, ")
+
+
+def test_it_has_every_option() -> None:
+    assert re.findall(r"^\| `(\w+)` \| ", PAGE, re.MULTILINE) == list(TextArenaEnv.config_fields)
+
+
+def test_its_counts_are_those_of_the_catalogue() -> None:
+    counts = Counter(entry.status for entry in catalogue().values())
+    said = [int(number) for number in re.findall(r"^\| (?:run|broken).*? \| (\d+) \|", PAGE, re.MULTILINE)]
+    assert said == [counts["ok"], counts["words"], counts["gamemaster"], counts["broken"]]
+    assert f"each of the {len(catalogue())} games" in PAGE
+    assert f"{sum(entry.min_python != '' for entry in catalogue().values())} need Python 3.12" in PAGE

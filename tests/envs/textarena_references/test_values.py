@@ -1,0 +1,257 @@
+"""Exact values against known ones and brute force."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from agentsgym.envs.TextArena.references import bandit, frozen_lake, guess_the_number, mastermind, reference_for
+from agentsgym.envs.TextArena.references import kuhn_poker as kuhn
+from agentsgym.envs.TextArena.references import tic_tac_toe as tic
+from agentsgym.envs.TextArena.references import tower_of_hanoi as hanoi
+from agentsgym.errors import ConfigError
+
+# GuessTheNumber
+
+
+@pytest.mark.parametrize(("numbers", "turns", "won"), [(10, 4, 1.0), (20, 10, 1.0), (100, 7, 1.0), (1024, 10, 0.99902)])
+def test_halving_finds_the_number_as_often_as_is_known(numbers: int, turns: int, won: float) -> None:
+    values = guess_the_number.interval_values(numbers, turns, partial_credit=False)
+    assert values.total[turns, numbers] / numbers == pytest.approx(won, abs=1e-5)
+
+
+def guessed(low: int, high: int, turns: int, numbers: int) -> float:
+    """What the best play earns, summed over the numbers of an interval, by trying every guess."""
+    if low > high:
+        return 0.0
+    if turns == 1:
+        return max(
+            sum(1.0 if s == g else 1 - abs(s - g) / (numbers - 1) for s in range(low, high + 1))
+            for g in range(low, high + 1)
+        )
+    return max(
+        1 + guessed(low, g - 1, turns - 1, numbers) + guessed(g + 1, high, turns - 1, numbers)
+        for g in range(low, high + 1)
+    )
+
+
+@pytest.mark.parametrize(("numbers", "turns"), [*itertools.product([2, 5, 8], [1, 2, 3])])
+def test_intervals_are_worth_what_trying_every_guess_gives(numbers: int, turns: int) -> None:
+    values = guess_the_number.interval_values(numbers, turns)
+    assert values.total[turns, numbers] == pytest.approx(guessed(0, numbers - 1, turns, numbers))
+
+
+def test_random_guesses_earn_what_all_orders_give() -> None:
+    paid = [
+        1.0 if secret in order[:3] else 1 - abs(order[2] - secret) / 4
+        for order in itertools.permutations(range(5))
+        for secret in range(5)
+    ]
+    assert guess_the_number.random_value(5, 3) == pytest.approx(np.mean(paid))
+
+
+# Mastermind
+
+
+@pytest.mark.parametrize(("length", "numbers", "guesses"), [(2, 6, 103 / 30), (3, 4, 3.0)])
+def test_the_best_mastermind_needs_as_many_guesses_as_is_known(length: int, numbers: int, guesses: float) -> None:
+    assert mastermind.best_expected_guesses(length, numbers, duplicates=False) == pytest.approx(guesses)
+
+
+def test_greedy_mastermind_solves_every_code_of_textarena_within_five() -> None:
+    tree = mastermind.greedy_tree(4, 6, duplicates=False)
+    assert tree.guesses.mean() == pytest.approx(4.028, abs=5e-4)
+    assert tree.guesses.max() == 5
+
+
+def test_the_table_of_feedback_is_feedback() -> None:
+    codes = mastermind.all_codes(3, 3, duplicates=True)
+    table = mastermind.feedback_table(codes)
+    for (i, one), (j, other) in itertools.product(enumerate(codes), repeat=2):
+        black, white = mastermind.feedback(one, other)
+        assert table[i, j] == 4 * black + white
+
+
+@pytest.mark.parametrize(
+    ("length", "numbers", "duplicates"), [(2, 3, True), (3, 3, True), (2, 4, False), (3, 4, False)]
+)
+def test_random_codes_earn_what_all_pairs_give(length: int, numbers: int, duplicates: bool) -> None:
+    codes = mastermind.all_codes(length, numbers, duplicates=duplicates)
+    pegs = [mastermind.feedback(one, other) for one, other in itertools.product(codes, repeat=2)]
+    mean = np.mean([(black + white / 2) / length for black, white in pegs])  # of one guess, the right one included
+    assert mastermind.random_value(length, numbers, 1, duplicates=duplicates) == pytest.approx(mean)
+
+
+# TicTacToe
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "known"),
+    [
+        ("random", "random", (0.585, 0.127, 0.288)),
+        ("optimal", "random", (0.9948, 0.0052, 0.0)),
+        ("random", "optimal", (0.0074, 0.0603, 0.9323)),
+        ("safe", "safe", (0.0, 1.0, 0.0)),
+    ],
+)
+def test_tic_tac_toe_ends_as_often_as_is_known(first: tic.Kind, second: tic.Kind, known: tuple[float, ...]) -> None:
+    assert [float(p) for p in tic.outcome(tic.EMPTY, first, second)] == pytest.approx(known, abs=6e-4)
+
+
+def test_safe_play_never_loses_and_the_best_reply_earns_at_least_as_much() -> None:
+    assert tic.minimax(tic.EMPTY) == 0
+    assert tic.outcome(tic.EMPTY, "safe", "random")[2] == tic.outcome(tic.EMPTY, "random", "safe")[0] == 0
+    assert tic.outcome(tic.EMPTY, "safe", "optimal")[2] == 0
+    assert tic.value(tic.EMPTY, "random", "optimal") <= tic.value(tic.EMPTY, "random", "safe")
+
+
+@pytest.mark.parametrize("seat", [0, 1])
+@pytest.mark.parametrize("turns", [1, 2, 3, 4, 5])
+def test_a_limit_of_turns_is_worth_what_trying_every_game_gives(seat: int, turns: int) -> None:
+    @functools.cache
+    def mean(board: str, *, best: bool) -> float:
+        won, mine = tic.winner(board), str(seat + 1)
+        is_own = tic.to_move(board) == mine
+        if won or "." not in board or (is_own and board.count(mine) == turns):
+            return 0.0 if won is None else 1.0 if won == mine else -1.0
+        results = [mean(tic.play(board, cell), best=best) for cell in tic.moves(board)]
+        return max(results) if best and is_own else sum(results) / len(results)
+
+    anchors = reference_for("TicTacToe-v0", max_steps_per_episode=turns, seat=seat).anchors()
+    assert anchors.optimal == pytest.approx(mean(tic.EMPTY, best=True))
+    assert anchors.random == pytest.approx(mean(tic.EMPTY, best=False))
+
+
+# KuhnPoker
+
+
+def test_kuhn_poker_is_worth_what_is_known() -> None:
+    uniform = kuhn.UNIFORM
+    assert kuhn.expected_chips(uniform, uniform) == Fraction(1, 8)
+    assert kuhn.best_reply(uniform, Fraction, is_first=True, bet=1)[0] == Fraction(1, 2)
+    assert kuhn.best_reply(uniform, Fraction, is_first=False, bet=1)[0] == Fraction(5, 12)
+
+
+@pytest.mark.parametrize("alpha", [Fraction(0), Fraction(1, 7), Fraction(1, 3)])
+def test_no_reply_exploits_an_equilibrium(alpha: Fraction) -> None:
+    strategy = kuhn.equilibrium(alpha)
+    assert kuhn.expected_chips(strategy, strategy) == Fraction(-1, 18)
+    assert kuhn.exploitability(strategy) == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("bet", [0, 1])
+def test_the_best_reply_is_the_best_of_all_pure_strategies(seed: int, bet: int) -> None:
+    rng = random.Random(seed)
+    opponent = {key: Fraction(rng.randint(0, 4), 4) for key in kuhn.UNIFORM}
+    for is_first, histories in ((True, ("", "cb")), (False, ("c", "b"))):
+        keys = [key for key in kuhn.UNIFORM if key[1] in histories]
+        results: list[Fraction] = []
+        for choices in itertools.product((Fraction(0), Fraction(1)), repeat=6):
+            own = dict(zip(keys, choices, strict=True))
+            pair = (own, opponent) if is_first else (opponent, own)
+            results.append((1 if is_first else -1) * kuhn.expected_chips(*pair, bet=bet))
+        worth, strategy = kuhn.best_reply(opponent, Fraction, is_first=is_first, bet=bet)
+        pair = (strategy, opponent) if is_first else (opponent, strategy)
+        assert worth == max(results) == (1 if is_first else -1) * kuhn.expected_chips(*pair, bet=bet)
+
+
+def test_a_match_of_one_round_is_the_round() -> None:
+    match = kuhn.Match(1, bet=0, seat=1)
+    assert match.is_first(1)
+    assert match.optimal == kuhn.best_reply(kuhn.UNIFORM, Fraction, is_first=True, bet=0)[0]
+    assert match.random == kuhn.expected_chips(kuhn.UNIFORM, kuhn.UNIFORM, bet=0)
+    seats = [kuhn.Match(2, bet=1, seat=seat).random for seat in (0, 1)]
+    assert seats[0] == -seats[1] == 0  # each begins once
+
+
+# FrozenLake
+
+
+def walked(holes: list[list[bool]], place: tuple[int, int], turns: int, *, best: bool) -> float:
+    size = len(holes)
+    way = (place[0] + place[1]) / (2 * (size - 1))
+    paid = 0.0 if place == (0, 0) else max(0.1, min(0.95, way))
+    if place == (size - 1, size - 1):
+        return 1.0
+    if turns == 0 or holes[place[0]][place[1]]:
+        return paid
+    steps = [(place[0] + a, place[1] + b) for a, b in ((1, 0), (-1, 0), (0, 1), (0, -1))]
+    results = [walked(holes, one, turns - 1, best=best) for one in steps if min(one) >= 0 and max(one) < size]
+    return max(results) if best else sum(results) / len(results)
+
+
+def test_a_frozen_lake_is_worth_what_recursion_gives() -> None:
+    for holes in frozen_lake.solvable_maps(3, 2)[::3]:
+        values = frozen_lake.lake_values(holes[None], 5)
+        rows = holes.tolist()
+        assert values.random[0, 0, 0] == pytest.approx(walked(rows, (0, 0), 5, best=False))
+        assert values.optimal[0, 0, 0] == pytest.approx(walked(rows, (0, 0), 5, best=True))
+
+
+def test_every_solvable_map_is_solved_with_turns_enough() -> None:
+    assert len(frozen_lake.solvable_maps(4, 3)) < 364  # three of 14 fields, some around a corner
+    assert frozen_lake.mean_values(4, 3, 20)[1] == 1.0
+
+
+# TowerOfHanoi
+
+
+@pytest.mark.parametrize(("disks", "moves"), [(2, 3), (3, 7), (4, 15), (5, 31)])
+def test_the_tower_is_moved_in_as_many_moves_as_is_known(disks: int, moves: int) -> None:
+    for turns in (moves - 1, moves):
+        values, numbers = hanoi.hanoi_values(disks, turns)
+        assert (values.optimal[turns, numbers[(0,) * disks]] == 1.0) == (turns == moves)
+
+
+# Bandit
+
+
+def test_the_posterior_of_two_buttons_is_what_enumeration_gives() -> None:
+    """One press, then a choice: by hand, with the other button's probability on a fine grid."""
+    grid = np.linspace(0.1, 0.45, 20_001)
+    p = float(grid.mean())
+    won = max(0.55, p) / 2 + max(0.45, 1 - p) / 2  # a success speaks for the button, a failure for the other
+    assert bandit.bandit_values(2, 0.1, 1).optimal == pytest.approx(won)
+
+
+def test_the_best_bandit_play_lies_above_what_thompson_sampling_finds() -> None:
+    found = bandit.bandit_values(5, 0.1, 20).optimal
+    assert 0.549 < found < 0.6  # 0.549 was measured of Thompson sampling
+    assert bandit.bandit_values(5, 0.1, 0).optimal == pytest.approx(0.2)
+
+
+# What is not known
+
+
+@pytest.mark.parametrize(
+    ("game", "options", "max_steps", "sentence"),
+    [
+        ("Wordle-v0", {}, 100, "no exact reference is known for 'Wordle-v0'"),
+        ("TicTacTo-v0", {}, 100, "did you mean 'TicTacToe-v0'"),
+        ("Mastermind-v0-extreme", {}, 100, "at most 2000 codes, got 2985984"),
+        ("Bandit-v0-hard", {}, 100, "known for up to 7 buttons and 28 presses, got 10 and 40"),
+        ("Bandit-v0", {}, 20, "must be at least 21, got 20"),
+        ("Mastermind-v0", {}, 3, "known from 5 turns on"),
+        ("TowerOfHanoi-v0", {"num_disks": 9}, 100, "at most 8 disks, got 9"),
+        ("FrozenLake-v0-hardcore", {"size": 8}, 100, "at most 200000 maps"),
+        ("KuhnPoker-v0", {}, 4, "needs turns for all rounds: max_steps_per_episode must be at least 5, got 4"),
+        ("FrozenLake-v0", {}, 0, "max_steps_per_episode must be a positive int, got 0"),
+    ],
+)
+def test_what_is_not_known_is_refused(game: str, options: dict[str, int], max_steps: int, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        reference_for(game, options, max_steps_per_episode=max_steps).anchors()
+
+
+@pytest.mark.parametrize(("game", "seat"), [("TicTacToe-v0", 7), ("KuhnPoker-v0", 2), ("FrozenLake-v0", 1)])
+def test_a_seat_that_a_game_has_not_is_refused(game: str, seat: int) -> None:
+    with pytest.raises(ConfigError, match=rf"seat must be an int in \[0, \d\) or None for {game}, got {seat}"):
+        reference_for(game, seat=seat)
+    with pytest.raises(ConfigError, match=f"got {seat}"):
+        reference_for(game)({"seat": seat})
