@@ -6,11 +6,16 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agentsgym.envs.anchors import Anchors
+from agentsgym.evaluation import votes
+from agentsgym.evaluation.breakdown import RolloutOutcome, by_label, by_role
+from agentsgym.evaluation.optimality import anchors_of_info, fraction_with_interval
 from agentsgym.seeding import derive_seed
 from agentsgym.types import StopReason, Trajectory
 
@@ -51,6 +56,12 @@ class Evaluation:
         trajectories: All rollouts, as given.
         confidence: The probability with which the method's intervals hold the truth, in (0, 1).
         num_left_out: Rollouts that did not fail, and whose task groups were too small (``min_group_size``).
+        by_environment: The same for each environment, where there are several; else empty.
+        by_role: The same for each role (:func:`~agentsgym.evaluation.breakdown.seat_outcomes`), where there are
+            several; else empty. Its turns are those of the role, and it holds no trajectories.
+        fraction_of_optimal: Where the reward lies between that of random play (0) and that of optimal play (1), of the
+            rollouts for which both are known, where one role is paid; None if there are none, as in a game that the
+            agent plays against itself, or random play is optimal.
     """
 
     win_rate: Estimate | None
@@ -62,6 +73,9 @@ class Evaluation:
     trajectories: Sequence[Trajectory]
     confidence: float = 0.95
     num_left_out: int = 0
+    by_environment: Mapping[str, Evaluation] = field(default_factory=dict[str, "Evaluation"])
+    by_role: Mapping[Hashable, Evaluation] = field(default_factory=dict[Hashable, "Evaluation"])
+    fraction_of_optimal: Estimate | None = None
 
     @property
     def num_games(self) -> int:
@@ -69,12 +83,35 @@ class Evaluation:
         warnings.warn("Evaluation.num_games is now Evaluation.num_episodes", DeprecationWarning, stacklevel=2)
         return self.num_episodes
 
+    def pass_at_k(self, k: int) -> float:
+        """Estimate the chance that at least one of k rollouts of a task is won: see :func:`pass_at_k`."""
+        return pass_at_k(self.trajectories, k)
+
+    def maj_at_k(self, k: int) -> float:
+        """Estimate how often the most frequent answer is right: see :func:`~agentsgym.evaluation.votes.maj_at_k`."""
+        return votes.maj_at_k(self.trajectories, k)
+
+    def _estimates(self) -> list[tuple[str, Estimate | None]]:
+        return [
+            ("win_rate", self.win_rate),
+            ("mean_turns", self.turns),
+            ("mean_reward", self.reward),
+            ("fraction_of_optimal", self.fraction_of_optimal),
+        ]
+
     def as_dict(self) -> dict[str, Any]:
-        """Give the numbers as plain JSON values; what was not computed is None."""
+        """Give the numbers as plain JSON values; what was not computed is None.
+
+        ``by_environment`` and ``by_role`` are there where there are several; a role's key is its ``str``.
+        """
         numbers: dict[str, Any] = {}
-        for name, estimate in (("win_rate", self.win_rate), ("mean_turns", self.turns), ("mean_reward", self.reward)):
+        for name, estimate in self._estimates():
             numbers[name] = None if estimate is None else estimate.mean
             numbers[f"{name}_interval"] = None if estimate is None else [estimate.low, estimate.high]
+        parts = {"by_environment": self.by_environment, "by_role": self.by_role}
+        for name, part in parts.items():
+            if part:
+                numbers[name] = {str(key): evaluation.as_dict() for key, evaluation in part.items()}
         return numbers | {
             "confidence": self.confidence,
             "num_episodes": self.num_episodes,
@@ -84,41 +121,14 @@ class Evaluation:
         }
 
 
-class RolloutOutcome(Protocol):
-    """What an evaluation reads of a rollout: a :class:`~agentsgym.types.Trajectory` has it, and so may a summary."""
-
-    @property
-    def stop_reason(self) -> StopReason:
-        """Why it ended."""
-        ...
-
-    @property
-    def failed(self) -> bool:
-        """Whether the environment or the agent broke."""
-        ...
-
-    @property
-    def success(self) -> bool | None:
-        """Whether it was won; None if the environment does not say."""
-        ...
-
-    @property
-    def final_reward(self) -> float:
-        """Its reward."""
-        ...
-
-    @property
-    def num_turns(self) -> int:
-        """Its turns."""
-        ...
-
-
 def summarize(
     trajectories: Sequence[Trajectory],
     *,
     clusters: Sequence[Hashable] | None = None,
     seed: int = 0,
     confidence: float = 0.95,
+    environments: Sequence[str] | None = None,
+    anchors: Sequence[Anchors | None] | None = None,
 ) -> Evaluation:
     """Sum up rollouts in an :class:`Evaluation`.
 
@@ -135,21 +145,27 @@ def summarize(
             the question is how the agent would do on other secrets.
         seed: Of the bootstrap; equal input and seed give equal intervals.
         confidence: Of the intervals, in (0, 1).
+        environments: What environment each one is of, by a name, for ``by_environment``; None if all are of one.
+        anchors: What random and optimal play earn on each one's task; default is what its environment says of it.
 
     Raises:
-        ValueError: There are no trajectories, or ``clusters`` has another length.
+        ValueError: There are no trajectories, or ``clusters``, ``environments`` or ``anchors`` has another length.
     """
+    known = [anchors_of_info(trajectory.info) for trajectory in trajectories] if anchors is None else anchors
     keys = [trajectory.task_index for trajectory in trajectories] if clusters is None else clusters
-    return summarize_outcomes(trajectories, trajectories, clusters=keys, seed=seed, confidence=confidence)
+    options: dict[str, Any] = {"seed": seed, "confidence": confidence, "environments": environments}
+    return summarize_outcomes(trajectories, trajectories, clusters=keys, anchors=known, **options)
 
 
-def summarize_outcomes(
+def summarize_outcomes(  # noqa: PLR0913  # keywords, most of them left out
     outcomes: Sequence[RolloutOutcome],
     trajectories: Sequence[Trajectory],
     *,
     clusters: Sequence[Hashable],
     seed: int = 0,
     confidence: float = 0.95,
+    environments: Sequence[str] | None = None,
+    anchors: Sequence[Anchors | None] | None = None,
 ) -> Evaluation:
     """Do as :func:`summarize` where not all rollouts are at hand, but what came of them is.
 
@@ -159,14 +175,48 @@ def summarize_outcomes(
         clusters: One key an outcome, as in :func:`summarize`.
         seed: Likewise.
         confidence: Likewise.
+        environments: Likewise, one an outcome.
+        anchors: One an outcome; None if none is known.
 
     Raises:
-        ValueError: There are no outcomes, or ``clusters`` has another length.
+        ValueError: There are no outcomes, or ``clusters``, ``environments`` or ``anchors`` has another length.
     """
     if not outcomes:
         raise ValueError("an evaluation needs at least one trajectory, got none")
-    if len(clusters) != len(outcomes):
-        raise ValueError(f"clusters needs one key a trajectory, got {len(clusters)} for {len(outcomes)}")
+    for name, labels in (("clusters", clusters), ("environments", environments), ("anchors", anchors)):
+        if labels is not None and len(labels) != len(outcomes):
+            raise ValueError(f"{name} needs one entry a trajectory, got {len(labels)} for {len(outcomes)}")
+    summary = partial(_summary, seed=seed, confidence=confidence)
+    at_hand = trajectories if trajectories is outcomes else None
+    environment_rows = by_label(environments or ())
+    role_rows = by_role(outcomes)
+    return replace(
+        summary(outcomes, clusters, trajectories, anchors or ()),
+        by_environment={
+            name: summary(
+                [outcomes[i] for i in rows],
+                [clusters[i] for i in rows],
+                [at_hand[i] for i in rows] if at_hand is not None else (),
+                [anchors[i] for i in rows] if anchors is not None else (),
+            )
+            for name, rows in (environment_rows.items() if len(environment_rows) > 1 else ())
+        },
+        by_role={
+            role: summary([one for _, one in rows], [clusters[i] for i, _ in rows], (), ())
+            for role, rows in (role_rows.items() if len(role_rows) > 1 else ())
+        },
+    )
+
+
+def _summary(
+    outcomes: Sequence[RolloutOutcome],
+    clusters: Sequence[Hashable],
+    trajectories: Sequence[Trajectory],
+    anchors: Sequence[Anchors | None],
+    *,
+    seed: int,
+    confidence: float,
+) -> Evaluation:
     played = [outcome for outcome in outcomes if not outcome.failed]
     keys = [key for key, outcome in zip(clusters, outcomes, strict=True) if not outcome.failed]
     win_rate, reward, turns = _estimates(played, keys, seed, confidence) if played else (None, None, None)
@@ -179,6 +229,7 @@ def summarize_outcomes(
         stop_reasons=dict(sorted(Counter(outcome.stop_reason for outcome in outcomes).items())),
         trajectories=trajectories,
         confidence=confidence,
+        fraction_of_optimal=_fraction(outcomes, clusters, anchors, seed, confidence),
     )
 
 
@@ -269,6 +320,27 @@ def _estimates(
     if win_rate.mean in {0.0, 1.0}:
         win_rate = _without_spread(win_rate.mean, len(set(clusters)), confidence)
     return win_rate, reward, turns
+
+
+def _fraction(
+    outcomes: Sequence[RolloutOutcome],
+    clusters: Sequence[Hashable],
+    anchors: Sequence[Anchors | None],
+    seed: int,
+    confidence: float,
+) -> Estimate | None:
+    """Place the rewards of the rollouts whose anchors are known; anchors are no scale of a game that pays each role."""
+    placed = [
+        (key, (outcome.final_reward, known.random, known.optimal))
+        for outcome, key, known in zip(outcomes, clusters, anchors, strict=False)
+        if known is not None and not outcome.failed and len(outcome.final_rewards) <= 1
+    ]
+    if not placed:
+        return None
+    keys, values = [key for key, _ in placed], np.array([row for _, row in placed], dtype=np.float64)  # (N, 3)
+    sums, _ = _cluster_totals(values, keys if len(set(keys)) > 1 else range(len(keys)))
+    estimate = fraction_with_interval(sums, confidence=confidence, seed=seed)
+    return None if estimate is None else Estimate(mean=estimate[0], low=estimate[1], high=estimate[2])
 
 
 def _without_spread(mean: float, num_tasks: int, confidence: float) -> Estimate:

@@ -18,6 +18,7 @@ from agentsgym.errors import (
     did_you_mean,
 )
 from agentsgym.evaluation.metrics import Evaluation, summarize
+from agentsgym.evaluation.optimality import References, anchors_of_task
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import is_fraction, or_none, require
 from agentsgym.seeding import derive_seed
@@ -41,6 +42,7 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
     max_failed_fraction: float | None = None,
     failures: FailurePolicy | None = None,
     on_finish: OnFinish | None = None,
+    references: References | None = None,
     **rollout_options: Any,
 ) -> Evaluation:
     """Play each task ``num_rollouts`` times and report win rate, reward and turns with 95 % intervals.
@@ -59,6 +61,9 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
         failures: The other choices there are when rollouts fail, and in its place also this one. Task groups that are
             too small are left out of the estimates; see ``Evaluation.num_left_out``.
         on_finish: Called with each rollout as soon as it is finished.
+        references: What random and optimal play earn, for ``Evaluation.fraction_of_optimal``: one
+            :class:`~agentsgym.envs.anchors.Anchors` for all tasks, or a function of ``task_data`` that gives them, or
+            None where they are not known. Left out, they are what the environment says in ``info``.
         **rollout_options: Handed to ``env.rollout``.
 
     Raises:
@@ -76,10 +81,24 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
     policy = _policy(failures, max_failed_fraction)
     task_data = [_with_seed(task, seed, index) for index, task in enumerate(tasks_of_rows(env, tasks, "tasks"))]
     keys = [_cluster(task, cluster_by, index) for index, task in enumerate(task_data)]
+    anchors = None
+    if references is not None:
+        num_episodes = _num_summed(env.env_config)
+        anchors = [anchors_of_task(references, task, num_episodes) for task in task_data]
     play = partial(env.rollout, task_data, agent, num_rollouts, **rollout_options)
     everything, trajectories = _played(play, num_rollouts, policy, on_finish)
-    evaluation = summarize(trajectories, clusters=[keys[one.task_index] for one in trajectories], seed=seed)
+    evaluation = summarize(
+        trajectories,
+        clusters=[keys[one.task_index] for one in trajectories],
+        seed=seed,
+        anchors=None if anchors is None else [anchors[one.task_index] for one in trajectories],
+    )
     return evaluation if len(trajectories) == len(everything) else _of_all(evaluation, everything)
+
+
+def _num_summed(env_config: Mapping[str, Any]) -> int:
+    """How many episodes a rollout's final reward is the sum of."""
+    return env_config["episodes_per_trial"] - env_config["free_shots"] if env_config["keep_history"] else 1
 
 
 def _played(

@@ -13,7 +13,7 @@ _MOST_CHARACTERS = 100  # of a cell
 def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
     """Compare agents in one look, one row each: win rate, turns and reward with their intervals, and how many episodes.
 
-    Failed rollouts get a column if there are any.
+    The fraction of optimal play gets a column if it is known of any, and failed rollouts if there are any.
 
     Args:
         evaluations: By the agent's name, in the order of the rows.
@@ -25,14 +25,26 @@ def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
     if len(confidences) != 1:
         raise ValueError(f"a table compares evaluations of one confidence, got {sorted(confidences)}")
     any_failed = any(evaluation.num_failed for evaluation in evaluations.values())
+    any_placed = any(evaluation.fraction_of_optimal for evaluation in evaluations.values())
     interval = f"{confidences.pop():.0%} interval"
-    header = ["agent", "win rate", interval, "turns", interval, "reward", interval, "episodes"]
+    header = [
+        "agent",
+        "win rate",
+        interval,
+        "turns",
+        interval,
+        "reward",
+        interval,
+        *(["of optimal", interval] if any_placed else []),
+        "episodes",
+    ]
     rows = [
         [
             name,
             *_cells(evaluation.win_rate, "{:z.1%}"),
             *_cells(evaluation.turns, "{:z.1f}"),
             *_cells(evaluation.reward, "{:z.2f}"),
+            *(_cells(evaluation.fraction_of_optimal, "{:z.1%}") if any_placed else []),
             str(evaluation.num_episodes),
             *([str(evaluation.num_failed)] if any_failed else []),
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -243,7 +244,58 @@ def test_random_play_is_zero_and_optimal_play_is_one(low: float, reach: float) -
 def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match="at least one trajectory, got none"):
         summarize([])
-    with pytest.raises(ValueError, match="one key a trajectory, got 1 for 2"):
+    with pytest.raises(ValueError, match="one entry a trajectory, got 1 for 2"):
         summarize(games([True, False]), clusters=[0])
     with pytest.raises(ValueError, match="confidence must lie between 0 and 1, got 95"):
         summarize(games([True, False]), confidence=95)
+
+
+def seated(task: int, x: float, o: float) -> Trajectory:
+    turns = [Turn(start=0, stop=0, reward=reward, role=role) for role, reward in (("X", x), ("O", o), ("X", 0.0))]
+    return Trajectory(
+        token_ids=[],
+        turns=turns,
+        messages=[],
+        final_reward=x,
+        final_rewards={"X": x, "O": o},
+        stop_reason=StopReason.DONE,
+        task_index=task,
+    )
+
+
+def test_roles_are_told_apart_where_there_are_several() -> None:
+    evaluation = summarize([seated(0, 1.0, -1.0), seated(1, -1.0, 1.0), seated(2, 1.0, -1.0), seated(3, 0.0, 0.0)])
+    x, o = evaluation.by_role["X"], evaluation.by_role["O"]
+    assert (win_rate(x).mean, win_rate(o).mean) == (0.5, 0.25)
+    assert x.reward is not None
+    assert x.turns is not None
+    assert (x.reward.mean, x.turns.mean, x.num_episodes) == (0.25, 2.0, 4)
+    assert x.reward.low < 0.25 < x.reward.high
+    numbers = json.loads(json.dumps(evaluation.as_dict()))
+    assert numbers["by_role"]["O"]["mean_reward"] == -0.25
+    assert "by_environment" not in numbers
+
+
+def test_a_seat_of_ones_own_is_won_as_the_environment_says() -> None:
+    def as_seat(role: str, won: bool) -> Trajectory:
+        turns = [Turn(start=0, stop=0, reward=0.0, role=role)]
+        return replace(game(0, won=won), turns=turns, final_rewards={"X": 0.0, "O": 0.5})
+
+    evaluation = summarize([as_seat("X", True), as_seat("O", False)])
+    assert [win_rate(evaluation.by_role[role]).mean for role in "XO"] == [1.0, 0.0]
+
+
+def test_roles_that_share_one_reward_are_not_told_apart() -> None:
+    assert summarize([replace(seated(0, 1.0, -1.0), final_rewards={})]).by_role == {}
+    assert summarize(games([True, False])).by_role == {}
+
+
+def test_environments_are_told_apart_where_there_are_several() -> None:
+    played = [game(0, won=True), game(1, won=False), game(2, won=True)]
+    evaluation = summarize(played, environments=["maze", "duel", "maze"])
+    assert list(evaluation.by_environment) == ["duel", "maze"]
+    assert win_rate(evaluation.by_environment["maze"]).mean == 1.0
+    assert evaluation.by_environment["maze"].trajectories == [played[0], played[2]]
+    assert summarize(played, environments=["maze"] * 3).by_environment == {}
+    with pytest.raises(ValueError, match="environments needs one entry a trajectory, got 2 for 3"):
+        summarize(played, environments=["maze", "duel"])

@@ -43,6 +43,14 @@ def test_failures_get_a_column_only_if_there_are_any() -> None:
     assert "failed" not in comparison_table({"a": evaluation()})
 
 
+def test_the_fraction_of_optimal_gets_a_column_only_if_it_is_known() -> None:
+    placed = evaluation(fraction_of_optimal=Estimate(mean=0.8, low=0.75, high=0.851))
+    table = comparison_table({"random": evaluation(), "trained": placed})
+    assert table.splitlines()[0].endswith("of optimal  95% interval  episodes")
+    assert [line.split()[-3:] for line in table.splitlines()[2:]] == [["1.31]", "-", "512"], ["[75.0,", "85.1]", "512"]]
+    assert "of optimal" not in comparison_table({"random": evaluation()})
+
+
 def test_what_was_not_computed_is_a_dash() -> None:
     (row,) = comparison_table({"a": evaluation(win_rate=None, turns=None)}).splitlines()[2:]
     assert row.split() == ["a", "-", "-", "1.26", "[-0.50,", "1.31]", "512"]

@@ -1,0 +1,139 @@
+"""Read an action out of what the agent said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from agentsgym.errors import ConfigError, EnvError
+from agentsgym.fields import is_int
+from agentsgym.texts import shown
+
+ActionParser = Callable[[str], "int | None"]
+
+_MOST_NAMED = 64  # actions that get their numbers as names where no table is given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionTable:
+    """The names of the actions.
+
+    Attributes:
+        by_name: The number of each action, by the name that the agent says.
+        parser: Reads an action instead of the table; None for the table.
+    """
+
+    by_name: Mapping[str, int]
+    parser: ActionParser | None = None
+    _folded: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        folded = {_fold(name): number for name, number in self.by_name.items()}
+        if len(folded) != len(self.by_name):
+            raise ConfigError(f"env_config['actions'] must have names that differ in letters, got {[*self.by_name]}")
+        longest_first = sorted(folded, key=len, reverse=True)
+        pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
+        object.__setattr__(self, "_folded", folded)
+        object.__setattr__(self, "_pattern", pattern)
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The numbers of the actions that can be played, each once, in the order of their names."""
+        return tuple(dict.fromkeys(self.by_name.values()))
+
+    def name_of(self, number: int) -> str:
+        """Give the first name of an action."""
+        return next(name for name, one in self.by_name.items() if one == number)
+
+    def read(self, text: str) -> int | None:
+        """Give the number of the one action that the text names; None where it names none, or several.
+
+        Thoughts that end with ``</think>`` do not count. A name in brackets, the last one, goes before all others;
+        capitals make no difference.
+        """
+        if self.parser is not None:
+            return self._parsed(self.parser, text)
+        said = _fold(text.rpartition("</think>")[2])
+        in_brackets = [one for one in re.findall(r"\[([^\[\]]*)\]", said) if _fold(one) in self._folded]
+        if in_brackets:
+            return self._folded[_fold(in_brackets[-1])]
+        named = {self._folded[name] for name in self._pattern.findall(said)}
+        return named.pop() if len(named) == 1 else None
+
+    def _parsed(self, parser: ActionParser, text: str) -> int | None:
+        number: Any = parser(text)
+        if number is None:
+            return None
+        if hasattr(number, "item"):
+            number = number.item()  # a numpy number
+        if not is_int(min(self.by_name.values()))(number) or number not in self.by_name.values():
+            raise EnvError(f"env_config['actions'] must give one of {[*self.values]} or None, got {shown(number)}")
+        return number
+
+    def as_hint(self) -> str:
+        """Say what would be right."""
+        return "Answer with one of these actions: " + ", ".join(f"[{name}]" for name in self.by_name) + "."
+
+
+def is_actions(value: Any) -> bool:
+    """Whether it is what ``env_config["actions"]`` may be: names and numbers, names alone, or a callable."""
+    if value is None or callable(value):
+        return True
+    if isinstance(value, Mapping):
+        table = cast("Mapping[Any, Any]", value)
+        return bool(table) and all(map(_is_name, table)) and all(map(is_int(0), table.values()))
+    if not isinstance(value, list | tuple):
+        return False
+    names = cast("list[Any]", value)
+    return bool(names) and all(map(_is_name, names)) and len(set(map(_fold, names))) == len(names)
+
+
+def action_table(given: Any, space: Any, ready: Iterable[str] | None) -> ActionTable:
+    """Make the table of an action space.
+
+    Args:
+        given: ``env_config["actions"]``.
+        space: The environment's action space.
+        ready: The names of the space's actions in order, where they are known.
+
+    Raises:
+        ConfigError: The space is not discrete, it has no such action, or its actions need names.
+    """
+    start, num = _bounds(space)
+    numbers = range(start, start + num)
+    if given is None or callable(given):
+        if ready is None and num > _MOST_NAMED:
+            raise ConfigError(f"env_config['actions'] must name the actions to play: there are {num}")
+        names = map(str, numbers) if ready is None else ready
+        return ActionTable(by_name=dict(zip(names, numbers, strict=True)), parser=cast("ActionParser | None", given))
+    named = cast("Mapping[str, int] | list[str]", given)
+    by_name = dict(named) if isinstance(named, Mapping) else dict(zip(named, numbers, strict=False))
+    wrong = {name: number for name, number in by_name.items() if number not in numbers}
+    if wrong or len(by_name) < len(named):
+        raise ConfigError(
+            f"env_config['actions'] must name actions from {start} to {start + num - 1}, got {shown(wrong or named)}"
+        )
+    return ActionTable(by_name=by_name)
+
+
+def _bounds(space: Any) -> tuple[int, int]:
+    from gymnasium.spaces import Discrete  # noqa: PLC0415  # an extra
+
+    if not isinstance(space, Discrete):
+        raise ConfigError(
+            f"GymnasiumEnv plays discrete actions, and this action space is {shown(space)}: wrap the environment so "
+            "that it has a Discrete one, and give a callable that makes it as env_config['id']"
+        )
+    discrete: Any = cast("Any", space)
+    return int(discrete.start), int(discrete.n)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(_fold(value)) and not any(mark in value for mark in "[]\n")
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split())

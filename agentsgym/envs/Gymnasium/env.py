@@ -1,0 +1,346 @@
+"""Play a Gymnasium environment in text."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+
+from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.Gymnasium.actions import ActionTable, action_table, is_actions
+from agentsgym.envs.Gymnasium.exact import legal_outcomes
+from agentsgym.envs.Gymnasium.making import is_bare, make_game, max_turns_of, render_modes, spec_of
+from agentsgym.envs.Gymnasium.ready import SHOWS, ReadyGame, ready_game
+from agentsgym.envs.Gymnasium.rendering import Show, check_small
+from agentsgym.envs.Gymnasium.tasks import DatasetOptions, check_map, task_dataset
+from agentsgym.envs.value_iteration import ValueTable, value_table
+from agentsgym.errors import ConfigError, EnvError, TaskError
+from agentsgym.fields import Field
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+NEW_GAME = "A new game begins.\n"
+
+_MOST_MAPS = 256  # whose games and values are kept
+_SUCCESS = ("reward", "terminated")
+_MADE_HERE = frozenset({"_patterns", "_tables", "_lock"})
+
+
+def _is_id(value: Any) -> bool:
+    return callable(value) or (isinstance(value, str) and bool(value))
+
+
+def _is_kwargs(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in cast("Mapping[Any, Any]", value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactGame:
+    """A game whose every state is known.
+
+    Attributes:
+        values: What each state is worth.
+        frames: The number of the state that a frame shows; empty where the frames are the user's own.
+    """
+
+    values: ValueTable
+    frames: Mapping[str, int]
+
+
+class GymnasiumEnv(MultistepEnv):
+    """Any environment of Gymnasium's that has discrete actions.
+
+    A task is ``{"seed": int}``, and for FrozenLake also ``{"map": ["SFFF", "FHFH", "FFFH", "HFFG"]}``. The game is
+    reset with a seed drawn from the session's own generator, and draws from nothing else.
+
+    Keys of ``env_config`` beside the common ones:
+
+    - ``id``: a registered id, ``"FrozenLake-v1"`` by default, or a callable that makes the environment.
+    - ``make_kwargs``: handed to its constructor, ``{"is_slippery": False}`` for example.
+    - ``actions``: a dict from names to action numbers, a list of names in the order of the numbers, or a callable that
+      reads an action number out of the agent's text and returns None for none; by default the names are known for the
+      environments that are ready, and the numbers elsewhere.
+    - ``render``: ``"auto"`` (what is ready, then the mode ``ansi``, then the observation's numbers), ``"ansi"``,
+      ``"observation"``, or a callable ``(game, observation) -> str``.
+    - ``success``: ``"auto"`` (what is ready, else nothing is said), ``"reward"`` (the game ended with a reward above
+      0), ``"terminated"`` (the game ended, not a limit of turns), or a callable ``(game, reward, terminated) -> bool``.
+    """
+
+    config_fields: ClassVar[Mapping[str, Field]] = {
+        "id": Field(default="FrozenLake-v1", expected="an id or a callable that makes a gymnasium.Env", valid=_is_id),
+        "make_kwargs": Field(default={}, expected="a dict of arguments", valid=_is_kwargs),
+        "actions": Field(
+            default=None,
+            expected="a dict of names and action numbers, a list of names, a callable (text) -> int | None, or None",
+            valid=is_actions,
+        ),
+        "render": Field(
+            default="auto",
+            expected="'auto', 'ansi', 'observation', or a callable (game, observation) -> str",
+            valid=lambda value: callable(value) or value in ("auto", *SHOWS),
+        ),
+        "success": Field(
+            default="auto",
+            expected="'auto', 'reward', 'terminated', or a callable (game, reward, terminated) -> bool",
+            valid=lambda value: callable(value) or value in ("auto", *_SUCCESS),
+        ),
+    }
+
+    task_fields: ClassVar[Collection[str] | None] = ("map",)
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
+    ) -> None:
+        """Make the game once, to find out how it is played; arguments as for every environment.
+
+        Raises:
+            ConfigError: As for every environment; or the game cannot be made, has no discrete actions, or cannot be
+                shown as text.
+            MissingDependencyError: The package ``gymnasium`` is not installed.
+        """
+        super().__init__(tokenizer, env_config)
+        config = self.env_config
+        given_id = config["id"]
+        self._ready: ReadyGame | None = ready_game(given_id) if isinstance(given_id, str) else None
+        self._kwargs = self._constructor_kwargs()
+        game = make_game(given_id, self._kwargs)
+        self.actions: ActionTable = action_table(
+            config["actions"], game.action_space, self._ready.actions if self._ready else None
+        )
+        self.show: Show = self._choose_show(game)
+        theirs = max_turns_of(game)
+        ours: int = config["max_steps_per_episode"]
+        self.horizon: int = ours if theirs is None else min(ours, theirs)
+        self._is_bare = is_bare(game)
+        self._tables: dict[str, ExactGame | None] = {}
+        self._patterns: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        game.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the games, which each process makes for itself."""
+        return {key: value for key, value in super().__getstate__().items() if key not in _MADE_HERE}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({"_patterns": {}, "_tables": {}, "_lock": threading.Lock(), **state})
+
+    def _constructor_kwargs(self) -> dict[str, Any]:
+        config = self.env_config
+        kwargs: dict[str, Any] = dict(config["make_kwargs"])
+        if not isinstance(config["id"], str):
+            return kwargs
+        modes = render_modes(spec_of(config["id"]))
+        if self._ready and self._ready.has_maps and kwargs.get("map_name", "4x4") is None and "desc" not in kwargs:
+            raise ConfigError(
+                "env_config['make_kwargs']['map_name'] = None draws a map that no seed decides: give tasks with a "
+                "'map', as get_train_dataset(random_maps=True) does"
+            )
+        if config["render"] == "ansi" and "ansi" not in modes:
+            raise ConfigError(
+                f"env_config['render'] must be 'observation' or a callable for {config['id']!r}: it renders in the "
+                f"modes {shown(list(modes))}, and 'ansi' is none of them"
+            )
+        mode: Any = kwargs.get("render_mode", "ansi")
+        if mode != "ansi":
+            raise ConfigError(f"env_config['make_kwargs']['render_mode'] must be 'ansi' or left out, got {shown(mode)}")
+        if "ansi" in modes:
+            kwargs["render_mode"] = "ansi"
+        return kwargs
+
+    def _choose_show(self, game: Any) -> Show:
+        render = self.env_config["render"]
+        if callable(render):
+            return cast("Show", render)
+        if render == "auto" and self._ready:
+            return self._ready.show
+        if render == "auto":
+            render = "ansi" if getattr(game, "render_mode", None) == "ansi" else "observation"
+        if render == "observation":
+            check_small(game.observation_space)
+        return SHOWS[render]
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether a task may bring a map of its own."""
+        return self._ready is not None and self._ready.has_maps
+
+    # Games: those that are ready are copied from one, since a reset with a seed decides everything in them
+
+    def _take(self, desc: list[str] | None) -> Any:
+        if self._ready is None:
+            return make_game(self.env_config["id"], self._kwargs)
+        key = json.dumps(desc)
+        with self._lock:
+            game = self._patterns.get(key)
+        if game is None:
+            kwargs = self._kwargs if desc is None else {**self._kwargs, "desc": desc}
+            game = make_game(self.env_config["id"], kwargs)
+            self._keep(self._patterns, key, game)
+        # The table is by far the largest part of it, and nothing writes to it.
+        table = getattr(game.unwrapped, "P", None)
+        return copy.deepcopy(game, {id(table): table})
+
+    def _keep(self, kept: dict[str, Any], key: str, value: Any) -> None:
+        """Keep what was made for a map, of the maps that came last."""
+        with self._lock:
+            while len(kept) >= _MOST_MAPS:
+                kept.pop(next(iter(kept)))
+            kept[key] = value
+
+    def exact(self, desc: list[str] | None = None) -> ExactGame | None:
+        """Give the exact values of the game, on a map of one's own if there is one; None where they are not known.
+
+        They are known for the environments that are ready, made by their id without wrappers, shown and paid as they
+        come.
+        """
+        key = json.dumps(desc)
+        with self._lock:
+            if key in self._tables:
+                return self._tables[key]
+        exact = self._solve(desc)
+        self._keep(self._tables, key, exact)
+        return exact
+
+    def _solve(self, desc: list[str] | None) -> ExactGame | None:
+        ready = self._ready
+        if ready is None or not self._is_bare:
+            return None
+        game = self._take(desc)
+        transitions = ready.transitions(game)
+        if transitions is None:
+            return None
+        game.reset(seed=0)
+        values = value_table(legal_outcomes(transitions, self.actions.values), self.horizon)
+        frames = ready.frames(game, self.show) if self.show is ready.show else {}
+        game.close()
+        return ExactGame(values=values, frames=frames)
+
+    # The hooks
+
+    def _check_task(self, task_data: Mapping[str, Any]) -> None:
+        desc = task_data.get("map")
+        if desc is None:
+            return
+        if not (self._ready and self._ready.has_maps):
+            raise TaskError(f"task_data['map'] is for FrozenLake, and this is {shown(self.env_config['id'])}")
+        check_map(desc)
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+        self._check_task(task_data)
+        desc: list[str] | None = task_data.get("map")
+        game = self._take(desc)
+        state: dict[str, Any] = {"game": game, "map": desc, "num_steps": 0, "done": False}
+        observation, _ = game.reset(seed=self.rng(session_id).getrandbits(31))
+        anchors = self._anchors(desc, game, observation)
+        return {**state, "anchors": anchors, "observation": observation, "shown": self._shown(game, observation)}
+
+    def _anchors(self, desc: list[str] | None, game: Any, observation: Any) -> dict[str, float]:
+        config = self.env_config
+        if config["keep_history"] and config["episodes_per_trial"] - config["free_shots"] > 1:
+            return {}  # the final reward is the sum of several episodes, which start differently
+        exact = self.exact(desc)
+        if exact is None or self._ready is None:
+            return {}
+        start = self._ready.state(game, observation)
+        random, optimal = (float(values[-1, start]) for values in (exact.values.random, exact.values.optimal))
+        anchors = Anchors(random=random, optimal=optimal)
+        return {"random_reward": anchors.random, "optimal_reward": anchors.optimal}
+
+    def _shown(self, game: Any, observation: Any) -> str:
+        text: Any = self.show(game, observation)
+        if not isinstance(text, str):
+            raise EnvError(f"env_config['render'] must return a str, got {shown(text)}")
+        return text
+
+    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+        config = self.env_config
+        is_next = step == 0 and config["keep_history"] and config["episodes_per_trial"] > 1
+        return f"{NEW_GAME}{state['shown']}" if is_next else state["shown"]
+
+    def _step_episode(
+        self, session_id: str, state: dict[str, Any], action: str
+    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        number = self.actions.read(action)
+        if number is None:
+            info = {**state["anchors"], "invalid": True, "success": self._success(state["game"], 0.0, False)}
+            return {**state, "shown": f"That is no action. {self._hint()}"}, 0.0, False, info
+        game = state["game"]
+        observation, reward, terminated, truncated, _ = game.step(number)
+        done = bool(terminated or truncated)
+        info = {**state["anchors"], "success": self._success(game, float(reward), bool(terminated)), "action": number}
+        if truncated and not terminated:
+            info["truncated"] = True
+        next_state = {**state, "num_steps": state["num_steps"] + 1, "observation": observation}
+        next_state["shown"] = "" if done else self._shown(game, observation)
+        return next_state, float(reward), done, info
+
+    def _success(self, game: Any, reward: float, terminated: bool) -> bool | None:
+        success = self.env_config["success"]
+        if callable(success):
+            return bool(success(game, reward, terminated))
+        if success == "auto":
+            return self._ready.won(game, reward, terminated) if self._ready else None
+        return terminated and (success == "terminated" or reward > 0)
+
+    def _state_key(self, state: dict[str, Any]) -> Hashable | None:
+        """The state of the game, in the environments that are ready."""
+        if self._ready is None:
+            return None
+        return (json.dumps(state["map"]), self._ready.state(state["game"], state["observation"]))
+
+    def _close_episode(self, session_id: str, state: dict[str, Any]) -> None:
+        state["game"].close()
+
+    def _system_prompt(self) -> str:
+        rules = self._ready.rules if self._ready else f"You play {self._name()}. Earn as much reward as you can."
+        return f"{rules} {self._hint()}"
+
+    def _hint(self) -> str:
+        return self.actions.as_hint() if self.actions.parser is None else "Answer with an action."
+
+    def _name(self) -> str:
+        given_id = self.env_config["id"]
+        return given_id if isinstance(given_id, str) else getattr(given_id, "__name__", "a game")
+
+    def vocabulary_texts(self) -> list[str]:
+        """Every text that the game says, and every action: what a word-level tokenizer of this game is built from.
+
+        Raises:
+            ConfigError: Not every state of the game is known.
+        """
+        exact = self.exact()
+        if exact is None:
+            raise ConfigError(f"{self._name()} has no list of all its states: build the tokenizer from recorded texts")
+        own = self.env_config["system_prompt"]
+        says = [self._system_prompt() if own is None else own, f"That is no action. {self._hint()}", *exact.frames]
+        if self._ready and self._ready.has_maps:  # any map's cells, the player's place among them
+            cells = " ".join(letter for letter in "SFHG" * 2)
+            marked = [f"[{letter}]" for letter in "SFHG"]
+            says += [cells, *(f"{one} {two}\n{two} {one}" for one in marked for two in (*"SFHG", *marked))]
+        spoken = [form for name in self.actions.by_name for form in (name, f"[{name}]")]
+        return [text for text in (*says, *(f"{NEW_GAME}{one}" for one in says), *spoken) if text]
+
+    @classmethod
+    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
+        """Rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
+
+        Raises:
+            ConfigError: The configuration or an option is not valid.
+        """
+        return task_dataset(env_config, "train", options)
+
+    @classmethod
+    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
+        """Rows to evaluate on, which share no seed and no random map with :meth:`get_train_dataset`.
+
+        Raises:
+            ConfigError: As above.
+        """
+        return task_dataset(env_config, "eval", options)

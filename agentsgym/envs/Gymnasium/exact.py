@@ -1,0 +1,100 @@
+"""The transitions of Gymnasium's tabular environments, and those of its Blackjack written as a table."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from agentsgym.envs.value_iteration import Outcome
+
+#: For each state and action the outcomes: probability, next state, reward, and whether the episode ends with it.
+Transitions = Mapping[int, Mapping[int, Sequence[Outcome]]]
+
+
+def legal_outcomes(transitions: Transitions, actions: Sequence[int]) -> list[list[Sequence[Outcome]]]:
+    """Write a table of Gymnasium's, states numbered from 0, with the actions that an agent may take."""
+    return [[transitions[state][action] for action in actions] for state in range(len(transitions))]
+
+
+_CARDS = {card: (4 if card == 10 else 1) / 13 for card in range(1, 11)}  # the deck is infinite, an ace is 1
+
+#: A hand of Blackjack: its sum, the dealer's card, whether an ace counts as 11, whether it is a natural.
+Hand = tuple[int, int, bool, bool]
+
+
+def blackjack_hands() -> list[Hand]:
+    """Give every hand that a player of Blackjack may hold, in the order of the numbers of their states."""
+    sums = [(total, ace) for ace in (False, True) for total in range(12 if ace else 4, 22)]
+    plain = [(total, dealer, ace, False) for total, ace in sums for dealer in range(1, 11)]
+    return [*plain, *((21, dealer, True, True) for dealer in range(1, 11))]
+
+
+def blackjack_transitions(*, natural: bool = False, sab: bool = False) -> Transitions:
+    """Write Gymnasium's Blackjack as a table: action 0 sticks, action 1 draws a card.
+
+    Args:
+        natural: Whether a natural that wins pays 1.5.
+        sab: Whether it wins against any dealer without one (Sutton & Barto 2018, example 5.1); ``natural`` then says
+            nothing.
+    """
+    hands = blackjack_hands()
+    numbers = {hand: number for number, hand in enumerate(hands)}
+    payoff = 1.5 if natural and not sab else 1.0
+    return {
+        number: {0: _stick(hand, number, payoff=payoff, sab=sab), 1: _hit(hand, number, numbers)}
+        for hand, number in numbers.items()
+    }
+
+
+def _hit(hand: Hand, number: int, numbers: Mapping[Hand, int]) -> list[Outcome]:
+    total, dealer, ace, _ = hand
+    outcomes: list[Outcome] = []
+    for card, p in _CARDS.items():
+        new_total, new_ace = _with_card(total, ace, card)
+        is_bust = new_total > 21
+        following = number if is_bust else numbers[(new_total, dealer, new_ace, False)]
+        outcomes.append((p, following, -1.0 if is_bust else 0.0, is_bust))
+    return outcomes
+
+
+def _stick(hand: Hand, number: int, *, payoff: float, sab: bool) -> list[Outcome]:
+    total, dealer, _, is_natural = hand
+    outcomes: list[Outcome] = []
+    for (dealers, dealers_natural), p in _dealer(dealer).items():
+        reward = float((total > dealers) - (total < dealers))
+        if is_natural:
+            reward = 1.0 if sab and not dealers_natural else reward
+            reward = payoff if reward == 1.0 else reward
+        outcomes.append((p, number, reward, True))
+    return outcomes
+
+
+@functools.cache
+def _dealer(card: int) -> dict[tuple[int, bool], float]:
+    """The dealer's final sums (0 if it is bust) and whether they are naturals, with their probabilities."""
+    results: dict[tuple[int, bool], float] = {}
+    hands = [(*_with_card(*_with_card(0, False, card), second), p, True) for second, p in _CARDS.items()]
+    while hands:
+        total, ace, p, is_first = hands.pop()
+        if total >= 17:
+            result = (total if total <= 21 else 0, is_first and total == 21)
+            results[result] = results.get(result, 0.0) + p
+        else:
+            hands += [(*_with_card(total, ace, card), p * q, False) for card, q in _CARDS.items()]
+    return results
+
+
+def _with_card(total: int, ace: bool, card: int) -> tuple[int, bool]:
+    hard = total - 10 * ace + card
+    usable = (ace or card == 1) and hard + 10 <= 21
+    return hard + 10 * usable, usable
+
+
+def outcomes_of(game: Any) -> Transitions | None:
+    """Give the transitions of a tabular game of Gymnasium's; None where the game is none, or does not obey them."""
+    inner = game.unwrapped
+    if getattr(inner, "fickle_passenger", False):  # a passenger who changes their mind is not in Taxi's table
+        return None
+    transitions: Any = getattr(inner, "P", None)
+    return cast("Transitions", transitions) if isinstance(transitions, Mapping) else None

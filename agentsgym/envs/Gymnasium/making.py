@@ -1,0 +1,98 @@
+"""Make a game of Gymnasium's from its id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentsgym.errors import ConfigError, MissingDependencyError, did_you_mean
+from agentsgym.texts import sentence_of, shown
+
+
+def load_gymnasium() -> Any:
+    """The ``gymnasium`` package.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    try:
+        import gymnasium  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        raise MissingDependencyError("gymnasium", "gymnasium") from error
+    return gymnasium
+
+
+def spec_of(game_id: str) -> Any:
+    """Find what is registered under an id.
+
+    Raises:
+        ConfigError: Nothing is, or the id names a module: what is read from a dataset imports no code.
+    """
+    gymnasium: Any = load_gymnasium()
+    if ":" in game_id:
+        raise ConfigError(
+            f"env_config['id'] must be an id without a module, got {shown(game_id)}: import the module, which "
+            "registers its environments, and leave it out of the id"
+        )
+    if game_id not in gymnasium.registry:
+        raise ConfigError(
+            f"env_config['id'] must be a registered environment of Gymnasium's, got {shown(game_id)}"
+            f"{did_you_mean(game_id, gymnasium.registry)}"
+        )
+    return gymnasium.registry[game_id]
+
+
+def render_modes(spec: Any) -> tuple[str, ...]:
+    """Give the modes that a registered environment can be rendered in."""
+    from gymnasium.envs.registration import load_env_creator  # noqa: PLC0415  # an extra
+
+    creator: Any = spec.entry_point
+    if isinstance(creator, str):
+        try:
+            creator = load_env_creator(creator)
+        except ImportError as error:
+            raise ConfigError(f"env_config['id'] = {spec.id!r} cannot be imported: {sentence_of(error)}") from error
+    metadata: Any = getattr(creator, "metadata", None)
+    return tuple(metadata.get("render_modes") or ()) if isinstance(metadata, Mapping) else ()  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def make_game(game_id: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Make a game.
+
+    Args:
+        game_id: A registered id, or a callable that makes it.
+        kwargs: Handed to its constructor.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    name = game_id if isinstance(game_id, str) else getattr(game_id, "__name__", "the callable")
+    try:
+        # What Gymnasium's checker would warn of is checked where it is read.
+        is_named = isinstance(game_id, str)
+        game = load_gymnasium().make(game_id, disable_env_checker=True, **kwargs) if is_named else game_id(**kwargs)
+    except Exception as error:  # foreign code: an argument that it does not know, a package that is missing
+        raise ConfigError(
+            f"env_config['id'] = {shown(name)} cannot be made with {shown(dict(kwargs))}: {sentence_of(error)}"
+        ) from error
+    if not all(hasattr(game, one) for one in ("reset", "step", "action_space", "unwrapped")):
+        raise ConfigError(f"env_config['id'] must make a gymnasium.Env, got {shown(game)}")
+    return game
+
+
+def max_turns_of(game: Any) -> int | None:
+    """Give the limit of turns that the game was registered with; None for no limit."""
+    limit = getattr(getattr(game, "spec", None), "max_episode_steps", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+_KNOWN_WRAPPERS = {"OrderEnforcing", "PassiveEnvChecker", "TimeLimit"}
+
+
+def is_bare(game: Any) -> bool:
+    """Whether no wrapper changes what is seen, played or earned."""
+    while game is not game.unwrapped:
+        if type(game).__name__ not in _KNOWN_WRAPPERS:
+            return False
+        game = game.env
+    return True

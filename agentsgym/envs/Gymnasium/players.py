@@ -1,0 +1,69 @@
+"""Players to measure against and to learn from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentsgym.agents.base import Agent
+from agentsgym.agents.scripted import RandomAgent
+from agentsgym.envs.Gymnasium.env import NEW_GAME, ExactGame, GymnasiumEnv
+from agentsgym.envs.Gymnasium.ready import rows_of_frame
+from agentsgym.errors import AgentError, ConfigError
+from agentsgym.texts import shown
+from agentsgym.types import Message
+
+
+class RandomPlayer(RandomAgent):
+    """Takes each action with equal probability; on average it earns ``info["random_reward"]``.
+
+    Args:
+        env: The game.
+        seed: Makes the random stream of every conversation.
+    """
+
+    def __init__(self, env: GymnasiumEnv, seed: int = 0) -> None:
+        super().__init__([f"[{env.actions.name_of(number)}]" for number in env.actions.values], seed=seed)
+
+
+class OptimalPlayer(Agent):
+    """Plays best for the turns that are left; on average it earns ``info["optimal_reward"]``.
+
+    It reads the frames and nothing else of the game.
+
+    Args:
+        env: The game, one whose exact values are known.
+
+    Raises:
+        ConfigError: They are not.
+    """
+
+    def __init__(self, env: GymnasiumEnv) -> None:
+        exact = env.exact()
+        if exact is None or not exact.frames:
+            raise ConfigError(
+                "OptimalPlayer needs a game whose exact values are known: FrozenLake, Taxi, CliffWalking or Blackjack, "
+                f"made by its id and shown as it comes, got {shown(env.env_config['id'])}"
+            )
+        self._env = env
+
+    def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
+        """Look the frame up; ``agent_state`` is the number of turns that were played."""
+        text = messages[-1]["content"]
+        turn: int = 0 if agent_state is None or text.startswith(NEW_GAME) else agent_state
+        frame = text.removeprefix(NEW_GAME)
+        exact = self._exact(frame)
+        if frame not in exact.frames:
+            raise AgentError(f"no state of the game looks like {shown(frame)}")
+        env = self._env
+        left = max(1, env.horizon - turn)
+        index = int(exact.values.policy[left, exact.frames[frame]])
+        return f"[{env.actions.name_of(env.actions.values[index])}]", turn + 1
+
+    def _exact(self, frame: str) -> ExactGame:
+        env = self._env
+        exact = env.exact()
+        if exact is not None and frame not in exact.frames and env.has_maps:
+            exact = env.exact(rows_of_frame(frame))  # a map of the task's own
+        if exact is None:
+            raise AgentError(f"no values are known of what {shown(frame)} shows")
+        return exact

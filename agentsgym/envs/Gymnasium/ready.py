@@ -1,0 +1,184 @@
+"""The environments that are ready to play: their actions, their rules in words, and what counts as a win."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentsgym.envs.Gymnasium.exact import Hand, Transitions, blackjack_hands, blackjack_transitions, outcomes_of
+from agentsgym.envs.Gymnasium.rendering import Show, frame_of, mark_colors, show_frame, show_observation
+from agentsgym.errors import EnvError
+
+#: Says whether an episode was won, from the game, its last reward, and whether the game (not a limit) ended it.
+Won = Callable[[Any, float, bool], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyGame:
+    """What is known of one environment of Gymnasium's.
+
+    Attributes:
+        actions: The names of its actions, in order.
+        rules: The rules for the agent.
+        show: Writes what the agent sees.
+        won: Says whether an episode was won.
+        transitions: Gives its table; None where it is not exact.
+        frames: Gives every frame that the agent may see, with the number of its state.
+        state: Gives the number of the state that the game is in, from the game and the observation.
+        renders: Whether it is made in the mode ``ansi``.
+        has_maps: Whether a task may bring a map of its own.
+    """
+
+    actions: tuple[str, ...]
+    rules: str
+    show: Show
+    won: Won
+    transitions: Callable[[Any], Transitions | None] = outcomes_of
+    frames: Callable[[Any, Show], dict[str, int]]
+    state: Callable[[Any, Any], int]
+    renders: bool = True
+    has_maps: bool = False
+
+
+def ready_game(game_id: str) -> ReadyGame | None:
+    """Find what is known of an id, whatever its version."""
+    return _READY.get(game_id.rpartition("-v")[0])
+
+
+def rows_of_frame(frame: str) -> list[str]:
+    """Give the map that a frame of FrozenLake shows."""
+    return ["".join(one for one in line if one.isalpha()) for line in frame.splitlines()]
+
+
+def _frozen_lake_frame(game: Any, _observation: Any) -> str:
+    _, _, grid = frame_of(game).partition("\n")  # the first line says what was done last
+    row, column = divmod(int(game.unwrapped.s), int(game.unwrapped.ncol))
+    lines = [list(line) for line in mark_colors(grid, {"41": ("", "")}).split("\n") if line]
+    lines[row][column] = f"[{lines[row][column]}]"
+    return "\n".join(map(" ".join, lines))
+
+
+_TAXI_MARKS = {"43": ("[", "]"), "42": ("{", "}"), "34;1": ("(", ")"), "35": ("<", ">")}
+
+
+def _taxi_frame(game: Any, _observation: Any) -> str:
+    frame = frame_of(game)
+    return mark_colors(frame[: frame.rindex("+") + 1], _TAXI_MARKS)  # behind the grid stands what was done last
+
+
+def _hand(game: Any, observation: Any) -> Hand:
+    """Read the hand; the cards say whether it is a natural."""
+    total, dealer, ace = (int(one) for one in observation)
+    is_natural = total == 21 and len(game.unwrapped.player) == 2
+    return total, dealer, bool(ace), is_natural
+
+
+def _blackjack_text(hand: Hand) -> str:
+    total, dealer, ace, is_natural = hand
+    kind = "a natural" if is_natural else "with an ace that counts as 11" if ace else "no ace counts as 11"
+    return f"Your hand: {total}, {kind}. The dealer shows: {'an ace' if dealer == 1 else dealer}."
+
+
+def _blackjack_frame(game: Any, observation: Any) -> str:
+    return _blackjack_text(_hand(game, observation))
+
+
+def _frames_of_states(game: Any, show: Show) -> dict[str, int]:
+    """Every state's frame. The game is the caller's own: it is left in the last state."""
+    frames: dict[str, int] = {}
+    for state in range(len(game.unwrapped.P)):
+        game.unwrapped.s = state
+        if frames.setdefault(show(game, state), state) != state:
+            raise EnvError(f"the states {frames[show(game, state)]} and {state} look alike")
+    return frames
+
+
+def _state(game: Any, _observation: Any) -> int:
+    return int(game.unwrapped.s)
+
+
+def _frames_of_hands(_game: Any, _show: Show) -> dict[str, int]:
+    return {_blackjack_text(hand): number for number, hand in enumerate(blackjack_hands())}
+
+
+def _blackjack_state(game: Any, observation: Any) -> int:
+    return _NUMBER_OF_HAND[_hand(game, observation)]
+
+
+def _reached_goal(game: Any, _reward: float, terminated: bool) -> bool:
+    inner = game.unwrapped
+    row, column = divmod(int(inner.s), int(inner.ncol))
+    return terminated and bytes(inner.desc[row, column]) == b"G"
+
+
+def _ended_by_game(_game: Any, _reward: float, terminated: bool) -> bool:
+    return terminated
+
+
+def _earned(_game: Any, reward: float, terminated: bool) -> bool:
+    return terminated and reward > 0
+
+
+def _blackjack_table(game: Any) -> Transitions:
+    return blackjack_transitions(natural=bool(game.unwrapped.natural), sab=bool(game.unwrapped.sab))
+
+
+_NUMBER_OF_HAND: Mapping[Hashable, int] = {hand: number for number, hand in enumerate(blackjack_hands())}
+
+_FROZEN_LAKE = ReadyGame(
+    actions=("left", "down", "right", "up"),
+    rules=(
+        "You cross a frozen lake on foot. S is the start, F is ice, H is a hole, G is the goal, and your place is in "
+        "brackets. Reach G and fall into no H. The ice may be slippery: then you may slip to a side."
+    ),
+    show=_frozen_lake_frame,
+    won=_reached_goal,
+    frames=_frames_of_states,
+    state=_state,
+    has_maps=True,
+)
+_TAXI = ReadyGame(
+    actions=("south", "north", "east", "west", "pickup", "dropoff"),
+    rules=(
+        "You drive a taxi. R, G, Y and B are stops, and | is a wall. The empty taxi is in [], the waiting passenger is "
+        "in (), the destination is in <>, and a taxi that carries the passenger is in {}. Drive to the passenger, pick "
+        "them up, drive to the destination, and drop them off there, in as few turns as you can."
+    ),
+    show=_taxi_frame,
+    won=_ended_by_game,
+    frames=_frames_of_states,
+    state=_state,
+)
+_CLIFF_WALKING = ReadyGame(
+    actions=("up", "right", "down", "left"),
+    rules=(
+        "You walk along a cliff. x is your place, o is firm ground, C is the cliff, and T is the goal. Each turn costs "
+        "1, a step over the cliff costs 100 and takes you back to the start. Reach T."
+    ),
+    show=show_frame,
+    won=_ended_by_game,
+    frames=_frames_of_states,
+    state=_state,
+)
+_BLACKJACK = ReadyGame(
+    actions=("stick", "hit"),
+    rules=(
+        "You play Blackjack against the dealer. Come closer to 21 than the dealer does, but not over it. hit draws a "
+        "card, stick ends your turn. The dealer draws until the sum is 17 or more."
+    ),
+    show=_blackjack_frame,
+    won=_earned,
+    transitions=_blackjack_table,
+    frames=_frames_of_hands,
+    state=_blackjack_state,
+    renders=False,
+)
+_READY = {
+    "FrozenLake": _FROZEN_LAKE,
+    "FrozenLake8x8": _FROZEN_LAKE,
+    "Taxi": _TAXI,
+    "CliffWalking": _CLIFF_WALKING,
+    "Blackjack": _BLACKJACK,
+}
+SHOWS: Mapping[str, Show] = {"ansi": show_frame, "observation": show_observation}

@@ -1,0 +1,140 @@
+"""Make tasks as dataset rows: seeds, and maps for FrozenLake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+
+from agentsgym.envs.Gymnasium.making import load_gymnasium
+from agentsgym.envs.Gymnasium.ready import ready_game
+from agentsgym.envs.row_options import dataset_of_rows
+from agentsgym.errors import ConfigError, TaskError, did_you_mean
+from agentsgym.fields import Check, is_bool, is_fraction, is_int, require
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+ENV_CLASS_PATH = "agentsgym.envs.Gymnasium.GymnasiumEnv"
+Part = Literal["train", "eval"]
+
+_MOST_DRAWS = 1000  # of a map for one row
+_EVAL_OF = 5  # one map in five is kept for evaluation
+
+
+class DatasetOptions(TypedDict, total=False):
+    """Options of the rows that are made.
+
+    Attributes:
+        size: Number of rows; 256 by default.
+        seed: Decides the tasks' seeds and maps; 0 by default.
+        random_maps: FrozenLake alone: a map of its own for each task. One map in five, by its hash, is for evaluation
+            only.
+        map_size: Rows and columns of a random map; 4 by default.
+        frozen_probability: The probability that a field is ice rather than a hole, 0.8 by default.
+    """
+
+    size: int
+    seed: int
+    random_maps: bool
+    map_size: int
+    frozen_probability: float
+
+
+_DEFAULTS: dict[str, Any] = {
+    "size": 256,
+    "seed": 0,
+    "random_maps": False,
+    "map_size": 4,
+    "frozen_probability": 0.8,
+}
+_CHECKS: dict[str, tuple[Check, str]] = {
+    "size": (is_int(1), "a positive int"),
+    "seed": (is_int(0), "a non-negative int"),
+    "random_maps": (is_bool, "True or False"),
+    "map_size": (is_int(2), "an int of at least 2"),
+    "frozen_probability": (is_fraction, "a number in [0, 1]"),
+}
+
+
+def task_dataset(env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]) -> Dataset:
+    """Rows of ``env_class_path``, ``env_config`` and ``task_data``.
+
+    Raises:
+        ConfigError: An option is unknown or not valid, or the game has no maps.
+    """
+    settings = _checked(options)
+    config = dict(env_config or {})
+    game_id = config.get("id", "FrozenLake-v1")
+    if callable(game_id):
+        raise ConfigError("a row is plain JSON: its env_config['id'] must be a registered id, got a callable")
+    ready = ready_game(str(game_id))
+    if settings["random_maps"] and not (ready and ready.has_maps):
+        raise ConfigError(f"random_maps=True is for FrozenLake, and the id is {shown(game_id)}")
+    maps = random_maps(part, settings) if settings["random_maps"] else None
+    rows: list[dict[str, Any]] = []
+    for row in range(settings["size"]):
+        task: dict[str, Any] = {"seed": _task_seed(part, settings["seed"], row)}
+        if maps is not None:
+            task["map"] = next(maps)
+        rows.append({"env_class_path": ENV_CLASS_PATH, "env_config": config, "task_data": task})
+    return dataset_of_rows(rows)
+
+
+def random_maps(part: Part, settings: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Draw maps of FrozenLake on which the goal can be reached; those of training and evaluation never meet.
+
+    Raises:
+        ConfigError: None of a thousand maps in a row is of this part, as where ``frozen_probability`` is 1.
+    """
+    load_gymnasium()
+    from gymnasium.envs.toy_text.frozen_lake import generate_random_map  # noqa: PLC0415  # an extra
+
+    size, ice = settings["map_size"], settings["frozen_probability"]
+    for row in range(settings["size"]):
+        for draw in range(_MOST_DRAWS):
+            seed = derive_seed("frozen lake map", part, settings["seed"], row, draw)
+            drawn = generate_random_map(size, ice, seed)
+            if _is_for_evaluation(drawn) == (part == "eval"):
+                yield drawn
+                break
+        else:
+            raise ConfigError(
+                f"no map for {part} was found with map_size={size} and frozen_probability={ice}: there are too few maps"
+            )
+
+
+def check_map(desc: Any) -> None:
+    """Check a task's map.
+
+    Raises:
+        TaskError: It is no list of equally long rows of S, F, H and G with one S and at least one G.
+    """
+    rows = [*cast("Sequence[Any]", desc)] if isinstance(desc, list | tuple) else list[Any]()
+    is_grid = bool(rows) and all(isinstance(row, str) and row and len(row) == len(rows[0]) for row in rows)
+    letters = "".join(rows) if is_grid else ""
+    if not is_grid or set(letters) - set("SFHG") or letters.count("S") != 1 or "G" not in letters:
+        raise TaskError(
+            "task_data['map'] must be a list of equally long rows of the letters S, F, H and G, with one S and at "
+            f"least one G, got {shown(cast('object', desc))}"
+        )
+
+
+def _is_for_evaluation(drawn: list[str]) -> bool:
+    return derive_seed("frozen lake part", drawn) % _EVAL_OF == 0
+
+
+def _task_seed(part: Part, seed: int, row: int) -> int:
+    """Even for training, odd for evaluation: the two never meet, whatever the seeds."""
+    return derive_seed("gymnasium task", seed, row) // 4 * 2 + (part == "eval")
+
+
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    for name in options:
+        if name not in _DEFAULTS:
+            raise ConfigError(f"the dataset option {shown(name)} is unknown{did_you_mean(name, _DEFAULTS)}")
+    settings = {**_DEFAULTS, **options}
+    for name, value in settings.items():
+        require(name, value, *_CHECKS[name])
+    return settings

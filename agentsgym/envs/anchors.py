@@ -1,0 +1,34 @@
+"""What random and optimal play earn on average: the two ends of the scale that a score is placed on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from agentsgym.errors import ConfigError
+from agentsgym.fields import is_number
+from agentsgym.texts import shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchors:
+    """The mean final rewards of two players under the same rules and limits.
+
+    Attributes:
+        random: Of a player that takes each legal action with equal probability.
+        optimal: Of the best player there is; not below ``random``.
+
+    >>> Anchors(random=0.25, optimal=1.0)
+    Anchors(random=0.25, optimal=1.0)
+    """
+
+    random: float
+    optimal: float
+
+    def __post_init__(self) -> None:
+        if not (is_number()(self.random) and is_number()(self.optimal)):
+            raise ConfigError(f"anchors must be finite numbers, got {shown(self.random)} and {shown(self.optimal)}")
+        if self.optimal < self.random and not math.isclose(self.optimal, self.random, abs_tol=1e-9):
+            raise ConfigError(
+                f"optimal play earns at least what random play does, got {self.optimal!r} and {self.random!r}"
+            )

@@ -1,0 +1,159 @@
+"""Evaluate an agent on rows of several environments in one call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from agentsgym.agents.base import as_agent
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.mix import LABEL_COLUMN
+from agentsgym.envs.play import play_under_policy
+from agentsgym.envs.registry import make
+from agentsgym.envs.rows import DatasetRow
+from agentsgym.errors import ConfigError, TaskError, check_options
+from agentsgym.evaluation.metrics import Evaluation, summarize
+from agentsgym.failure_policy import FailurePolicy, as_policy
+from agentsgym.fields import is_int, require
+from agentsgym.rollouts.driver import drive
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+    from agentsgym.envs.trial import Trial
+    from agentsgym.types import Trajectory
+
+_LIMITS = ("max_turn_tokens", "max_completion_length")
+
+
+def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
+    agent: Any,
+    rows: Iterable[DatasetRow] | Dataset,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    num_rollouts: int = 1,
+    *,
+    seed: int = 0,
+    failures: FailurePolicy | None = None,
+    on_finish: Callable[[Trajectory], None] | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Play rows of several environments at once, each in its own, and report every environment and the whole.
+
+    Args:
+        agent: An :class:`~agentsgym.agents.base.Agent`, or any object with ``get_action(messages, agent_state)``.
+        rows: Dataset rows, as :func:`agentsgym.mix` makes them; a column ``environment`` names their parts.
+        tokenizer: The policy's; None for agents that only read and write text.
+        num_rollouts: Rollouts of each row.
+        seed: Of the bootstrap, and of the tasks that come without a seed.
+        failures: What becomes of failed rollouts; by default they are counted, and the others go on.
+        on_finish: Called with each rollout as soon as it is finished.
+        **options: ``max_turn_tokens`` and ``max_completion_length``, and what
+            :func:`~agentsgym.rollouts.driver.drive` takes: ``max_concurrent``, ``pool``, ``turn_timeout_s``,
+            ``episode_timeout_s``.
+
+    Returns:
+        The estimates over all rollouts, rewards of different environments averaged as they are, and in
+        ``by_environment`` those of each environment, where there are several. ``fraction_of_optimal`` of the whole is
+        None unless every environment has one. ``task_index`` of a trajectory is the index of its row.
+
+    Raises:
+        ConfigError: There is no row, or one names no environment that can be built.
+        TaskError: Some task cannot be played; nothing has been played then.
+        TypeError: An option is unknown.
+        TooManyFailuresError: More rollouts failed than ``failures`` allows.
+    """
+    check_options(options, evaluate_mixed, drive, MultistepEnv.trials)
+    require("num_rollouts", num_rollouts, is_int(1), "a positive int")
+    actor, policy = as_agent(agent), as_policy(failures)
+    policy.check_size(num_rollouts)
+    limits = {name: options.pop(name) for name in _LIMITS if name in options}
+    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"rows must be dataset rows of several environments, got {shown(cast('object', rows))}")
+    players = _Players(tokenizer, seed, limits)
+    for index, row in enumerate(cast("Iterable[Any]", rows)):
+        try:
+            players.add(row, num_rollouts)
+        except (ConfigError, TaskError) as error:
+            raise type(error)(f"row {index}: {error}") from error
+    if not players.trials:
+        raise ConfigError("there must be at least one row to evaluate on, got none")
+    everything = play_under_policy(players.trials, actor, policy, on_finish, **options)
+    return _summary(policy.without_small_groups(everything), everything, players.labels, seed)
+
+
+def label_of(row: DatasetRow) -> str:
+    """Name a row's environment for people: its column ``environment``, else the class.
+
+    >>> label_of({"env_class_path": "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"})
+    'TwentyQuestionsEnv'
+    """
+    label = row.get(LABEL_COLUMN)
+    return label if isinstance(label, str) and label else str(row.get("env_class_path")).rpartition(".")[2]
+
+
+class _Players:
+    """Builds the environment of each class and configuration once, and the trials of rows.
+
+    Attributes:
+        trials: Those of all rows so far, task-major.
+        labels: The name of each row's environment.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, seed: int, limits: Mapping[str, Any]) -> None:
+        self.trials: list[Trial] = []
+        self.labels: list[str] = []
+        self._built: dict[str, MultistepEnv] = {}
+        self._tokenizer, self._seed, self._limits = tokenizer, seed, limits
+
+    def add(self, row: Any, num_rollouts: int) -> None:
+        """Set up the trials of the next row, not started yet."""
+        if not isinstance(row, Mapping) or not isinstance(cast("DatasetRow", row).get("task_data"), Mapping):
+            raise ConfigError(f"it must be a dataset row with a 'task_data' (a dict), got {shown(cast('object', row))}")
+        fields = cast("DatasetRow", row)
+        index = len(self.labels)
+        task = dict(fields["task_data"])
+        if task.get("seed") is None:
+            task["seed"] = derive_seed("evaluation", self._seed, index)
+        trials = self._environment(fields).trials([task], num_rollouts, **self._limits)
+        for trial in trials:
+            trial.task_index = index
+        self.trials += trials
+        self.labels.append(label_of(fields))
+
+    def _environment(self, row: DatasetRow) -> MultistepEnv:
+        key = json.dumps([row.get("env_class_path"), row.get("env_config")], sort_keys=True, default=repr)
+        if key not in self._built:
+            self._built[key] = make(row, self._tokenizer)
+        return self._built[key]
+
+
+def _summary(
+    kept: Sequence[Trajectory], everything: Sequence[Trajectory], labels: Sequence[str], seed: int
+) -> Evaluation:
+    """Estimate from the rollouts that are kept, and count all of them."""
+    evaluation, whole = (
+        summarize(some, seed=seed, environments=[labels[one.task_index] for one in some]) for some in (kept, everything)
+    )
+    parts = {name: _counted(evaluation.by_environment.get(name), part) for name, part in whole.by_environment.items()}
+    total = replace(_counted(evaluation, whole), by_environment=parts)
+    if any(part.fraction_of_optimal is None for part in parts.values()):
+        return replace(total, fraction_of_optimal=None)  # it would stand for some of the environments alone
+    return total
+
+
+def _counted(kept: Evaluation | None, whole: Evaluation) -> Evaluation:
+    """Give the estimates of what is kept with the counts of the whole."""
+    counts: dict[str, Any] = {
+        "num_failed": whole.num_failed,
+        "stop_reasons": whole.stop_reasons,
+        "trajectories": whole.trajectories,
+    }
+    if kept is None:  # all its task groups were left out
+        none: dict[str, Any] = {"win_rate": None, "reward": None, "turns": None, "num_episodes": 0, "by_role": {}}
+        return replace(whole, **none, num_left_out=whole.num_episodes)
+    return replace(kept, **counts, num_left_out=whole.num_episodes - kept.num_episodes)

@@ -1,0 +1,88 @@
+"""Place rewards between random play (0) and optimal play (1), with an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentsgym.envs.anchors import Anchors
+from agentsgym.errors import ConfigError
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: What random and optimal play earn on average: of every task alike, or of each task; None where it is not known.
+References = Anchors | Callable[[Mapping[str, Any]], Anchors | None]
+
+_NUM_RESAMPLES = 10_000
+_ENTRIES_PER_BLOCK = 1_000_000  # of drawn indices held at once
+
+
+def anchors_of_info(info: Mapping[str, Any]) -> Anchors | None:
+    """Read what the environment said in ``info["random_reward"]`` and ``info["optimal_reward"]``; None if nothing."""
+    random, optimal = info.get("random_reward"), info.get("optimal_reward")
+    return None if random is None or optimal is None else Anchors(random=float(random), optimal=float(optimal))
+
+
+def anchors_of_task(references: References, task_data: Mapping[str, Any], num_episodes: int = 1) -> Anchors | None:
+    """Look up a task's anchors.
+
+    Args:
+        references: As ``evaluate`` takes them.
+        task_data: The task.
+        num_episodes: The episodes that the final reward is the sum of.
+
+    Raises:
+        ConfigError: They are neither anchors nor a function that gives them.
+    """
+    anchors: Any = references if isinstance(references, Anchors) or not callable(references) else references(task_data)
+    if anchors is None and callable(references):
+        return None
+    if not isinstance(anchors, Anchors):
+        raise ConfigError(
+            "references must be Anchors(random=…, optimal=…) or a function that gives them for a task's data, "
+            f"got {shown(anchors)}"
+        )
+    return Anchors(random=anchors.random * num_episodes, optimal=anchors.optimal * num_episodes)
+
+
+def fraction_with_interval(
+    sums: NDArray[np.float64], *, confidence: float, seed: int
+) -> tuple[float, float, float] | None:
+    """Estimate ``(E[reward] − E[random]) / (E[optimal] − E[random])`` and bound it by a bootstrap over clusters.
+
+    A ratio of means, not a mean of ratios: tasks in which much can be won weigh more, and a task in which random play
+    is optimal does no harm. As many clusters as there are are drawn with replacement, and the ratio is taken of what
+    was drawn (Efron & Tibshirani 1993, chapter 13).
+
+    Args:
+        sums: Of the rewards, of the random and of the optimal anchors in each cluster, (C, 3).
+        confidence: Of the interval, in (0, 1).
+        seed: Of the draws.
+
+    Returns:
+        The estimate and its bounds; None where random play is optimal, so that there is no scale.
+    """
+    mean = float(_ratio(sums.sum(axis=0)))
+    if not np.isfinite(mean):
+        return None
+    generator = np.random.default_rng(derive_seed("bootstrap of a ratio", seed))
+    block = max(1, _ENTRIES_PER_BLOCK // len(sums))
+    ratios: list[NDArray[np.float64]] = []
+    for start in range(0, _NUM_RESAMPLES, block):
+        drawn = generator.integers(len(sums), size=(min(block, _NUM_RESAMPLES - start), len(sums)))  # (R, C)
+        ratios.append(_ratio(sums[drawn].sum(axis=1)))
+    known = np.concatenate(ratios)
+    low, high = np.quantile(known[np.isfinite(known)], [(1 - confidence) / 2, (1 + confidence) / 2])
+    return mean, min(float(low), mean), max(float(high), mean)
+
+
+def _ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    reward, random, optimal = np.moveaxis(sums, -1, 0)
+    scale = optimal - random
+    is_scale = scale > 1e-12 * np.maximum(1.0, np.abs(optimal))
+    return np.where(is_scale, (reward - random) / np.where(is_scale, scale, 1.0), np.nan)
