@@ -24,9 +24,9 @@ from agentsgym.training.generation.environments import build_environments, check
 from agentsgym.training.generation.generator import (
     GenerationBatch,
     Phase,
-    PlayedEvaluation,
     RolloutGenerator,
 )
+from agentsgym.training.generation.played import PlayedEvaluation
 from agentsgym.training.lifecycle.generators import preserve_rng_state
 from agentsgym.training.lifecycle.restartable import RestartableTrainer
 from agentsgym.training.lifecycle.resuming import generations_before
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from agentsgym.credit.scored import ScoredRollout
     from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.envs.base import MultistepEnv
+    from agentsgym.training.curriculum import Curriculum
 
 
 class GRPOEnvTrainer(RestartableTrainer):
@@ -83,6 +84,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         agent: The agent that acts; None for the policy in training. Another agent should sample that policy too, or
             else the gradient is not the policy's. Text without token ids is encoded, and counted in the metric
             ``exact``.
+        curriculum: Draws the tasks of each generation batch by their win rates so far; None for the order of the rows.
         callbacks: As in TRL.
         optimizers: As in TRL.
         peft_config: As in TRL: adapters to train in place of the weights; with ``args.beta`` above 0 the reference is
@@ -103,6 +105,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         *,
         agent: Agent | None = None,
+        curriculum: Curriculum | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         peft_config: PeftConfig | None = None,
@@ -133,6 +136,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._seam.use_token_ratios()
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
         self.environments = build_environments(env, tokenizer, self.args, train_dataset, eval_dataset)
+        self.curriculum = curriculum
         self._build(tokenizer, agent)
 
     def _build(self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> None:
@@ -148,7 +152,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._evaluated = PlayedEvaluation()
         self.last_evaluation: Evaluation | None = None
         self._assigner = AdvantageAssigner(args)
-        self.generator = RolloutGenerator(self.environments, agent, args, self.train_dataset)
+        self.generator = RolloutGenerator(self.environments, agent, args, self.train_dataset, self.curriculum)
         self._diagnostics = Diagnostics(args, self.estimator)
         self.statistics = LossStatistics(args.loss, **seam.clip_epsilons, device=seam.device)
         self.value_model = build_value_model(policy, args, accelerator)
@@ -164,6 +168,8 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._assigner = AdvantageAssigner(self.args)
         self._diagnostics = Diagnostics(self.args, self.estimator)
         self.statistics.clear()
+        if self.curriculum is not None:
+            self.curriculum.reset()
         self.generator.policy.weights_changed()
         self._seam.reset_run_state()
 
@@ -281,7 +287,8 @@ class GRPOEnvTrainer(RestartableTrainer):
             outcomes, own = self._evaluated.first(count())
         if outcomes and output.metrics is not None:
             clusters = [index // num_rollouts for index in range(len(outcomes))]
-            self.last_evaluation = summarize_outcomes(outcomes, own, clusters=clusters)
+            environments = [outcome.environment for outcome in outcomes]
+            self.last_evaluation = summarize_outcomes(outcomes, own, clusters=clusters, environments=environments)
             metrics = rollout_metrics(outcomes) | evaluation_metrics(self.last_evaluation)
             self._seam.drop_evaluation_metrics(metrics)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
@@ -363,12 +370,14 @@ class GRPOEnvTrainer(RestartableTrainer):
         """Collective where log-probabilities were compared, or completions are shown: log the batch."""
         seam, rollouts, is_training = self._seam, batch.rollouts, phase.is_training
         if is_training:
-            self._diagnostics.check(advantages.rollouts)
+            self._diagnostics.check(advantages.rollouts, [rollout.num_agent_tokens for rollout in rollouts])
         self._diagnostics.warn_of_text(sum(not rollout.exact for rollout in rollouts), len(rollouts))
         metrics = rollout_metrics([*rollouts, *batch.replaced]) | advantages.metrics
         metrics |= seam.count_tokens(sum(rollout.num_row_tokens for rollout in rollouts), is_training=is_training)
         if is_training and self.args.zero_variance_groups == "resample":
             metrics["groups/resampled"] = len(batch.replaced) / len(rollouts)
+        if is_training and self.curriculum is not None:
+            metrics |= self.curriculum.metrics()
         if logprobs.comparison is not None:
             metrics |= gap_metrics(all_gather_objects([logprobs.comparison]))
         seam.record_metrics(metrics, is_training=is_training)

@@ -31,8 +31,8 @@ _REFUSED: Final[tuple[Rule, ...]] = (
     ("reward_weights", lambda value: value is not None, "rewards come from the environment, one number a turn"),
     (
         "chat_template_kwargs",
-        bool,
-        "the transcript writes the template's default form: set tokenizer.chat_template to a variant that needs none",
+        lambda value: not isinstance(value, dict | None),
+        "it must be a dict of options of the chat template, such as {'enable_thinking': False}",
     ),
     ("cache_implementation", lambda value: value is not None, "rollouts keep their own key/value cache across turns"),
     ("remove_unused_columns", bool, "the environment's columns would be dropped from the rows"),

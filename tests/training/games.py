@@ -73,14 +73,21 @@ def correcting(mode: str, *, low: float | None = None, high: float | None = None
 
 
 def trainer_of(
-    folder: Path, *, env_config: dict[str, Any] | None = None, weights: int = 0, dataset: Any = None, **changes: Any
+    folder: Path,
+    *,
+    env_config: dict[str, Any] | None = None,
+    weights: int = 0,
+    dataset: Any = None,
+    env_class: type[GuessNumber] = GuessNumber,
+    **changes: Any,
 ) -> GRPOEnvTrainer:
     """A trainer of the guessing game; ``eval_dataset``, ``agent`` and settings among the changes."""
     model, tokenizer = policy(weights)
-    own = {name: changes.pop(name) for name in ("eval_dataset", "agent", "callbacks", "peft_config") if name in changes}
+    parts = ("eval_dataset", "agent", "callbacks", "peft_config", "curriculum")
+    own = {name: changes.pop(name) for name in parts if name in changes}
     return GRPOEnvTrainer(
         model,
-        GuessNumber(tokenizer, env_config),
+        env_class(tokenizer, env_config),
         settings(folder, **changes),
         train_dataset=tasks() if dataset is None else dataset,
         **own,

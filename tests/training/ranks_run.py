@@ -28,6 +28,7 @@ from agentsgym.credit.advantages import Scale
 from agentsgym.credit.outcomes import grpo
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import AgentError, ConfigError
+from agentsgym.training.curriculum import Curriculum
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Action, Message, TurnRequest
 
@@ -37,6 +38,7 @@ WATCHED = (
     *("loss", "grad_norm", "entropy", "kl", "num_tokens"),
     *("reward", "reward_std", "win_rate", "turns/mean", "active_fraction/turn_03"),
     *("sampling/kl/k1", "sampling/sampling_logp_difference/mean", "sampling/importance_sampling_ratio/min"),
+    *("curriculum/levels_known", "curriculum/levels_in_bounds"),
     *("groups/kept", "groups/resampled", "value_loss", "rollouts/retried", "failed"),
     *("advantage/turn_01", "advantage_std/turn_01", "step_groups/mean_size", "frac_reward_zero_std"),
     *("entropy/turn_01", "ratio/turn_01", "clip_ratio/turn_01", "effective_sample_size"),
@@ -121,6 +123,12 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "shuffle_dataset": False,
         "zero_variance_groups": "resample",
         "max_resamples": 2,
+    },
+    "drawn": {
+        "dataset": impossible(1, 3, 4),
+        "curriculum": Curriculum(lambda row: row["task_data"]["secret"] == 99, window=8, min_results=4),
+        "zero_variance_groups": "resample",
+        "max_resamples": 1,
     },
     # Of two groups the second is broken, so that rank 1 of 2 has no row that could be played.
     "silent_rank": {

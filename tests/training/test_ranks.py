@@ -14,6 +14,7 @@ TRAINED = [
     *("dapo", "grpo", "accumulated", "iterated", "evaluated", "two_episodes", "adapters", "silent_rank", "shown"),
     *("rewritten", "rewritten_accumulated", "resampled", "shared_values", "own_values", "remembering"),
     "retried",
+    "drawn",
 ]
 REWRITTEN = ["rewritten", "rewritten_accumulated"]
 

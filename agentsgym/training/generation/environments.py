@@ -36,6 +36,7 @@ class Environments:
         tokenizer: PreTrainedTokenizerBase,
         *,
         check: Callable[[MultistepEnv], None] = lambda _env: None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Take the one environment of the run, or None to build each row's own.
 
@@ -43,13 +44,17 @@ class Environments:
             env: The one environment, or None.
             tokenizer: The policy's.
             check: Raises for an environment that does not fit the settings.
+            template_options: The ``chat_template_kwargs`` of rows that give none of their own.
 
         Raises:
-            ConfigError: ``env`` has no tokenizer or another one than the policy's.
+            ConfigError: ``env`` has no tokenizer, another one than the policy's, or other ``chat_template_kwargs``.
         """
         if env is not None and not _same_tokenizer(env.tokenizer, tokenizer):
             raise ConfigError("env.tokenizer must be the trainer's: build the environment with the policy's tokenizer")
+        if env is not None and template_options:
+            _check_options(env, template_options)
         self._env = env
+        self._template_options = {**(template_options or {})}
         self._tokenizer = tokenizer
         self._check = check
         self._built: dict[tuple[str, str], MultistepEnv] = {}
@@ -85,18 +90,33 @@ class Environments:
         if key not in self._built:
             env = self._env
             if env is None:
-                env = make(row, self._tokenizer)
+                env = make(self._with_options(row), self._tokenizer)
             else:
                 check_row(env, row, remedy="leave env=None, so that each row's own environment is built")
             self._check(env)
             self._built[key] = env
         return self._built[key]
 
+    def _with_options(self, row: DatasetRow) -> DatasetRow:
+        """Give a row the options of the chat template that it does not give itself."""
+        config: Any = row.get("env_config")
+        if not self._template_options or not isinstance(config, Mapping | None):
+            return row
+        own = cast("Mapping[str, Any]", config or {})
+        if own.get("chat_template_kwargs") is not None:
+            return row
+        return {**row, "env_config": {**own, "chat_template_kwargs": self._template_options}}
+
     def identity(self, row: DatasetRow) -> Hashable:
         """Class and configuration of a row's environment: equal for equal environments, also after a resume."""
         env = self.of(row)
         config = json.dumps(env.env_config, sort_keys=True, default=lambda value: getattr(value, "__qualname__", ""))
         return class_path(type(env)), derive_seed("game", config)
+
+    def label(self, row: DatasetRow) -> str:
+        """What metrics call a row's environment: the row's own ``environment``, as ``mix`` names it, else its class."""
+        name = row.get("environment")
+        return name if isinstance(name, str) and name else type(self.of(row)).__name__
 
     def trials(
         self,
@@ -141,7 +161,8 @@ def build_environments(
     env: MultistepEnv | None, tokenizer: PreTrainedTokenizerBase, args: GRPOEnvConfig, train: Any, evaluation: Any
 ) -> Environments:
     """Build the environments of all rows that can be read in advance, and check the rows."""
-    environments = Environments(env, tokenizer, check=partial(check_environment, args=args))
+    options = cast("Mapping[str, Any] | None", args.chat_template_kwargs)  # checked with the settings
+    environments = Environments(env, tokenizer, check=partial(check_environment, args=args), template_options=options)
     for name, dataset in finite_datasets(train_dataset=train, eval_dataset=evaluation):
         environments.check(dataset, name)
     check_size(
@@ -158,6 +179,16 @@ def group_seeds(num_rows: int, num_rollouts: int, *parts: object, first: int = 0
     ``first`` is the index of the first row among those of all ranks.
     """
     return [derive_seed("group", *parts, index // num_rollouts) for index in range(first, first + num_rows)]
+
+
+def _check_options(env: MultistepEnv, template_options: Mapping[str, Any]) -> None:
+    own = env.env_config["chat_template_kwargs"]
+    if own != template_options:
+        raise ConfigError(
+            f"GRPOEnvConfig(chat_template_kwargs={shown(template_options)}) and env, which was built with "
+            f"env_config['chat_template_kwargs']={shown(own)}, differ: give the environment the same, or leave it out "
+            "of the settings, for the environment writes every prompt"
+        )
 
 
 def _same_tokenizer(one: PreTrainedTokenizerBase | None, other: PreTrainedTokenizerBase) -> bool:

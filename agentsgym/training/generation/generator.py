@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -29,6 +29,7 @@ from agentsgym.training.tensors.advantages import uninformative_task_groups
 if TYPE_CHECKING:
     from agentsgym.envs.trial import Trial
     from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.curriculum import Curriculum
     from agentsgym.training.generation.environments import Environments
     from agentsgym.types import Trajectory
 
@@ -108,33 +109,6 @@ class GenerationBatch:
         return max((sum(rollout.num_rows for rollout in rank) for rank in ranks), default=0)
 
 
-class PlayedEvaluation:
-    """The generation batches of one evaluation: the summaries of all ranks, and this rank's trajectories.
-
-    Attributes:
-        num_rollouts: Rollouts of all ranks so far.
-    """
-
-    def __init__(self) -> None:
-        self._batches: list[GenerationBatch] = []
-        self.num_rollouts = 0
-
-    def add(self, batch: GenerationBatch) -> None:
-        """Add the next batch."""
-        self._batches.append(batch)
-        self.num_rollouts += len(batch.rollouts)
-
-    def first(self, count: int | None) -> tuple[list[RolloutSummary], list[Trajectory]]:
-        """Return the first rollouts of all ranks, all for None, and the trajectories of those that this rank played."""
-        outcomes, own, start = list[RolloutSummary](), list["Trajectory"](), 0
-        count = self.num_rollouts if count is None else count
-        for batch in self._batches:
-            outcomes += batch.rollouts
-            own += [one for i, one in zip(batch.mine, batch.trajectories, strict=True) if start + i < count]
-            start += len(batch.rollouts)
-        return outcomes[:count], own
-
-
 class RolloutGenerator:
     """Plays dataset rows, on all ranks together.
 
@@ -151,6 +125,7 @@ class RolloutGenerator:
         agent: Any,
         args: GRPOEnvConfig,
         dataset: Any,
+        curriculum: Curriculum | None = None,
     ) -> None:
         """Set up the pool that the settings name; nothing is played.
 
@@ -159,10 +134,11 @@ class RolloutGenerator:
             agent: The agent that acts, or any object that can be adapted to one.
             args: The settings.
             dataset: The training rows, from which tasks are drawn where task groups are resampled.
+            curriculum: Draws the tasks of each training batch in place of the rows that are given; None for these.
 
         Raises:
-            ConfigError: Task groups are to be resampled, and the dataset is a stream; or the agent has only some
-                members of the interface of a policy in training.
+            ConfigError: Task groups are to be resampled, or there is a curriculum, and the dataset is a stream; or the
+                agent has only some members of the interface of a policy in training.
         """
         if args.zero_variance_groups == "resample" and isinstance(dataset, IterableDataset):
             raise ConfigError("zero_variance_groups='resample' draws tasks anew, which a stream of rows does not allow")
@@ -170,6 +146,9 @@ class RolloutGenerator:
         self.play_with(agent)
         self._args = args
         self._dataset = dataset
+        self._curriculum = curriculum
+        if curriculum is not None:
+            curriculum.bind(dataset)
         self._layout = LAYOUTS[args.layout]
         self._pool = args.make_env_pool()
         self._num_pool_users = 0
@@ -228,9 +207,15 @@ class RolloutGenerator:
         """
         first = PartialState().process_index * len(rows)
         indices = range(first, first + len(rows))
+        drawn: dict[int, DatasetRow] = {}
+        if self._curriculum is not None and phase.is_training:
+            drawn = self._draw(range(PartialState().num_processes * len(rows) // phase.num_rollouts), phase)
+            rows = [drawn[i // phase.num_rollouts] for i in indices]
         trajectories, rollouts = self._play(rows, indices, phase, first)
         if len(rollouts) != PartialState().num_processes * len(rows):
             raise AgentsGymError("ranks must play equally many rows: leave accelerator_config['even_batches'] at True")
+        if self._curriculum is not None and drawn:
+            self._curriculum.see([drawn[i // phase.num_rollouts] for i in range(len(rollouts))], rollouts)
         self._check_failures(rollouts)
         batch = self._batch(rows, trajectories, first, rollouts, ())
         if not (phase.is_training and self._args.zero_variance_groups == "resample"):
@@ -262,15 +247,13 @@ class RolloutGenerator:
 
     def _resample(self, batch: GenerationBatch, groups: set[int], phase: Phase) -> GenerationBatch:
         """Collective: replace whole task groups, whichever ranks have their rows; all ranks draw the same tasks."""
-        num_rollouts, dataset = phase.num_rollouts, self._dataset
-        drawn = {
-            group: dataset[derive_seed("task", self._args.seed, *phase.seed_parts, group) % len(dataset)]
-            for group in groups
-        }
+        num_rollouts, drawn = phase.num_rollouts, self._draw(sorted(groups), phase)
         everywhere = [i for i in range(len(batch.rollouts)) if i // num_rollouts in groups]
         indices = [i for i in everywhere if i in batch.mine]
         num_before = sum(i < batch.first for i in everywhere)
         again, summaries = self._play([drawn[i // num_rollouts] for i in indices], indices, phase, num_before)
+        if self._curriculum is not None:
+            self._curriculum.see([drawn[i // num_rollouts] for i in everywhere], summaries)
         rows, trajectories = list(batch.dataset_rows), list(batch.trajectories)
         for i, trajectory in zip(indices, again, strict=True):
             rows[i - batch.first] = drawn[i // num_rollouts]
@@ -280,6 +263,14 @@ class RolloutGenerator:
             replaced.append(rollouts[i])
             rollouts[i] = summary
         return self._batch(rows, trajectories, batch.first, rollouts, replaced)
+
+    def _draw(self, groups: Iterable[int], phase: Phase) -> dict[int, DatasetRow]:
+        """Draw a row for each of some task groups, the same on all ranks."""
+        dataset, curriculum = self._dataset, self._curriculum
+        parts = {group: (self._args.seed, *phase.seed_parts, group) for group in groups}
+        if curriculum is not None:
+            return {group: dataset[curriculum.draw(*own)] for group, own in parts.items()}
+        return {group: dataset[derive_seed("task", *own) % len(dataset)] for group, own in parts.items()}
 
     def _play(
         self, rows: Sequence[DatasetRow], indices: Sequence[int], phase: Phase, num_before: int
@@ -383,6 +374,7 @@ class RolloutGenerator:
             environment=self._environments.identity(row),
         )
         summary = RolloutSummary.of(trajectory, self._layout(0, trajectory), scored)
+        summary = replace(summary, environment=self._environments.label(row))
         return replace(summary, num_retries=trajectory.num_retries) if self._args.episode_retries else summary
 
     def _check_failures(self, rollouts: Sequence[RolloutSummary]) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoint what this trainer adds beside the model: value head, estimator's state, a reference that moves."""
+"""Checkpoint what this trainer adds: value head, states of estimator and curriculum, a reference that moves."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from agentsgym.training.policy.value_head import FILE_NAME
 if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
     from agentsgym.credit.shaping import PotentialShaping
+    from agentsgym.training.curriculum import Curriculum
     from agentsgym.training.policy.value_head import ValueModel
 
 _ESTIMATOR_FILE = "estimator.json"
+_CURRICULUM_FILE = "curriculum.json"
 _REFERENCE_FILE = "reference.safetensors"
 
 
@@ -58,6 +60,35 @@ def load_checkpoint(folder: Path, estimator: BoundEstimator | PotentialShaping, 
             f"go on with {estimator.name!r} and {_plain_options(estimator)}"
         )
     estimator.state.load_state_dict(state["memory"])
+
+
+def save_curriculum(folder: Path, curriculum: Curriculum | None) -> None:
+    """Write what a curriculum has counted; None for none."""
+    if curriculum is not None:
+        state = {"options": curriculum.options, "results": curriculum.state_dict()}
+        (folder / _CURRICULUM_FILE).write_text(json.dumps(state))
+
+
+def load_curriculum(folder: Path, curriculum: Curriculum | None) -> None:
+    """Load what :func:`save_curriculum` wrote.
+
+    Raises:
+        ConfigError: It is missing or damaged, or of another curriculum, or there is one and the run has none.
+    """
+    path = folder / _CURRICULUM_FILE
+    if curriculum is None:
+        if path.is_file():
+            raise ConfigError(f"{folder} was saved with a curriculum, and this run has none: give it the same one")
+        return
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: cannot resume a curriculum without the win rates that it had")
+    try:
+        state = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is damaged, resume from another checkpoint: {error}") from error
+    if state["options"] != curriculum.options:
+        raise ConfigError(f"{path} is of a curriculum with {state['options']}, and this run has {curriculum.options}")
+    curriculum.load_state_dict(state["results"])
 
 
 def save_reference(folder: Path, reference: Any) -> None:

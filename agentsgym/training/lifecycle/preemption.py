@@ -1,8 +1,8 @@
 """End a run that is told to end by a signal, with a checkpoint from which it goes on exactly.
 
 A run resumes at the boundaries of its generation cycle alone. Until the first optimizer step of a cycle is done, only
-random generators, the estimator's averages and counts have left the boundary before it: these are put back, and the
-rollouts are lost. After that step the cycle must be finished::
+random generators, counts, the estimator's averages and the results of a curriculum have left the boundary before it:
+these are put back, and the rollouts are lost. After that step the cycle must be finished::
 
     boundary ── rollouts ── first optimizer step ── more steps ── boundary
              └──── can be broken off ────┘     └─ must be finished ─┘
@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 from accelerate.utils import reduce
@@ -29,8 +29,6 @@ from agentsgym.training.lifecycle.signals import Notice, SignalWatch
 from agentsgym.training.ranks import BrokenOffError
 
 if TYPE_CHECKING:
-    from agentsgym.credit.bound import BoundEstimator
-    from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.training._trl import TRLSeam
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.generation.generator import Phase
@@ -38,6 +36,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MARGIN: Final = 1.2  # an expectation times this must fit, where breaking off loses no optimizer step
+
+
+class Memory(Protocol):
+    """What a part of the trainer keeps from one generation batch to the next."""
+
+    def state_dict(self) -> Any:
+        """Give a copy of it, as JSON values."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> None:
+        """Go on from what ``state_dict`` gave."""
+        ...
 
 
 class Preempted(SystemExit):  # no error: it ends a program as sys.exit does
@@ -68,13 +78,13 @@ class _Boundary:
     Attributes:
         step: Optimizer steps that were done.
         restore_generators: Sets the global random generators back.
-        memory: The state of the estimator; None without.
+        memories: The states of the estimator and of the curriculum, of those that there are.
         num_tokens: Tokens seen.
     """
 
     step: int
     restore_generators: Callable[[], None]
-    memory: Any
+    memories: Sequence[Any]
     num_tokens: int
 
 
@@ -86,18 +96,16 @@ class Preemption:
         is_leaving: Whether the run ends with the next checkpoint, which then has all its state whatever the settings.
     """
 
-    def __init__(
-        self, seam: TRLSeam, args: GRPOEnvConfig, estimator: Callable[[], BoundEstimator | PotentialShaping]
-    ) -> None:
+    def __init__(self, seam: TRLSeam, args: GRPOEnvConfig, memories: Callable[[], Sequence[Memory]]) -> None:
         """Set up; no signal is looked for.
 
         Args:
             seam: The trainer.
             args: Its settings.
-            estimator: Returns its estimator.
+            memories: Returns what it keeps from one generation batch to the next, always in the same order.
         """
         self.pace = CyclePace()
-        self._seam, self._args, self._estimator = seam, args, estimator
+        self._seam, self._args, self._memories = seam, args, memories
         self._saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
         self._watch = SignalWatch()
         self._begin(None)
@@ -163,11 +171,10 @@ class Preemption:
 
     def cycle_begins(self) -> None:
         """Keep what is to be put back if the cycle is broken off."""
-        estimator = self._estimator()
         self._boundary = _Boundary(
             step=self._seam.global_step,
             restore_generators=take_generator_states(self._seam.device),
-            memory=None if estimator.state is None else estimator.state.state_dict(),
+            memories=[memory.state_dict() for memory in self._memories()],
             num_tokens=self._seam.num_input_tokens_seen,
         )
 
@@ -259,9 +266,8 @@ class Preemption:
         boundary, seam = self._boundary, self._seam
         if boundary is not None and boundary.step == seam.global_step:
             boundary.restore_generators()
-            memory = self._estimator().state
-            if memory is not None and boundary.memory is not None:
-                memory.load_state_dict(boundary.memory)
+            for memory, before in zip(self._memories(), boundary.memories, strict=True):
+                memory.load_state_dict(before)
             seam.return_to_step_begin(boundary.num_tokens)
         self.is_leaving = True
         if self.should_save():

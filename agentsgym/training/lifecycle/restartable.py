@@ -12,8 +12,15 @@ from trl import GRPOTrainer
 
 from agentsgym.training._trl import NoTelemetry
 from agentsgym.training.finite import NumberCheck
-from agentsgym.training.lifecycle.checkpoints import load_checkpoint, load_reference, save_checkpoint, save_reference
-from agentsgym.training.lifecycle.preemption import Preemption, WatchBoundaries
+from agentsgym.training.lifecycle.checkpoints import (
+    load_checkpoint,
+    load_curriculum,
+    load_reference,
+    save_checkpoint,
+    save_curriculum,
+    save_reference,
+)
+from agentsgym.training.lifecycle.preemption import Memory, Preemption, WatchBoundaries
 from agentsgym.training.lifecycle.resuming import RestoreDataOrder, ResumePoint, facts_of, find_resume_point
 from agentsgym.training.lifecycle.shutdown import OpenRun
 from agentsgym.training.lifecycle.writing import CheckpointWriter
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.training._trl import TRLSeam
     from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.curriculum import Curriculum
     from agentsgym.training.policy.value_head import ValueModel
 
 
@@ -35,18 +43,23 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
 
     args: GRPOEnvConfig
     value_model: ValueModel | None
+    curriculum: Curriculum | None = None
 
     def _watch_over(self, seam: TRLSeam) -> None:
         """Set up what keeps the run; called at the end of the constructor."""
         self._checkpoints = CheckpointWriter(seam, self.args, partial(facts_of, self.args, self.train_dataset))
         self._resumed = ResumePoint()
         self._run_seam = seam
-        self._preemption = Preemption(seam, self.args, lambda: self.estimator)
+        self._preemption = Preemption(seam, self.args, self._memories)
         self._numbers = NumberCheck(self.value_model)
         self.add_callback(RestoreDataOrder())
         self.add_callback(self._numbers)
         self.add_callback(WatchBoundaries(self._preemption))
         self._open_run = OpenRun()
+
+    def _memories(self) -> list[Memory]:
+        """What a generation batch changes, beside random generators and counts."""
+        return [memory for memory in (self.estimator.state, self.curriculum) if memory is not None]
 
     def __enter__(self) -> Self:
         return self
@@ -109,6 +122,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         folder = self._resumed.folder
         if folder is not None:
             load_checkpoint(folder, self.estimator, self.value_model)
+            load_curriculum(folder, self.curriculum)
             load_reference(folder, self._run_seam.synced_reference())
         train = partial(super().train, None if folder is None else str(folder), *args, **kwargs)
         return self._preemption.run(train, folder)
@@ -146,6 +160,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
                 folder = Path(output_dir or cast("str", self.args.output_dir))
                 save_checkpoint(folder, self.estimator, self.value_model)
                 if _internal_call:
+                    save_curriculum(folder, self.curriculum)
                     save_reference(folder, self._run_seam.synced_reference())
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

@@ -1,0 +1,214 @@
+"""Choose the tasks of each generation batch so that they are neither too hard nor too easy.
+
+::
+
+    rows ─▶ levels ─▶ win rate of each so far ─▶ draw from those within the bounds ─▶ rows of the next batch
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from datasets import IterableDataset
+
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import is_fraction, is_int, require
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from agentsgym.envs.rows import DatasetRow
+    from agentsgym.training.metrics.rollouts import RolloutSummary
+
+Level = str | int | float | bool
+
+
+class Curriculum:
+    """Draws the tasks of training from levels whose win rates lie between two bounds.
+
+    Of a task that is always won, or never, a group's rollouts say nothing of how to do better. So each task group of a
+    generation batch is drawn, at random, from a level whose last results lie within the bounds. If there is none, it is
+    drawn from the nearest level above them or the nearest below. A level without enough results yet is tried too; where
+    all levels are numbers, a higher one being harder, only once the next easier level is not below the bounds. A share
+    of the groups is drawn from all levels alike, since a policy that learns moves win rates.
+
+    What is drawn follows from the settings' seed, the number of the generation batch and the results of those before
+    it, so it is the same on all ranks, whatever their number, and after a resume: the results are part of a checkpoint.
+    """
+
+    def __init__(
+        self,
+        level: str | Callable[[DatasetRow], Level],
+        *,
+        low: float = 0.2,
+        high: float = 0.8,
+        explore: float = 0.1,
+        window: int = 64,
+        min_results: int = 8,
+    ) -> None:
+        """Set the bounds; the rows come with the trainer.
+
+        Args:
+            level: What a row's level is: a column of the rows or a key of ``task_data``, or a function of the row. A
+                text, a number or a bool; of each task its own key makes a level of each task.
+            low: Lower bound of a level's win rate, in [0, 1].
+            high: Upper bound, above ``low``.
+            explore: The share of task groups drawn from all levels alike, in [0, 1].
+            window: A level's win rate is that of its last so many rollouts.
+            min_results: With fewer of them a level's win rate is not known.
+
+        Raises:
+            ConfigError: A value is not valid.
+        """
+        require("level", level, lambda value: isinstance(value, str) or callable(value), "a name or a function")
+        for name, value in (("low", low), ("high", high), ("explore", explore)):
+            require(name, value, is_fraction, "a number in [0, 1]")
+        if low >= high:
+            raise ConfigError(f"a curriculum's low must be below its high, got {low} and {high}")
+        require("window", window, is_int(1), "a positive int")
+        require("min_results", min_results, is_int(1), "a positive int")
+        if min_results > window:
+            raise ConfigError(f"min_results must be at most window, got {min_results} and {window}")
+        self._level = level
+        self._low, self._high, self._explore = low, high, explore
+        self._window, self._min_results = window, min_results
+        self._rows: dict[Level, list[int]] = {}
+        self._levels: list[Level] = []
+        self._is_ordered = False
+        self._results: dict[Level, deque[bool]] = {}
+        self._num_silent = 0  # rollouts since the last that said whether it is won
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The settings, as JSON values."""
+        name = self._level if isinstance(self._level, str) else getattr(self._level, "__qualname__", "function")
+        bounds = {"low": self._low, "high": self._high, "explore": self._explore}
+        return {"level": name, **bounds, "window": self._window, "min_results": self._min_results}
+
+    @property
+    def win_rates(self) -> dict[Level, float]:
+        """The win rate of each level that has enough results."""
+        return {
+            level: sum(results) / len(results)
+            for level, results in self._results.items()
+            if len(results) >= self._min_results
+        }
+
+    def bind(self, dataset: Any) -> None:
+        """Find the levels of the rows that are drawn from.
+
+        Args:
+            dataset: Dataset rows, with a length.
+
+        Raises:
+            ConfigError: The dataset is a stream, or a row has no level, or one that is none.
+        """
+        if isinstance(dataset, IterableDataset):
+            raise ConfigError("a curriculum draws tasks anew, which a stream of rows does not allow")
+        rows: dict[Level, list[int]] = {}
+        for index, row in enumerate(dataset):
+            rows.setdefault(self.level_of(row, f"row {index}"), []).append(index)
+        self._is_ordered = all(isinstance(level, int | float) for level in rows)
+        self._rows, self._levels = rows, sorted(rows, key=None if self._is_ordered else repr)  # type: ignore[arg-type]
+        self.reset()
+
+    def level_of(self, row: DatasetRow, name: str = "a row") -> Level:
+        """Find a row's level.
+
+        Raises:
+            ConfigError: It has none, or one that is no text, number or bool.
+        """
+        level = self._level(row) if callable(self._level) else self._named(row, name, self._level)
+        if not isinstance(level, str | int | float):
+            raise ConfigError(f"{name} has the level {shown(level)}: a level must be a text, a number or a bool")
+        return level
+
+    def draw(self, *seed_parts: str | int) -> int:
+        """Draw the row of one task group.
+
+        Args:
+            *seed_parts: Name the group; equal parts and equal results before them give equal rows.
+
+        Returns:
+            Index of the row.
+        """
+        stream = random.Random(derive_seed("curriculum", *seed_parts))
+        levels = self._levels if stream.random() < self._explore else self.eligible()
+        return stream.choice(self._rows[stream.choice(levels)])
+
+    def eligible(self) -> list[Level]:
+        """The levels that the next task group is drawn from, as long as it does not explore."""
+        rates = self.win_rates
+        within = [level for level in self._levels if level in rates and self._low <= rates[level] <= self._high]
+        chosen = {*within, *self._untried(rates)}
+        if not chosen:
+            above = [level for level in rates if rates[level] > self._high]
+            below = [level for level in rates if rates[level] < self._low]
+            chosen = {*sorted(above, key=lambda level: rates[level])[:1], *sorted(below, key=lambda x: -rates[x])[:1]}
+        return [level for level in self._levels if level in chosen]
+
+    def see(self, rows: Sequence[DatasetRow], rollouts: Iterable[RolloutSummary]) -> None:
+        """Take the results of rollouts; failed ones say nothing, and one of unknown success is not won.
+
+        Args:
+            rows: What was played, one row a rollout.
+            rollouts: What came of it.
+
+        Raises:
+            ConfigError: As many rollouts as ``window`` in a row did not say whether they are won.
+        """
+        played = [(row, one.success) for row, one in zip(rows, rollouts, strict=True) if not one.failed]
+        self._num_silent = 0 if any(success is not None for _, success in played) else self._num_silent + len(played)
+        if self._num_silent >= self._window:
+            raise ConfigError(
+                f"a curriculum goes by win rates, and of {self._num_silent} rollouts none has an info['success']"
+            )
+        for row, success in played:
+            self._results.setdefault(self.level_of(row), deque(maxlen=self._window)).append(bool(success))
+
+    def reset(self) -> None:
+        """Forget all results."""
+        self._results, self._num_silent = {}, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the results as JSON values: ``{"results": [[level, [0, 1, …]], …]}``."""
+        return {"results": [[level, [int(won) for won in results]] for level, results in self._results.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Go on from the results that :meth:`state_dict` gave; those of levels that are gone are dropped."""
+        given = state["results"]
+        self._results = {
+            level: deque((bool(won) for won in results), maxlen=self._window)
+            for level, results in given
+            if level in self._rows
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """Give ``curriculum/levels_known`` and ``curriculum/levels_in_bounds``, fractions of all levels."""
+        rates = self.win_rates.values()
+        num_within = sum(self._low <= rate <= self._high for rate in rates)
+        num_levels = max(1, len(self._levels))
+        return {
+            "curriculum/levels_known": len(rates) / num_levels,
+            "curriculum/levels_in_bounds": num_within / num_levels,
+        }
+
+    def _untried(self, rates: Mapping[Level, float]) -> list[Level]:
+        """The levels of unknown win rate that may be tried."""
+        unknown = [level for level in self._levels if level not in rates]
+        if not self._is_ordered:
+            return unknown
+        easier = dict(zip(self._levels[1:], self._levels, strict=False))
+        return [level for level in unknown if level not in easier or rates.get(easier[level], 0.0) >= self._low]
+
+    @staticmethod
+    def _named(row: DatasetRow, name: str, level: str) -> Any:
+        task = cast("Mapping[str, Any]", row.get("task_data") or {})
+        found = row.get(level) if row.get(level) is not None else task.get(level)
+        if found is None:
+            known = [key for key in (*row, *task) if key not in ("env_class_path", "env_config", "task_data")]
+            raise ConfigError(f"{name} has no level {level!r}{did_you_mean(level, known)}")
+        return found

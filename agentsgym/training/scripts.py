@@ -1,0 +1,125 @@
+"""What a training script needs around the trainer: progress bars, clocks, Ctrl-C, models from disk, transcripts."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from agentsgym.evaluation.transcripts import render_transcript
+
+if TYPE_CHECKING:
+    from trl import ModelConfig
+
+    from agentsgym.types import Trajectory
+
+
+class Phases:
+    """The parts of a run: how long each took, and whether one was stopped by Ctrl-C or SIGTERM.
+
+    Attributes:
+        seconds: By name, as a clock on the wall measures them.
+        cpu_seconds: By name, of this process, all its threads together.
+        interrupted: Whether a phase was stopped.
+        status: What the process is to exit with: 0, or 143 after SIGTERM.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.cpu_seconds: dict[str, float] = {}
+        self.interrupted = False
+        self.status = 0
+
+    @contextmanager
+    def measure(self, name: str) -> Generator[None]:
+        """Measure what is inside, also if it raises."""
+        start, cpu_start = time.monotonic(), time.process_time()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(time.monotonic() - start, 1)
+            self.cpu_seconds[name] = round(time.process_time() - cpu_start, 1)
+
+    @contextmanager
+    def interruptible(self) -> Generator[None]:
+        """Go on behind what is inside when Ctrl-C or SIGTERM ends it, so that a policy trained so far is kept.
+
+        To be used in the main thread. A trainer's own handling of SIGTERM inside goes first.
+        """
+        before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit) as stopped:
+            self.interrupted = True
+            self.status = 0 if isinstance(stopped, KeyboardInterrupt) else 128 + signal.SIGTERM
+            print("\nstopped here; keeping the policy as it is now (Ctrl-C again to quit)", flush=True)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+class LossBar(TrainerCallback):
+    """A progress bar over optimizer steps with the loss beside it; a context manager.
+
+    Args:
+        label: Stands before the bar.
+        num_steps: How many there will be.
+    """
+
+    def __init__(self, label: str, num_steps: int) -> None:
+        self._bar = tqdm(total=num_steps, desc=label, unit="step")
+
+    def __enter__(self) -> LossBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Advance the bar."""
+        self._bar.update(state.global_step - self._bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Show the loss."""
+        if "loss" in (logs or {}):
+            self._bar.set_postfix_str(f"loss {float(logs['loss']):.2f}")
+
+
+@contextmanager
+def episodes_bar(label: str, num_episodes: int, unit: str = "episode") -> Generator[Callable[[Trajectory], None]]:
+    """Show a progress bar over episodes, and give what ``on_finish`` of a rollout takes."""
+    with tqdm(total=num_episodes, desc=label, unit=unit) as bar:
+
+        def on_finish(_: Trajectory) -> None:
+            bar.update()
+
+        yield on_finish
+
+
+def load_policy(name_or_path: str, config: ModelConfig, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
+    """Load a model and its tokenizer, whose padding token is the end-of-sequence token if it has none.
+
+    Args:
+        name_or_path: As ``from_pretrained`` takes it.
+        config: TRL's settings; its revision, dtype and attention are used.
+        trust_remote_code: Whether code that comes with the model may run.
+    """
+    options: dict[str, Any] = {"revision": config.model_revision, "trust_remote_code": trust_remote_code}
+    tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path, **options)  # pyright: ignore[reportUnknownMemberType]
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        name_or_path, dtype=config.dtype, attn_implementation=config.attn_implementation, **options
+    )
+    return model, tokenizer
+
+
+def write_transcripts(path: Path, trajectories: Sequence[Trajectory]) -> None:
+    """Write trajectories as text, one behind the other."""
+    path.write_text("\n".join(map(render_transcript, trajectories)), encoding="utf-8")
