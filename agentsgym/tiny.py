@@ -2,17 +2,23 @@
 
 ::
 
-    env.vocabulary_texts() ─▶ tiny_tokenizer ─▶ tiny_model ─▶ everything a large model goes through
+    env.vocabulary_texts() or episodes ─▶ tiny_tokenizer ─▶ tiny_model ─▶ everything a large model goes through
 
 The tokenizer is word-level and lossless: each token is a word with its article, the punctuation behind it and the
 space before it, so that decoding joins tokens and nothing else. It has a chat template, and what
 :meth:`save_pretrained` writes is loaded again by ``AutoTokenizer`` and ``AutoModelForCausalLM``.
+
+Where a text holds a call of a tool, as :func:`call_text` writes it, the template prints tools and calls too. A call has
+the form of Hermes and Qwen, ``<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>``, and is eight
+tokens: what stands around a name, a key and a value is one token each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol, cast, runtime_checkable
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -24,14 +30,30 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.recorded_texts import recorded_texts
+from agentsgym.envs.registry import make
 from agentsgym.errors import ConfigError
+from agentsgym.evaluation.mixed import label_of
 from agentsgym.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 PAD, UNKNOWN, END, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|assistant|>"
 
 # A word with the marks inside and behind it, or marks alone, each with the space before it; or other white space. An
 # article belongs to its word: a policy that chose it first would say "a airplane" as soon as both are rewarded alike.
 _PIECE = r" ?(?:an? )?\w+(?:['\u2019\-]\w+)*[^\w\s]*| ?[^\w\s]+|\s"
+
+# With tools the keys of a call's arguments are pieces too, so that a value is the same token wherever it stands.
+_KEY = r"""(?:"?, )?"\w+": "?"""
+_PIECE_OR_KEY = rf"""{_KEY}| ?(?:an? )?\w+(?:['\u2019\-]\w+)*(?:(?!"?, "\w+": )[^\w\s])*| ?[^\w\s]+|\s"""
+
+TOOL = "<|tool|>"  # opens the name of a tool, where the template lists them
+_CALL, _ARGUMENTS, _END_OF_CALL = '<tool_call>{"name": "', '", "arguments": {', "}}</tool_call>"
+_CALL_MARKS = (_CALL, _ARGUMENTS, _END_OF_CALL, f'"{_END_OF_CALL}')  # the last: behind a text
+_AROUND_CALLS = re.compile("|".join(map(re.escape, sorted(_CALL_MARKS, key=len, reverse=True))))
 
 # Every token of a turn is one more that attention must look past: what the environment says stands bare between the two
 # control tokens of the agent.
@@ -43,6 +65,18 @@ _CHAT_TEMPLATE = (
     "{% endfor %}"
     f"{{% if add_generation_prompt %}}{ASSISTANT}{{% endif %}}"
 )
+# A result stands bare behind its call, as every observation does.
+_PRINTED_TOOLS = f"{{% for tool in tools or [] %}}{TOOL}{{{{ tool['function']['name'] }}}}{{% if loop.last %}}{END}"
+_PRINTED_CALLS = (
+    "{% for call in message['tool_calls'] or [] %}"
+    "{% set given = call['function']['arguments'] %}"
+    "{% set given = given if given is string else given | tojson %}"
+    f"{{{{ '{_CALL}' ~ call['function']['name'] ~ '{_ARGUMENTS}' ~ given[1:-1] ~ '{_END_OF_CALL}' }}}}"
+    "{% endfor %}"
+)
+_TOOL_TEMPLATE = f"{_PRINTED_TOOLS}{{% endif %}}{{% endfor %}}" + _CHAT_TEMPLATE.replace(
+    f"{{{{ message['content'] }}}}{END}", f"{{{{ message['content'] }}}}{_PRINTED_CALLS}{END}"
+)
 
 
 @runtime_checkable
@@ -50,7 +84,10 @@ class HasVocabulary(Protocol):
     """An environment that knows its own words."""
 
     def vocabulary_texts(self) -> Iterable[str]:
-        """Give texts that hold every word of the environment: prompts, observations and what an agent may say."""
+        """Give texts that hold every word of the environment: prompts, observations and what an agent may say.
+
+        None at all if it does not know them as it is configured.
+        """
         ...
 
 
@@ -73,29 +110,45 @@ def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     >>> tokenizer.decode(tokenizer("Is it a clock?").input_ids)
     'Is it a clock?'
     """
-    splitter = pre_tokenizers.Split(Regex(_PIECE), behavior="isolated")
-    pieces = sorted({piece for text in _as_texts(texts) for piece, _ in splitter.pre_tokenize_str(text)})
+    given = _as_texts(texts)
+    has_calls = any(_CALL in text for text in given)
+    splitter = pre_tokenizers.Split(Regex(_PIECE_OR_KEY if has_calls else _PIECE), behavior="isolated")
+    parts = [part for text in given for part in (_AROUND_CALLS.split(text) if has_calls else [text])]
+    pieces = sorted({piece for part in parts for piece, _ in splitter.pre_tokenize_str(part)})
     if not pieces:
         raise ConfigError("a tiny tokenizer needs at least one word in its texts, got none")
-    control = [PAD, UNKNOWN, END, ASSISTANT]
-    vocabulary = {piece: index for index, piece in enumerate(control + pieces)}
+    control = [PAD, UNKNOWN, END, ASSISTANT, *([TOOL] if has_calls else [])]
+    marks = [*_CALL_MARKS] if has_calls else []
+    vocabulary = {piece: index for index, piece in enumerate([*control, *marks, *pieces])}
     tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(  # pyright: ignore[reportUnknownMemberType]
         [AddedToken(token, normalized=False, special=True) for token in control]
     )
+    tokenizer.add_tokens(  # pyright: ignore[reportUnknownMemberType]  # not special: they are part of an answer's text
+        [AddedToken(mark, normalized=False, special=False) for mark in marks]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         unk_token=UNKNOWN,
         eos_token=END,
-        extra_special_tokens=[ASSISTANT],
-        chat_template=_CHAT_TEMPLATE,
+        extra_special_tokens=control[3:],
+        chat_template=_TOOL_TEMPLATE if has_calls else _CHAT_TEMPLATE,
         padding_side="left",
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """Write a call as the template of a tiny tokenizer prints it, for the texts that the tokenizer is built from.
+
+    >>> call_text("add", {"a": 3, "b": 4})
+    '<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>'
+    """
+    return f"{_CALL}{name}{_ARGUMENTS}{json.dumps(dict(arguments), ensure_ascii=False)[1:-1]}{_END_OF_CALL}"
 
 
 _COMMON_CONFIG: dict[str, Any] = {"initializer_range": 0.1, "bos_token_id": None, "dtype": torch.float32}
@@ -154,23 +207,74 @@ def tiny_model(
 
 
 def tiny_policy(
-    source: HasVocabulary | Iterable[str], **sizes: int
+    source: MultistepEnv | HasVocabulary | Dataset | Iterable[str] | Iterable[Mapping[str, Any]],
+    *,
+    tasks: Any = None,
+    agent: Any = None,
+    num_episodes: int = 256,
+    **sizes: int,
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """Make a tiny model and its tokenizer from an environment, or from texts.
+    """Make a tiny model and its tokenizer from an environment, from rows of several environments, or from texts.
+
+    The words of an environment are those of its ``vocabulary_texts()``. One that gives none, or for which tasks or an
+    agent are given, is played, and every message and call of the recorded episodes counts. What no recorded
+    episode holds is the unknown token later: give an agent that says what the policy is to be able to say.
 
     Args:
-        source: An environment that has ``vocabulary_texts()``, or the texts themselves.
+        source: An environment; dataset rows, as :func:`agentsgym.mix` makes them, whose environments are built and
+            played; or the texts themselves.
+        tasks: Tasks that are played, of an environment; None for its own training tasks.
+        agent: Who plays, also by the rows' column ``environment`` (a dict); None for an
+            :class:`~agentsgym.agents.exploring.ExploringAgent`.
+        num_episodes: How many episodes of each environment are played.
         **sizes: As :func:`tiny_model` takes them, the seed included.
 
     Returns:
         The model and its tokenizer.
 
     Raises:
-        ConfigError: The source is neither, or holds no word.
+        ConfigError: The source is none of these, holds no word, or cannot be played.
     """
-    texts = source.vocabulary_texts() if isinstance(source, HasVocabulary) else source
-    tokenizer = tiny_tokenizer(texts)
+    tokenizer = tiny_tokenizer(_texts_of(source, tasks, agent, num_episodes))
     return tiny_model(tokenizer, **sizes), tokenizer
+
+
+def _texts_of(source: Any, tasks: Any, agent: Any, num_episodes: int) -> Any:
+    """Give the texts of a source of any kind; what is none is handed on, for the tokenizer to refuse."""
+    if isinstance(source, type):
+        raise ConfigError(
+            f"a tiny policy is made from an environment, got a class: write {source.__name__}(None, config)"
+        )
+    if not isinstance(source, MultistepEnv):
+        own = source.vocabulary_texts() if isinstance(source, HasVocabulary) else source
+        rows = (
+            [] if isinstance(own, str | Mapping) or not isinstance(own, Iterable) else list(cast("Iterable[Any]", own))
+        )
+        if not rows or not all(isinstance(row, Mapping) for row in rows):
+            return rows or own
+        return _texts_of_rows(cast("list[Mapping[str, Any]]", rows), agent, num_episodes)
+    texts = list(source.vocabulary_texts()) if isinstance(source, HasVocabulary) else []
+    if not texts or tasks is not None or agent is not None:
+        texts += recorded_texts(source, tasks, agent, num_episodes, call_text)
+    return texts
+
+
+def _texts_of_rows(rows: list[Mapping[str, Any]], agent: Any, num_episodes: int) -> list[str]:
+    """Play the rows of each environment with its own player."""
+    parts: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        key = (
+            label_of(row),
+            json.dumps([row.get("env_class_path"), row.get("env_config")], sort_keys=True, default=repr),
+        )
+        parts.setdefault(key, []).append(row)
+    texts: list[str] = []
+    for (label, _), own in parts.items():
+        player = cast("Mapping[str, Any]", agent).get(label) if isinstance(agent, Mapping) else agent
+        env = make(own[0])
+        known = list(env.vocabulary_texts()) if player is None and isinstance(env, HasVocabulary) else []
+        texts += known or _texts_of(env, own, player, num_episodes)
+    return texts
 
 
 def _as_texts(source: object) -> list[str]:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
 from agentsgym.errors import ConfigError
-from agentsgym.tiny import tiny_model, tiny_policy, tiny_tokenizer
+from agentsgym.tiny import call_text, tiny_model, tiny_policy, tiny_tokenizer
 
 TEXTS = [
     "You have 7 turns. Guess the object: clock, Dog,\n- ice-cream\n\t[clock]  (twice)",
@@ -197,3 +197,40 @@ def test_a_game_that_knows_its_words_gives_the_same_policy_as_its_texts() -> Non
 def test_a_source_without_words_is_refused(source: Any, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         tiny_policy(source)
+
+
+CALL = call_text("look_up", {"item": "clock", "times": 7})
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("look_up", "add")]
+
+
+def test_a_call_is_one_token_for_each_name_and_value_and_for_what_stands_around_them() -> None:
+    tokenizer = tiny_tokenizer([*TEXTS, CALL])
+    marks = ['<tool_call>{"name": "', "look_up", '", "arguments": {', '"item": "', "clock", '", "times": ', "7"]
+    assert tokenizer.tokenize(CALL) == [*marks, "}}</tool_call>"]
+    assert tokenizer.decode(tokenizer(CALL).input_ids, skip_special_tokens=True) == CALL
+    assert call_text("look_up", {}) == '<tool_call>{"name": "look_up", "arguments": {}}</tool_call>'
+
+
+def test_the_template_prints_tools_calls_and_results_once_a_text_holds_a_call() -> None:
+    tokenizer = tiny_tokenizer([*TEXTS, CALL])
+    function = {"name": "look_up", "arguments": {"item": "clock", "times": 7}}
+    calls = [{"type": "function", "function": one} for one in (function, {**function, "arguments": {}})]
+    messages = [
+        {"role": "user", "content": "Is it a clock?"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "Yes."},
+        {"role": "tool", "content": "Yes."},
+    ]
+    text = tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "<|tool|>look_up<|tool|>add<|end|>Is it a clock?"
+        f"<|assistant|>{CALL}{call_text('look_up', {})}<|end|>Yes.<|end|>Yes.<|assistant|>"
+    )
+    assert tokenizer.apply_chat_template(messages[:1], tokenize=False) == "Is it a clock?"
+    assert "<|tool|>" in tokenizer.all_special_tokens
+
+
+def test_a_vocabulary_without_calls_has_no_tokens_for_them() -> None:
+    tokenizer = tiny_tokenizer(TEXTS)
+    assert not any("tool" in token for token in tokenizer.get_vocab())
+    assert "tool" not in tokenizer.chat_template

@@ -1,0 +1,263 @@
+"""Check an environment against the contract, by playing it: users run this in a test of their own."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from agentsgym.agents.base import Agent, as_agent
+from agentsgym.agents.exploring import ExploringAgent
+from agentsgym.envs import check_rules
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.check_limit import OutOfTimeError, time_limit
+from agentsgym.envs.check_plays import Difference, Script, first_difference, global_seed, record, replay
+from agentsgym.envs.check_probe import HookProbe, place_of_tool
+from agentsgym.envs.check_report import EnvReport
+from agentsgym.envs.rows import tasks_of_rows
+from agentsgym.errors import ConfigError, ContractError, TaskError
+from agentsgym.fields import is_int, require
+from agentsgym.interruptions import is_interruption
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import sentence_of, shown
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+    from agentsgym.types import Trajectory
+
+_MIN_SESSIONS = 4  # fewer would rarely get into each other's way
+_REMEDY = "draw from self.rng(session_id) alone, and keep what an episode needs in its state"
+
+
+def check_env(  # noqa: PLR0913  # keywords, most of them left out
+    env: MultistepEnv | type[MultistepEnv],
+    tasks: Iterable[Mapping[str, Any]] | Dataset | None = None,
+    agent: Any = None,
+    *,
+    env_config: dict[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    seed: int = 0,
+    max_tasks: int = 6,
+    raise_on: Literal["error", "warning"] | None = "error",
+    limit_s: float | None = None,
+) -> EnvReport:
+    """Play some tasks of an environment several times over, and find where it breaks the contract.
+
+    Every task is played alone; then the same actions once more: alone, with other seeds of the global generators, all
+    sessions at once turn by turn, and in a pickled copy. The checks, by the names that findings have:
+    ``deterministic`` (the same task and actions give the same episode), ``global-random`` (no hook uses Python's or
+    numpy's global generator), ``state-isolation`` (sessions do not read or change each other), ``json-tasks``,
+    ``finite-rewards``, ``done-sticks`` (an episode that is over stays over), ``prompt-purity`` (prompts do not repeat
+    what was said before), ``token-budget``, ``tools`` (their schemas can be made, and the chat template shows them),
+    ``roles`` (``info["rewards"]`` pays roles that exist), ``pickling``, ``failed`` (no episode fails) and
+    ``time-limit``.
+
+    Args:
+        env: The environment, or its class.
+        tasks: ``task_data`` dicts or dataset rows; None for the first of its own training tasks.
+        agent: Who plays, any agent; None for an :class:`~agentsgym.agents.exploring.ExploringAgent`, which calls tools
+            at random and says what the prompts show. A game that random play hardly gets into needs a better one.
+        env_config: Of a class.
+        tokenizer: Of a class; with one, tokens and the chat template are checked too.
+        seed: Of tasks without one, and of the agent.
+        max_tasks: How many tasks are played at most; at least 4 sessions are played in any case.
+        raise_on: The severity from which findings raise; None to return them all.
+        limit_s: Seconds that playing may take; what runs then is named. None for no limit, where a hook that hangs
+            hangs the check. On the main thread of a Unix process alone.
+
+    Returns:
+        The findings, errors first, each with file and line of the hook that it is about.
+
+    Raises:
+        ContractError: There are findings of that severity; its ``report`` has them all.
+        ConfigError: It is no environment, there are no tasks, the agent is none, or ``limit_s`` cannot be kept here.
+    """
+    require("max_tasks", max_tasks, is_int(1), "a positive int")
+    require("raise_on", raise_on, lambda value: value in ("error", "warning", None), "'error', 'warning' or None")
+    environment = _built(env, env_config, tokenizer)
+    actor = as_agent(ExploringAgent(seed=seed) if agent is None else agent)
+    checker = _Checker(environment, actor)
+    chosen = checker.playable(_tasks(environment, tasks, max_tasks), seed)
+    with _quiet():
+        if chosen and checker.tools_are_sound():
+            checker.play_within(limit_s, chosen, seed)
+    report = checker.report()
+    serious = {"error": report.errors, "warning": report.findings}.get(raise_on or "", ())
+    if serious:
+        raise ContractError(f"{type(environment).__name__} breaks the contract: {report}", report)
+    return report
+
+
+class _Checker:
+    """One check of one environment."""
+
+    def __init__(self, env: MultistepEnv, agent: Agent) -> None:
+        self._env, self._agent = env, agent
+        self._probe = HookProbe(env)
+        self._played: list[Trajectory] = []
+
+    def report(self) -> EnvReport:
+        """What was found, errors first."""
+        findings = sorted(self._probe.findings.values(), key=lambda finding: finding.severity)
+        num_turns = sum(one.num_turns for one in self._played)
+        return EnvReport(findings=findings, num_episodes=len(self._played), num_turns=num_turns)
+
+    def playable(self, tasks: Sequence[Mapping[str, Any]], seed: int) -> list[dict[str, Any]]:
+        """The tasks that can be played, each with a seed; repeated with other seeds where they are few."""
+        kept: list[dict[str, Any]] = []
+        for index, task in enumerate(tasks):
+            check_rules.look_at_task(task, f"task {index}", self._add)
+            try:
+                self._env.check_task(task, f"task {index}")
+            except TaskError as error:
+                self._add("failed", "_check_task", f"task {index} is refused: {sentence_of(error)}")
+            else:
+                own = task.get("seed")
+                kept.append({**task, "seed": derive_seed("check", seed, index) if own is None else own})
+        num_given = len(kept)
+        while kept and len(kept) < _MIN_SESSIONS:
+            kept.append({**kept[len(kept) % num_given], "seed": derive_seed("check again", seed, len(kept))})
+        return kept
+
+    def tools_are_sound(self) -> bool:
+        """Whether schemas can be made of the tools, without which nothing can be played."""
+        error = check_rules.tools_error(self._env)
+        if error is not None:
+            self._add("tools", "_tools", error)
+        return error is None
+
+    def play_within(self, limit_s: float | None, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
+        """Play, and say what runs where that does not end in time."""
+        try:
+            with time_limit(limit_s):
+                self.play(tasks, seed)
+        except OutOfTimeError as error:
+            text = f"the check was not done within {limit_s:g} s: this ran at that moment; does it come back?"
+            self._probe.add("time-limit", "", text, place=error.place)
+
+    def play(self, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
+        """Play the tasks in all ways, and look at what came of it."""
+        env = self._env
+        with self._probe, _globals(seed):
+            alone, scripts = record(env, tasks, self._agent)
+        self._played += alone
+        self._look(alone)
+        with _globals(seed):
+            again = replay(env, tasks, scripts)
+        self._played += again
+        difference = first_difference(alone, again)
+        if difference is None:
+            self._compare(tasks, alone, scripts, seed)
+        else:
+            text = f"the same task, seed and actions gave another episode: {difference.text}; {_REMEDY}"
+            self._add_difference("deterministic", text, difference)
+        with self._probe.stepping_after_the_end(), _globals(seed):
+            self._played += replay(env, tasks, scripts)
+
+    def _compare(
+        self, tasks: Sequence[Mapping[str, Any]], alone: Sequence[Trajectory], scripts: Sequence[Script], seed: int
+    ) -> None:
+        """Play what is deterministic in other surroundings, which must not matter."""
+        env = self._env
+        with _globals(seed, "others"):
+            reseeded = replay(env, tasks, scripts)
+        with _globals(seed):
+            together = replay(env, tasks, scripts, together=True)
+        self._played += [*reseeded, *together]
+        difference = first_difference(alone, reseeded)
+        if difference is not None and not self._found("global-random"):
+            text = f"an episode changes when the global generators are seeded anew: {difference.text}; {_REMEDY}"
+            self._add_difference("global-random", text, difference)
+        difference = first_difference(alone, together)
+        if difference is not None and not self._found("global-random"):
+            text = f"an episode changes when others are played beside it: {difference.text}; {_REMEDY}"
+            self._add_difference("state-isolation", text, difference)
+        self._look_at_pickling(tasks, alone, scripts, seed)
+
+    def _look_at_pickling(
+        self, tasks: Sequence[Mapping[str, Any]], alone: Sequence[Trajectory], scripts: Sequence[Script], seed: int
+    ) -> None:
+        name = type(self._env).__name__
+        try:
+            copied = pickle.loads(pickle.dumps(self._env))
+        except BaseException as error:  # foreign code: __getstate__, __reduce__, __setstate__
+            if is_interruption(error):
+                raise
+            text = f"{name} cannot be sent to worker processes: {type(error).__name__}: {sentence_of(error)}"
+            self._add("pickling", "", text, False)
+            return
+        with _globals(seed):
+            elsewhere = replay(copied, tasks, scripts)
+        self._played += elsewhere
+        difference = first_difference(alone, elsewhere)
+        if difference is not None:
+            text = f"a pickled copy of {name}, as worker processes have it, plays another episode: {difference.text}"
+            self._add("pickling", "", text)
+
+    def _look(self, alone: Sequence[Trajectory]) -> None:
+        for trajectory in alone:
+            check_rules.look_at_failure(trajectory, self._add)
+            check_rules.look_at_prompts(trajectory, self._add)
+            check_rules.look_at_tokens(self._env, trajectory, self._add)
+        check_rules.look_at_tools(self._env, alone, self._add)
+        check_rules.look_at_roles(self._probe)
+
+    def _add(self, check: str, hook: str, text: str, is_error: bool = True) -> None:
+        self._probe.add(check, hook, text, is_error=is_error)
+
+    def _found(self, check: str) -> bool:
+        return any(known == check for known, _ in self._probe.findings)
+
+    def _add_difference(self, check: str, text: str, difference: Difference) -> None:
+        """Blame the hook that changes attributes of the environment, if any does; else the tool that was called."""
+        changed = self._probe.changed if check != "global-random" else {}
+        if changed:
+            kept = [f"self.{name} (in {hook})" for name, hook in changed.items()]
+            text = f"{text}; hooks change {', '.join(kept[:3])}"
+        place = "" if changed else place_of_tool(self._env, difference.tools)
+        self._probe.add(check, next(iter(changed.values()), "_initialize_episode"), text, place=place)
+
+
+def _built(env: Any, env_config: dict[str, Any] | None, tokenizer: Any) -> MultistepEnv:
+    if isinstance(env, type) and issubclass(env, MultistepEnv):
+        return env(tokenizer, env_config)
+    if not isinstance(env, MultistepEnv):
+        raise ConfigError(f"check_env takes an environment or its class, got {shown(cast('object', env))}")
+    if env_config is not None or tokenizer is not None:
+        raise ConfigError("env_config and tokenizer are for a class: this environment is built already")
+    return env
+
+
+def _tasks(env: MultistepEnv, tasks: Any, max_tasks: int) -> list[dict[str, Any]]:
+    if tasks is None:
+        try:
+            tasks = env.get_train_dataset()
+        except NotImplementedError as error:
+            raise ConfigError(f"check_env needs tasks: {error}") from error
+    if isinstance(tasks, str | Mapping) or not isinstance(tasks, Iterable):
+        raise ConfigError(
+            f"tasks must be a list of task_data dicts or dataset rows, got {shown(cast('object', tasks))}"
+        )
+    return tasks_of_rows(env, list(islice(cast("Iterable[Any]", tasks), max_tasks)), "tasks")
+
+
+def _globals(seed: int, *parts: str) -> AbstractContextManager[None]:
+    """Seed the global generators as no environment would by chance."""
+    return global_seed(derive_seed("global generators", seed, *parts) % 2**32)
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Log no warnings of the library: what they say is in the report."""
+    logger = logging.getLogger("agentsgym")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,65 @@
+"""Do a check within a limit of time, and find where it stands if it does not come back."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+
+from agentsgym.errors import ConfigError
+from agentsgym.fields import is_positive_number, require
+from agentsgym.interruptions import Interruption
+
+_AGAIN_S = 1.0  # for a hook that catches whatever is raised
+
+
+class OutOfTimeError(Interruption):
+    """The limit is over: an interruption, so that no episode takes it for a failure of its own.
+
+    Attributes:
+        place: File and line that ran at that moment.
+    """
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self.place = place
+
+
+@contextmanager
+def time_limit(limit_s: float | None) -> Generator[None]:
+    """Raise out of whatever runs inside once a limit of time is over; None for no limit.
+
+    A signal does it, as Ctrl+C does: sleeping, waiting and Python's own loops end, a computation in C does not.
+
+    Raises:
+        OutOfTimeError: The limit is over.
+        ConfigError: The limit is not valid, or there are no such signals here.
+    """
+    if limit_s is None:
+        yield
+        return
+    require("limit_s", limit_s, is_positive_number, "a positive number or None")
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        raise ConfigError("limit_s needs the signal of a timer, which only the main thread of a Unix process gets")
+
+    def stop(_: int, frame: FrameType | None) -> None:
+        raise OutOfTimeError("" if frame is None else _own_place(frame))
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    before = signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def _own_place(frame: FrameType) -> str:
+    """File and line of the innermost call outside of Python's own library, where waiting happens."""
+    own: FrameType | None = frame
+    while own is not None and own.f_code.co_filename == threading.__file__:
+        own = own.f_back
+    own = own or frame
+    return f"{own.f_code.co_filename}:{own.f_lineno}"

@@ -1,0 +1,247 @@
+"""Look into an environment's hooks while they run: what they read, change and return."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import random
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import wraps
+from itertools import islice
+from types import TracebackType
+from typing import Any, Self, cast
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.check_report import Finding
+from agentsgym.interruptions import is_interruption
+from agentsgym.texts import shown
+
+_HOOKS = (
+    *("_initialize_episode", "_format_prompt", "_step_episode", "_step_action", "_final_reward", "_state_key"),
+    *("_role", "_potential", "_calculate_rewards", "_close_episode", "_system_prompt"),
+)
+_READERS = ("_format_prompt", "_state_key", "_role", "_potential")  # are given a state, and are to leave it as it is
+_BASE_ATTRIBUTES = {"active_states", "_generators", "_starts", "_chat_format", "_tool_schemas", "_processes", *_HOOKS}
+_MAX_STATE_BYTES = 100_000  # larger states are not compared
+_MAX_DEPTH, _MAX_ITEMS = 2, 20  # of what is looked at of an attribute
+
+
+class HookProbe:
+    """Watches the hooks of one environment, inside a ``with`` block.
+
+    Attributes:
+        findings: What it saw, each kind once a hook.
+        changed: The attributes of the environment that hooks changed, each with the hook that did it first.
+        roles: What ``_role`` gave.
+        paid_roles: The roles that ``info["rewards"]`` pays, each with the hook that paid it first.
+    """
+
+    def __init__(self, env: MultistepEnv) -> None:
+        self.findings: dict[tuple[str, str], Finding] = {}
+        self.changed: dict[str, str] = {}
+        self.roles: set[Hashable] = set()
+        self.paid_roles: dict[Hashable, str] = {}
+        self._env = env
+        self._starts: dict[int, tuple[str, Any]] = {}  # keeps the states alive, so that no id comes twice
+        self._steps_again = False
+        self._num_uses = 0  # of global generators that were seen
+
+    def __enter__(self) -> Self:
+        for name in _HOOKS:
+            vars(self._env)[name] = self._watched(name, getattr(self._env, name))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the watch off again."""
+        for name in _HOOKS:
+            del vars(self._env)[name]
+
+    def stepping_after_the_end(self) -> Self:
+        """From now on, play the action that ended an episode once more, on a copy of its last state."""
+        self._steps_again = True
+        return self
+
+    def place(self, hook: str) -> str:
+        """File and line where a hook is defined, empty for the base's own."""
+        return place_of(type(self._env), hook)
+
+    def add(self, check: str, hook: str, text: str, *, is_error: bool = True, place: str = "") -> None:
+        """Note a finding, once a hook; ``place`` is where it is, if not where the hook is defined."""
+        place = place or (self.place(hook) if hook else "")
+        finding = Finding(check=check, severity="error" if is_error else "warning", text=text, place=place)
+        self.findings.setdefault((check, hook), finding)
+
+    def _watched(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(hook)
+        def watched(*args: Any) -> Any:
+            generators, attributes, num_uses = global_generators(), self._attributes(), self._num_uses
+            state = _bytes_of(args[0]) if name in _READERS else None
+            try:
+                result = hook(*args)
+            finally:
+                if self._num_uses == num_uses:  # else it was a hook that this one called
+                    self._see_generators(name, generators)
+                self._see_attributes(name, attributes)
+            if state is not None and _bytes_of(args[0]) not in (state, None):
+                text = f"{name} changes the state that it is given: only a step may, and it returns the next state"
+                self.add("state-isolation", name, text, is_error=False)
+            self._see_result(name, hook, args, result)
+            return result
+
+        return watched
+
+    def _see_generators(self, name: str, before: Mapping[str, Any]) -> None:
+        after = global_generators()
+        for package, state in before.items():
+            if after.get(package) != state:
+                self._num_uses += 1
+                text = (
+                    f"{name} uses the global generator of {package}, which every session and the trainer share: draw "
+                    "from self.rng(session_id)"
+                )
+                self.add("global-random", name, text)
+
+    def _attributes(self) -> dict[str, Any]:
+        own = {name: value for name, value in vars(self._env).items() if name not in _BASE_ATTRIBUTES}
+        return {name: _fingerprint(value) for name, value in own.items()}
+
+    def _see_attributes(self, name: str, before: Mapping[str, Any]) -> None:
+        for attribute, value in self._attributes().items():
+            if before.get(attribute) != value:
+                self.changed.setdefault(attribute, name)
+
+    def _see_result(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
+        if name == "_initialize_episode":
+            self._see_start(args[0], result)
+        elif name == "_role" and _is_hashable(result):
+            self.roles.add(result)
+        elif name in ("_step_episode", "_step_action") and isinstance(result, tuple):
+            step = cast("tuple[Any, ...]", result)
+            if len(step) == 4 and name == ("_step_action" if self._env.takes_actions else "_step_episode"):
+                self._see_step(name, hook, args, step)
+
+    def _see_start(self, session_id: str, state: Any) -> None:
+        first, _ = self._starts.setdefault(id(state), (session_id, state))
+        if first != session_id:
+            text = "_initialize_episode gives two sessions the very same dict: it must make a new one for each"
+            self.add("state-isolation", "_initialize_episode", text)
+
+    def _see_step(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], step: tuple[Any, ...]) -> None:
+        next_state, reward, done, info = step
+        if _is_number(reward) and not math.isfinite(reward):
+            self.add("finite-rewards", name, f"{name} pays {reward!r}: rewards must be finite numbers")
+        if isinstance(info, Mapping):
+            self._see_paid(name, cast("Mapping[Any, Any]", info).get("rewards"))
+        if self._steps_again and done is True:
+            self._step_again(name, hook, args, next_state)
+
+    def _see_paid(self, name: str, rewards: Any) -> None:
+        if rewards is None:
+            return
+        if not isinstance(rewards, Mapping):
+            self.add("roles", name, f"info['rewards'] must be a dict of a reward for each role, got {shown(rewards)}")
+            return
+        for role, reward in cast("Mapping[Any, Any]", rewards).items():
+            self.paid_roles.setdefault(role, name)
+            if not (_is_number(reward) and math.isfinite(reward)):
+                text = f"info['rewards'][{shown(role)}] is {shown(reward)}: rewards must be finite numbers"
+                self.add("finite-rewards", name, text)
+
+    def _step_again(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], last_state: Any) -> None:
+        try:
+            copied: Any = copy.deepcopy(last_state)
+            copied["done"] = True
+            _, _, done, _ = hook(args[0], copied, *args[2:])
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            return  # a game that refuses to go on is over
+        if done is False:
+            text = (
+                f"{name} gives done=False for the action that ended the episode, played once more on its last state: "
+                "an episode that is over must stay over (or raise)"
+            )
+            self.add("done-sticks", name, text, is_error=False)
+
+
+def place_of_tool(env: MultistepEnv, names: Sequence[str]) -> str:
+    """File and line of the first of some tools that is a function; empty if none is."""
+    untyped: Any = env
+    functions = {str(getattr(tool, "__name__", "")): tool for tool in untyped._tools() or () if callable(tool)}
+    codes = (getattr(functions.get(name), "__code__", None) for name in names)
+    return next((f"{code.co_filename}:{code.co_firstlineno}" for code in codes if code is not None), "")
+
+
+def place_of(env_class: type[Any], hook: str) -> str:
+    """File and line where a class defines a hook; empty where it leaves the base's."""
+    function = getattr(env_class, hook, None)
+    code = getattr(function, "__code__", None)
+    if code is None or function is getattr(MultistepEnv, hook, None):
+        return ""
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def global_generators() -> dict[str, Any]:
+    """The states of the global generators that a hook might use, comparable, by what they are called."""
+    states: dict[str, Any] = {"random": random.getstate()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kind, keys, *rest = numpy.random.get_state()
+        states["numpy.random"] = (kind, keys.tobytes(), *rest)
+    return states
+
+
+def _bytes_of(value: Any) -> bytes | None:
+    """What can be compared of a value, before and after; None where that cannot be said."""
+    written = _BoundedBytes()
+    try:
+        pickle.Pickler(written).dump(value)
+    except BaseException as error:
+        if is_interruption(error):
+            raise
+        return None
+    return b"".join(written.parts)
+
+
+class _BoundedBytes:
+    """A file that refuses more than it is to keep, so that a state with a dictionary in it is not written out."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self._num_bytes = 0
+
+    def write(self, data: Any) -> int:
+        self._num_bytes += len(data)
+        if self._num_bytes > _MAX_STATE_BYTES:
+            raise ValueError("the state is too large to be compared")
+        self.parts.append(bytes(data))
+        return len(data)
+
+
+def _fingerprint(value: Any, depth: int = 0) -> Any:
+    """What shows, most of the time, that a value was changed; cheap for large ones."""
+    if value is None or isinstance(value, str | int | float | bytes):
+        return value
+    if depth >= _MAX_DEPTH:
+        return id(value)
+    inner: list[Any] = []
+    if isinstance(value, Mapping):
+        inner = [part for pair in islice(cast("Mapping[Any, Any]", value).items(), _MAX_ITEMS) for part in pair]
+    elif isinstance(value, list | tuple | set):
+        inner = list(islice(cast("Iterable[Any]", value), _MAX_ITEMS))
+    elif hasattr(value, "__dict__"):
+        inner = list(islice(cast("dict[str, Any]", vars(value)).values(), _MAX_ITEMS))
+    size = len(cast("Any", value)) if isinstance(value, Mapping | list | tuple | set) else 0
+    return (id(cast("object", value)), size, *(_fingerprint(part, depth + 1) for part in inner))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or hasattr(value, "__float__")
+
+
+def _is_hashable(value: Any) -> bool:
+    return isinstance(value, Hashable)

@@ -1,0 +1,57 @@
+"""What a check of an environment says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong with an environment.
+
+    Attributes:
+        check: Which check it is of, such as ``"global-random"``.
+        severity: ``"error"``: training or evaluation goes wrong; ``"warning"``: it costs something, or may go wrong.
+        text: What is wrong and what would be right, a sentence.
+        place: File and line of the hook that it is about; empty if it is about none.
+    """
+
+    check: str
+    severity: Severity
+    text: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.severity} [{self.check}]{f' {self.place}' if self.place else ''}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvReport:
+    """What :func:`agentsgym.check_env` found.
+
+    Attributes:
+        findings: Errors first.
+        num_episodes: Episodes that were played.
+        num_turns: Their turns.
+    """
+
+    findings: Sequence[Finding]
+    num_episodes: int
+    num_turns: int
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings that are errors."""
+        return [finding for finding in self.findings if finding.severity == "error"]
+
+    def __str__(self) -> str:
+        played = f"{self.num_episodes} episodes, {self.num_turns} turns"
+        if not self.findings:
+            return f"nothing found in {played}"
+        num_errors = len(self.errors)
+        counts = f"{num_errors} errors and {len(self.findings) - num_errors} warnings in {played}"
+        return "\n".join([f"{counts}:", *map(str, self.findings)])

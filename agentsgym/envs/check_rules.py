@@ -1,0 +1,181 @@
+"""What is looked at in tasks, in an environment's tools and in recorded episodes, without playing anything."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.check_plays import observations
+from agentsgym.envs.check_probe import HookProbe
+from agentsgym.errors import AgentsGymError
+from agentsgym.texts import sentence_of, shown
+from agentsgym.types import StopReason, Trajectory
+
+Add = Callable[..., None]
+_MIN_RULES, _MIN_REPEATED = 40, 16  # characters; shorter texts may be said again by chance
+_MIN_SHARED = 80  # characters that every prompt of an episode has; a board, a question or a reminder has fewer
+_MIN_WORDS = 4  # of a line of rules; a line of a board has fewer
+_MAX_MODEL_LENGTH = 10**7  # a larger ``model_max_length`` says that there is none
+
+
+def look_at_task(task: Mapping[str, Any], name: str, add: Add) -> None:
+    """Find what a dataset row cannot hold of a task."""
+    try:
+        back = json.loads(json.dumps(dict(task), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        culprit = next((key for key, value in task.items() if not _is_json(value)), None)
+        where = name if culprit is None else f"{name}[{culprit!r}]"
+        add("json-tasks", "", f"{where} cannot be written as JSON, as a dataset row needs it: {sentence_of(error)}")
+        return
+    if back != dict(task):
+        changed = next((key for key in task if back.get(key) != task[key]), "")
+        given = f"{shown(task.get(changed))} comes back as {shown(back.get(changed))}"
+        add("json-tasks", "", f"{name}[{changed!r}] is not the same after JSON: {given}; write lists and text keys")
+
+
+def look_at_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Add) -> None:
+    """Find tools that the agent cannot know: without a description, or not shown by the chat template."""
+    names = [tool.get("function", tool).get("name", "") for tool in env.tool_schemas]
+    for name, tool in zip(names, env.tool_schemas, strict=True):
+        if not str(tool.get("function", tool).get("description") or "").strip():
+            add("tools", "_tools", f"the tool {name!r} has no description: say in its docstring what it does", False)
+    tokenizer: Any = env.tokenizer
+    prompted = [one for one in trajectories if one.turns and one.token_ids]
+    if tokenizer is None or not names or not prompted:
+        return
+    first = prompted[0]
+    prompt = tokenizer.decode(list(first.token_ids[: first.turns[0].start]))
+    missing = [name for name in names if name not in prompt]
+    if missing:
+        add(
+            "tools",
+            "_tools",
+            f"the chat template does not show the tool {missing[0]!r}: the policy cannot know of it; use a tokenizer "
+            "whose template takes tools",
+        )
+
+
+def look_at_prompts(trajectory: Trajectory, add: Add) -> None:
+    """Find prompts that repeat what was said before, which the conversation holds already."""
+    texts = ["\n".join(message["content"] for message in one) for one in observations(trajectory)]
+    roles = [message["role"] for one in observations(trajectory)[1:] for message in one]
+    if "system" in roles:
+        text = "_format_prompt gives a system message after the first turn: _system_prompt gives it, once"
+        add("prompt-purity", "_format_prompt", text, False)
+    if any(turn.prompt_messages is not None for turn in trajectory.turns):
+        return  # a history that is rewritten drops what a prompt says again
+    for k, (earlier, text) in enumerate(itertools.pairwise(texts)):
+        if k and _holds(text, texts[0], _MIN_RULES):
+            add("prompt-purity", "_format_prompt", _repeats(k + 1, "the whole first prompt", texts[0]), False)
+            return
+        if k + 2 < len(texts) and _holds(text, earlier, _MIN_REPEATED) and _holds(texts[k + 2], text, _MIN_REPEATED):
+            add("prompt-purity", "_format_prompt", _repeats(k + 1, "all that was said before it", earlier), False)
+            return
+    rules = _in_every(texts)
+    if rules:
+        add("prompt-purity", "_format_prompt", _repeats(1, "rules that every prompt gives", rules), False)
+
+
+def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add) -> None:
+    """Find first prompts that leave no room, and words that the tokenizer does not know."""
+    tokenizer: Any = env.tokenizer
+    if tokenizer is None:
+        return
+    num_prompt = trajectory.turns[0].start if trajectory.turns else len(trajectory.token_ids)
+    for limit, name in _limits(env):
+        if num_prompt >= limit or (not trajectory.turns and trajectory.stop_reason is StopReason.MAX_TOKENS):
+            add("token-budget", "_format_prompt", f"the first prompt has {num_prompt} tokens and {name} is {limit}")
+        elif num_prompt > limit / 2:
+            text = f"the first prompt has {num_prompt} tokens, more than half of {name} = {limit}"
+            add("token-budget", "_format_prompt", text, False)
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    mask = trajectory.agent_token_mask
+    if unknown is not None and any(i == unknown and not m for i, m in zip(trajectory.token_ids, mask, strict=True)):
+        texts = (message["content"] for one in observations(trajectory) for message in one)
+        words = dict.fromkeys(word for text in texts for word in text.split() if _is_unknown(tokenizer, word))
+        text = f"the tokenizer does not know what the prompts say, such as {', '.join(map(shown, [*words][:3]))}"
+        add("token-budget", "_format_prompt", text, False)
+
+
+def look_at_roles(probe: HookProbe) -> None:
+    """Find payments to roles that nobody has."""
+    known = {role for role in probe.roles if role is not None}
+    for role, hook in probe.paid_roles.items():
+        if role not in known:
+            turns = f"the roles of the turns are {shown(sorted(map(str, known)))}" if known else "_role names no role"
+            probe.add("roles", hook, f"info['rewards'] pays the role {shown(role)}, and {turns}")
+
+
+def look_at_failure(trajectory: Trajectory, add: Add) -> None:
+    """Find what ended an episode as failed, and episodes that did not close."""
+    if trajectory.error is not None:
+        place, _, rest = trajectory.error.partition("\n")
+        add("failed", "", f"an episode failed, {place}: {rest.partition(chr(10))[0]}")
+    if trajectory.num_close_errors:
+        add("failed", "_close_episode", "_close_episode raised: what the episode held may not be freed", False)
+
+
+def tools_error(env: MultistepEnv) -> str | None:
+    """Say why no schemas can be made of the tools, or no calls be read; None if they can, or there are none."""
+    try:
+        if env.tool_schemas:
+            _ = env.chat_format
+    except AgentsGymError as error:
+        return sentence_of(error)
+    return None
+
+
+def _limits(env: MultistepEnv) -> Iterator[tuple[int, str]]:
+    budget = env.env_config["max_trajectory_tokens"]
+    if budget is not None:
+        yield budget, "env_config['max_trajectory_tokens']"
+    length: Any = getattr(env.tokenizer, "model_max_length", None)
+    if isinstance(length, int) and length < _MAX_MODEL_LENGTH:
+        yield length, "tokenizer.model_max_length"
+
+
+def _holds(text: str, earlier: str, min_length: int) -> bool:
+    return len(earlier) >= min_length and text != earlier and earlier in text
+
+
+def _in_every(texts: Sequence[str]) -> str:
+    """What all prompts of an episode say at length: the same lines, or the same beginning or end; empty if nothing."""
+    if len(texts) < 2:
+        return ""
+    lines = set[str].intersection(*({line.strip() for line in text.splitlines()} for text in texts))
+    same = "\n".join(line for line in dict.fromkeys(map(str.strip, texts[0].splitlines())) if line in lines)
+    begins, ends = _common_start(texts), _common_start([text[::-1] for text in texts])[::-1]
+    parts = ("\n".join(line for line in part.splitlines() if _is_prose(line)) for part in (same, begins, ends))
+    return next((part for part in parts if len(part) >= _MIN_SHARED), "")
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    equal = itertools.takewhile(lambda letters: len({*letters}) == 1, zip(*texts, strict=False))
+    return "".join(letters[0] for letters in equal)
+
+
+def _is_prose(line: str) -> bool:
+    return sum(word.strip(".,;:!?()'\"").isalpha() for word in line.split()) >= _MIN_WORDS
+
+
+def _repeats(turn: int, what: str, text: str) -> str:
+    return (
+        f"the prompt of turn {turn} repeats {what}, {shown(text, 60)}: _format_prompt gives only what is new, and "
+        "the conversation keeps the rest"
+    )
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _is_unknown(tokenizer: Any, word: str) -> bool:
+    ids = (tokenizer(form, add_special_tokens=False)["input_ids"] for form in (word, f" {word}"))
+    return all(tokenizer.unk_token_id in own for own in ids)

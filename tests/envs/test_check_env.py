@@ -1,0 +1,243 @@
+"""``check_env`` finds each fault in an environment that has exactly that one, and none where there is none."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+from typing import Any
+
+import faulty_envs as envs
+import numpy as np
+import pytest
+
+from agentsgym import ContractError, ExploringAgent, check_env
+from agentsgym.envs.check_report import EnvReport
+from agentsgym.envs.Tools import ToolEnv
+from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
+from agentsgym.errors import ConfigError
+from agentsgym.testing import chat_tokenizer
+from agentsgym.tiny import tiny_tokenizer
+
+TASKS: list[dict[str, Any]] = [{"seed": seed} for seed in range(4)]
+
+
+def found(env_class: Any, tasks: Any = TASKS, **options: Any) -> EnvReport:
+    return check_env(env_class, tasks, raise_on=None, **options)
+
+
+@pytest.mark.parametrize("tokenizer", [None, "chatml"])
+@pytest.mark.parametrize("env_class", [envs.Sound, envs.PlaysTwice, TwentyQuestionsEnv])
+def test_a_sound_environment_gives_no_findings(env_class: Any, tokenizer: Any) -> None:
+    tasks = None if env_class is TwentyQuestionsEnv else TASKS
+    report = check_env(env_class, tasks, tokenizer=tokenizer and chat_tokenizer(tokenizer), raise_on="warning")
+    assert not report.findings
+    assert report.num_episodes >= 24
+    assert report.num_turns > report.num_episodes
+
+
+def test_a_sound_environment_with_a_tool_gives_no_findings() -> None:
+    assert not found(envs.HasATool).findings
+
+
+@pytest.mark.parametrize(
+    ("env_class", "check", "hook", "says"),
+    [
+        (envs.ReadsPythonsGenerator, "global-random", "_initialize_episode", "the global generator of random"),
+        (envs.SeedsNumpysGenerator, "global-random", "_step_episode", "the global generator of numpy.random"),
+        (envs.IsNeverTheSame, "deterministic", "", "gave another episode: task 0, turn 0: the prompt was"),
+        (envs.CountsGames, "deterministic", "_initialize_episode", "self.num_games (in _initialize_episode)"),
+        (envs.KeepsTheSecretOnItself, "state-isolation", "_initialize_episode", "when others are played beside it"),
+        (envs.SharesOneDict, "state-isolation", "_initialize_episode", "two sessions the very same dict"),
+        (envs.PaysNan, "finite-rewards", "_step_episode", "_step_episode pays nan"),
+        (envs.PaysARoleThatNobodyHas, "roles", "_step_episode", "pays the role 'Y', and the roles of the turns are"),
+        (envs.LosesItsLuckInPickles, "pickling", "", "plays another episode"),
+        (envs.Breaks, "failed", "", "raised OSError: the board is gone"),
+        (envs.HasAToolWithoutTypes, "tools", "_tools", "untyped"),
+    ],
+)
+def test_an_error_is_found_and_its_hook_named(env_class: Any, check: str, hook: str, says: str) -> None:
+    report = found(env_class)
+    errors = [finding for finding in report.errors if finding.check == check]
+    assert errors, str(report)
+    assert says in errors[0].text
+    if hook:
+        definer = next(one for one in env_class.__mro__ if hook in vars(one))
+        code = vars(definer)[hook].__code__
+        assert errors[0].place == f"{code.co_filename}:{code.co_firstlineno}"
+    assert {finding.check for finding in report.errors} <= {check, "failed"}  # and nothing else
+
+
+@pytest.mark.parametrize(
+    ("env_class", "check", "says"),
+    [
+        (envs.WritesIntoTheStateAsItReads, "state-isolation", "_format_prompt changes the state"),
+        (envs.ComesAliveAgain, "done-sticks", "must stay over"),
+        (envs.SaysItAllAgain, "prompt-purity", "repeats the whole first prompt"),
+        (envs.BeginsEveryPromptWithItsRules, "prompt-purity", "repeats rules that every prompt gives, 'You guess my"),
+        (envs.Accumulates, "prompt-purity", "repeats all that was said before it"),
+        (envs.RepeatsTheSystemMessage, "prompt-purity", "a system message after the first turn"),
+        (envs.CannotBePickled, "pickling", "cannot be sent to worker processes: TypeError"),
+        (envs.HasAToolWithoutDescription, "tools", "'silent' has no description"),
+    ],
+)
+def test_a_warning_is_found_alone(env_class: Any, check: str, says: str) -> None:
+    report = found(env_class)
+    [finding] = report.findings
+    assert (finding.check, finding.severity) == (check, "warning"), str(report)
+    assert says in finding.text
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ({"x": {1, 2}}, "task 0['x'] cannot be written as JSON"),
+        ({"x": float("nan")}, "task 0['x'] cannot be written as JSON"),
+        ({"x": (1, 2)}, "task 0['x'] is not the same after JSON: (1, 2) comes back as [1, 2]"),
+    ],
+)
+def test_tasks_that_a_row_cannot_hold_are_found(task: dict[str, Any], says: str) -> None:
+    [finding] = found(envs.Sound, [task]).findings
+    assert finding.check == "json-tasks"
+    assert says in finding.text
+
+
+def test_a_refused_task_is_found_and_the_others_are_played() -> None:
+    report = found(TwentyQuestionsEnv, [{"solution": 3}, {"solution": "clock"}])
+    [finding] = report.findings
+    assert "task 0 is refused" in finding.text
+    assert report.num_episodes
+
+
+def test_a_first_prompt_that_leaves_no_room_is_found() -> None:
+    tokenizer = chat_tokenizer()
+    report = found(envs.Sound, tokenizer=tokenizer, env_config={"max_trajectory_tokens": 20})
+    assert {finding.check for finding in report.errors} == {"token-budget"}
+    assert "env_config['max_trajectory_tokens'] is 20" in report.errors[0].text
+    [played] = envs.Sound(tokenizer).rollout(TASKS[:1], ExploringAgent())
+    tokenizer.model_max_length = played.turns[0].start + 1
+    [finding] = found(envs.Sound, tokenizer=tokenizer).findings
+    assert "more than half of tokenizer.model_max_length" in finding.text
+
+
+def test_words_that_the_tokenizer_does_not_know_are_found() -> None:
+    tokenizer = tiny_tokenizer([envs.RULES, "Higher.", "Lower.", "A number,", *map(str, range(10))])
+    [finding] = found(envs.Sound, tokenizer=tokenizer).findings
+    assert finding.check == "token-budget"
+    assert "'please.'" in finding.text
+
+
+def test_a_tool_that_is_never_the_same_is_named_and_not_the_library() -> None:
+    count = itertools.count()
+
+    def tick() -> int:
+        """Count."""
+        return next(count)
+
+    report = found(ToolEnv(tools=tick), [{"question": "What?", "seed": seed} for seed in range(4)])
+    [finding] = report.errors
+    assert "the tool 'tick' gave '0' and then" in finding.text
+    assert finding.place == f"{tick.__code__.co_filename}:{tick.__code__.co_firstlineno}"
+    assert "hooks change" not in finding.text
+
+
+def test_a_hook_that_hangs_is_named_once_the_limit_is_over() -> None:
+    handler, state = signal.getsignal(signal.SIGALRM), random.getstate()
+    [finding] = found(envs.Hangs, limit_s=0.2).errors
+    assert finding.check == "time-limit"
+    assert "within 0.2 s" in finding.text
+    assert finding.place == f"{envs.__file__}:{envs.Hangs._step_episode.__code__.co_firstlineno + 1}"
+    assert (signal.getsignal(signal.SIGALRM), random.getstate()) == (handler, state)
+    assert not found(envs.Sound, limit_s=60).findings
+    with pytest.raises(ConfigError, match="limit_s must be a positive number"):
+        found(envs.Sound, limit_s=0)
+
+
+def test_tools_that_the_template_does_not_show_are_found() -> None:
+    report = found(envs.HasATool, tokenizer=chat_tokenizer())  # its template prints no tools
+    assert [finding.check for finding in report.errors] == ["tools"]
+    assert "does not show the tool 'look_up'" in report.errors[0].text
+
+
+def test_errors_raise_and_warnings_raise_if_asked() -> None:
+    with pytest.raises(ContractError, match=r"\[global-random\] .*faulty_envs.py:\d+: _initialize_episode") as caught:
+        check_env(envs.ReadsPythonsGenerator, TASKS)
+    assert caught.value.report.errors
+    assert check_env(envs.ComesAliveAgain, TASKS).findings
+    with pytest.raises(ContractError, match="done-sticks"):
+        check_env(envs.ComesAliveAgain, TASKS, raise_on="warning")
+
+
+def test_the_check_leaves_the_environment_and_the_global_generators_as_they_were() -> None:
+    env = envs.ReadsPythonsGenerator()
+    before, states = dict(vars(env)), (random.getstate(), np.random.get_state()[1].tobytes())
+    check_env(env, TASKS, raise_on=None)
+    assert vars(env).keys() == before.keys()
+    assert not env.active_states
+    assert (random.getstate(), np.random.get_state()[1].tobytes()) == states
+
+
+def test_an_agent_of_ones_own_plays() -> None:
+    class Nothing:
+        def get_action(self, messages: Any, agent_state: Any) -> tuple[str, Any]:
+            return "0", None
+
+    report = check_env(envs.Sound, TASKS, Nothing(), raise_on="warning")
+    assert report.num_turns == report.num_episodes * 6  # no secret is 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("Sound", TASKS), "takes an environment or its class"),
+        ((envs.Sound, None), "check_env needs tasks"),
+        ((envs.Sound, "tasks"), "tasks must be a list"),
+        ((envs.Sound, TASKS, "agent"), "an agent needs get_action"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_env(*arguments)
+    with pytest.raises(ConfigError, match="are for a class"):
+        check_env(envs.Sound(), TASKS, env_config={})
+
+
+def test_exploring_calls_fit_their_schema() -> None:
+    from agentsgym.agents.exploring import random_call  # noqa: PLC0415
+
+    schema = {
+        "type": "function",
+        "function": {
+            "name": "go",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "where": {"enum": ["north", "south"]},
+                    "steps": {"type": "integer", "minimum": 2, "maximum": 4},
+                    "loads": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+                    "fast": {"type": ["boolean", "null"]},
+                    "how": {"anyOf": [{"const": "slowly"}, {"type": "object", "properties": {}}]},
+                    "note": {"type": "string"},
+                },
+                "required": ["where", "steps", "loads", "fast", "how"],
+            },
+        },
+    }
+    for seed in range(50):
+        call = random_call(schema, "a lamp and 3 doors", random.Random(seed))
+        given = call.arguments
+        assert call.name == "go"
+        assert given["where"] in {"north", "south"}
+        assert given["steps"] in {2, 3, 4}
+        assert len(given["loads"]) == 2
+        assert all(isinstance(one, float) for one in given["loads"])
+        assert given["fast"] in {True, False, None}
+        assert given["how"] in ("slowly", {})
+        assert given.get("note", "lamp") in {"a", "lamp", "and", "3", "doors"}
+
+
+def test_exploring_agents_with_equal_seeds_say_the_same() -> None:
+    plays = [envs.Sound().rollout(TASKS, ExploringAgent(seed=3)) for _ in range(2)]
+    assert [one.messages for one in plays[0]] == [one.messages for one in plays[1]]
+    other = envs.Sound().rollout(TASKS, ExploringAgent(seed=4))
+    assert [one.messages for one in plays[0]] != [one.messages for one in other]
