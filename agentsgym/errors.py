@@ -9,6 +9,7 @@
     ├── MissingDependencyError    an optional package is needed (also an ImportError)
     ├── CheckpointError           a checkpoint could not be written (also an OSError)
     ├── TooManyFailuresError      more rollouts failed than ``max_failed_fraction`` allows
+    ├── ContractError             an environment breaks the contract (``check_env``)
     ├── NonFiniteError            a loss, a gradient, a weight or a logit is NaN or infinite
     └── EpisodeError              one episode broke; the others go on
         ├── EnvError                  the environment raised, returned nonsense or took too long
@@ -68,6 +69,18 @@ class CheckpointError(AgentsGymError, OSError):
 
 class TooManyFailuresError(AgentsGymError):
     """More rollouts failed than ``max_failed_fraction`` allows; the message names the first of them."""
+
+
+class ContractError(AgentsGymError):
+    """An environment breaks the contract: what ``check_env`` raises.
+
+    Attributes:
+        report: All findings, an :class:`~agentsgym.envs.check_report.EnvReport`.
+    """
+
+    def __init__(self, message: str, report: Any = None) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 class NonFiniteError(AgentsGymError):

@@ -12,18 +12,14 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import sys
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, PrinterCallback, ProgressCallback
 from transformers.utils import logging as transformers_logging
 from trl import ModelConfig, TrlParser, get_peft_config
 
@@ -34,7 +30,6 @@ from agentsgym import (
     GRPOEnvTrainer,
     LearningCurve,
     PolicyAgent,
-    Trajectory,
     evaluate,
     imitate,
     tiny_policy,
@@ -48,10 +43,10 @@ from agentsgym.envs.TwentyQuestions import (
     TwentyQuestionsEnv,
 )
 from agentsgym.evaluation.metrics import Evaluation
-from agentsgym.evaluation.transcripts import render_transcript
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed
 from agentsgym.training.imitate import tiny_imitation_config
+from agentsgym.training.scripts import LossBar, Phases, episodes_bar, load_policy, write_transcripts
 
 # Defaults for the embedded policy; docs/results.md shows what they lead to.
 TINY_DEFAULTS: dict[str, Any] = {
@@ -105,14 +100,14 @@ def main() -> None:
         run.save_policy()
     evaluations["before"] = run.evaluate("before learning", run.policy())
     curve = run.learning_curve(evaluations)
-    if not run.interrupted:
+    if not run.phases.interrupted:
         run.learn(curve)
     run.save_policy()
     evaluations["after"] = run.evaluate("after learning", run.policy())
     curve.draw(after=evaluations["after"].win_rate)
     run.save_summary(evaluations)
     print(f"\n{comparison_table(evaluations)}\n\n{run.closing_words()}")
-    sys.exit(run.status)
+    sys.exit(run.phases.status)
 
 
 def parse_arguments() -> tuple[GameArguments, GRPOEnvConfig, ModelConfig]:
@@ -140,9 +135,7 @@ class Run:
     def __init__(self, game: GameArguments, args: GRPOEnvConfig, model_config: ModelConfig) -> None:
         self.game, self.args, self.model_config = game, args, model_config
         self.output = Path(args.output_dir or DEFAULTS["output_dir"])
-        self.seconds: dict[str, float] = {}
-        self.interrupted = False
-        self.status = 0  # of this process
+        self.phases = Phases()
         self.env_config = {
             "objects": _choice(game.objects, DEMO_OBJECTS),
             "properties": _choice(
@@ -156,7 +149,7 @@ class Run:
             text_env = TwentyQuestionsEnv(env_config=self.env_config)
             self.model, self.tokenizer = tiny_policy(text_env, seed=args.seed)
         else:
-            self.model, self.tokenizer = _load(game.model, model_config, trust_remote_code=args.trust_remote_code)
+            self.model, self.tokenizer = load_policy(game.model, model_config, trust_remote_code=args.trust_remote_code)
         self.env = TwentyQuestionsEnv(self.tokenizer, self.env_config)
         self.secrets = list(self.env.candidates.objects)
         self.tasks = self._tasks("evaluation", game.num_games)
@@ -168,13 +161,13 @@ class Run:
 
     def evaluate(self, label: str, agent: Agent) -> Evaluation:
         """Play the evaluation's tasks, the same for every player."""
-        with self._phase(label), games_bar(label, len(self.tasks)) as on_finish:
+        with self.phases.measure(label), episodes_bar(label, len(self.tasks), unit="game") as on_finish:
             return evaluate(self.env, agent, self.tasks, cluster_by="solution", max_concurrent=256, on_finish=on_finish)
 
     def warm_start(self) -> None:
         """Imitate a player that asks at random and then names an object that fits."""
         count = self.game.num_demonstrations
-        with self._phase("demonstrations"), games_bar("demonstrations", count) as on_finish:
+        with self.phases.measure("demonstrations"), episodes_bar("demonstrations", count, unit="game") as on_finish:
             demonstrations = self.env.rollout(
                 self._tasks("demonstrations", count),
                 ImitationPlayer(self.env, seed=self.args.seed),
@@ -183,7 +176,7 @@ class Run:
             )
         config = tiny_imitation_config(self.game.warm_start_steps, seed=self.args.seed, disable_tqdm=True)
         bar = LossBar("warm start", config.max_steps)
-        with self._phase("warm start"), self._interruptible(), _terminable(), bar:
+        with self.phases.measure("warm start"), self.phases.interruptible(), bar:
             imitate(self.model, demonstrations, self.tokenizer, config, observation_loss=True, callbacks=[bar])
 
     def learning_curve(self, evaluations: dict[str, Evaluation]) -> LearningCurve:
@@ -209,7 +202,7 @@ class Run:
         )
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)
-        with self._phase("reinforcement learning"), self._interruptible():
+        with self.phases.measure("reinforcement learning"), self.phases.interruptible():
             trainer.train(resume_from_checkpoint=self.args.resume_from_checkpoint)
         trainer.close()
         curve.close()
@@ -225,13 +218,13 @@ class Run:
     def save_summary(self, evaluations: dict[str, Evaluation]) -> None:
         """Write the summary and the transcripts."""
         for name in ("before", "after"):
-            _write_transcripts(self.output / f"transcripts_{name}.txt", evaluations[name].trajectories)
+            write_transcripts(self.output / f"transcripts_{name}.txt", evaluations[name].trajectories)
         summary = {name: evaluation.as_dict() for name, evaluation in evaluations.items()} | {
-            "seconds": {phase: round(seconds, 1) for phase, seconds in self.seconds.items()},
+            "seconds": self.phases.seconds,
             "env_config": self.env_config,
             "secrets": self.secrets,
             "seed": self.args.seed,
-            "interrupted": self.interrupted,
+            "interrupted": self.phases.interrupted,
             "settings": {**vars(self.game), **_changed_settings(self.args)},
         }
         text = json.dumps(summary, indent=2, default=str)
@@ -241,7 +234,7 @@ class Run:
         """Say what was played and where the files are."""
         return (
             f"{len(self.secrets)} objects, {self.env_config['max_steps_per_episode']} turns; every evaluation is on "
-            f"the objects that the policy was trained on. {sum(self.seconds.values()):.0f} s in all. "
+            f"the objects that the policy was trained on. {sum(self.phases.seconds.values()):.0f} s in all. "
             f"Everything is in {self.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
         )
 
@@ -251,86 +244,11 @@ class Run:
             for i in range(count)
         ]
 
-    @contextmanager
-    def _phase(self, name: str) -> Generator[None]:
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] = time.monotonic() - start
-
-    @contextmanager
-    def _interruptible(self) -> Generator[None]:
-        """Go on after Ctrl-C or SIGTERM has ended what is inside; after SIGTERM the status at the end says so."""
-        try:
-            yield
-        except (KeyboardInterrupt, SystemExit) as stopped:
-            self.interrupted = True
-            self.status = 0 if isinstance(stopped, KeyboardInterrupt) else 128 + signal.SIGTERM
-            print("\nstopped here; keeping the policy as it is now (Ctrl-C again to quit)", flush=True)
-
-
-class LossBar(TrainerCallback):
-    """A progress bar with the loss beside it."""
-
-    def __init__(self, label: str, num_steps: int) -> None:
-        self._bar = tqdm(total=num_steps, desc=label, unit="step")
-
-    def __enter__(self) -> LossBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Advance the bar."""
-        self._bar.update(state.global_step - self._bar.n)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Show the loss."""
-        if "loss" in (logs or {}):
-            self._bar.set_postfix_str(f"loss {float(logs['loss']):.2f}")
-
-
-@contextmanager
-def games_bar(label: str, num_games: int) -> Generator[Callable[[Trajectory], None]]:
-    """A progress bar over games, advanced by each that is finished."""
-    with tqdm(total=num_games, desc=label, unit="game") as bar:
-
-        def on_finish(_: Trajectory) -> None:
-            bar.update()
-
-        yield on_finish
-
-
-@contextmanager
-def _terminable() -> Generator[None]:
-    """Let SIGTERM end what is inside with SystemExit, as training does without this."""
-    before = signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
 
 def _choice(given: Sequence[str], demo: Sequence[str]) -> str | list[str]:
     if list(given) in (["demo"], ["all"]):
         return list(demo) if given[0] == "demo" else "all"
     return list(given)
-
-
-def _load(model: str, config: ModelConfig, *, trust_remote_code: bool) -> tuple[Any, Any]:
-    options = {"revision": config.model_revision, "trust_remote_code": trust_remote_code}
-    tokenizer = AutoTokenizer.from_pretrained(model, **options)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return AutoModelForCausalLM.from_pretrained(
-        model, dtype=config.dtype, attn_implementation=config.attn_implementation, **options
-    ), tokenizer
-
-
-def _write_transcripts(path: Path, trajectories: Sequence[Trajectory]) -> None:
-    path.write_text("\n".join(map(render_transcript, trajectories)), encoding="utf-8")
 
 
 def _changed_settings(args: GRPOEnvConfig) -> dict[str, Any]:

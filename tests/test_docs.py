@@ -62,6 +62,16 @@ def test_the_first_environment_of_the_readme_plays() -> None:
     assert ran.stdout.startswith("Estimate(mean=1.0, low=0.963783")  # every game won: 0.025 ** (1 / 100 tasks)
 
 
+@pytest.mark.parametrize(("page", "printed"), [("search.md", ["1.0 4.0 0.0", ""]), ("reasoning.md", ["1.0 1.0 1.0"])])
+def test_the_examples_of_search_and_reasoning_run(
+    page: str, printed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = [param.values[0] for param in BLOCKS if str(param.id).startswith(f"docs/{page}-")]
+    for block, expected in zip(blocks, printed, strict=True):
+        exec(compile(str(block), page, "exec"), {})
+        assert capsys.readouterr().out.strip() == expected
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 def test_make_refuses_a_python_that_is_too_old(tmp_path: Path) -> None:
     environment = tmp_path / "environment"
@@ -88,10 +98,24 @@ def test_every_common_key_of_env_config_is_documented_with_its_default() -> None
     assert {key: page.get(key, "missing") for key in defaults} == defaults
 
 
-def test_every_option_of_twenty_questions_is_documented_with_its_default() -> None:
-    game = find("agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv")
+@pytest.mark.parametrize(
+    ("path", "page_name"),
+    [
+        ("agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv", "twenty_questions.md"),
+        ("agentsgym.envs.Search.SearchEnv", "search.md"),
+        ("agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv", "reasoning.md"),
+    ],
+)
+def test_every_option_of_an_environment_is_documented_with_its_default(path: str, page_name: str) -> None:
+    defaults = {key: field.default for key, field in find(path).config_fields.items()}
+    page = documented(page_name)
+    assert {key: page.get(key, "missing") for key in defaults} == defaults
+
+
+def test_every_option_of_gymnasium_is_documented_with_its_default() -> None:
+    game = find("agentsgym.envs.Gymnasium.GymnasiumEnv")
     defaults = {key: field.default for key, field in game.config_fields.items()}
-    page = documented("twenty_questions.md")
+    page = documented("gymnasium.md")
     assert {key: page.get(key, "missing") for key in defaults} == defaults
 
 

@@ -24,6 +24,13 @@ HEAVY = {
     "torch": (("training", "agents/policy", "tiny.py"), ("agents/direct.py", "envs", "testing.py")),
     "openai": ((), ("agents/openai.py", "agents/openai_client.py")),
     "peft": ((), ("training",)),
+    "bm25s": ((), ("envs/Search/index.py",)),
+    "math_verify": ((), ("envs/ReasoningEvals/grader_main.py",)),
+    "reasoning_gym": ((), ("envs/ReasoningEvals/generated.py",)),
+    "gymnasium": ((), ("envs/Gymnasium",)),
+    "textarena": ((), ("envs/TextArena",)),
+    "nltk": ((), ("envs/TextArena",)),
+    "mcp": ((), ("envs/Tools/mcp_client.py",)),
 }
 
 

@@ -11,7 +11,14 @@
     subclass      what is checked and bound when a subclass is made
     config        the common keys of env_config
     rows          dataset rows: class, configuration and task
+    row_options   which tasks are trained on and which evaluated, in which order
+    sources       rows of a user's data: files, lists, datasets
     registry      make, register, find
+    mix           rows of several environments, in shares
+    check         the contract, checked by playing
+    tool_schemas  the JSON schemas of tools; call_checks holds calls to them
+    timed_calls   calls of foreign code, each within a limit of time
+    anchors       what random and optimal play earn; value_iteration finds it out
 """
 
 from typing import TYPE_CHECKING
@@ -20,10 +27,40 @@ from agentsgym._lazy import lazy
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
+    from agentsgym.envs.check import check_env
+    from agentsgym.envs.Gymnasium import GymnasiumEnv
+    from agentsgym.envs.PriceList import PriceListEnv
+    from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
     from agentsgym.envs.registry import make, register
+    from agentsgym.envs.Search import SearchEnv
+    from agentsgym.envs.TextArena import TextArenaEnv
+    from agentsgym.envs.Tools import ToolEnv
     from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 
-__all__ = ["MultistepEnv", "TwentyQuestionsEnv", "make", "register"]
+__all__ = [
+    "GymnasiumEnv",
+    "MultistepEnv",
+    "PriceListEnv",
+    "ReasoningEvalsEnv",
+    "SearchEnv",
+    "TextArenaEnv",
+    "ToolEnv",
+    "TwentyQuestionsEnv",
+    "check_env",
+    "make",
+    "register",
+]
 
-_HOMES = {"base": ("MultistepEnv",), "registry": ("make", "register"), "TwentyQuestions": ("TwentyQuestionsEnv",)}
+_HOMES = {
+    "base": ("MultistepEnv",),
+    "check": ("check_env",),
+    "registry": ("make", "register"),
+    "Gymnasium": ("GymnasiumEnv",),
+    "PriceList": ("PriceListEnv",),
+    "ReasoningEvals": ("ReasoningEvalsEnv",),
+    "Search": ("SearchEnv",),
+    "TextArena": ("TextArenaEnv",),
+    "Tools": ("ToolEnv",),
+    "TwentyQuestions": ("TwentyQuestionsEnv",),
+}
 __getattr__ = lazy(__name__, _HOMES)

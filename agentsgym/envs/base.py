@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.batch.padding import pad_task_groups, unpadded_row
@@ -15,22 +14,22 @@ from agentsgym.credit.rewards import check_credit, per_token_rewards
 from agentsgym.envs.config import COMMON_FIELDS, check_trials, validated_config
 from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import Budget, chat_format_of
-from agentsgym.envs.hooks import call_environment
 from agentsgym.envs.play import OnFinish, make_trials, play_under_policy
-from agentsgym.envs.result_checks import as_flag, not_a_start
 from agentsgym.envs.rows import TaskData, plain_part, tasks_of_rows
-from agentsgym.envs.starts import StartChecks
-from agentsgym.envs.subclass import bind_dataset_methods, called_config, refuse_uncalled_overrides
+from agentsgym.envs.starts import StartChecks, start_state
+from agentsgym.envs.subclass import bind_dataset_methods, called_config, called_parts, refuse_uncalled_overrides
 from agentsgym.envs.task_checks import check_task
+from agentsgym.envs.tool_schemas import schemas_of
 from agentsgym.envs.trial import Trial
-from agentsgym.envs.user_checks import check_class, check_initialized, check_tokenizer
-from agentsgym.errors import ConfigError, EnvError, check_options
+from agentsgym.envs.user_checks import check_class, check_initialized, check_single_stream, check_tokenizer
+from agentsgym.errors import EnvError, check_options
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import Field, is_int, require
 from agentsgym.rollouts.driver import drive
 from agentsgym.rollouts.interfaces import Pool
 from agentsgym.seeding import derive_seed, episode_generator
-from agentsgym.types import Message, Trajectory
+from agentsgym.tokens.transcript import ChatFormat
+from agentsgym.types import Action, Message, Trajectory
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -57,18 +56,22 @@ class MultistepEnv(ABC):
     config_fields: ClassVar[Mapping[str, Field]] = {}
     default_config: ClassVar[Mapping[str, Any]] = {}
     task_fields: ClassVar[Collection[str] | None] = None
+    takes_actions: ClassVar[bool] = False
     _called_with: dict[str, Any] | None
+    _called_parts: list[str]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_class(cls, MultistepEnv)
         refuse_uncalled_overrides(cls, MultistepEnv)
         bind_dataset_methods(cls)
+        cls.takes_actions = cls._step_action is not MultistepEnv._step_action
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Note what the outermost class is called with, before any constructor takes a key out."""
         env = super().__new__(cls)
         env._called_with = called_config(cls, args, kwargs)
+        env._called_parts = called_parts(cls, args, kwargs)
         return env
 
     if not TYPE_CHECKING:  # with it, no type checker would find a misspelled attribute
@@ -106,7 +109,10 @@ class MultistepEnv(ABC):
         check_trials(self.env_config)
         check_credit(self.env_config["turn_credit"], self.env_config["token_credit"])
         self._check_config(self.env_config)
-        self.chat_format = chat_format_of(self.tokenizer, self.env_config)
+        self._tool_schemas: tuple[dict[str, Any], ...] | None = None
+        self._chat_format: ChatFormat | None = None
+        if type(self)._tools is MultistepEnv._tools:  # else what it gives may need the rest of a constructor
+            _ = self.chat_format  # refuses a template that does not go
         self.active_states: dict[str, State] = {}
         self._generators: dict[str, random.Random] = {}
 
@@ -114,11 +120,24 @@ class MultistepEnv(ABC):
         """Give what another process needs: not the sessions, which are played where they began."""
         check_initialized(self)
         none_in_play: dict[str, Any] = {"active_states": {}, "_generators": {}, "_starts": StartChecks()}
-        return {**vars(self), "chat_format": None, **none_in_play}
+        return {**vars(self), "_chat_format": None, **none_in_play}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.chat_format = chat_format_of(self.tokenizer, self.env_config)
+
+    @property
+    def tool_schemas(self) -> tuple[dict[str, Any], ...]:
+        """The JSON schemas of :meth:`_tools`, read at first use; empty without tools."""
+        if self._tool_schemas is None:
+            self._tool_schemas = schemas_of(self._tools(), type(self).__name__)
+        return self._tool_schemas
+
+    @property
+    def chat_format(self) -> ChatFormat | None:
+        """How the tokenizer writes a conversation with these tools, found at first use; None without a tokenizer."""
+        if self._chat_format is None and self.tokenizer is not None:
+            self._chat_format = chat_format_of(self.tokenizer, self.env_config, self.tool_schemas)
+        return self._chat_format
 
     # What a subclass calls
 
@@ -146,10 +165,24 @@ class MultistepEnv(ABC):
         next state whose ``"done"`` is True where False is returned is a contradiction and fails the episode.
 
         ``info["success"]`` says whether the task is solved (as of now), ``info["invalid"]`` marks an invalid action,
-        ``info["random_reward"]`` and ``info["optimal_reward"]`` are what random and optimal play earn on average.
+        ``info["random_reward"]`` and ``info["optimal_reward"]`` are what random and optimal play earn on average;
+        ``info["truncated"]`` says of a step that is done that a limit of turns of its own ended it.
+        ``info["rewards"]`` says what each role is paid, by role, in a game of several (:meth:`_role`).
         """
 
     # What a subclass may override
+
+    def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
+        """Play one action whose calls of tools, thoughts and end count; by default its text, with _step_episode."""
+        return self._step_episode(session_id, state, action.text)
+
+    def _tools(self) -> Sequence[Callable[..., Any] | Mapping[str, Any]] | None:
+        """Give the tools that the agent may call, the same in every episode: typed functions or full JSON schemas.
+
+        The chat template shows them in its own form; calls come back as ``action.tool_calls`` in :meth:`_step_action`,
+        and results go out as messages of the role ``"tool"`` from :meth:`_format_prompt`.
+        """
+        return None
 
     def _final_reward(self, state: State, turn_rewards: list[float]) -> float:
         """Give the reward of the whole episode; by default the sum of its turn rewards."""
@@ -166,7 +199,7 @@ class MultistepEnv(ABC):
         return None
 
     def _role(self, state: State) -> Hashable | None:
-        """Name the agent's role in this turn, a player's seat for example; estimators keep a baseline for each role."""
+        """Name the agent's role in this turn, a player's seat for example; each role is paid and compared by itself."""
         return None
 
     def _potential(self, state: State) -> float | None:
@@ -184,17 +217,13 @@ class MultistepEnv(ABC):
         return None
 
     def _close_episode(self, session_id: str, state: State) -> None:  # noqa: B027  # most hold nothing outside
-        """Free what the episode holds outside of Python: a sandbox, a browser, a process.
+        """Free what the episode, whose last state is given, holds outside of Python: a sandbox, a browser, a process.
 
         Called once for every episode whose ``_initialize_episode`` returned, after all other hooks, whatever ended it:
         done, a budget, a failure, a limit of time, an interrupt. An exception here is logged and counted
         (``Trajectory.num_close_errors``) and changes no result. A step that is given up in a thread closes its episode
         when it returns. A worker process that is ended for time closes what lives in it first, within five seconds; one
         that crashes closes nothing. What lived there and is replayed in another process begins and is closed again.
-
-        Args:
-            session_id: The session.
-            state: Its last state.
         """
 
     @classmethod
@@ -276,7 +305,7 @@ class MultistepEnv(ABC):
             ConfigError: ``env_config["history"]`` rewrites the history, so that a rollout is no single row of tokens.
         """
         check_options(kwargs, self.run_trial, self.rollout, MultistepEnv.rollout, self.trials)
-        self._check_single_stream("run_trial")
+        check_single_stream(self, "run_trial")
         trajectories = self.rollout(task_data_list, agent, num_rollouts, **kwargs)
         pad_token_id = 0 if self.tokenizer is None else self.tokenizer.pad_token_id
         return pad_task_groups(trajectories, pad_token_id=pad_token_id)  # type: ignore[arg-type]  # checked at init
@@ -289,10 +318,7 @@ class MultistepEnv(ABC):
         return_all_steps: bool = False,
         **kwargs: Any,
     ) -> dict[str, list[list[Any]]]:
-        """Play as :meth:`rollout` does, with its arguments, and nest the rollouts turn by turn.
-
-        ``return_all_steps=True`` gives every turn of a rollout, in order; False its last turn alone, in a list of one
-        (an empty list for a rollout without turns).
+        """Play as :meth:`rollout` does and nest the rollouts turn by turn, or with the last turn (if any) alone.
 
         Returns:
             For rollout p (task-major) and turn k ``ids``, ``prompt_ids``, ``messages``, ``mask``, ``logprobs``,
@@ -315,7 +341,7 @@ class MultistepEnv(ABC):
             AgentError: The agent broke.
             ConfigError: As in :meth:`run_trial`.
         """
-        self._check_single_stream("_run_complete_episode")
+        check_single_stream(self, "_run_complete_episode")
         if session_id not in self.active_states:
             raise EnvError(f"active_states has no session {session_id!r}: put its state there first")
         trial = Trial(
@@ -323,15 +349,6 @@ class MultistepEnv(ABC):
         )
         [trajectory] = drive([trial.play_one()], as_agent(agent))
         return unpadded_row(trajectory)
-
-    def _check_single_stream(self, caller: str) -> None:
-        check_initialized(self)
-        if self.tokenizer is not None and self.env_config["history"] != "append":
-            raise ConfigError(
-                f"{caller} gives one row of tokens a rollout, and env_config['history']="
-                f"{self.env_config['history']!r} makes a new one wherever it rewrites the history: "
-                "use generate(..., return_all_steps=True), which gives each turn its own prompt"
-            )
 
     # What the trainer and a trial call
 
@@ -361,16 +378,9 @@ class MultistepEnv(ABC):
     def start_session(self, session_id: str, task_data: TaskData, seed: int, episode: int = 0) -> State:
         """Seed the session's generator for one episode and put its start state in ``active_states``."""
         self._generators[session_id] = episode_generator(seed, episode)
-        state: Any = call_environment(
-            self._initialize_episode, session_id, call_environment(copy.deepcopy, dict(task_data))
-        )
-        if not isinstance(state, dict):
-            raise not_a_start(state)
-        started = self.active_states[session_id] = cast("State", state)  # also where it is refused: it is to be closed
-        if as_flag("_initialize_episode's state['done']", call_environment(started.get, "done")):
-            raise not_a_start(started)
-        self._starts.see_state(session_id, started)
-        return started
+        state = start_state(self._initialize_episode, session_id, task_data, self.active_states)
+        self._starts.see_state(session_id, state)
+        return state
 
     def drop_session(self, session_id: str) -> None:
         """Forget the session's state and generator."""

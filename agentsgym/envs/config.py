@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS
 from agentsgym.errors import ConfigError, did_you_mean
@@ -13,6 +13,18 @@ from agentsgym.fields import Field, choice_field, is_bool, is_int, is_str, one_o
 from agentsgym.texts import shown
 
 logger = logging.getLogger(__name__)
+
+_SET_BY_RECORD = frozenset(
+    ("tools", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict", "chat_template")
+)
+
+
+def _is_options(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    names = [*cast("Mapping[Any, Any]", value)]
+    return all(isinstance(name, str) and name not in _SET_BY_RECORD for name in names)
+
 
 COMMON_FIELDS: dict[str, Field] = {
     "max_steps_per_episode": Field(default=20, expected="a positive int", valid=is_int(1)),
@@ -24,6 +36,7 @@ COMMON_FIELDS: dict[str, Field] = {
     "turn_credit": choice_field(*TURN_CREDITS),
     "token_credit": choice_field(*TOKEN_CREDITS),
     "keep_history": Field(default=False, expected="True or False", valid=is_bool),
+    "chat_template_kwargs": Field(default={}, expected="a dict of options of the chat template", valid=_is_options),
     "guard_added_tokens": Field(default=False, expected="True or False", valid=is_bool),
     "history": Field(
         default="append",

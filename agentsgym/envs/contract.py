@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from agentsgym.tokens.transcript import ChatFormat
-from agentsgym.types import Message, Trajectory
+from agentsgym.types import Action, Message, Trajectory
 
 State = dict[str, Any]
 
@@ -19,13 +19,23 @@ class PlayableEnv(Protocol):
 
     Attributes:
         env_config: The validated configuration.
-        chat_format: How the tokenizer writes a conversation; None without a tokenizer.
         active_states: The state of each session in play, by ``session_id``.
+        takes_actions: Whether the class defines ``_step_action``, so that it sees more than an action's text.
     """
 
+    takes_actions: ClassVar[bool]
     env_config: dict[str, Any]
-    chat_format: ChatFormat | None
     active_states: dict[str, State]
+
+    @property
+    def tool_schemas(self) -> tuple[dict[str, Any], ...]:
+        """The JSON schemas of its tools; empty without tools."""
+        ...
+
+    @property
+    def chat_format(self) -> ChatFormat | None:
+        """How the tokenizer writes a conversation; None without a tokenizer."""
+        ...
 
     def start_session(self, session_id: str, task_data: Mapping[str, Any], seed: int, episode: int = 0) -> State:
         """Seed the session's generator for one episode and put its start state in ``active_states``."""
@@ -43,6 +53,10 @@ class PlayableEnv(Protocol):
 
     def _step_episode(
         self, session_id: str, state: State, action: str
+    ) -> tuple[State, float, bool, dict[str, Any]]: ...
+
+    def _step_action(
+        self, session_id: str, state: State, action: Action
     ) -> tuple[State, float, bool, dict[str, Any]]: ...
 
     def _final_reward(self, state: State, turn_rewards: list[float]) -> float: ...

@@ -9,6 +9,7 @@ from typing import Any
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, or_none
 from agentsgym.texts import shown
+from agentsgym.tokens.call_reader import reader_of
 from agentsgym.tokens.transcript import ChatFormat, History, Transcript
 from agentsgym.types import Turn
 
@@ -88,10 +89,24 @@ class Conversation:
         return budget.room(length=len(self.transcript.token_ids), prompt_length=self.prompt_length)
 
 
-def chat_format_of(tokenizer: Any, config: Mapping[str, Any]) -> ChatFormat | None:
-    """Find out how the tokenizer writes a conversation, as a configuration wants it; None without a tokenizer."""
+def chat_format_of(
+    tokenizer: Any, config: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
+) -> ChatFormat | None:
+    """Find out how the tokenizer writes a conversation, as a configuration wants it; None without a tokenizer.
+
+    Raises:
+        ConfigError: There are tools, and the chat template prints calls that cannot be read back.
+        TemplateError: The chat template does not allow exact tokens.
+    """
     if tokenizer is None:
         return None
-    return ChatFormat.of(
-        tokenizer, append=config["history"] != "rerender", guard_added_tokens=config["guard_added_tokens"]
+    chat_format = ChatFormat.of(
+        tokenizer,
+        append=config["history"] != "rerender",
+        guard_added_tokens=config["guard_added_tokens"],
+        tools=tools,
+        template_options=config["chat_template_kwargs"],
     )
+    if tools and chat_format.prints_calls:
+        reader_of(chat_format).check_reads_calls()
+    return chat_format

@@ -126,11 +126,20 @@ def not_a_start(state: object) -> EnvError:
 
 
 class Step(NamedTuple):
-    """The environment's answer to an action."""
+    """The environment's answer to an action.
+
+    Attributes:
+        reward: Its reward; where roles are paid, that of the role that moved.
+        done: Whether the episode has ended.
+        invalid: Whether the action was invalid.
+        role_rewards: What each role is paid; None if the environment does not say.
+    """
 
     reward: float = 0.0
     done: bool = False
     invalid: bool = False
+    role_rewards: Mapping[Hashable, float] | None = None
+    truncated: bool = False
 
 
 def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
@@ -149,6 +158,8 @@ def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
             as_number("_step_episode's reward", reward),
             as_flag("_step_episode's done", done),
             as_flag("_step_episode's info['invalid']", info.get("invalid")),
+            None if info.get("rewards") is None else as_role_rewards(info["rewards"]),
+            as_flag("_step_episode's info['truncated']", info.get("truncated")),
         )
         check_info(info)
         # The other way round is how a state is mostly made: {**state, ...} copies the False that it held.
@@ -239,6 +250,35 @@ def as_number(name: str, value: Any) -> float:
     if not math.isfinite(number):
         raise EnvError(f"{name} must be a finite number, got {shown(value)}")
     return number
+
+
+def as_role_rewards(rewards: Any) -> dict[Hashable, float]:
+    """Read ``info["rewards"]``: a finite number for each role, or an :class:`EnvError`."""
+    name = "_step_episode's info['rewards']"
+    if not isinstance(rewards, Mapping):
+        raise EnvError(f"{name} must be a dict of one reward a role, got {shown(rewards)}")
+    paid = cast("Mapping[Hashable, Any]", rewards)
+    return {role: as_number(f"{name}[{shown(role)}]", amount) for role, amount in paid.items()}
+
+
+def paid_to(role: Hashable, step: Step) -> Step:
+    """Give a step that pays roles the reward of the role that moved; raises :class:`EnvError` if that has no name.
+
+    A role that is spelled otherwise than one that is paid would never see its reward, and is refused as well.
+    """
+    rewards = step.role_rewards
+    if rewards is None:
+        return step
+    if rewards and role is None and None not in rewards:
+        raise EnvError(
+            f"_role must name the role whose turn it was where _step_episode pays by role, got None beside "
+            f"info['rewards'] = {shown(dict(rewards))}"
+        )
+    if role not in rewards:
+        alike = [one for one in rewards if str(one).casefold() == str(role).casefold()]
+        if alike:
+            raise EnvError(f"_role returned {shown(role)}, and _step_episode's info['rewards'] pays {shown(alike[0])}")
+    return step._replace(reward=rewards.get(role, 0.0))
 
 
 def as_flag(name: str, value: Any) -> bool:

@@ -16,7 +16,15 @@ DatasetRow = Mapping[str, Any]
 TaskData = Mapping[str, Any]
 
 ROW_COLUMNS = ("env_class_path", "env_config", "task_data")
-BUILT_IN = {"agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"}
+BUILT_IN = {
+    "agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv",
+    "agentsgym.envs.Search.SearchEnv",
+    "agentsgym.envs.PriceList.PriceListEnv",
+    "agentsgym.envs.Tools.ToolEnv",
+    "agentsgym.envs.Gymnasium.GymnasiumEnv",
+    "agentsgym.envs.TextArena.TextArenaEnv",
+    "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",
+}
 _registered: dict[str, type[Any]] = {}
 
 _ABSENT = object()

@@ -1,15 +1,38 @@
-"""Warn about episodes that start wrongly: rollouts of a task from different prompts, sessions from one state."""
+"""Start episodes, and warn of wrong starts: rollouts of a task from different prompts, sessions from one state."""
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
+from agentsgym.envs.hooks import call_environment
+from agentsgym.envs.result_checks import as_flag, not_a_start
 from agentsgym.texts import shown
 from agentsgym.types import Message, Trajectory
 
 logger = logging.getLogger(__name__)
+
+
+def start_state(
+    initialize: Callable[[str, dict[str, Any]], Any],
+    session_id: str,
+    task_data: Mapping[str, Any],
+    active_states: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
+    """Make the state that an episode starts from, and put it in ``active_states``.
+
+    Raises:
+        EnvError: It is no dict whose ``"done"`` is False.
+    """
+    state = call_environment(initialize, session_id, call_environment(copy.deepcopy, dict(task_data)))
+    if not isinstance(state, dict):
+        raise not_a_start(state)
+    started = active_states[session_id] = cast("dict[str, Any]", state)  # also where it is refused: it is to be closed
+    if as_flag("_initialize_episode's state['done']", call_environment(started.get, "done")):
+        raise not_a_start(started)
+    return started
 
 
 class StartChecks:

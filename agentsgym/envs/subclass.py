@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
@@ -65,6 +65,29 @@ def called_config(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str,
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     second = args[1] if len(args) > 1 and inspect.Parameter.VAR_POSITIONAL in kinds else None
     return plain_part(kwargs.get("env_config", second))
+
+
+def called_parts(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Name what a class is called with that a dataset row cannot say: further arguments, values that are no JSON."""
+    signature = inspect.signature(env_class.__init__)
+    try:
+        bound = signature.bind_partial(None, *args, **kwargs)
+    except TypeError:
+        return []  # the constructor is about to raise it again
+    (self_name, *_), given = signature.parameters, dict(bound.arguments)
+    given.pop(self_name, None)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            given |= given.pop(name, {})
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            given |= zip(("tokenizer", "env_config", *map(str, range(len(args)))), given.pop(name, ()), strict=False)
+        elif name in given and given[name] is parameter.default:
+            del given[name]
+    foreign: Any = given.get("env_config", given.get("config"))
+    config: dict[str, Any] = {**foreign} if isinstance(foreign, Mapping) else {}
+    unwritten = sorted(config.keys() - (plain_part(config) or {}).keys(), key=str)
+    others = [name for name in given if name not in ("tokenizer", "env_config", "config")]
+    return [*(f"env_config[{name!r}]" for name in unwritten), *others]
 
 
 class DatasetMethod:

@@ -11,11 +11,11 @@
                 stop with MAX_TOKENS
             action = yield TurnRequest(...)           # the driver calls the agent
             start, stop = transcript.act(action)      # the sampled ids, untouched
-            state, reward, done, info = env._step_episode(session_id, state, text)
+            state, reward, done, info = env._step_action(session_id, state, action)  # by default _step_episode
             turns.append(Turn(start=start, stop=stop, reward=reward, ...))
             if done or too many actions were invalid:
                 stop with DONE or INVALID
-        final_reward += env._final_reward(state, rewards)
+        final_reward += env._final_reward(state, rewards)   # unless info["rewards"] said what each role is paid
         env._close_episode(session_id, state)         # whatever ended it
     return Trajectory(...)                            # _calculate_rewards gives one reward a token
 """
@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from agentsgym.credit.payments import attributed
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Budget, Conversation
 from agentsgym.envs.hooks import call_environment, failure_of_value
@@ -44,6 +45,7 @@ from agentsgym.envs.result_checks import (
     as_system_prompt,
     as_token_rewards,
     is_unicode,
+    paid_to,
     with_plain_text,
 )
 from agentsgym.envs.user_checks import check_info_keys, place_of_hook
@@ -51,6 +53,7 @@ from agentsgym.errors import AgentError, EnvError, EpisodeError, TemplateError
 from agentsgym.failures import FailureLog, describe, failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
+from agentsgym.tokens.tool_calls import with_calls
 from agentsgym.tokens.transcript import History
 from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
 
@@ -123,7 +126,7 @@ class Trial:
         A step of it may still be running in another thread; what that records from now on is not in the trajectory.
         """
         conversation = self.conversation
-        turns = [*conversation.turns]  # before the tokens: both only grow, so that no span leaves them
+        turns, _ = attributed([*conversation.turns])  # before the tokens: both only grow, so that no span leaves them
         token_ids = [*conversation.token_ids()]
         logprobs = conversation.token_logprobs(len(token_ids))
         return Trajectory(
@@ -183,7 +186,7 @@ class Trial:
     def _episode(self, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, StopReason]:
         config, conversation = self.env.env_config, self.conversation
         conversation.info = {}  # a success in practice says nothing about this episode
-        stop_reason, num_invalid = StopReason.MAX_TURNS, 0
+        stop_reason, num_invalid, first = StopReason.MAX_TURNS, 0, len(conversation.turns)
         rewards: list[float] = []
         for step in range(config["max_steps_per_episode"]):
             self.place = (episode, step)
@@ -194,9 +197,9 @@ class Trial:
             rewards.append(outcome.reward)
             num_invalid += outcome.invalid
             if outcome.done or num_invalid > config["error_allowance"]:
-                stop_reason = StopReason.DONE if outcome.done else StopReason.INVALID
+                stop_reason = _stop_reason(outcome)
                 break
-        if not is_practice:
+        if not (is_practice or any(one.role_rewards is not None for one in conversation.turns[first:])):
             state = self.env.active_states[self.session_id]
             final_reward = call_environment(self.env._final_reward, state, rewards)
             conversation.final_reward += as_number("_final_reward", final_reward)
@@ -221,16 +224,19 @@ class Trial:
             token_ids=transcript.token_ids,
             agent_state=conversation.agent_state,
             max_new_tokens=room,
+            tools=self.env.tool_schemas,
         )
-        start, stop = self._record(action, room)
+        action, (start, stop) = self._record(action, room)
         outcome = Step()
         try:
-            outcome = self._step(state, transcript.messages[-1]["content"])
+            outcome = paid_to(role, self._step(state, action))
         finally:  # an environment that breaks does not lose the action
+            paid = outcome.role_rewards
             turn = Turn(
                 start=start,
                 stop=stop,
                 reward=0.0 if is_practice else outcome.reward,
+                role_rewards=dict.fromkeys(paid, 0.0) if is_practice and paid is not None else paid,
                 invalid=outcome.invalid,
                 exact=action.token_ids is not None,
                 episode=episode,
@@ -277,8 +283,8 @@ class Trial:
         else:
             logger.warning("session %s: the first prompt leaves no room for a turn in %s", self.session_id, self.budget)
 
-    def _record(self, action: Action, room: int | None) -> tuple[int, int]:
-        """Put the action on record, before the environment sees it; returns its span."""
+    def _record(self, action: Action, room: int | None) -> tuple[Action, tuple[int, int]]:
+        """Put the action on record; returns it as the environment sees it, its calls read, and its span."""
         conversation = self.conversation
         chat_format = self.env.chat_format
         vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
@@ -292,13 +298,25 @@ class Trial:
             raise failure_of(AgentError, "what the agent returned", raised) from raised
         if error:
             raise AgentError(f"session {self.session_id}: {error}")
-        span = conversation.transcript.act(action, room)
+        if self.env.tool_schemas:
+            action = with_calls(action, chat_format, self.env.tool_schemas)
+        try:
+            span = conversation.transcript.act(action, room)
+        except TemplateError as refused:
+            raise AgentError(
+                f"session {self.session_id}: what the agent said cannot be recorded: {refused}"
+            ) from refused
         conversation.agent_state = action.agent_state
         conversation.logprobs.append(action.logprobs)
-        return span
+        if conversation.transcript.was_cut:
+            text = conversation.transcript.messages[-1]["content"]
+            return dataclasses.replace(action, text=text, tool_calls=()), span
+        return action, span
 
-    def _step(self, state: State, text: str) -> Step:
-        answer = call_environment(self.env._step_episode, self.session_id, state, text)
+    def _step(self, state: State, action: Action) -> Step:
+        env = self.env
+        hook, given = (env._step_action, action) if env.takes_actions else (env._step_episode, action.text)
+        answer = call_environment(hook, self.session_id, state, given)
         next_state, step, info = as_step(answer)
         try:
             check_info_keys(type(self.env), info)
@@ -311,11 +329,14 @@ class Trial:
     def _trajectory(self, stop_reason: StopReason, error: str | None = None) -> Trajectory:
         conversation = self.conversation
         token_ids = conversation.token_ids()
+        turns, final_rewards = attributed(conversation.turns)
+        final_reward = final_rewards[turns[0].role] if final_rewards else conversation.final_reward
         trajectory = Trajectory(
             token_ids=token_ids,
-            turns=conversation.turns,
+            turns=turns,
             messages=conversation.transcript.messages,
-            final_reward=0.0 if error else conversation.final_reward,
+            final_reward=0.0 if error else final_reward,
+            final_rewards={} if error else final_rewards,
             stop_reason=stop_reason,
             logprobs=conversation.token_logprobs(len(token_ids)),
             per_token_rewards=[0.0] * len(token_ids),
@@ -345,6 +366,13 @@ class Trial:
         if turn is not None:
             parts.append(f"turn {turn}")
         return f"{', '.join(parts)} of {type(self.env).__name__}"
+
+
+def _stop_reason(outcome: Step) -> StopReason:
+    """Say what ended the episode: the environment, a limit of turns of its own, or too many invalid actions."""
+    if not outcome.done:
+        return StopReason.INVALID
+    return StopReason.MAX_TURNS if outcome.truncated else StopReason.DONE
 
 
 _FAILURES_HERE = FailureLog(logger)  # of all trials that a worker process is sent

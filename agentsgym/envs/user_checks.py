@@ -16,10 +16,21 @@ from agentsgym.texts import shown
 
 logger = logging.getLogger(__name__)
 
-_READ_KEYS = ("invalid", *INFO_KEYS)
+_READ_KEYS = ("invalid", "rewards", "truncated", *INFO_KEYS)
 #: What the base's constructor sets.
 _SET_BY_BASE = frozenset(
-    ("tokenizer", "env_config", "given_config", "chat_format", "active_states", "_generators", "_starts")
+    (
+        "tokenizer",
+        "env_config",
+        "given_config",
+        "chat_format",
+        "_chat_format",
+        "tool_schemas",
+        "_tool_schemas",
+        "active_states",
+        "_generators",
+        "_starts",
+    )
 )
 
 
@@ -96,6 +107,21 @@ def check_initialized(env: Any, name: str = "_starts") -> None:
         read = "" if name.startswith("_") else f" before anything reads self.{name}"
         raise NotInitializedError(
             f"{type(env).__name__}.__init__ must call super().__init__(tokenizer, env_config){read}, and it did not"
+        )
+
+
+def check_single_stream(env: Any, caller: str) -> None:
+    """Check that a rollout is one row of tokens.
+
+    Raises:
+        ConfigError: ``env_config["history"]`` rewrites the history, so that it is several.
+    """
+    check_initialized(env)
+    if env.tokenizer is not None and env.env_config["history"] != "append":
+        raise ConfigError(
+            f"{caller} gives one row of tokens a rollout, and env_config['history']="
+            f"{env.env_config['history']!r} makes a new one wherever it rewrites the history: "
+            "use generate(..., return_all_steps=True), which gives each turn its own prompt"
         )
 
 

@@ -333,22 +333,22 @@ def test_a_message_that_the_template_refuses_is_no_episodes_fault() -> None:
 @pytest.mark.parametrize("keep_history", [False, True])
 def test_a_message_that_the_template_refuses_later_fails_its_episode_alone(keep_history: bool) -> None:
     class Tooling(GuessEnv):
-        """Says "Higher" as a tool, which this template does not know."""
+        """Says "Higher" as a system message, which this template does not take."""
 
         def _format_prompt(self, state: dict[str, Any], step: int) -> Any:
             prompt = super()._format_prompt(state, step)
-            return [{"role": "tool", "content": prompt}] if "Higher" in prompt else prompt
+            return [{"role": "system", "content": prompt}] if "Higher" in prompt else prompt
 
     tokenizer = chat_tokenizer("chatml")
     tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+        "{% for m in messages[1:] %}{% if m.role == 'system' %}{{ raise_exception('not now') }}{% endif %}{% endfor %}"
         + str(tokenizer.chat_template)
     )
     env = Tooling(tokenizer, {"keep_history": keep_history})
     won, failed = env.rollout(tasks(1, 3), Counting())
     assert won.stop_reason is StopReason.DONE
     assert_failed(env, failed, "EnvError: the observation before turn 1 cannot be recorded: ")
-    assert "no tools" in (failed.error or "")
+    assert "not now" in (failed.error or "")
     assert failed.turn_rewards == [MISS]
     assert failed.turns[-1].stop == len(failed.token_ids)
 

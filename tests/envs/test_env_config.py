@@ -47,6 +47,7 @@ def test_the_documented_defaults() -> None:
         "turn_credit": "step",
         "token_credit": "spread",
         "keep_history": False,
+        "chat_template_kwargs": {},
         "guard_added_tokens": False,
         "history": "append",
     }
@@ -62,6 +63,10 @@ BAD_VALUES = [
     *[("turn_credit", value, "one of 'step', 'final', 'repeat_final', 'spread_final'") for value in ("Step", None, [])],
     *[("token_credit", value, "one of 'spread', 'last', 'each'") for value in ("first", 1)],
     *[("keep_history", value, "True or False") for value in (0, "yes", None)],
+    *[
+        ("chat_template_kwargs", value, "a dict of options of the chat template")
+        for value in (None, [], "enable_thinking", {1: True}, {"tools": []}, {"tokenize": True})
+    ],
     *[("guard_added_tokens", value, "True or False") for value in (0, "yes", None)],
     *[
         ("history", value, "'append', 'rerender' or a function from messages to messages")

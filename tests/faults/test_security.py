@@ -34,7 +34,8 @@ PAGE = ROOT / "SECURITY.md"
 TWENTY = "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"
 BETWEEN_OWN_PROCESSES = {
     "rollouts/process_pool.py", "rollouts/workers/main.py", "rollouts/workers/handle.py", "rollouts/workers/wire.py",
-    "rollouts/remote_trial.py", "training/ranks.py",
+    "rollouts/remote_trial.py", "training/ranks.py", "envs/check.py",
+    "envs/ReasoningEvals/generated.py",
 }  # fmt: skip
 #: What makes code of bytes or text, as it is written in a call.
 MAKES_CODE = re.compile(
@@ -106,6 +107,29 @@ def test_a_row_imports_no_code(path: str) -> None:
 def test_a_row_configures_no_code(config: Any) -> None:
     with pytest.raises(ConfigError):
         make({"env_class_path": TWENTY, "env_config": config, "task_data": {}})
+
+
+@pytest.mark.parametrize(
+    ("path", "config"),
+    [
+        ("Tools.ToolEnv", {"tools": ["os.system"]}),
+        ("Tools.ToolEnv", {"tools": {"command": ["true"]}}),
+        ("Tools.ToolEnv", {"tools": [{"url": "http://localhost:1"}]}),
+        ("Search.SearchEnv", {"retriever": "os.system"}),
+        ("Search.SearchEnv", {"corpus": {"path": "pandas", "data_files": "corpus.pkl", "split": "train"}}),
+        ("ReasoningEvals.ReasoningEvalsEnv", {"grader": "os.system"}),
+        ("ReasoningEvals.ReasoningEvalsEnv", {"extractor": "os.system"}),
+        ("Gymnasium.GymnasiumEnv", {"id": "antigravity:FrozenLake-v1"}),
+        ("Gymnasium.GymnasiumEnv", {"actions": "os.system"}),
+        ("Gymnasium.GymnasiumEnv", {"render": "os.system"}),
+        ("TextArena.TextArenaEnv", {"game": "TicTacToe-v0", "opponent": "os.system"}),
+        ("TextArena.TextArenaEnv", {"game": "antigravity:TicTacToe-v0"}),
+    ],
+)
+def test_a_row_of_a_packaged_environment_configures_no_code(path: str, config: Any) -> None:
+    with pytest.raises(ConfigError):
+        make({"env_class_path": f"agentsgym.envs.{path}", "env_config": config, "task_data": {}})
+    assert "antigravity" not in sys.modules
 
 
 class TaskReader(GuessEnv):

@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from agentsgym.envs.row_options import dataset_of_rows
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 
@@ -57,7 +58,7 @@ def task_dataset(
         }
         for row, solution in enumerate(order[:size])
     ]
-    return _dataset(rows)
+    return dataset_of_rows(rows)
 
 
 def part_of(secrets: Sequence[str], part: Part, settings: Mapping[str, Any]) -> list[str]:
@@ -97,10 +98,3 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     if not (isinstance(fraction, float) and 0 < fraction < 1):
         raise ConfigError(f"eval_fraction must be a float in (0, 1), got {fraction!r}")
     return settings
-
-
-def _dataset(rows: list[dict[str, Any]]) -> Dataset:
-    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that a game does not need
-
-    columns: dict[str, Any] = {"env_class_path": Value("string"), "env_config": Json(), "task_data": Json()}
-    return Dataset.from_list(rows, features=Features(columns))  # pyright: ignore[reportUnknownMemberType]
