@@ -15,18 +15,14 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import sys
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, PrinterCallback, ProgressCallback
 from transformers.utils import logging as transformers_logging
 from trl import ModelConfig, TrlParser, get_peft_config
 
@@ -36,17 +32,16 @@ from agentsgym import (
     GRPOEnvTrainer,
     LearningCurve,
     PolicyAgent,
-    Trajectory,
     evaluate,
     imitate,
     tiny_policy,
 )
 from agentsgym.envs.PriceList import ImitationPlayer, PriceListEnv, RandomPlayer, ReferencePlayer
 from agentsgym.evaluation.metrics import Evaluation
-from agentsgym.evaluation.transcripts import render_transcript
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed
 from agentsgym.training.imitate import tiny_imitation_config
+from agentsgym.training.scripts import LossBar, Phases, episodes_bar, load_policy, write_transcripts
 
 # Defaults for the embedded policy.
 TINY_DEFAULTS: dict[str, Any] = {
@@ -98,13 +93,13 @@ def main() -> None:
         run.warm_start()
     run.evaluate("before", run.policy())
     curve = run.learning_curve()
-    if not run.interrupted:
+    if not run.phases.interrupted:
         run.learn(curve)
     run.evaluate("after", run.policy())
     curve.draw(after=run.evaluations["after"].win_rate)
     run.save()
     print(f"\n{comparison_table(run.evaluations)}\n\n{run.closing_words()}")
-    sys.exit(run.status)
+    sys.exit(run.phases.status)
 
 
 def parse_arguments() -> tuple[TaskArguments, GRPOEnvConfig, ModelConfig]:
@@ -128,9 +123,7 @@ class Run:
         self.task, self.args, self.model_config = task, args, model_config
         self.output = Path(args.output_dir or DEFAULTS["output_dir"])
         self.evaluations: dict[str, Evaluation] = {}
-        self.seconds: dict[str, float] = {}
-        self.interrupted = False
-        self.status = 0  # of this process
+        self.phases = Phases()
         self.env_config: dict[str, Any] = {
             "kinds": task.kinds,
             "max_price": task.max_price,
@@ -140,7 +133,7 @@ class Run:
             self.env_config["system_prompt"] = ""  # the tiny policy learns what to do by doing it
             self.model, self.tokenizer = tiny_policy(PriceListEnv(env_config=self.env_config), seed=args.seed)
         else:
-            self.model, self.tokenizer = _load(task.model, model_config, trust_remote_code=args.trust_remote_code)
+            self.model, self.tokenizer = load_policy(task.model, model_config, trust_remote_code=args.trust_remote_code)
         self.env = PriceListEnv(self.tokenizer, self.env_config)
         self.tasks = self.env.tasks(task.num_tasks, seed=args.seed, part="eval")
 
@@ -151,13 +144,13 @@ class Run:
 
     def evaluate(self, name: str, agent: Agent) -> None:
         """Play the evaluation's tasks, the same for every player."""
-        with self._phase(name), episodes_bar(name, len(self.tasks)) as on_finish:
+        with self.phases.measure(name), episodes_bar(name, len(self.tasks)) as on_finish:
             self.evaluations[name] = evaluate(self.env, agent, self.tasks, max_concurrent=256, on_finish=on_finish)
 
     def warm_start(self) -> None:
         """Imitate a player that knows what to do and often does something else."""
         count = self.task.num_demonstrations
-        with self._phase("demonstrations"), episodes_bar("demonstrations", count) as on_finish:
+        with self.phases.measure("demonstrations"), episodes_bar("demonstrations", count) as on_finish:
             demonstrations = self.env.rollout(
                 self.env.tasks(count, seed=derive_seed("demonstrations", self.args.seed)),
                 ImitationPlayer(self.env, seed=self.args.seed, noise=self.task.noise),
@@ -166,7 +159,7 @@ class Run:
             )
         config = tiny_imitation_config(self.task.warm_start_steps, seed=self.args.seed, disable_tqdm=True)
         bar = LossBar("warm start", config.max_steps)
-        with self._phase("warm start"), self._interruptible(), _terminable(), bar:
+        with self.phases.measure("warm start"), self.phases.interruptible(), bar:
             imitate(self.model, demonstrations, self.tokenizer, config, callbacks=[bar])
 
     def learning_curve(self) -> LearningCurve:
@@ -193,7 +186,7 @@ class Run:
         )
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)
-        with self._phase("reinforcement learning"), self._interruptible():
+        with self.phases.measure("reinforcement learning"), self.phases.interruptible():
             trainer.train(resume_from_checkpoint=self.args.resume_from_checkpoint)
         trainer.close()
         curve.close()
@@ -205,14 +198,14 @@ class Run:
         """Write the policy, the summary and the transcripts."""
         self._save_policy("model")
         for name in ("before", "after"):
-            _write_transcripts(self.output / f"transcripts_{name}.txt", self.evaluations[name].trajectories)
+            write_transcripts(self.output / f"transcripts_{name}.txt", self.evaluations[name].trajectories)
         summary = {name: evaluation.as_dict() for name, evaluation in self.evaluations.items()} | {
             "fraction_of_optimal": self.fraction_of_optimal(),
-            "seconds": {phase: round(seconds, 1) for phase, seconds in self.seconds.items()},
+            "seconds": self.phases.seconds,
             "env_config": self.env_config,
             "cpu_seconds": round(time.process_time(), 1),
             "seed": self.args.seed,
-            "interrupted": self.interrupted,
+            "interrupted": self.phases.interrupted,
             "settings": vars(self.task),
         }
         text = json.dumps(summary, indent=2, default=str)
@@ -227,88 +220,13 @@ class Run:
         """Say what was reached and where the files are."""
         return (
             f"{self.fraction_of_optimal():.0%} of optimal, on questions and prices that were not trained on. "
-            f"{sum(self.seconds.values()):.0f} s in all. "
+            f"{sum(self.phases.seconds.values()):.0f} s in all. "
             f"Everything is in {self.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
         )
 
     def _save_policy(self, folder: str) -> None:
         self.model.save_pretrained(self.output / folder)
         self.tokenizer.save_pretrained(self.output / folder)
-
-    @contextmanager
-    def _phase(self, name: str) -> Generator[None]:
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] = time.monotonic() - start
-
-    @contextmanager
-    def _interruptible(self) -> Generator[None]:
-        """Go on after Ctrl-C or SIGTERM has ended what is inside; after SIGTERM the status at the end says so."""
-        try:
-            yield
-        except (KeyboardInterrupt, SystemExit) as stopped:
-            self.interrupted = True
-            self.status = 0 if isinstance(stopped, KeyboardInterrupt) else 128 + signal.SIGTERM
-            print("\nstopped here; keeping the policy as it is now (Ctrl-C again to quit)", flush=True)
-
-
-class LossBar(TrainerCallback):
-    """A progress bar with the loss beside it."""
-
-    def __init__(self, label: str, num_steps: int) -> None:
-        self._bar = tqdm(total=num_steps, desc=label, unit="step")
-
-    def __enter__(self) -> LossBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Advance the bar."""
-        self._bar.update(state.global_step - self._bar.n)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Show the loss."""
-        if "loss" in (logs or {}):
-            self._bar.set_postfix_str(f"loss {float(logs['loss']):.2f}")
-
-
-@contextmanager
-def episodes_bar(label: str, num_episodes: int) -> Generator[Any]:
-    """A progress bar over episodes, advanced by each that is finished."""
-    with tqdm(total=num_episodes, desc=label, unit="episode") as bar:
-
-        def on_finish(_: Trajectory) -> None:
-            bar.update()
-
-        yield on_finish
-
-
-@contextmanager
-def _terminable() -> Generator[None]:
-    """Let SIGTERM end what is inside with SystemExit, as training does without this."""
-    before = signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _load(model: str, config: ModelConfig, *, trust_remote_code: bool) -> tuple[Any, Any]:
-    options = {"revision": config.model_revision, "trust_remote_code": trust_remote_code}
-    tokenizer = AutoTokenizer.from_pretrained(model, **options)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return AutoModelForCausalLM.from_pretrained(
-        model, dtype=config.dtype, attn_implementation=config.attn_implementation, **options
-    ), tokenizer
-
-
-def _write_transcripts(path: Path, trajectories: Sequence[Trajectory]) -> None:
-    path.write_text("\n".join(map(render_transcript, trajectories)), encoding="utf-8")
 
 
 if __name__ == "__main__":

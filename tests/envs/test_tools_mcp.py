@@ -20,7 +20,7 @@ import pytest
 from mcp.server import MCPServer
 from tool_functions import Calls, add, call, play, results
 
-from agentsgym import ConfigError
+from agentsgym import ConfigError, EnvError
 from agentsgym.envs.Tools import McpServer, ToolEnv, mcp_client, register_tools
 from agentsgym.envs.Tools.mcp_client import Connections
 
@@ -210,8 +210,10 @@ def test_connections_can_be_closed_twice() -> None:
     connections = Connections()
     connection = connections.open(McpServer(server=memory_server))
     connections.release(connection)
-    connections.close()
-    connections.close()
+    for _ in range(2):
+        connections.close()
+        with pytest.raises(EnvError):
+            connection.call("tick", {}, 1.0)
 
 
 def test_a_server_over_http_that_began_anew_while_nobody_called_is_opened_anew(monkeypatch: Any) -> None:

@@ -267,15 +267,15 @@ def _in_process(context: Any, time_limit_s: float, game: str) -> dict[str, Any]:
     process = context.Process(target=_send, args=(sender, game))
     process.start()
     sender.close()
+    reason = f"it did not come to an end of {NUM_MOVES} moves in {time_limit_s:.0f} s"
     try:
         if receiver.poll(time_limit_s):
             return receiver.recv()
     except EOFError:
-        pass
+        reason = "it ended the process that played it"
     finally:
         process.kill()
         process.join()
-    reason = f"it did not come to an end of {NUM_MOVES} moves in {time_limit_s:.0f} s"
     return dataclasses.asdict(GameEntry(min_players=1, max_players=1, status="broken", reason=reason))
 
 
