@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentsgym.credit.scored import ScoredRollout
     from agentsgym.credit.traits import estimator_traits
     from agentsgym.envs.base import MultistepEnv
-    from agentsgym.envs.check import check_env
+    from agentsgym.envs.check.run import check_env
     from agentsgym.envs.Gymnasium import GymnasiumEnv
     from agentsgym.envs.mix import mix
     from agentsgym.envs.PriceList import PriceListEnv
@@ -145,7 +145,7 @@ _HOMES = {
     "credit.scored": ("ScoredRollout",),
     "credit.traits": ("estimator_traits",),
     "envs.base": ("MultistepEnv",),
-    "envs.check": ("check_env",),
+    "envs.check.run": ("check_env",),
     "envs.mix": ("mix",),
     "envs.registry": ("make", "register"),
     "envs.Gymnasium": ("GymnasiumEnv",),

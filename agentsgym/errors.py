@@ -75,7 +75,7 @@ class ContractError(AgentsGymError):
     """An environment breaks the contract: what ``check_env`` raises.
 
     Attributes:
-        report: All findings, an :class:`~agentsgym.envs.check_report.EnvReport`.
+        report: All findings, an :class:`~agentsgym.envs.check.report.EnvReport`.
     """
 
     def __init__(self, message: str, report: Any = None) -> None:

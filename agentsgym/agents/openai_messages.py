@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from agentsgym.agents.openai_client import RequestError
 from agentsgym.texts import shown
-from agentsgym.tokens.call_values import MalformedCallError, call_of, failed_call, whole_json
+from agentsgym.tokens.calls.values import MalformedCallError, call_of, failed_call, whole_json
 from agentsgym.types import Message, ToolCall
 
 

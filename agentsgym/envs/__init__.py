@@ -10,15 +10,12 @@
     starts        warnings about episodes that start wrongly
     subclass      what is checked and bound when a subclass is made
     config        the common keys of env_config
-    rows          dataset rows: class, configuration and task
-    row_options   which tasks are trained on and which evaluated, in which order
-    sources       rows of a user's data: files, lists, datasets
+    rows/         dataset rows: class, configuration and task; which are trained on; a user's data
     registry      make, register, find
     mix           rows of several environments, in shares
-    check         the contract, checked by playing
-    tool_schemas  the JSON schemas of tools; call_checks holds calls to them
-    timed_calls   calls of foreign code, each within a limit of time
-    anchors       what random and optimal play earn; value_iteration finds it out
+    check/        the contract, checked by playing
+    calls/        the schemas of tools, and calls: checked, and run within a limit of time
+    references/   what random and optimal play earn
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +24,7 @@ from agentsgym._lazy import lazy
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
-    from agentsgym.envs.check import check_env
+    from agentsgym.envs.check.run import check_env
     from agentsgym.envs.Gymnasium import GymnasiumEnv
     from agentsgym.envs.PriceList import PriceListEnv
     from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
@@ -53,7 +50,7 @@ __all__ = [
 
 _HOMES = {
     "base": ("MultistepEnv",),
-    "check": ("check_env",),
+    "check.run": ("check_env",),
     "registry": ("make", "register"),
     "Gymnasium": ("GymnasiumEnv",),
     "PriceList": ("PriceListEnv",),

@@ -11,15 +11,15 @@ from agentsgym.agents.base import Agent, as_agent
 from agentsgym.batch.padding import pad_task_groups, unpadded_row
 from agentsgym.batch.transitions import transitions
 from agentsgym.credit.rewards import check_credit, per_token_rewards
+from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.config import COMMON_FIELDS, check_trials, validated_config
 from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import Budget, chat_format_of
 from agentsgym.envs.play import OnFinish, make_trials, play_under_policy
-from agentsgym.envs.rows import TaskData, plain_part, tasks_of_rows
+from agentsgym.envs.rows.read import TaskData, plain_part, tasks_of_rows
 from agentsgym.envs.starts import StartChecks, start_state
 from agentsgym.envs.subclass import bind_dataset_methods, called_config, called_parts, refuse_uncalled_overrides
 from agentsgym.envs.task_checks import check_task
-from agentsgym.envs.tool_schemas import schemas_of
 from agentsgym.envs.trial import Trial
 from agentsgym.envs.user_checks import check_class, check_initialized, check_single_stream, check_tokenizer
 from agentsgym.errors import EnvError, check_options

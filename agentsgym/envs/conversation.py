@@ -9,7 +9,7 @@ from typing import Any
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, or_none
 from agentsgym.texts import shown
-from agentsgym.tokens.call_reader import reader_of
+from agentsgym.tokens.calls.reader import reader_of
 from agentsgym.tokens.transcript import ChatFormat, History, Transcript
 from agentsgym.types import Turn
 

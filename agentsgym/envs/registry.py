@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from agentsgym._renamed import renamed
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.rows import BUILT_IN, DatasetRow, class_path, drop_null_columns, registered_classes
+from agentsgym.envs.rows.read import BUILT_IN, DatasetRow, class_path, drop_null_columns, registered_classes
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.texts import sentence_of, shown
 
@@ -97,4 +97,4 @@ def _checked(path: str, found: object) -> type[MultistepEnv]:
     )
 
 
-__getattr__ = renamed(__name__, {"without_filling": "agentsgym.envs.rows.drop_null_columns"})
+__getattr__ = renamed(__name__, {"without_filling": "agentsgym.envs.rows.read.drop_null_columns"})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
-from agentsgym.envs.rows import plain_part
+from agentsgym.envs.rows.read import plain_part
 from agentsgym.errors import ConfigError
 
 DATASET_METHODS = ("get_train_dataset", "get_eval_dataset")

@@ -53,7 +53,7 @@ from agentsgym.errors import AgentError, EnvError, EpisodeError, TemplateError
 from agentsgym.failures import FailureLog, describe, failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
-from agentsgym.tokens.tool_calls import with_calls
+from agentsgym.tokens.calls.parse import with_calls
 from agentsgym.tokens.transcript import History
 from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
 

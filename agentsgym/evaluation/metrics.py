@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.references.anchors import Anchors
 from agentsgym.evaluation import votes
 from agentsgym.evaluation.breakdown import RolloutOutcome, by_label, by_role
 from agentsgym.evaluation.optimality import anchors_of_info, fraction_with_interval

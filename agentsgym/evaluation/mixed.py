@@ -12,7 +12,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.mix import LABEL_COLUMN
 from agentsgym.envs.play import play_under_policy
 from agentsgym.envs.registry import make
-from agentsgym.envs.rows import DatasetRow
+from agentsgym.envs.rows.read import DatasetRow
 from agentsgym.errors import ConfigError, TaskError, check_options
 from agentsgym.evaluation.metrics import Evaluation, summarize
 from agentsgym.failure_policy import FailurePolicy, as_policy

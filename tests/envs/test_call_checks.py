@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentsgym.envs.tool_schemas import check_call, schemas_of
+from agentsgym.envs.calls.schemas import check_call, schemas_of
 from agentsgym.types import ToolCall
 
 PROPERTIES = {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agentsgym import ContractError, ExploringAgent, check_env
-from agentsgym.envs.check_report import EnvReport
+from agentsgym.envs.check.report import EnvReport
 from agentsgym.envs.Tools import ToolEnv
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError

@@ -53,7 +53,7 @@ class Other(Near):
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentsgym.envs.rows._registered", {})
+    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from agentsgym.envs.tool_schemas import schemas_of
+from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.errors import ConfigError
 
 

@@ -7,11 +7,11 @@ from chat_families import tokenizer_for
 from test_tool_calls import CALLS, TOOLS, read, written_turn
 
 from agentsgym import ScriptedAgent
-from agentsgym.envs.check import check_env
+from agentsgym.envs.check.run import check_env
 from agentsgym.envs.Tools import ToolEnv
 from agentsgym.errors import ConfigError
 from agentsgym.testing import chat_tokenizer
-from agentsgym.tokens.call_reader import CallReader
+from agentsgym.tokens.calls.reader import CallReader
 from agentsgym.tokens.transcript import ChatFormat, Transcript
 from agentsgym.types import Action, ToolCall
 

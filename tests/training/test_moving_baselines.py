@@ -91,7 +91,7 @@ def test_a_memory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_each_game_has_averages_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two configurations of one class are two games."""
-    monkeypatch.setattr("agentsgym.envs.rows._registered", {})
+    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})
     register(GuessNumber, "tests.GuessNumber")
     rows = [
         {

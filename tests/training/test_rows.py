@@ -30,7 +30,7 @@ GUESS, BLUE = "tests.GuessNumber", "tests.SayBlue"
 
 @pytest.fixture
 def _games(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentsgym.envs.rows._registered", {})
+    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})
     register(GuessNumber, GUESS)
     register(SayBlue, BLUE)
 

@@ -19,7 +19,7 @@ OPTIONS = {"enable_thinking": False}
 
 @pytest.fixture
 def _games(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentsgym.envs.rows._registered", {})
+    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})
     register(GuessNumber, GUESS)
 
 

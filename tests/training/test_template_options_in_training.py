@@ -28,7 +28,7 @@ THINKING = "{% if add_generation_prompt %}{{ ' red blue' if enable_thinking is f
 def test_the_options_of_the_template_reach_the_prompts_that_are_trained_on(
     options: Any, row_config: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentsgym.envs.rows._registered", {})
+    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})
     register(GuessNumber, "tests.GuessNumber")
     rows = [
         {"env_class_path": "tests.GuessNumber", "env_config": row_config, "task_data": {"seed": seed}}

@@ -152,7 +152,7 @@ def test_a_model_may_be_given_by_its_path(tmp_path: Path) -> None:
 
 
 def test_one_run_mixes_games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentsgym.envs.rows._registered", {})
+    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})
     register(GuessNumber, "tests.GuessNumber")
     register(SayBlue, "tests.SayBlue")
     rows = [

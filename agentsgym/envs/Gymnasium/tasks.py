@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from agentsgym.envs.Gymnasium.making import load_gymnasium
 from agentsgym.envs.Gymnasium.ready import ready_game
-from agentsgym.envs.row_options import dataset_of_rows
+from agentsgym.envs.rows.options import dataset_of_rows
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.fields import Check, is_bool, is_fraction, is_int, require
 from agentsgym.seeding import derive_seed

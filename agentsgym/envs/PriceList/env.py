@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack, cast
 
 from agentsgym.envs.contract import State
 from agentsgym.envs.PriceList.questions import KINDS, MOST_TIMES, Question, most_answer
-from agentsgym.envs.row_options import dataset_of
-from agentsgym.envs.rows import class_path
+from agentsgym.envs.rows.options import dataset_of
+from agentsgym.envs.rows.read import class_path
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
 from agentsgym.envs.Tools.sources import SessionTools, parallel
 from agentsgym.errors import TaskError, did_you_mean

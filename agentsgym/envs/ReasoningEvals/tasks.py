@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from agentsgym.envs.ReasoningEvals.extraction import gold_answer
 from agentsgym.envs.ReasoningEvals.generated import Difficulty, check_generated, make_item
-from agentsgym.envs.row_options import Part, checked_options, part_of, rows_of, task_seed
-from agentsgym.envs.sources import Column, is_source, read_columns, read_rows
+from agentsgym.envs.rows.options import Part, checked_options, part_of, rows_of, task_seed
+from agentsgym.envs.rows.sources import Column, is_source, read_columns, read_rows
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_str, or_none, require
 from agentsgym.seeding import derive_seed

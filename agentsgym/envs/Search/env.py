@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.calls.timed import CallTimeoutError
+from agentsgym.envs.rows.sources import EXPECTED_SOURCE, is_source
 from agentsgym.envs.Search import moves, world
 from agentsgym.envs.Search.corpus import GENERATED, Passage, load_corpus
 from agentsgym.envs.Search.index import IndexOptions, open_index
@@ -15,8 +17,6 @@ from agentsgym.envs.Search.moves import TOOL, Answer, Mistake, Move, Search
 from agentsgym.envs.Search.results import ShownPassages, as_passages
 from agentsgym.envs.Search.scoring import exact_match, f1, normalized
 from agentsgym.envs.Search.tasks import DatasetOptions, task_dataset
-from agentsgym.envs.sources import EXPECTED_SOURCE, is_source
-from agentsgym.envs.timed_calls import CallTimeoutError
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import Field, choice_field, is_int, is_number, is_positive_number, is_str, or_none
 from agentsgym.texts import shown

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from agentsgym.envs.timed_calls import Runner
+from agentsgym.envs.calls.timed import Runner
 
 
 def within_time(retriever: Callable[[str, int], Any], limit_s: float | None) -> Callable[[str, int], Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from agentsgym.envs.row_options import Part, checked_options, part_of, rows_of
+from agentsgym.envs.rows.options import Part, checked_options, part_of, rows_of
+from agentsgym.envs.rows.sources import Column, is_source, read_columns, read_rows
 from agentsgym.envs.Search.corpus import GENERATED
 from agentsgym.envs.Search.world import World, paths_of
-from agentsgym.envs.sources import Column, is_source, read_columns, read_rows
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_str, or_none, require
 from agentsgym.texts import shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from agentsgym.envs.row_options import dataset_of_rows
+from agentsgym.envs.rows.options import dataset_of_rows
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int, require
 from agentsgym.seeding import derive_seed

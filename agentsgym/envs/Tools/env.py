@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
-from agentsgym.envs.tool_schemas import schemas_of
 from agentsgym.envs.Tools.answers import MATCHES, matches, said
 from agentsgym.envs.Tools.calls import Maker, Plan, plan_of
 from agentsgym.envs.Tools.mcp_server import McpServer
@@ -26,7 +26,7 @@ from agentsgym.envs.Tools.tasks import DatasetOptions, task_dataset
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.fields import Field, choice_field, is_int, is_number, is_positive_number, is_str, or_none
 from agentsgym.texts import shown
-from agentsgym.tokens.tool_calls import with_calls
+from agentsgym.tokens.calls.parse import with_calls
 from agentsgym.types import Action, Message, ToolCall
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from agentsgym.envs.row_options import Part, checked_options, part_of, rows_of
-from agentsgym.envs.rows import class_path
-from agentsgym.envs.sources import Column, is_source, read_columns, read_rows
+from agentsgym.envs.rows.options import Part, checked_options, part_of, rows_of
+from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.rows.sources import Column, is_source, read_columns, read_rows
 from agentsgym.errors import ConfigError
 from agentsgym.fields import or_none, require
 from agentsgym.texts import shown
@@ -69,7 +69,7 @@ def tasks_from(data: Any, columns: Mapping[str, str] | None = None) -> list[dict
     """Read tasks from a table, in its order.
 
     Args:
-        data: What :func:`~agentsgym.envs.sources.read_rows` reads.
+        data: What :func:`~agentsgym.envs.rows.sources.read_rows` reads.
         columns: For each key of a task the column that it is read from, ``{"question": "prompt", "answer": "gold"}``;
             None for columns of the same names. Further keys go into the task as they are.
 

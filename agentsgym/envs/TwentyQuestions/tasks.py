@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from agentsgym.envs.row_options import dataset_of_rows
+from agentsgym.envs.rows.options import dataset_of_rows
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 

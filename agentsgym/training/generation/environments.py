@@ -11,7 +11,7 @@ from datasets import IterableDataset
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.registry import make
-from agentsgym.envs.rows import DatasetRow, check_row, class_path
+from agentsgym.envs.rows.read import DatasetRow, check_row, class_path
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown

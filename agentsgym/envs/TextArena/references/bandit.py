@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.references.anchors import Anchors
 from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds
 from agentsgym.envs.TextArena.references.probes import pay_for_best_button, pay_of_regret
 from agentsgym.errors import ConfigError

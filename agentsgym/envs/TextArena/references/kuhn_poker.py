@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal
 
-from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.references.anchors import Anchors
 from agentsgym.envs.TextArena.references.base import Reference, Rules, said_by_game
 from agentsgym.envs.TextArena.references.probes import chips_of_bet
 from agentsgym.errors import AgentError, ConfigError

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 from agentsgym.errors import ConfigError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
-from agentsgym.tokens.call_families import FORMS, json_form
-from agentsgym.tokens.call_forms import Answer, ChannelForm, Form
-from agentsgym.tokens.call_values import Kinds, MalformedCallError, call_of, failed_call, kinds_of, read_json
+from agentsgym.tokens.calls.families import FORMS, json_form
+from agentsgym.tokens.calls.forms import Answer, ChannelForm, Form
+from agentsgym.tokens.calls.values import Kinds, MalformedCallError, call_of, failed_call, kinds_of, read_json
 from agentsgym.types import ToolCall
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class TemplateForm:
     opens: re.Pattern[str] | None
 
     def answer(self, prompt: str, text: str, kinds: Kinds) -> Answer:
-        """Read an answer; arguments as in :meth:`agentsgym.tokens.call_forms.MarkedForm.answer`."""
+        """Read an answer; arguments as in :meth:`agentsgym.tokens.calls.forms.MarkedForm.answer`."""
         try:
             return self._parsed(prompt, text, kinds)
         except BaseException as error:  # the parser and its template are foreign code

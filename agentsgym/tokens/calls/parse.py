@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.tokens.call_families import HERMES
-from agentsgym.tokens.call_forms import Answer
-from agentsgym.tokens.call_reader import reader_of
+from agentsgym.tokens.calls.families import HERMES
+from agentsgym.tokens.calls.forms import Answer
+from agentsgym.tokens.calls.reader import reader_of
 from agentsgym.types import Action
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
-from agentsgym.tokens.call_forms import ChannelForm, Form, MarkedForm, Read, read_or_failed
-from agentsgym.tokens.call_values import (
+from agentsgym.tokens.calls.forms import ChannelForm, Form, MarkedForm, Read, read_or_failed
+from agentsgym.tokens.calls.values import (
     MAX_CALLS,
     Kinds,
     MalformedCallError,

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.check_report import Finding
+from agentsgym.envs.check.report import Finding
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.check_plays import observations
-from agentsgym.envs.check_probe import HookProbe
+from agentsgym.envs.check.plays import observations
+from agentsgym.envs.check.probe import HookProbe
 from agentsgym.errors import AgentsGymError
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import StopReason, Trajectory

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.agents.exploring import ExploringAgent
-from agentsgym.envs import check_rules
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.check_limit import OutOfTimeError, time_limit
-from agentsgym.envs.check_plays import Difference, Script, first_difference, global_seed, record, replay
-from agentsgym.envs.check_probe import HookProbe, place_of_tool
-from agentsgym.envs.check_report import EnvReport
-from agentsgym.envs.rows import tasks_of_rows
+from agentsgym.envs.check import rules
+from agentsgym.envs.check.plays import Difference, Script, first_difference, global_seed, record, replay
+from agentsgym.envs.check.probe import HookProbe, place_of_tool
+from agentsgym.envs.check.report import EnvReport
+from agentsgym.envs.check.time_limit import OutOfTimeError, time_limit
+from agentsgym.envs.rows.read import tasks_of_rows
 from agentsgym.errors import ConfigError, ContractError, TaskError
 from agentsgym.fields import is_int, require
 from agentsgym.interruptions import is_interruption
@@ -111,7 +111,7 @@ class _Checker:
         """The tasks that can be played, each with a seed; repeated with other seeds where they are few."""
         kept: list[dict[str, Any]] = []
         for index, task in enumerate(tasks):
-            check_rules.look_at_task(task, f"task {index}", self._add)
+            rules.look_at_task(task, f"task {index}", self._add)
             try:
                 self._env.check_task(task, f"task {index}")
             except TaskError as error:
@@ -126,7 +126,7 @@ class _Checker:
 
     def tools_are_sound(self) -> bool:
         """Whether schemas can be made of the tools, without which nothing can be played."""
-        error = check_rules.tools_error(self._env)
+        error = rules.tools_error(self._env)
         if error is not None:
             self._add("tools", "_tools", error)
         return error is None
@@ -201,11 +201,11 @@ class _Checker:
 
     def _look(self, alone: Sequence[Trajectory]) -> None:
         for trajectory in alone:
-            check_rules.look_at_failure(trajectory, self._add)
-            check_rules.look_at_prompts(trajectory, self._add)
-            check_rules.look_at_tokens(self._env, trajectory, self._add)
-        check_rules.look_at_tools(self._env, alone, self._add)
-        check_rules.look_at_roles(self._probe)
+            rules.look_at_failure(trajectory, self._add)
+            rules.look_at_prompts(trajectory, self._add)
+            rules.look_at_tokens(self._env, trajectory, self._add)
+        rules.look_at_tools(self._env, alone, self._add)
+        rules.look_at_roles(self._probe)
 
     def _add(self, check: str, hook: str, text: str, is_error: bool = True) -> None:
         self._probe.add(check, hook, text, is_error=is_error)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agentsgym.tokens.call_values import MAX_CALLS, Kinds, MalformedCallError, failed_call, read_json
+from agentsgym.tokens.calls.values import MAX_CALLS, Kinds, MalformedCallError, failed_call, read_json
 from agentsgym.types import ToolCall
 
 
@@ -63,7 +63,7 @@ def read_or_failed(read: Callable[[], list[ToolCall]], name: str = "") -> list[T
     """Read calls; one that says what was wrong where they cannot be read.
 
     Args:
-        read: Reads them, or raises :class:`~agentsgym.tokens.call_values.MalformedCallError`.
+        read: Reads them, or raises :class:`~agentsgym.tokens.calls.values.MalformedCallError`.
         name: The tool, if that is known.
     """
     try:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from agentsgym.envs.call_checks import check_call
+from agentsgym.envs.calls.checks import check_call
 from agentsgym.errors import ConfigError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown

@@ -1,0 +1,11 @@
+"""Check an environment against the contract.
+
+::
+
+    run         check_env: which checks there are, and in which order
+    rules       tasks, tools and recorded episodes, looked at without playing
+    plays       episodes, and the same actions again: alone, among others, in a copy
+    probe       what the hooks read, change and return while they run
+    time_limit  the limit of time of a check
+    report      what is said of the findings
+"""

@@ -1,0 +1,1 @@
+"""What random and optimal play are worth, and how to compute it."""
