@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from agentsgym.training.drift import logprob_gap
     from agentsgym.training.imitate import imitate
     from agentsgym.training.lifecycle.preemption import Preempted
+    from agentsgym.training.run import TrainingRun
     from agentsgym.training.trainer import GRPOEnvTrainer
     from agentsgym.types import Action, Message, StopReason, ToolCall, Trajectory, Turn, TurnRequest
 
@@ -115,6 +116,7 @@ __all__ = [
     "ToolCall",
     "ToolEnv",
     "ToolResult",
+    "TrainingRun",
     "Trajectory",
     "Turn",
     "TurnRequest",
@@ -183,6 +185,7 @@ _HOMES = {
     "training.drift": ("logprob_gap",),
     "training.imitate": ("imitate",),
     "training.lifecycle.preemption": ("Preempted",),
+    "training.run": ("TrainingRun",),
     "training.trainer": ("GRPOEnvTrainer",),
     "types": ("Action", "Message", "StopReason", "ToolCall", "Trajectory", "Turn", "TurnRequest"),
 }

@@ -17,39 +17,25 @@ keep the policy as it is.
 
 from __future__ import annotations
 
-import json
-import logging
 import random
 import re
-import signal
 import sys
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, ProgressCallback
-from transformers.utils import logging as transformers_logging
-from trl import TrlParser
 
 from agentsgym import (
     Agent,
     ConfigError,
     Curriculum,
-    GRPOEnvConfig,
-    GRPOEnvTrainer,
-    LearningCurve,
     Message,
-    PolicyAgent,
     RandomAgent,
+    TrainingRun,
     Trajectory,
     TurnRequest,
     evaluate,
-    evaluate_mixed,
-    imitate,
     make,
     mix,
     tiny_policy,
@@ -61,7 +47,8 @@ from agentsgym.envs.TextArena.references import reference_for
 from agentsgym.evaluation.metrics import Evaluation, fraction_of_optimal
 from agentsgym.reports.tables import text_table
 from agentsgym.seeding import derive_seed
-from agentsgym.training.imitate import tiny_imitation_config
+from agentsgym.training.command_line import PolicyOptions, parse_options
+from agentsgym.training.scripts import episodes_bar, load_policy, quiet_logging
 from agentsgym.types import Action
 
 TINY_DEFAULTS: dict[str, Any] = {
@@ -72,13 +59,6 @@ TINY_DEFAULTS: dict[str, Any] = {
     "steps_per_generation": 4,
     "num_generations": 8,
     "max_turn_tokens": 16,
-}
-DEFAULTS: dict[str, Any] = {
-    "output_dir": "outputs/mixed",
-    "logging_steps": 20,
-    "save_strategy": "no",
-    "report_to": "none",
-    "dataloader_pin_memory": torch.accelerator.is_available(),
 }
 NAMES = ("questions", "prices", "lake", "number", "sums")
 BY_HEART = ("questions", "sums")  # what the tiny policy has to learn by heart takes more demonstrations
@@ -161,10 +141,9 @@ def players_of(name: str, env: Any, seed: int) -> Players:
 
 
 @dataclass
-class MixArguments:
+class MixOptions(PolicyOptions):
     """The mixture, the policy, and how much to play."""
 
-    model: str | None = field(default=None, metadata={"help": "Name or path; by default the embedded tiny policy."})
     environments: list[str] = field(default_factory=lambda: list(NAMES), metadata={"help": "Some of the five."})
     weights: list[float] | None = field(
         default=None, metadata={"help": "A share for each environment; by default win rates decide."}
@@ -178,29 +157,51 @@ class MixArguments:
 
 def main() -> None:
     """Evaluate, imitate, train on all at once, evaluate again, and print the comparison."""
-    options, args = parse_arguments()
-    logging.basicConfig(level=logging.WARNING)
-    transformers_logging.set_verbosity_error()
-    run = Run(options, args)
-    run.play_references()
-    run.evaluate("untrained")
+    options, args, model_config = parse_options(
+        MixOptions, output_dir="outputs/mixed", tiny_defaults=TINY_DEFAULTS, defaults={"dtype": "auto"}
+    )
+    check_options(options)
+    quiet_logging()
+    start = time.monotonic()
+    sources = make_sources(options.environments, is_tiny=options.model is None)
+    weights = dict(zip(sources, options.weights, strict=True)) if options.weights else None
+    rows = mix(sources, weights=weights, size=10_000, seed=args.seed)
+    tasks: list[Any] = list(mix(sources, size=options.num_games, seed=args.seed, split="eval"))
     if options.model is None:
-        run.imitate()
-        run.evaluate("imitation")
-    if not run.interrupted:
-        run.train()
-    run.evaluate("trained")
-    run.save()
-    print(f"\nwin rates\n{run.table()}\n\n{run.seconds():.0f} s in all. Everything is in {run.output}")
-    sys.exit(run.status)
+        silent = {"number", "sums"} & set(sources)  # the others know their words
+        players = {name: players_of(name, None, args.seed).random for name in silent}
+        policy = tiny_policy(rows, agent=players, num_episodes=400, seed=args.seed)
+    else:
+        policy = load_policy(options.model, model_config, trust_remote_code=args.trust_remote_code)
+    run = TrainingRun(policy, args, model_config, unit="game")
+
+    references = {kind: play_references(run, kind, sources, tasks) for kind in ("random", "optimal")}
+    run.evaluate("untrained", None, tasks, run.policy(seed=args.seed))
+    if options.model is None:
+        run.warm_start(demonstrate(run, sources, options), options.warm_start_steps, observation_loss=True)
+        run.evaluate("imitation", None, tasks, run.policy(seed=args.seed))
+    curve = run.learning_curve(before=next(reversed(run.evaluations)))
+    curriculum = None if options.weights else Curriculum("environment", low=0.02, high=0.95)
+    state = run.learn(None, rows, callbacks=[curve], curriculum=curriculum)
+    trained = run.evaluate("trained", None, tasks, run.policy(seed=args.seed))
+
+    curve.draw(after=trained.win_rate)
+    fractions = fractions_of_optimal(run, references)
+    run.write_summary(
+        **{kind: {name: one.as_dict() for name, one in parts.items()} for kind, parts in references.items()},
+        fraction_of_optimal=fractions,
+        win_rates_in_training=win_rates_in_training(state, sources),
+        seconds=round(time.monotonic() - start, 1),
+        cpu_seconds=round(time.process_time(), 1),
+        settings=vars(options),
+    )
+    print(f"\nwin rates\n{table(run, references, fractions)}\n")
+    print(f"{time.monotonic() - start:.0f} s in all. Everything is in {run.output}")
+    sys.exit(run.phases.status)
 
 
-def parse_arguments() -> tuple[MixArguments, GRPOEnvConfig]:
-    """Read the command line; the defaults depend on whether the tiny policy is trained."""
-    dataclasses: Any = (MixArguments, GRPOEnvConfig)
-    parser: Any = TrlParser(dataclasses)
-    parser.set_defaults(**DEFAULTS)
-    options, _ = parser.parse_args_and_config()
+def check_options(options: MixOptions) -> None:
+    """Raise ConfigError for an unknown environment, and unless each one has a weight or none has."""
     for name in options.environments:
         if name not in NAMES:
             raise ConfigError(f"--environments must be some of {', '.join(NAMES)}, got {name}")
@@ -209,10 +210,6 @@ def parse_arguments() -> tuple[MixArguments, GRPOEnvConfig]:
         raise ConfigError(
             f"--weights needs one number for each of the {len(options.environments)} environments, got {num_weights}"
         )
-    if options.model is None:
-        torch.set_num_threads(1)  # a second thread gains nothing on so small a model
-        parser.set_defaults(**TINY_DEFAULTS)
-    return parser.parse_args_and_config()
 
 
 def make_sources(names: Sequence[str], *, is_tiny: bool) -> dict[str, Any]:
@@ -241,153 +238,62 @@ def make_sources(names: Sequence[str], *, is_tiny: bool) -> dict[str, Any]:
     return {name: sources[name] for name in names}
 
 
-class Run:
-    """One run of the example: the mixture, the policy, what was measured, and the clock."""
+def play_references(run: TrainingRun, kind: str, names: Iterable[str], tasks: Sequence[Any]) -> dict[str, Evaluation]:
+    """Let the random or optimal player of each environment play its part of the evaluation's tasks."""
+    found: dict[str, Evaluation] = {}
+    with run.phases.measure(f"{kind} play"), episodes_bar(f"{kind} play", len(tasks), unit="game") as on_finish:
+        for name in names:
+            rows = [row for row in tasks if row["environment"] == name]
+            env = make(rows[0])
+            player: Agent = getattr(players_of(name, env, run.args.seed), kind)
+            found[name] = evaluate(env, player, rows, max_concurrent=256, on_finish=on_finish)
+    return found
 
-    def __init__(self, options: MixArguments, args: GRPOEnvConfig) -> None:
-        self.options, self.args = options, args
-        self.output = Path(args.output_dir or DEFAULTS["output_dir"])
-        self.start = time.monotonic()
-        self.interrupted = False
-        self.status = 0  # of this process
-        self.sources = make_sources(options.environments, is_tiny=options.model is None)
-        weights = dict(zip(self.sources, options.weights, strict=True)) if options.weights else None
-        self.rows = mix(self.sources, weights=weights, size=10_000, seed=args.seed)
-        self.tasks: list[Any] = list(mix(self.sources, size=options.num_games, seed=args.seed, split="eval"))
-        self.model, self.tokenizer = self._policy()
-        self.references: dict[str, dict[str, Evaluation]] = {}
-        self.evaluations: dict[str, Evaluation] = {}
-        self.history: dict[str, list[float]] = {}
 
-    def _policy(self) -> tuple[Any, Any]:
-        """Load the model, or make the embedded one with the words of all environments."""
-        if self.options.model is not None:
-            tokenizer = AutoTokenizer.from_pretrained(self.options.model)
-            if tokenizer.pad_token is None:
-                tokenizer.pad_token = tokenizer.eos_token
-            return AutoModelForCausalLM.from_pretrained(self.options.model), tokenizer
-        seed = self.args.seed
-        silent = {"number", "sums"} & set(self.sources)  # the others know their words
-        players = {name: players_of(name, None, seed).random for name in silent}
-        return tiny_policy(self.rows, agent=players, num_episodes=400, seed=seed)
+def demonstrate(run: TrainingRun, sources: Mapping[str, Any], options: MixOptions) -> list[Trajectory]:
+    """Let players that are right about half of the time play each environment."""
+    demonstrations: list[Trajectory] = []
+    for name, source in sources.items():
+        count = options.num_demonstrations * (4 if name in BY_HEART else 1)
+        rows: list[Any] = list(mix({name: source}, size=count, seed=derive_seed("warm start", run.args.seed)))
+        env = make(rows[0], run.tokenizer)
+        demonstrations += run.play(f"{name} to imitate", env, rows, players_of(name, env, run.args.seed).shown)
+    return demonstrations
 
-    def play_references(self) -> None:
-        """Let random and optimal players play the evaluation's tasks."""
-        print("random and optimal play …", flush=True)
-        for kind in ("random", "optimal"):
-            self.references[kind] = {}
-            for name in self.sources:
-                rows = [row for row in self.tasks if row["environment"] == name]
-                env = make(rows[0])
-                player: Agent = getattr(players_of(name, env, self.args.seed), kind)
-                self.references[kind][name] = evaluate(env, player, rows, max_concurrent=256)
 
-    def evaluate(self, stage: str) -> None:
-        """Let the policy play the evaluation's tasks as it is now."""
-        agent = PolicyAgent(self.model, self.tokenizer, seed=self.args.seed, max_turn_tokens=self.args.max_turn_tokens)
-        self.evaluations[stage] = evaluate_mixed(agent, self.tasks, self.tokenizer, max_concurrent=256)
-
-    def imitate(self) -> None:
-        """Imitate players that are right about half of the time."""
-        seed, options = self.args.seed, self.options
-        print("imitation …", flush=True)
-        demonstrations: list[Trajectory] = []
-        for name, source in self.sources.items():
-            count = options.num_demonstrations * (4 if name in BY_HEART else 1)
-            rows: list[Any] = list(mix({name: source}, size=count, seed=derive_seed("warm start", seed)))
-            env = make(rows[0], self.tokenizer)
-            demonstrations += env.rollout(rows, players_of(name, env, seed).shown, max_concurrent=256)
-        config = tiny_imitation_config(options.warm_start_steps, seed=seed, disable_tqdm=True)
-        with self._interruptible(), _terminable():
-            imitate(self.model, demonstrations, self.tokenizer, config, observation_loss=True)
-
-    def train(self) -> None:
-        """Train on all environments in one run."""
-        before = list(self.evaluations.values())[-1].win_rate
-        curve = LearningCurve(self.output / "learning_curve.png", before=before)
-        trainer = GRPOEnvTrainer(
-            self.model,
-            None,
-            self.args,
-            train_dataset=self.rows,
-            processing_class=self.tokenizer,
-            callbacks=[curve],
-            curriculum=None if self.options.weights else Curriculum("environment", low=0.02, high=0.95),
+def fractions_of_optimal(run: TrainingRun, references: Mapping[str, Mapping[str, Evaluation]]) -> dict[str, float]:
+    """Where the trained policy's reward lies between random play (0) and optimal play (1), by environment."""
+    return {
+        name: fraction_of_optimal(
+            _mean(_part(run, "trained", name).reward),
+            random=_mean(references["random"][name].reward),
+            optimal=_mean(references["optimal"][name].reward),
         )
-        trainer.remove_callback(ProgressCallback)
-        trainer.remove_callback(PrinterCallback)
-        with self._interruptible():
-            trainer.train(resume_from_checkpoint=self.args.resume_from_checkpoint)
-        for name in self.sources:
-            key = f"win_rate/by_environment/{name}"
-            self.history[name] = [round(log[key], 3) for log in trainer.state.log_history if key in log]
-        trainer.close()
-        curve.close()
-
-    def seconds(self) -> float:
-        """How long the run has taken so far."""
-        return time.monotonic() - self.start
-
-    def fractions_of_optimal(self) -> dict[str, float]:
-        """Where the trained policy's reward lies between random play (0) and optimal play (1)."""
-        fractions: dict[str, float] = {}
-        for name in self.sources:
-            random_play, optimal = (_mean(self.references[kind][name].reward) for kind in ("random", "optimal"))
-            trained = _mean(self._part("trained", name).reward)
-            fractions[name] = fraction_of_optimal(trained, random=random_play, optimal=optimal)
-        return fractions
-
-    def save(self) -> None:
-        """Write the policy and the summary."""
-        self.model.save_pretrained(self.output / "model")
-        self.tokenizer.save_pretrained(self.output / "model")
-        summary: dict[str, Any] = {name: evaluation.as_dict() for name, evaluation in self.evaluations.items()}
-        for kind, parts in self.references.items():
-            summary[kind] = {name: evaluation.as_dict() for name, evaluation in parts.items()}
-        summary |= {
-            "fraction_of_optimal": self.fractions_of_optimal(),
-            "win_rates_in_training": self.history,  # over steps, as often as is logged
-            "seconds": round(self.seconds(), 1),
-            "cpu_seconds": round(time.process_time(), 1),
-            "seed": self.args.seed,
-            "interrupted": self.interrupted,
-            "settings": vars(self.options),
-        }
-        (self.output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-
-    def table(self) -> str:
-        """One row an environment: the win rates of each player and stage, and the fraction of optimal."""
-        fractions = self.fractions_of_optimal()
-        rows: list[list[str]] = []
-        for name, fraction in fractions.items():
-            stages = [self._part(stage, name) for stage in self.evaluations]
-            played = [self.references["random"][name], *stages, self.references["optimal"][name]]
-            rows.append([name, *(f"{_mean(one.win_rate):.1%}" for one in played), f"{fraction:.1%}"])
-        return text_table(["environment", "random", *self.evaluations, "optimal", "of optimal"], rows)
-
-    def _part(self, stage: str, name: str) -> Evaluation:
-        whole = self.evaluations[stage]
-        return whole.by_environment.get(name, whole)  # with one environment, it is the whole
-
-    @contextmanager
-    def _interruptible(self) -> Generator[None]:
-        """Go on after Ctrl-C or SIGTERM has ended what is inside; after SIGTERM the status at the end says so."""
-        try:
-            yield
-        except (KeyboardInterrupt, SystemExit) as stopped:
-            self.interrupted = True
-            self.status = 0 if isinstance(stopped, KeyboardInterrupt) else 128 + signal.SIGTERM
-            print("\nstopped here; keeping the policy as it is now (Ctrl-C again to quit)", flush=True)
+        for name in references["random"]
+    }
 
 
-@contextmanager
-def _terminable() -> Generator[None]:
-    """Let SIGTERM end what is inside with SystemExit, as training does without this."""
-    before = signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def win_rates_in_training(state: Any, names: Iterable[str]) -> dict[str, list[float]]:
+    """Win rates over steps, as often as they were logged; none if nothing was trained."""
+    if state is None:
+        return {}
+    keys = {name: f"win_rate/by_environment/{name}" for name in names}
+    return {name: [round(log[key], 3) for log in state.log_history if key in log] for name, key in keys.items()}
+
+
+def table(run: TrainingRun, references: Mapping[str, Mapping[str, Evaluation]], fractions: Mapping[str, float]) -> str:
+    """One row an environment: the win rates of each player and stage, and the fraction of optimal."""
+    rows: list[list[str]] = []
+    for name, fraction in fractions.items():
+        stages = [_part(run, stage, name) for stage in run.evaluations]
+        played = [references["random"][name], *stages, references["optimal"][name]]
+        rows.append([name, *(f"{_mean(one.win_rate):.1%}" for one in played), f"{fraction:.1%}"])
+    return text_table(["environment", "random", *run.evaluations, "optimal", "of optimal"], rows)
+
+
+def _part(run: TrainingRun, stage: str, name: str) -> Evaluation:
+    whole = run.evaluations[stage]
+    return whole.by_environment.get(name, whole)  # with one environment, it is the whole
 
 
 def _mean(estimate: Any) -> float:

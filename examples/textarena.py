@@ -12,10 +12,7 @@ as it is then.
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
-import logging
 import random
 import re
 import sys
@@ -27,31 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM, PrinterCallback, ProgressCallback
-from transformers.utils import logging as transformers_logging
-from trl import ModelConfig, TrlParser, get_peft_config
 
-from agentsgym import (
-    Agent,
-    ConfigError,
-    GRPOEnvConfig,
-    GRPOEnvTrainer,
-    LearningCurve,
-    Message,
-    PolicyAgent,
-    evaluate,
-    imitate,
-    tiny_policy,
-)
+from agentsgym import Agent, ConfigError, Message, TrainingRun, tiny_policy
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
 from agentsgym.envs.TextArena.references import Reference, reference_for
 from agentsgym.envs.TextArena.references.frozen_lake import last_map
-from agentsgym.evaluation.metrics import Evaluation
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed
-from agentsgym.training.imitate import tiny_imitation_config
-from agentsgym.training.scripts import LossBar, Phases, episodes_bar, load_policy, write_transcripts
+from agentsgym.training.command_line import PolicyOptions, parse_options
+from agentsgym.training.scripts import load_policy, quiet_logging
 
 TINY_DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-3,
@@ -62,22 +43,14 @@ TINY_DEFAULTS: dict[str, Any] = {
     "num_generations": 8,
     "max_turn_tokens": 3,
 }
-DEFAULTS: dict[str, Any] = {
-    "output_dir": "outputs/textarena",
-    "logging_steps": 20,
-    "save_strategy": "no",
-    "report_to": "none",
-    "dataloader_pin_memory": torch.accelerator.is_available(),
-}
 
 
 @dataclass
-class GameArguments:
+class GameOptions(PolicyOptions):
     """The game, the policy, and how much to play."""
 
     game: str = field(default="FrozenLake-v0", metadata={"help": "Any id of TextArena's."})
     opponent: str = field(default="random", metadata={"help": "Who plays the other seats."})
-    model: str | None = field(default=None, metadata={"help": "Name or path; by default the embedded tiny policy."})
     max_steps_per_episode: int = field(default=10, metadata={"help": "The agent's moves in a game at most."})
     num_games: int = field(default=400, metadata={"help": "Games of each evaluation."})
     blunders: float = field(default=0.75, metadata={"help": "Share of random moves in what the tiny policy imitates."})
@@ -184,166 +157,83 @@ class Blunderer(Agent):
 
 def main() -> None:
     """Evaluate, imitate, train, evaluate again, and print the comparison."""
-    game, args, model_config = parse_arguments()
-    logging.basicConfig(level=logging.WARNING)
-    transformers_logging.set_verbosity_error()
-    run = Run(game, args, model_config)
-    run.evaluate_references()
+    game, args, model_config = parse_options(GameOptions, output_dir="outputs/textarena", tiny_defaults=tiny_defaults)
+    quiet_logging()
+    config: dict[str, Any] = {
+        "game": game.game,
+        "opponent": game.opponent,
+        "max_steps_per_episode": game.max_steps_per_episode,
+    }
+    table = TextArenaEnv(env_config=config)  # where the references read the game's own words
+    brief = BRIEFS.get(game.game) if game.model is None else None
     if game.model is None:
-        run.warm_start()
-    run.evaluate("before", run.policy(), run.env)
-    if not run.phases.interrupted:
-        run.learn()
-    run.save_policy("model")
-    run.evaluate("after", run.policy(), run.env)
-    run.save_summary()
-    print(f"\n{comparison_table(run.evaluations)}\n\n{run.closing_words()}")
+        policy = tiny_policy(brief.words if brief else words_of(table, args.seed), seed=args.seed)
+    else:
+        policy = load_policy(game.model, model_config, trust_remote_code=args.trust_remote_code)
+    run = TrainingRun(policy, args, model_config, unit="game")
+    told: dict[str, Any] = {"history": brief.tell} if brief else {}
+    env = TextArenaEnv(run.tokenizer, config | told)
+    tasks = make_tasks("evaluation", game.num_games, args.seed)
+
+    reference = known_reference(game, table)
+    for name, player in reference_players(reference, table, args.seed).items():
+        run.evaluate(name, table, tasks, player, references=reference)
+    if game.model is None:  # it imitates a player that mostly blunders, or random play where no brief tells the moves
+        seed = derive_seed("demonstrations", args.seed)
+        shown = make_tasks("demonstrations", game.num_demonstrations, args.seed)
+        player = Blunderer(brief, game.blunders, seed) if brief else LegalAgent(env, seed=seed)
+        run.warm_start(run.play("demonstrations", env, shown, player), game.warm_start_steps)
+    run.evaluate("before", env, tasks, references=reference)
+    curve = run.learning_curve(references=["random", "optimal"] if reference else ["random"])
+    run.learn(env, TextArenaEnv.get_train_dataset(config, size=20_000, seed=args.seed), callbacks=[curve])
+    after = run.evaluate("after", env, tasks, references=reference)
+
+    curve.draw(after=after.win_rate)
+    run.write_transcripts("before", "after")
+    run.write_summary(cpu_seconds=run.phases.cpu_seconds, env_config=config, settings=vars(game))
+    print(f"\n{comparison_table(run.evaluations)}\n\n{closing_words(run, game)}")
     sys.exit(run.phases.status)
 
 
-def parse_arguments() -> tuple[GameArguments, GRPOEnvConfig, ModelConfig]:
-    """Read the command line; the defaults depend on whether the tiny policy is trained."""
-    dataclasses: Any = (GameArguments, GRPOEnvConfig, ModelConfig)
-    parser: Any = TrlParser(dataclasses)
-    parser.set_defaults(**DEFAULTS)
-    game, *_ = parser.parse_args_and_config()
-    if game.model is None:
-        torch.set_num_threads(1)  # a second thread gains nothing on so small a model
-        layout = "turn" if game.game in BRIEFS else "trajectory"  # what is told anew each turn is a prompt each turn
-        parser.set_defaults(**TINY_DEFAULTS, layout=layout)
-    return parser.parse_args_and_config()
+def tiny_defaults(game: GameOptions) -> dict[str, Any]:
+    """The settings of the embedded policy: what is told anew each turn is a prompt each turn."""
+    return {**TINY_DEFAULTS, "layout": "turn" if game.game in BRIEFS else "trajectory"}
 
 
-class Run:
-    """One run of the example: the game, the policy, what was measured, and the clock."""
+def make_tasks(purpose: str, count: int, seed: int) -> list[dict[str, Any]]:
+    """Make tasks that share no seed with those of another purpose, but by chance."""
+    return [{"seed": derive_seed(purpose, seed, number)} for number in range(count)]
 
-    def __init__(self, game: GameArguments, args: GRPOEnvConfig, model_config: ModelConfig) -> None:
-        self.game, self.args, self.model_config = game, args, model_config
-        self.output = Path(args.output_dir or DEFAULTS["output_dir"])
-        self.evaluations: dict[str, Evaluation] = {}
-        self.phases = Phases()
-        self.config: dict[str, Any] = {
-            "game": game.game,
-            "opponent": game.opponent,
-            "max_steps_per_episode": game.max_steps_per_episode,
-        }
-        self.table = TextArenaEnv(env_config=self.config)  # where the references read the game's own words
-        self.brief = BRIEFS.get(game.game) if game.model is None else None
-        if game.model is None:
-            self.model, self.tokenizer = tiny_policy(self.texts(), seed=args.seed)
-        else:
-            self.model, self.tokenizer = load_policy(game.model, model_config, trust_remote_code=args.trust_remote_code)
-        told: dict[str, Any] = {"history": self.brief.tell} if self.brief else {}
-        self.env = TextArenaEnv(self.tokenizer, self.config | told)
 
-    def texts(self) -> list[str]:
-        """The words of the tiny policy: of the brief, or what the game and random play say."""
-        if self.brief:
-            return self.brief.words
-        rollouts = self.table.rollout(self.tasks("words", 300), LegalAgent(self.table, seed=self.args.seed))
-        return [message["content"] for rollout in rollouts for message in rollout.messages]
+def words_of(table: TextArenaEnv, seed: int) -> list[str]:
+    """What a game and random play say."""
+    rollouts = table.rollout(make_tasks("words", 300, seed), LegalAgent(table, seed=seed))
+    return [message["content"] for rollout in rollouts for message in rollout.messages]
 
-    def tasks(self, purpose: str, count: int) -> list[dict[str, Any]]:
-        """Make tasks that share no seed with those of another purpose, but by chance."""
-        return [{"seed": derive_seed(purpose, self.args.seed, number)} for number in range(count)]
 
-    def policy(self) -> PolicyAgent:
-        """The policy as it is now, sampled at temperature 1."""
-        seed = derive_seed("evaluation", self.args.seed)
-        return PolicyAgent(self.model, self.tokenizer, seed=seed, max_turn_tokens=self.args.max_turn_tokens)
-
-    @functools.cached_property
-    def reference(self) -> Reference | None:
-        """The game's exact values, if they are known."""
-        if self.table.num_players > 1 and self.game.opponent != "random":
-            return None
-        with suppress(ConfigError):  # none is known, or not for so few moves
-            return reference_for(self.game.game, max_steps_per_episode=self.game.max_steps_per_episode)
+def known_reference(game: GameOptions, table: TextArenaEnv) -> Reference | None:
+    """The game's exact values, if they are known."""
+    if table.num_players > 1 and game.opponent != "random":
         return None
+    with suppress(ConfigError):  # none is known, or not for so few moves
+        return reference_for(game.game, max_steps_per_episode=game.max_steps_per_episode)
+    return None
 
-    def evaluate_references(self) -> None:
-        """Play at random, and as well as can be where that is known."""
-        if self.reference is None:
-            self.evaluate("random", LegalAgent(self.table, seed=self.args.seed), self.table)
-        else:
-            self.evaluate("random", self.reference.random_player(self.args.seed), self.table)
-            self.evaluate("optimal", self.reference.optimal_player(self.args.seed), self.table)
 
-    def evaluate(self, name: str, agent: Agent, env: TextArenaEnv) -> None:
-        """Play the evaluation's tasks, the same for every player."""
-        tasks, reference = self.tasks("evaluation", self.game.num_games), self.reference
-        with self.phases.measure(name), episodes_bar(name, len(tasks), unit="game") as on_finish:
-            self.evaluations[name] = evaluate(
-                env, agent, tasks, max_concurrent=256, references=reference, on_finish=on_finish
-            )
+def reference_players(reference: Reference | None, table: TextArenaEnv, seed: int) -> dict[str, Agent]:
+    """Those who play at random, and as well as can be where that is known."""
+    if reference is None:
+        return {"random": LegalAgent(table, seed=seed)}
+    return {"random": reference.random_player(seed), "optimal": reference.optimal_player(seed)}
 
-    def warm_start(self) -> None:
-        """Imitate a player that mostly blunders, or random play where no brief tells the best moves."""
-        seed = derive_seed("demonstrations", self.args.seed)
-        player = Blunderer(self.brief, self.game.blunders, seed) if self.brief else LegalAgent(self.env, seed=seed)
-        tasks = self.tasks("demonstrations", self.game.num_demonstrations)
-        with self.phases.measure("demonstrations"):
-            demonstrations = self.env.rollout(tasks, player, max_concurrent=256)
-        config = tiny_imitation_config(self.game.warm_start_steps, seed=self.args.seed, disable_tqdm=True)
-        with (
-            self.phases.measure("warm start"),
-            self.phases.interruptible(),
-            LossBar("warm start", config.max_steps) as bar,
-        ):
-            imitate(self.model, demonstrations, self.tokenizer, config, callbacks=[bar])
 
-    def learn(self) -> None:
-        """Train with GRPO, and draw the learning curve."""
-        win_rates = {name: one.win_rate for name, one in self.evaluations.items() if one.win_rate}
-        before = win_rates.pop("before", None)
-        curve = LearningCurve(self.output / "learning_curve.png", before=before, references=win_rates)
-        if self.args.beta or self.args.use_vllm:  # both load from a path, so the policy must be saved there
-            self.save_policy("start")
-            self.model = AutoModelForCausalLM.from_pretrained(self.output / "start")
-        trainer = GRPOEnvTrainer(
-            self.model,
-            self.env,
-            self.args,
-            train_dataset=TextArenaEnv.get_train_dataset(self.config, size=20_000, seed=self.args.seed),
-            callbacks=[curve],
-            peft_config=get_peft_config(self.model_config) if self.model_config.use_peft else None,
-        )
-        trainer.remove_callback(ProgressCallback)
-        trainer.remove_callback(PrinterCallback)
-        with self.phases.measure("reinforcement learning"), self.phases.interruptible():
-            trainer.train(resume_from_checkpoint=self.args.resume_from_checkpoint)
-        trainer.close()
-        curve.close()
-        if self.model_config.use_peft:
-            adapted: Any = trainer.model
-            self.model = adapted.merge_and_unload()
-
-    def save_policy(self, folder: str) -> None:
-        """Write the policy as it is now."""
-        self.model.save_pretrained(self.output / folder)
-        self.tokenizer.save_pretrained(self.output / folder)
-
-    def save_summary(self) -> None:
-        """Write the summary and the transcripts."""
-        for name in ("before", "after"):
-            write_transcripts(self.output / f"transcripts_{name}.txt", self.evaluations[name].trajectories)
-        summary: dict[str, Any] = {name: evaluation.as_dict() for name, evaluation in self.evaluations.items()}
-        summary |= {
-            "seconds": self.phases.seconds,
-            "cpu_seconds": self.phases.cpu_seconds,
-            "env_config": self.config,
-            "seed": self.args.seed,
-        }
-        summary |= {"settings": vars(self.game), "interrupted": self.phases.interrupted}
-        (self.output / "summary.json").write_text(json.dumps(summary, indent=2, default=str) + "\n", encoding="utf-8")
-
-    def closing_words(self) -> str:
-        """Say what was played, what it took, and where the files are."""
-        return (
-            f"{self.game.game}, at most {self.game.max_steps_per_episode} moves; "
-            f"{sum(self.phases.cpu_seconds.values()):.0f} s of processor time. "
-            f"Everything is in {self.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
-        )
+def closing_words(run: TrainingRun, game: GameOptions) -> str:
+    """Say what was played, what it took, and where the files are."""
+    return (
+        f"{game.game}, at most {game.max_steps_per_episode} moves; "
+        f"{sum(run.phases.cpu_seconds.values()):.0f} s of processor time. "
+        f"Everything is in {run.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
+    )
 
 
 if __name__ == "__main__":

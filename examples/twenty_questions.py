@@ -10,30 +10,12 @@ before and after training, and ``model/``. Ctrl-C and SIGTERM end training early
 
 from __future__ import annotations
 
-import json
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, PrinterCallback, ProgressCallback
-from transformers.utils import logging as transformers_logging
-from trl import ModelConfig, TrlParser, get_peft_config
-
-from agentsgym import (
-    Agent,
-    ConfigError,
-    GRPOEnvConfig,
-    GRPOEnvTrainer,
-    LearningCurve,
-    PolicyAgent,
-    evaluate,
-    imitate,
-    tiny_policy,
-)
+from agentsgym import GRPOEnvConfig, TrainingRun, tiny_policy
 from agentsgym.envs.TwentyQuestions import (
     DEMO_OBJECTS,
     DEMO_PROPERTIES,
@@ -42,11 +24,10 @@ from agentsgym.envs.TwentyQuestions import (
     RandomPlayer,
     TwentyQuestionsEnv,
 )
-from agentsgym.evaluation.metrics import Evaluation
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed
-from agentsgym.training.imitate import tiny_imitation_config
-from agentsgym.training.scripts import LossBar, Phases, episodes_bar, load_policy, write_transcripts
+from agentsgym.training.command_line import PolicyOptions, parse_options
+from agentsgym.training.scripts import load_policy, quiet_logging
 
 # Defaults for the embedded policy; docs/results.md shows what they lead to.
 TINY_DEFAULTS: dict[str, Any] = {
@@ -59,22 +40,12 @@ TINY_DEFAULTS: dict[str, Any] = {
     "num_generations": 8,
     "max_turn_tokens": 12,
 }
-DEFAULTS: dict[str, Any] = {
-    "output_dir": "outputs/twenty_questions",
-    "logging_steps": 20,
-    "save_strategy": "no",
-    "report_to": "none",
-    "dataloader_pin_memory": torch.accelerator.is_available(),
-}
-# Fields of ModelConfig that the trainer does not support yet.
-REFUSED = ("load_in_8bit", "load_in_4bit")
 
 
 @dataclass
-class GameArguments:
+class GameOptions(PolicyOptions):
     """The game, the policy, and how much to play."""
 
-    model: str | None = field(default=None, metadata={"help": "Name or path; by default the embedded tiny policy."})
     objects: list[str] = field(default_factory=lambda: ["demo"], metadata={"help": "'demo', 'all', or names."})
     properties: list[str] | None = field(
         default=None, metadata={"help": "'demo', 'all', or keys; by default 'demo' for the demo's objects, else 'all'."}
@@ -87,174 +58,80 @@ class GameArguments:
 
 def main() -> None:
     """Evaluate, imitate, train, evaluate again, and print the comparison."""
-    game, args, model_config = parse_arguments()
-    logging.basicConfig(level=logging.WARNING)
-    transformers_logging.set_verbosity_error()
-    run = Run(game, args, model_config)
-    evaluations = {
-        "random": run.evaluate("random play", RandomPlayer(run.env, seed=args.seed)),
-        "greedy": run.evaluate("greedy play", GreedyPlayer(run.env)),
-    }
+    game, args, model_config = parse_options(
+        GameOptions, output_dir="outputs/twenty_questions", tiny_defaults=TINY_DEFAULTS
+    )
+    quiet_logging()
+    env_config = game_config(game)
     if game.model is None:
-        run.warm_start()
-        run.save_policy()
-    evaluations["before"] = run.evaluate("before learning", run.policy())
-    curve = run.learning_curve(evaluations)
-    if not run.phases.interrupted:
-        run.learn(curve)
-    run.save_policy()
-    evaluations["after"] = run.evaluate("after learning", run.policy())
-    curve.draw(after=evaluations["after"].win_rate)
-    run.save_summary(evaluations)
-    print(f"\n{comparison_table(evaluations)}\n\n{run.closing_words()}")
+        policy = tiny_policy(TwentyQuestionsEnv(env_config=env_config), seed=args.seed)
+    else:
+        policy = load_policy(game.model, model_config, trust_remote_code=args.trust_remote_code)
+    run = TrainingRun(policy, args, model_config, unit="game")
+    env = TwentyQuestionsEnv(run.tokenizer, env_config)
+    secrets = list(env.candidates.objects)
+    tasks = make_tasks(secrets, "evaluation", game.num_games, args.seed)
+
+    players = {"random": RandomPlayer(env, seed=args.seed), "greedy": GreedyPlayer(env)}
+    for name, player in players.items():
+        run.evaluate(name, env, tasks, player, label=f"{name} play", cluster_by="solution")
+    if game.model is None:  # it imitates a player that asks at random and then names an object that fits
+        shown = make_tasks(secrets, "demonstrations", game.num_demonstrations, args.seed)
+        demonstrations = run.play("demonstrations", env, shown, ImitationPlayer(env, seed=args.seed))
+        run.warm_start(demonstrations, game.warm_start_steps, observation_loss=True)
+    run.evaluate("before", env, tasks, label="before learning", cluster_by="solution")
+    curve = run.learning_curve(references=[*players])
+    size = 64 * len(secrets)
+    rows = TwentyQuestionsEnv.get_train_dataset(env_config, size=size, seed=args.seed, split="all")
+    run.learn(env, rows, callbacks=[curve])
+    after = run.evaluate("after", env, tasks, label="after learning", cluster_by="solution")
+
+    curve.draw(after=after.win_rate)
+    run.write_transcripts("before", "after")
+    settings = {**vars(game), **changed_settings(args)}
+    run.write_summary(env_config=env_config, secrets=secrets, settings=settings)
+    print(f"\n{comparison_table(run.evaluations)}\n\n{closing_words(run, env)}")
     sys.exit(run.phases.status)
 
 
-def parse_arguments() -> tuple[GameArguments, GRPOEnvConfig, ModelConfig]:
-    """Read the command line and ``--config``; the defaults depend on whether the tiny policy is trained."""
-    dataclasses: Any = (GameArguments, GRPOEnvConfig, ModelConfig)
-    parser: Any = TrlParser(dataclasses)
-    parser.set_defaults(**DEFAULTS)
-    game, _, model_config = parser.parse_args_and_config()
-    if game.model is None and model_config.model_name_or_path is None:
-        torch.set_num_threads(1)  # a second thread gains nothing on so small a model
-        parser.set_defaults(**TINY_DEFAULTS)
-    game, args, model_config = parser.parse_args_and_config()
-    for name in REFUSED:
-        if getattr(model_config, name):
-            raise ConfigError(f"--{name} is not supported yet: the trainer takes a model that is not quantized")
-    if game.model and model_config.model_name_or_path:
-        raise ConfigError("--model and --model_name_or_path are the same: give one of them")
-    game.model = game.model or model_config.model_name_or_path
-    return game, args, model_config
+def game_config(game: GameOptions) -> dict[str, Any]:
+    """Configure the game; ``demo`` and ``all`` stand for lists."""
+    properties = game.properties or (["demo"] if game.objects == ["demo"] else ["all"])
+    config: dict[str, Any] = {
+        "objects": _choice(game.objects, DEMO_OBJECTS),
+        "properties": _choice(properties, DEMO_PROPERTIES),
+        "max_steps_per_episode": game.max_steps_per_episode,
+        "final_guess": True,
+    }
+    if game.model is None:
+        config["system_prompt"] = ""  # the tiny policy learns the rules by playing
+    return config
 
 
-class Run:
-    """One run of the example: the environment, the policy, and the clock."""
+def make_tasks(secrets: Sequence[str], purpose: str, count: int, seed: int) -> list[dict[str, Any]]:
+    """Spread games evenly over the secrets; they share no seed with those of another purpose, but by chance."""
+    return [{"solution": secrets[i % len(secrets)], "seed": derive_seed(purpose, seed, i)} for i in range(count)]
 
-    def __init__(self, game: GameArguments, args: GRPOEnvConfig, model_config: ModelConfig) -> None:
-        self.game, self.args, self.model_config = game, args, model_config
-        self.output = Path(args.output_dir or DEFAULTS["output_dir"])
-        self.phases = Phases()
-        self.env_config = {
-            "objects": _choice(game.objects, DEMO_OBJECTS),
-            "properties": _choice(
-                game.properties or (["demo"] if game.objects == ["demo"] else ["all"]), DEMO_PROPERTIES
-            ),
-            "max_steps_per_episode": game.max_steps_per_episode,
-            "final_guess": True,
-        }
-        if game.model is None:
-            self.env_config["system_prompt"] = ""  # the tiny policy learns the rules by playing
-            text_env = TwentyQuestionsEnv(env_config=self.env_config)
-            self.model, self.tokenizer = tiny_policy(text_env, seed=args.seed)
-        else:
-            self.model, self.tokenizer = load_policy(game.model, model_config, trust_remote_code=args.trust_remote_code)
-        self.env = TwentyQuestionsEnv(self.tokenizer, self.env_config)
-        self.secrets = list(self.env.candidates.objects)
-        self.tasks = self._tasks("evaluation", game.num_games)
 
-    def policy(self) -> PolicyAgent:
-        """The policy as it is now, sampled at temperature 1 without top-k or top-p."""
-        seed = derive_seed("evaluation", self.args.seed)
-        return PolicyAgent(self.model, self.tokenizer, seed=seed, max_turn_tokens=self.args.max_turn_tokens)
+def changed_settings(args: GRPOEnvConfig) -> dict[str, Any]:
+    """Find the settings that differ from the defaults of GRPOEnvConfig."""
+    default = GRPOEnvConfig(output_dir=args.output_dir).to_dict()
+    return {key: value for key, value in args.to_dict().items() if value != default.get(key)}
 
-    def evaluate(self, label: str, agent: Agent) -> Evaluation:
-        """Play the evaluation's tasks, the same for every player."""
-        with self.phases.measure(label), episodes_bar(label, len(self.tasks), unit="game") as on_finish:
-            return evaluate(self.env, agent, self.tasks, cluster_by="solution", max_concurrent=256, on_finish=on_finish)
 
-    def warm_start(self) -> None:
-        """Imitate a player that asks at random and then names an object that fits."""
-        count = self.game.num_demonstrations
-        with self.phases.measure("demonstrations"), episodes_bar("demonstrations", count, unit="game") as on_finish:
-            demonstrations = self.env.rollout(
-                self._tasks("demonstrations", count),
-                ImitationPlayer(self.env, seed=self.args.seed),
-                max_concurrent=256,
-                on_finish=on_finish,
-            )
-        config = tiny_imitation_config(self.game.warm_start_steps, seed=self.args.seed, disable_tqdm=True)
-        bar = LossBar("warm start", config.max_steps)
-        with self.phases.measure("warm start"), self.phases.interruptible(), bar:
-            imitate(self.model, demonstrations, self.tokenizer, config, observation_loss=True, callbacks=[bar])
-
-    def learning_curve(self, evaluations: dict[str, Evaluation]) -> LearningCurve:
-        """The plot that is drawn during training."""
-        win_rates = {name: evaluation.win_rate for name, evaluation in evaluations.items() if evaluation.win_rate}
-        before = win_rates.pop("before", None)
-        return LearningCurve(self.output / "learning_curve.png", before=before, references=win_rates)
-
-    def learn(self, curve: LearningCurve) -> None:
-        """Train with GRPO and draw the learning curve."""
-        if self.args.beta or self.args.use_vllm:  # both load from a path, so the policy must be saved there
-            self.save_policy("start")
-            self.model = AutoModelForCausalLM.from_pretrained(self.output / "start")
-        trainer = GRPOEnvTrainer(
-            self.model,
-            self.env,
-            self.args,
-            train_dataset=TwentyQuestionsEnv.get_train_dataset(
-                self.env_config, size=64 * len(self.secrets), seed=self.args.seed, split="all"
-            ),
-            callbacks=[curve],
-            peft_config=get_peft_config(self.model_config) if self.model_config.use_peft else None,
-        )
-        trainer.remove_callback(ProgressCallback)
-        trainer.remove_callback(PrinterCallback)
-        with self.phases.measure("reinforcement learning"), self.phases.interruptible():
-            trainer.train(resume_from_checkpoint=self.args.resume_from_checkpoint)
-        trainer.close()
-        curve.close()
-        if self.model_config.use_peft:
-            adapted: Any = trainer.model
-            self.model = adapted.merge_and_unload()
-
-    def save_policy(self, folder: str = "model") -> None:
-        """Write the policy as it is now."""
-        self.model.save_pretrained(self.output / folder)
-        self.tokenizer.save_pretrained(self.output / folder)
-
-    def save_summary(self, evaluations: dict[str, Evaluation]) -> None:
-        """Write the summary and the transcripts."""
-        for name in ("before", "after"):
-            write_transcripts(self.output / f"transcripts_{name}.txt", evaluations[name].trajectories)
-        summary = {name: evaluation.as_dict() for name, evaluation in evaluations.items()} | {
-            "seconds": self.phases.seconds,
-            "env_config": self.env_config,
-            "secrets": self.secrets,
-            "seed": self.args.seed,
-            "interrupted": self.phases.interrupted,
-            "settings": {**vars(self.game), **_changed_settings(self.args)},
-        }
-        text = json.dumps(summary, indent=2, default=str)
-        (self.output / "summary.json").write_text(text + "\n", encoding="utf-8")
-
-    def closing_words(self) -> str:
-        """Say what was played and where the files are."""
-        return (
-            f"{len(self.secrets)} objects, {self.env_config['max_steps_per_episode']} turns; every evaluation is on "
-            f"the objects that the policy was trained on. {sum(self.phases.seconds.values()):.0f} s in all. "
-            f"Everything is in {self.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
-        )
-
-    def _tasks(self, purpose: str, count: int) -> list[dict[str, Any]]:
-        return [
-            {"solution": self.secrets[i % len(self.secrets)], "seed": derive_seed(purpose, self.args.seed, i)}
-            for i in range(count)
-        ]
+def closing_words(run: TrainingRun, env: TwentyQuestionsEnv) -> str:
+    """Say what was played and where the files are."""
+    return (
+        f"{len(env.candidates.objects)} objects, {env.env_config['max_steps_per_episode']} turns; every evaluation is "
+        f"on the objects that the policy was trained on. {run.phases.total_seconds:.0f} s in all. "
+        f"Everything is in {run.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
+    )
 
 
 def _choice(given: Sequence[str], demo: Sequence[str]) -> str | list[str]:
     if list(given) in (["demo"], ["all"]):
         return list(demo) if given[0] == "demo" else "all"
     return list(given)
-
-
-def _changed_settings(args: GRPOEnvConfig) -> dict[str, Any]:
-    """Find the settings that differ from the defaults of GRPOEnvConfig."""
-    default = GRPOEnvConfig(output_dir=args.output_dir).to_dict()
-    return {key: value for key, value in args.to_dict().items() if value != default.get(key)}
 
 
 if __name__ == "__main__":

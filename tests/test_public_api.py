@@ -60,6 +60,7 @@ PUBLIC = {
     "ToolCall",
     "ToolEnv",
     "ToolResult",
+    "TrainingRun",
     "Trajectory",
     "Turn",
     "TurnRequest",

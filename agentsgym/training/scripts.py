@@ -1,17 +1,22 @@
-"""What a training script needs around the trainer: progress bars, clocks, Ctrl-C, models from disk, transcripts."""
+"""The parts of a training script around the trainer: progress bars, clocks, Ctrl-C, models from disk, transcripts.
+
+:class:`~agentsgym.training.run.TrainingRun` is made of them, and a script of another shape can use them one by one.
+"""
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers.utils import logging as transformers_logging
 
 from agentsgym.evaluation.transcripts import render_transcript
 
@@ -25,7 +30,7 @@ class Phases:
     """The parts of a run: how long each took, and whether one was stopped by Ctrl-C or SIGTERM.
 
     Attributes:
-        seconds: By name, as a clock on the wall measures them.
+        seconds: By name, as a clock on the wall measures them; those of a part that is measured again add up.
         cpu_seconds: By name, of this process, all its threads together.
         interrupted: Whether a phase was stopped.
         status: What the process is to exit with: 0, or 143 after SIGTERM.
@@ -36,6 +41,7 @@ class Phases:
         self.cpu_seconds: dict[str, float] = {}
         self.interrupted = False
         self.status = 0
+        self._measured: dict[str, tuple[float, float]] = {}
 
     @contextmanager
     def measure(self, name: str) -> Generator[None]:
@@ -44,24 +50,44 @@ class Phases:
         try:
             yield
         finally:
-            self.seconds[name] = round(time.monotonic() - start, 1)
-            self.cpu_seconds[name] = round(time.process_time() - cpu_start, 1)
+            wall, cpu = self._measured.get(name, (0.0, 0.0))
+            wall, cpu = wall + time.monotonic() - start, cpu + time.process_time() - cpu_start
+            self._measured[name] = (wall, cpu)
+            self.seconds[name], self.cpu_seconds[name] = round(wall, 1), round(cpu, 1)
+
+    @property
+    def total_seconds(self) -> float:
+        """What all parts took together."""
+        return sum(self.seconds.values())
 
     @contextmanager
-    def interruptible(self) -> Generator[None]:
+    def interruptible(self, *, handle_sigterm: bool = True) -> Generator[None]:
         """Go on behind what is inside when Ctrl-C or SIGTERM ends it, so that a policy trained so far is kept.
 
-        To be used in the main thread. A trainer's own handling of SIGTERM inside goes first.
+        To be used in the main thread.
+
+        Args:
+            handle_sigterm: Whether SIGTERM ends what is inside at once. False around a ``GRPOEnvTrainer``: it handles
+                SIGTERM itself, and saves a checkpoint first, unless somebody else already does.
         """
-        before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        terminable = _sigterm_ends() if handle_sigterm else nullcontext()
         try:
-            yield
+            with terminable:
+                yield
         except (KeyboardInterrupt, SystemExit) as stopped:
             self.interrupted = True
             self.status = 0 if isinstance(stopped, KeyboardInterrupt) else 128 + signal.SIGTERM
             print("\nstopped here; keeping the policy as it is now (Ctrl-C again to quit)", flush=True)
-        finally:
-            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _sigterm_ends() -> Generator[None]:
+    """Raise SystemExit where SIGTERM comes inside."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class LossBar(TrainerCallback):
@@ -118,6 +144,12 @@ def load_policy(name_or_path: str, config: ModelConfig, *, trust_remote_code: bo
         name_or_path, dtype=config.dtype, attn_implementation=config.attn_implementation, **options
     )
     return model, tokenizer
+
+
+def quiet_logging() -> None:
+    """Let a script show warnings of libraries, and of transformers errors alone."""
+    logging.basicConfig(level=logging.WARNING)
+    transformers_logging.set_verbosity_error()
 
 
 def write_transcripts(path: Path, trajectories: Sequence[Trajectory]) -> None:

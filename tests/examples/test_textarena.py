@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from example_runs import FOLDER, call_example, run_example, summary_of
 
 from agentsgym import ScriptedAgent, evaluate
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.TextArena.references import reference_for
 from agentsgym.types import Message, Trajectory
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = str(ROOT / "examples" / "textarena.py")
-SHORT = ["--num_games", "16", "--num_demonstrations", "64", "--warm_start_steps", "3", "--max_steps", "4"]
+SCRIPT = str(FOLDER / "textarena.py")
+SHORT = ["--num_games", "16", "--num_demonstrations", "64", "--warm_start_steps", "3"]
 PLAYERS = ["random", "optimal", "before", "after"]
-
-
-def played(output: Path, *options: str) -> tuple[dict[str, Any], str]:
-    command = [sys.executable, SCRIPT, *SHORT, "--output_dir", str(output), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=output)
-    return json.loads((output / "summary.json").read_text(encoding="utf-8")), done.stdout
 
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     output = tmp_path_factory.mktemp("lake")
-    return (output, *played(output))
+    printed = call_example("textarena", output, *SHORT, "--max_steps", "2")
+    return output, summary_of(output), printed
 
 
 def test_it_plays_learns_and_says_how_well(lake: tuple[Path, dict[str, Any], str]) -> None:
@@ -54,7 +46,8 @@ def test_a_model_of_ones_own_reads_the_words_of_a_game_without_a_reference(
 ) -> None:
     options = ["--model", str(lake[0] / "model"), "--game", "Sudoku-v0-easy", "--max_steps_per_episode", "2"]
     options += ["--per_device_train_batch_size", "4", "--num_generations", "4", "--max_turn_tokens", "4"]
-    summary, _ = played(tmp_path, *options, "--max_steps", "1", "--num_games", "4")
+    run_example("textarena", tmp_path, *options, "--max_steps", "1", "--num_games", "4")
+    summary = summary_of(tmp_path)
     assert "optimal" not in summary
     assert "warm start" not in summary["seconds"]
     assert summary["after"]["num_episodes"] == 4

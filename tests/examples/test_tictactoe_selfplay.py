@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 import signal
-import subprocess
-import sys
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
+from example_runs import FOLDER, call_example, stop_example, summary_of
 
 from agentsgym.envs.TextArena import TextArenaEnv
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "tictactoe_selfplay.py"
 SHORT = ["--num_games", "8", "--num_demonstrations", "32", "--warm_start_steps", "3"]
-SHORT += ["--per_device_train_batch_size", "16", "--logging_steps", "1", "--num_generations", "4"]
-
-
-def command(output: Path, *options: str) -> list[str]:
-    return [sys.executable, str(SCRIPT), *SHORT, "--output_dir", str(output), *options]
-
-
-def summary_of(output: Path) -> dict[str, Any]:
-    return json.loads((output / "summary.json").read_text(encoding="utf-8"))
+SHORT += ["--per_device_train_batch_size", "16", "--num_generations", "4"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     output = tmp_path_factory.mktemp("selfplay")
-    done = subprocess.run(command(output, "--max_steps", "4"), capture_output=True, text=True, check=True, cwd=output)
-    return output, done.stdout
+    return output, call_example("tictactoe_selfplay", output, *SHORT, "--max_steps", "2")
 
 
 def test_both_seats_are_rated_against_random_and_optimal_play(run: tuple[Path, str]) -> None:
@@ -54,7 +39,7 @@ def test_both_seats_are_rated_against_random_and_optimal_play(run: tuple[Path, s
 
 
 def test_what_it_imitates_is_legal_and_shown_as_lines() -> None:
-    example = runpy.run_path(str(SCRIPT))
+    example = runpy.run_path(str(FOLDER / "tictactoe_selfplay.py"))
     config = {"game": "TicTacToe-v0", "opponent": "self", "history": example["board_as_lines"]}
     games = TextArenaEnv(env_config=config).rollout([{"seed": seed} for seed in range(20)], example["RandomMover"](0))
     assert not any(turn.invalid for game in games for turn in game.turns)
@@ -67,23 +52,7 @@ def test_what_it_imitates_is_legal_and_shown_as_lines() -> None:
 
 
 def test_it_takes_a_model_of_ones_own_and_keeps_it_as_it_is_when_stopped(run: tuple[Path, str], tmp_path: Path) -> None:
-    options = ["--model", str(run[0] / "model"), "--max_turn_tokens", "3", "--max_steps", "100000"]
-    process = subprocess.Popen(
-        command(tmp_path, *options), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert process.stdout is not None
-    watchdog = threading.Timer(240, process.kill)
-    watchdog.start()
-    lines: list[str] = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith("step "):
-            process.send_signal(signal.SIGTERM)
-            break
-    output, _ = process.communicate()
-    watchdog.cancel()
-    assert process.returncode == 128 + signal.SIGTERM, [*lines, output]
-    assert "keeping the policy as it is now" in output
-    assert summary_of(tmp_path)["interrupted"] is True
+    options = ["--model", str(run[0] / "model"), "--max_turn_tokens", "3"]
+    printed = stop_example("tictactoe_selfplay", tmp_path, signal.SIGTERM, *SHORT, *options)
+    assert "step 1 of 100000: O wins " in printed
     assert "warm start" not in summary_of(tmp_path)["seconds"]
-    assert (tmp_path / "model" / "model.safetensors").exists()

@@ -1,0 +1,91 @@
+"""Read the command line of a training script: its own options, every ``GRPOEnvConfig`` field, TRL's ``ModelConfig``.
+
+A script's own options are a dataclass with :class:`PolicyOptions` as its base::
+
+    @dataclass
+    class Options(PolicyOptions):
+        num_games: int = field(default=400, metadata={"help": "Games of each evaluation."})
+
+    options, args, model_config = parse_options(Options, output_dir="outputs/mine", tiny_defaults={"max_steps": 300})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from trl import ModelConfig, TrlParser
+
+from agentsgym.errors import ConfigError
+from agentsgym.training.config import GRPOEnvConfig
+
+_REFUSED = ("load_in_8bit", "load_in_4bit")  # fields of ModelConfig that the trainer does not support yet
+
+
+@dataclass
+class PolicyOptions:
+    """Which policy is trained; the base of a script's own options."""
+
+    model: str | None = field(default=None, metadata={"help": "Name or path; by default the embedded tiny policy."})
+
+
+OptionsT = TypeVar("OptionsT", bound=PolicyOptions)
+
+
+def parse_options(
+    options_type: type[OptionsT],
+    *,
+    output_dir: str,
+    tiny_defaults: Mapping[str, Any] | Callable[[OptionsT], Mapping[str, Any]],
+    defaults: Mapping[str, Any] | None = None,
+    argv: Sequence[str] | None = None,
+) -> tuple[OptionsT, GRPOEnvConfig, ModelConfig]:
+    """Read the options of a training script from the command line and the YAML file that ``--config`` names.
+
+    What the command line says counts most, then the file, then ``tiny_defaults`` (without a model), then ``defaults``,
+    then those made here: a log every 20 steps, no checkpoints and no reporting. Where the embedded policy is trained,
+    torch is held to one thread, since a second one gains nothing on so small a model.
+
+    Args:
+        options_type: The script's own options.
+        output_dir: The default of that setting.
+        tiny_defaults: Defaults of any field for the embedded policy, or a function of the script's options that gives
+            them.
+        defaults: Defaults of any field for every policy.
+        argv: The arguments; None for those of the process.
+
+    Returns:
+        The options, with a ``model`` given as ``--model_name_or_path`` in their ``model`` too; the settings of the
+        trainer; TRL's settings of the model.
+
+    Raises:
+        ConfigError: A setting of the model is not supported, or the model is named twice.
+    """
+    dataclasses: Any = (options_type, GRPOEnvConfig, ModelConfig)
+    parser: Any = TrlParser(dataclasses)
+    common = {
+        "output_dir": output_dir,
+        "logging_steps": 20,
+        "save_strategy": "no",
+        "report_to": "none",
+        "dataloader_pin_memory": torch.accelerator.is_available(),
+    }
+    parser.set_defaults(**(common | dict(defaults or {})))
+    options, args, model_config = parser.parse_args_and_config(argv)
+    if options.model is None and model_config.model_name_or_path is None:
+        torch.set_num_threads(1)
+        parser.set_defaults(**(tiny_defaults(options) if callable(tiny_defaults) else tiny_defaults))
+        options, args, model_config = parser.parse_args_and_config(argv)
+    _check_model(options, model_config)
+    options.model = options.model or model_config.model_name_or_path
+    return options, args, model_config
+
+
+def _check_model(options: PolicyOptions, model_config: ModelConfig) -> None:
+    for name in _REFUSED:
+        if getattr(model_config, name):
+            raise ConfigError(f"--{name} is not supported yet: the trainer takes a model that is not quantized")
+    if options.model and model_config.model_name_or_path:
+        raise ConfigError("--model and --model_name_or_path are the same: give one of them")

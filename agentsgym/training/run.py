@@ -1,0 +1,291 @@
+"""A whole training run as one object: evaluations, a warm start, reinforcement learning, and what is written of them.
+
+::
+
+    policy ─▶ evaluate ─▶ warm_start ─▶ evaluate ─▶ learn ─▶ evaluate ─▶ write_summary
+               references    demonstrations            rows        │
+                                                                   └─▶ model/  learning_curve.png  transcripts_*.txt
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoModelForCausalLM, PrinterCallback, ProgressCallback
+from trl import get_peft_config
+
+from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.evaluation.mixed import evaluate_mixed
+from agentsgym.evaluation.run import evaluate
+from agentsgym.seeding import derive_seed
+from agentsgym.training.callbacks import LearningCurve
+from agentsgym.training.imitate import imitate, tiny_imitation_config
+from agentsgym.training.scripts import LossBar, Phases, episodes_bar, write_transcripts
+from agentsgym.training.trainer import GRPOEnvTrainer
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState
+    from trl import ModelConfig
+
+    from agentsgym.agents.base import Agent
+    from agentsgym.envs.base import MultistepEnv
+    from agentsgym.evaluation.metrics import Evaluation
+    from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.types import Trajectory
+
+_MAX_CONCURRENT = 256
+
+
+class TrainingRun:
+    """Evaluates a policy, warms it up, trains it, and writes what came of it; each step is one call.
+
+    Ctrl-C or SIGTERM in a warm start or in training ends that step and keeps the policy as it is then; the steps of
+    learning that follow do nothing, the evaluations and the summary are made as ever, and ``phases.status`` is what the
+    process is to exit with. While episodes are played outside of training, a signal ends the process as it always does.
+
+    ::
+
+        run = TrainingRun(tiny_policy(TwentyQuestionsEnv()), args)
+        env = TwentyQuestionsEnv(run.tokenizer)
+        tasks = [{"solution": name} for name in env.candidates.objects]
+        run.evaluate("random", env, tasks, RandomPlayer(env))
+        run.warm_start(run.play("demonstrations", env, tasks, ImitationPlayer(env)), num_steps=500)
+        run.evaluate("before", env, tasks)
+        run.learn(env, env.get_train_dataset(size=10_000), callbacks=[run.learning_curve(references=["random"])])
+        run.evaluate("after", env, tasks)
+        run.write_summary()
+
+    Attributes:
+        model: The policy in training.
+        tokenizer: Its tokenizer, which the environments need too.
+        args: The settings of the trainer; ``args.seed`` seeds every step.
+        output: The folder of all that is written, ``args.output_dir``.
+        phases: How long each step took, and whether one was stopped.
+        evaluations: What :meth:`evaluate` found, by name.
+    """
+
+    def __init__(
+        self,
+        policy: tuple[PreTrainedModel, PreTrainedTokenizerBase],
+        args: GRPOEnvConfig,
+        model_config: ModelConfig | None = None,
+        *,
+        unit: str = "episode",
+    ) -> None:
+        """Set up; nothing is played or written.
+
+        Args:
+            policy: A model and its tokenizer, as :func:`agentsgym.tiny_policy` and
+                :func:`~agentsgym.training.scripts.load_policy` give them.
+            args: The settings of the trainer.
+            model_config: TRL's settings of the model, of which those of adapters are used; None for no adapters.
+            unit: What progress bars call an episode.
+        """
+        self.model, self.tokenizer = policy
+        self.args = args
+        self.output = Path(args.output_dir or "outputs")
+        self.phases = Phases()
+        self.evaluations: dict[str, Evaluation] = {}
+        self._unit = unit
+        self._peft_config = get_peft_config(model_config) if model_config else None
+
+    def policy(self, *, seed: int | None = None) -> PolicyAgent:
+        """Give the policy as it is now as an agent, sampled at temperature 1 without top-k or top-p.
+
+        Args:
+            seed: Of its draws; None for one that is derived from ``args.seed``, the same at each call.
+        """
+        seed = derive_seed("evaluation", self.args.seed) if seed is None else seed
+        return PolicyAgent(self.model, self.tokenizer, seed=seed, max_turn_tokens=self.args.max_turn_tokens)
+
+    def evaluate(
+        self,
+        name: str,
+        env: MultistepEnv | None,
+        tasks: Sequence[Mapping[str, Any]] | Dataset,
+        agent: Agent | None = None,
+        *,
+        label: str | None = None,
+        **options: Any,
+    ) -> Evaluation:
+        """Evaluate an agent and keep the result under a name.
+
+        Args:
+            name: Under which ``evaluations`` and the summary hold it.
+            env: The environment; None for rows that each name their own, as :func:`agentsgym.mix` makes them.
+            tasks: The same at each call, so that players are compared on equal terms.
+            agent: Who plays; None for the policy as it is now.
+            label: What the progress bar and ``phases`` call it; None for ``name``.
+            **options: What :func:`agentsgym.evaluate` or, without ``env``, :func:`agentsgym.evaluate_mixed` takes.
+
+        Returns:
+            The evaluation.
+        """
+        options = {"max_concurrent": _MAX_CONCURRENT, **options}
+        agent, label = agent or self.policy(), label or name
+        num_episodes = len(tasks) * options.get("num_rollouts", 1)
+        with self.phases.measure(label), episodes_bar(label, num_episodes, unit=self._unit) as on_finish:
+            if env is None:
+                found = evaluate_mixed(agent, tasks, self.tokenizer, on_finish=on_finish, **options)
+            else:
+                found = evaluate(env, agent, tasks, on_finish=on_finish, **options)
+        self.evaluations[name] = found
+        return found
+
+    def play(self, label: str, env: MultistepEnv, tasks: Sequence[Mapping[str, Any]], agent: Agent) -> list[Trajectory]:
+        """Let an agent play each task once behind a progress bar, to record demonstrations.
+
+        Args:
+            label: What the progress bar and ``phases`` call it.
+            env: The environment, made with the tokenizer of the policy.
+            tasks: What is played.
+            agent: Who plays.
+
+        Returns:
+            The trajectories, in the order of the tasks.
+        """
+        with self.phases.measure(label), episodes_bar(label, len(tasks), unit=self._unit) as on_finish:
+            return env.rollout(tasks, agent, max_concurrent=_MAX_CONCURRENT, on_finish=on_finish)
+
+    def warm_start(
+        self, demonstrations: Sequence[Trajectory], num_steps: int, *, observation_loss: bool = False, **settings: Any
+    ) -> None:
+        """Let the policy imitate demonstrations, and save it to ``model/``.
+
+        Args:
+            demonstrations: Trajectories recorded with the policy's tokenizer.
+            num_steps: Optimizer steps.
+            observation_loss: Whether it also learns to predict observations.
+            **settings: Any field of ``SFTConfig``. The defaults are those of
+                :func:`~agentsgym.training.imitate.tiny_imitation_config`: a pretrained model needs a learning rate far
+                below its 3e-3.
+
+        Raises:
+            ConfigError: ``num_steps`` is below 1, or there is nothing to imitate.
+        """
+        if self.phases.interrupted:
+            return
+        config = tiny_imitation_config(num_steps, **({"seed": self.args.seed, "disable_tqdm": True} | settings))
+        with (
+            self.phases.measure("warm start"),
+            self.phases.interruptible(),
+            LossBar("warm start", config.max_steps) as bar,
+        ):
+            imitate(
+                self.model,
+                demonstrations,
+                self.tokenizer,
+                config,
+                observation_loss=observation_loss,
+                callbacks=[bar],
+            )
+        self.save_policy()
+
+    def learning_curve(self, *, before: str = "before", references: Sequence[str] = ()) -> LearningCurve:
+        """Make the plot ``learning_curve.png`` that :meth:`learn` draws.
+
+        Args:
+            before: The evaluation of the policy before training.
+            references: The evaluations of other players, drawn as lines.
+
+        Raises:
+            ConfigError: There is no evaluation of such a name.
+        """
+        for name in (before, *references):
+            if name not in self.evaluations:
+                known = did_you_mean(name, self.evaluations) if self.evaluations else "; nothing was evaluated yet"
+                raise ConfigError(f"the learning curve shows the evaluation {name!r}, which was not made{known}")
+        win_rates = {name: found.win_rate for name, found in self.evaluations.items() if found.win_rate}
+        return LearningCurve(
+            self.output / "learning_curve.png",
+            before=win_rates.get(before),
+            references={name: win_rates[name] for name in references if name in win_rates},
+        )
+
+    def learn(
+        self,
+        env: MultistepEnv | None,
+        rows: Dataset,
+        *,
+        label: str = "reinforcement learning",
+        callbacks: Sequence[TrainerCallback] = (),
+        **trainer_options: Any,
+    ) -> TrainerState | None:
+        """Train the policy with :class:`agentsgym.GRPOEnvTrainer`, and save it to ``model/``.
+
+        Adapters are merged into the weights at the end. ``args.resume_from_checkpoint`` is heeded. The trainer handles
+        signals itself: it saves a checkpoint to go on from where ``args`` asks for checkpoints.
+
+        Args:
+            env: The environment; None for rows that each name their own.
+            rows: What is trained on.
+            label: What ``phases`` calls it.
+            callbacks: As the trainer takes them, say :meth:`learning_curve`. Its own bar and printing are left out.
+            **trainer_options: Other arguments of the trainer, say ``curriculum``.
+
+        Returns:
+            The state of the trainer, whose ``log_history`` holds the metrics; None if nothing was trained because a
+            step before was stopped.
+        """
+        if self.phases.interrupted:
+            return None
+        self._load_from_path_if_needed()
+        trainer = GRPOEnvTrainer(
+            self.model,
+            env,
+            self.args,
+            train_dataset=rows,
+            processing_class=self.tokenizer,
+            callbacks=[*callbacks],
+            peft_config=self._peft_config,
+            **trainer_options,
+        )
+        trainer.remove_callback(ProgressCallback)
+        trainer.remove_callback(PrinterCallback)
+        with trainer, self.phases.measure(label), self.phases.interruptible(handle_sigterm=False):
+            trainer.train(resume_from_checkpoint=self.args.resume_from_checkpoint)
+        for callback in callbacks:
+            if isinstance(callback, LearningCurve):
+                callback.close()
+        if self._peft_config is not None:
+            adapted: Any = trainer.model
+            self.model = adapted.merge_and_unload()
+        self.save_policy()
+        return trainer.state
+
+    def _load_from_path_if_needed(self) -> None:
+        """Load the policy anew where the trainer reads it from its path: for a reference model, and for vLLM."""
+        if self.args.beta or self.args.use_vllm:
+            self.save_policy("start")
+            self.model = AutoModelForCausalLM.from_pretrained(self.output / "start")
+
+    def save_policy(self, folder: str = "model") -> None:
+        """Write the policy and its tokenizer as they are now, into a folder of ``output``."""
+        self.model.save_pretrained(self.output / folder)
+        self.tokenizer.save_pretrained(self.output / folder)
+
+    def write_transcripts(self, *names: str) -> None:
+        """Write the episodes of evaluations as text, each to ``transcripts_<name>.txt``."""
+        self.output.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            write_transcripts(self.output / f"transcripts_{name}.txt", self.evaluations[name].trajectories)
+
+    def write_summary(self, **more: Any) -> None:
+        """Write ``summary.json``: every evaluation, ``seconds`` by phase, ``seed``, and whether it was ``interrupted``.
+
+        Args:
+            **more: What else it holds; a key from above is replaced. What JSON cannot hold is written as its ``str``.
+        """
+        summary = {name: found.as_dict() for name, found in self.evaluations.items()} | {
+            "seconds": self.phases.seconds,
+            "seed": self.args.seed,
+            "interrupted": self.phases.interrupted,
+        }
+        self.output.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(summary | more, indent=2, default=str)
+        (self.output / "summary.json").write_text(text + "\n", encoding="utf-8")
