@@ -168,9 +168,7 @@ def main() -> None:
     rows = mix(sources, weights=weights, size=10_000, seed=args.seed)
     tasks: list[Any] = list(mix(sources, size=options.num_games, seed=args.seed, split="eval"))
     if options.model is None:
-        silent = {"number", "sums"} & set(sources)  # the others know their words
-        players = {name: players_of(name, None, args.seed).random for name in silent}
-        policy = tiny_policy(rows, agent=players, num_episodes=400, seed=args.seed)
+        policy = make_tiny_policy(rows, sources, args.seed)
     else:
         policy = load_policy(options.model, model_config, trust_remote_code=args.trust_remote_code)
     run = TrainingRun(policy, args, model_config, unit="game")
@@ -236,6 +234,13 @@ def make_sources(names: Sequence[str], *, is_tiny: bool) -> dict[str, Any]:
         ),
     }
     return {name: sources[name] for name in names}
+
+
+def make_tiny_policy(rows: Any, names: Iterable[str], seed: int) -> tuple[Any, Any]:
+    """Make the embedded policy with the words of all environments."""
+    silent = {"number", "sums"} & set(names)  # the others know their words
+    players = {name: players_of(name, None, seed).random for name in silent}
+    return tiny_policy(rows, agent=players, num_episodes=400, seed=seed)
 
 
 def play_references(run: TrainingRun, kind: str, names: Iterable[str], tasks: Sequence[Any]) -> dict[str, Evaluation]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -189,3 +190,14 @@ def test_the_policy_is_sampled_alike_at_each_call_unless_a_seed_says_otherwise(t
     agents = [run.policy(), run.policy(), run.policy(seed=7)]
     one, same, other = ([played.token_ids for played in env.rollout(task_data(), agent)] for agent in agents)
     assert one == same != other
+
+
+def test_the_whole_run_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    block = re.findall(r"^```python\n(.*?)^```", page.partition("\n## Whole runs\n")[2], re.M | re.S)[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "training.md", "exec"), {})
+    written = {path.name for path in (tmp_path / "outputs" / "whole_run").iterdir()}
+    assert written == {
+        "model", "learning_curve.png", "transcripts_before.txt", "transcripts_after.txt", "summary.json",
+    }  # fmt: skip
