@@ -9,14 +9,16 @@ import pytest
 from example_runs import assert_refused, call_example, stop_example, summary_of
 
 SHORT = ["--num_games", "20", "--num_demonstrations", "16", "--warm_start_steps", "4"]
-NAMES = {"questions", "prices", "lake", "number", "sums"}
+DEFAULT = ["questions", "prices", "lake", "number"]
+NAMES = {*DEFAULT, "sums"}
 STAGES = ["random", "untrained", "imitation", "trained", "optimal"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     output = tmp_path_factory.mktemp("mixed")
-    return output, call_example("mixed_environments", output, *SHORT, "--max_steps", "2", "--logging_steps", "2")
+    options = ["--environments", *DEFAULT, "sums", "--max_steps", "2", "--logging_steps", "2"]
+    return output, call_example("mixed_environments", output, *SHORT, *options)
 
 
 def test_every_environment_has_a_row_with_all_stages(run: tuple[Path, str]) -> None:
@@ -57,8 +59,8 @@ def test_it_takes_a_model_and_some_of_the_environments_and_ctrl_c_keeps_it(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--weights", "1", "2"), "--weights needs one number for each of the 5 environments, got 2"),
-        (("--weights", "1", "1", "1", "1", "0"), "weights['sums'] must be a number above 0"),
+        (("--weights", "1", "2"), "--weights needs one number for each of the 4 environments, got 2"),
+        (("--weights", "1", "1", "1", "0"), "weights['number'] must be a number above 0"),
         (("--environments", "lakes"), "--environments must be some of questions, prices, lake, number, sums"),
     ],
 )
