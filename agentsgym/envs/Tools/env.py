@@ -293,7 +293,12 @@ class ToolEnv(MultistepEnv):
                 )
 
     def _play_calls(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
-        plan = plan_of(action, self.tool_schemas, self.env_config, num_made=state["num_calls"])
+        return self._play_plan(session_id, state, self._plan(state, action, self.tool_schemas))
+
+    def _plan(self, state: State, action: Action, schemas: Sequence[Mapping[str, Any]]) -> Plan:
+        return plan_of(action, schemas, self.env_config, num_made=state["num_calls"])
+
+    def _play_plan(self, session_id: str, state: State, plan: Plan) -> tuple[State, float, bool, dict[str, Any]]:
         if not plan.calls:
             return self._refused(state, plan.complaint, num_unreadable=plan.num_unreadable)
         maker = Maker(self._call_tool, self._process, self.env_config, is_own=self._makes_calls())
