@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
-from typing import Any
+from typing import Any, cast
 
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
@@ -68,6 +68,11 @@ def is_bool(value: Any) -> bool:
 def is_str(value: Any) -> bool:
     """Accept strings."""
     return isinstance(value, str)
+
+
+def is_strings(value: Any) -> bool:
+    """Accept lists of strings."""
+    return isinstance(value, list | tuple) and all(map(is_str, cast("list[Any]", value)))
 
 
 def one_of(*choices: str) -> Check:

@@ -99,16 +99,19 @@ def test_every_common_key_of_env_config_is_documented_with_its_default() -> None
 
 
 @pytest.mark.parametrize(
-    ("path", "page_name"),
+    ("path", "pages"),
     [
-        ("agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv", "twenty_questions.md"),
-        ("agentsgym.envs.Search.SearchEnv", "search.md"),
-        ("agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv", "reasoning.md"),
+        ("agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv", ["twenty_questions.md"]),
+        ("agentsgym.envs.Tools.ToolEnv", ["tools.md"]),
+        ("agentsgym.envs.Search.SearchEnv", ["tools.md", "search.md"]),
+        ("agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv", ["reasoning.md"]),
     ],
 )
-def test_every_option_of_an_environment_is_documented_with_its_default(path: str, page_name: str) -> None:
+def test_every_option_of_an_environment_is_documented_with_its_default(path: str, pages: list[str]) -> None:
     defaults = {key: field.default for key, field in find(path).config_fields.items()}
-    page = documented(page_name)
+    page: dict[str, Any] = {}
+    for name in pages:
+        page |= documented(name)
     assert {key: page.get(key, "missing") for key in defaults} == defaults
 
 

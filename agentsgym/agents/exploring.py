@@ -115,7 +115,9 @@ def _nested(kind: str, fields: Mapping[str, Any], text: str, stream: random.Rand
     if kind == "array":
         low = int(fields.get("minItems", 0 if depth >= _MAX_DEPTH else 1))
         size = low if depth >= _MAX_DEPTH else stream.randint(low, min(int(fields.get("maxItems", low + 2)), low + 2))
-        return [_value(fields.get("items"), text, stream, depth + 1) for _ in range(size)]
+        first = list(cast("list[Any]", fields.get("prefixItems") or ()))  # of a tuple
+        parts = [*first, *[fields.get("items")] * size][:size]
+        return [_value(part, text, stream, depth + 1) for part in parts]
     required = set(fields.get("required") or ())
     return {
         name: _value(inner, text, stream, depth + 1)

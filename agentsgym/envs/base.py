@@ -10,22 +10,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.batch.padding import pad_task_groups, unpadded_row
 from agentsgym.batch.transitions import transitions
-from agentsgym.credit.rewards import check_credit, per_token_rewards
+from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.envs.calls.schemas import schemas_of
-from agentsgym.envs.config import COMMON_FIELDS, check_trials, validated_config
 from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import Budget, chat_format_of
-from agentsgym.envs.play import OnFinish, make_trials, play_under_policy
-from agentsgym.envs.rows.read import TaskData, plain_part, tasks_of_rows
+from agentsgym.envs.play import OnFinish, make_trials, play_begun_episode, play_under_policy
+from agentsgym.envs.rows.read import TaskData, tasks_of_rows
 from agentsgym.envs.starts import StartChecks, start_state
-from agentsgym.envs.subclass import bind_dataset_methods, called_config, called_parts, refuse_uncalled_overrides
+from agentsgym.envs.subclass import called_config, called_parts, given_and_valid, prepare_class
 from agentsgym.envs.task_checks import check_task
 from agentsgym.envs.trial import Trial
-from agentsgym.envs.user_checks import check_class, check_initialized, check_single_stream, check_tokenizer
-from agentsgym.errors import EnvError, check_options
+from agentsgym.envs.user_checks import check_initialized, check_single_stream, check_tokenizer
+from agentsgym.errors import check_options
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import Field, is_int, require
-from agentsgym.rollouts.driver import drive
 from agentsgym.rollouts.interfaces import Pool
 from agentsgym.seeding import derive_seed, episode_generator
 from agentsgym.tokens.transcript import ChatFormat
@@ -62,16 +60,12 @@ class MultistepEnv(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        check_class(cls, MultistepEnv)
-        refuse_uncalled_overrides(cls, MultistepEnv)
-        bind_dataset_methods(cls)
-        cls.takes_actions = cls._step_action is not MultistepEnv._step_action
+        prepare_class(cls, MultistepEnv)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Note what the outermost class is called with, before any constructor takes a key out."""
         env = super().__new__(cls)
-        env._called_with = called_config(cls, args, kwargs)
-        env._called_parts = called_parts(cls, args, kwargs)
+        env._called_with, env._called_parts = called_config(cls, args, kwargs), called_parts(cls, args, kwargs)
         return env
 
     if not TYPE_CHECKING:  # with it, no type checker would find a misspelled attribute
@@ -96,18 +90,7 @@ class MultistepEnv(ABC):
         self._starts = StartChecks()  # its presence says that this constructor has run
         check_tokenizer(tokenizer, type(self))
         self.tokenizer = tokenizer
-        handed, called_with = plain_part(env_config) or {}, self._called_with
-        self.given_config: dict[str, Any] = handed if called_with is None else called_with
-        self.env_config = validated_config(
-            env_config,
-            {**COMMON_FIELDS, **self.config_fields},
-            self.default_config,
-            added_keys=()
-            if type(self).__init__ is MultistepEnv.__init__
-            else handed.keys() - (called_with or {}).keys(),
-        )
-        check_trials(self.env_config)
-        check_credit(self.env_config["turn_credit"], self.env_config["token_credit"])
+        self.given_config, self.env_config = given_and_valid(type(self), MultistepEnv, env_config, self._called_with)
         self._check_config(self.env_config)
         self._tool_schemas: tuple[dict[str, Any], ...] | None = None
         self._chat_format: ChatFormat | None = None
@@ -342,13 +325,7 @@ class MultistepEnv(ABC):
             ConfigError: As in :meth:`run_trial`.
         """
         check_single_stream(self, "_run_complete_episode")
-        if session_id not in self.active_states:
-            raise EnvError(f"active_states has no session {session_id!r}: put its state there first")
-        trial = Trial(
-            env=self, session_id=session_id, budget=Budget(trajectory=self.env_config["max_trajectory_tokens"])
-        )
-        [trajectory] = drive([trial.play_one()], as_agent(agent))
-        return unpadded_row(trajectory)
+        return unpadded_row(play_begun_episode(self, session_id, as_agent(agent)))
 
     # What the trainer and a trial call
 
@@ -363,10 +340,8 @@ class MultistepEnv(ABC):
         """Check every task and set up its trials, not started yet, task-major; arguments as in :meth:`rollout`."""
         check_initialized(self)
         require("num_rollouts", num_rollouts, is_int(1), "a positive int")
-        tasks = tasks_of_rows(self, task_data_list)
-        budget = Budget(
-            trajectory=self.env_config["max_trajectory_tokens"], completion=max_completion_length, turn=max_turn_tokens
-        )
+        tasks, most = tasks_of_rows(self, task_data_list), self.env_config["max_trajectory_tokens"]
+        budget = Budget(trajectory=most, completion=max_completion_length, turn=max_turn_tokens)
         for index, task in enumerate(tasks):
             self.check_task(task, f"task_data_list[{index}]")
         return make_trials(self, tasks, num_rollouts, budget)
@@ -391,10 +366,5 @@ class MultistepEnv(ABC):
     def check_starts(
         self, trajectories: Iterable[Trajectory], group_of: Callable[[Trajectory], Hashable] | None = None
     ) -> None:
-        """Warn once if rollouts of one task group began with different prompts.
-
-        Args:
-            trajectories: Finished rollouts of this environment.
-            group_of: The task group of a rollout; by default its ``task_index``.
-        """
+        """Warn once if finished rollouts of one task group, by default of one ``task_index``, began differently."""
         self._starts.see_rollouts(trajectories, group_of or (lambda trajectory: trajectory.task_index))

@@ -13,6 +13,7 @@ from agentsgym.agents.base import Agent
 from agentsgym.envs.contract import PlayableEnv
 from agentsgym.envs.conversation import Budget
 from agentsgym.envs.trial import Trial
+from agentsgym.errors import EnvError
 from agentsgym.failure_policy import FailureCount, FailurePolicy
 from agentsgym.failures import FailureLog
 from agentsgym.rollouts.driver import drive
@@ -40,6 +41,20 @@ def make_trials(env: PlayableEnv, tasks: Sequence[Mapping[str, Any]], num_rollou
         for task_index, (task, seed) in enumerate(zip(tasks, seeds, strict=True))
         for rollout_index in range(num_rollouts)
     ]
+
+
+def play_begun_episode(env: PlayableEnv, session_id: str, agent: Agent) -> Trajectory:
+    """Play one episode of a session whose state the caller put in ``active_states``.
+
+    Raises:
+        EnvError: The environment broke, or there is no such session.
+        AgentError: The agent broke.
+    """
+    if session_id not in env.active_states:
+        raise EnvError(f"active_states has no session {session_id!r}: put its state there first")
+    budget = Budget(trajectory=env.env_config["max_trajectory_tokens"])
+    [trajectory] = drive([Trial(env=env, session_id=session_id, budget=budget).play_one()], agent)
+    return trajectory
 
 
 class TrialRounds:

@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
+from agentsgym.credit.rewards import check_credit
+from agentsgym.envs.config import COMMON_FIELDS, check_trials, validated_config
 from agentsgym.envs.rows.read import plain_part
+from agentsgym.envs.user_checks import check_class
 from agentsgym.errors import ConfigError
 
 DATASET_METHODS = ("get_train_dataset", "get_eval_dataset")
@@ -18,6 +21,18 @@ _NEVER_CALLED = {
     "run_trial": "_step_episode, _final_reward or _calculate_rewards for what it returns",
     "_run_complete_episode": "_initialize_episode, _format_prompt, _step_episode or _close_episode for what it does",
 }
+
+
+def prepare_class(env_class: type[Any], base: type[Any]) -> None:
+    """Check a class as it is made, and bind what its instances are to have; arguments as for what this calls.
+
+    Raises:
+        ConfigError: It is written in a way that could not work.
+    """
+    check_class(env_class, base)
+    refuse_uncalled_overrides(env_class, base)
+    bind_dataset_methods(env_class)
+    env_class.takes_actions = env_class._step_action is not base._step_action
 
 
 def refuse_uncalled_overrides(env_class: type, base: type) -> None:
@@ -44,6 +59,32 @@ def bind_dataset_methods(env_class: type) -> None:
         method: Any = inspect.getattr_static(env_class, name)
         if type(method) is classmethod:
             setattr(env_class, name, DatasetMethod(method.__func__))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+
+
+def given_and_valid(
+    env_class: type[Any], base: type[Any], env_config: Any, called_with: dict[str, Any] | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tell what an environment was given from what it goes by.
+
+    Args:
+        env_class: Its class.
+        base: The class whose constructor asks.
+        env_config: What that constructor was handed.
+        called_with: What the outermost class was called with, as :func:`called_config` finds it.
+
+    Returns:
+        The plain part of the configuration as the user wrote it, and the validated one, defaults filled in.
+
+    Raises:
+        ConfigError: A key is unknown, or a value or a combination of the common keys is not valid.
+    """
+    handed = plain_part(env_config) or {}
+    added_keys = () if env_class.__init__ is base.__init__ else handed.keys() - (called_with or {}).keys()
+    fields = {**COMMON_FIELDS, **env_class.config_fields}
+    config = validated_config(env_config, fields, env_class.default_config, added_keys=added_keys)
+    check_trials(config)
+    check_credit(config["turn_credit"], config["token_credit"])
+    return handed if called_with is None else called_with, config
 
 
 def called_config(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:

@@ -20,12 +20,9 @@ from agentsgym.errors import ConfigError
 from agentsgym.evaluation.metrics import Evaluation, summarize_outcomes
 from agentsgym.training._trl import TRLSeam, environment
 from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.environments import build_environments, check_env
-from agentsgym.training.generation.generator import (
-    GenerationBatch,
-    Phase,
-    RolloutGenerator,
-)
+from agentsgym.training.generation.generator import RolloutGenerator
 from agentsgym.training.generation.played import PlayedEvaluation
 from agentsgym.training.lifecycle.generators import preserve_rng_state
 from agentsgym.training.lifecycle.restartable import RestartableTrainer

@@ -207,9 +207,9 @@ def test_a_malformed_call_between_searches_leaves_the_conversation_legal() -> No
     (trajectory,) = env.rollout([{"question": "Who?", "answers": ["Ada"]}], Calling(["x"]))
     assert (trajectory.error, trajectory.success) == (None, True)
     roles = [message["role"] for message in asked[1]]
-    assert roles == ["system", "user", "assistant", "tool", "tool", "user"]
+    assert roles == ["system", "user", "assistant", "tool", "tool"]
     assert [message["tool_call_id"] for message in asked[1][3:5]] == ["a", "b"]
-    assert "no valid JSON" in asked[1][5]["content"]
+    assert asked[1][4]["content"].endswith("A call could not be read: the call is no valid JSON")
 
 
 def test_tools_are_the_environments_to_give() -> None:

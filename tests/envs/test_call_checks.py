@@ -17,6 +17,9 @@ PROPERTIES = {
     "note": {"type": "string", "nullable": True},
     "id": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
     "deep": {"type": ["boolean", "integer"]},
+    "place": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "minItems": 2, "maxItems": 2},
+    "open": {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "string"}},
+    "shut": {"type": "array", "prefixItems": [{"type": "integer"}], "items": False},
     "rest": {"type": "object", "additionalProperties": {"type": "integer"}},
 }
 SCHEMAS = schemas_of(
@@ -31,6 +34,8 @@ SCHEMAS = schemas_of(
         {"k": 9, "share": 0.5, "order": "up", "tags": ["a", "b"], "where": {"x": -1, "y": 2}, "note": None},
         {"share": 3, "id": 3, "deep": True, "rest": {"a": 1}},
         {"id": "3", "deep": 3, "note": "", "tags": []},
+        {"place": [1, "a"], "open": [1, "a", "b"], "shut": [1]},
+        {"open": [], "shut": []},
     ],
 )
 def test_a_call_that_fits_is_not_criticized(arguments: dict[str, Any]) -> None:
@@ -53,6 +58,11 @@ def test_a_call_that_fits_is_not_criticized(arguments: dict[str, Any]) -> None:
         ({"tags": "a"}, "the argument 'tags' of 'search' must be a list, got 'a'"),
         ({"tags": ["a", 1]}, "the argument 'tags[1]' of 'search' must be a string, got 1"),
         ({"tags": ["a", "b", "c"]}, "must be a list of at most 2 items"),
+        ({"place": [1]}, "the argument 'place' of 'search' must be a list of 2 items, got [1]"),
+        ({"place": [1, "a", 2]}, "the argument 'place' of 'search' must be a list of 2 items, got [1, 'a', 2]"),
+        ({"place": ["a", 1]}, "the argument 'place[0]' of 'search' must be an integer, got 'a'"),
+        ({"open": [1, "a", 2]}, "the argument 'open[2]' of 'search' must be a string, got 2"),
+        ({"shut": [1, 2]}, "the argument 'shut' of 'search' must be a list of at most 1 items, got [1, 2]"),
         ({"where": {}}, "the argument 'where.x' of 'search' is missing"),
         ({"where": {"x": "0"}}, "the argument 'where.x' of 'search' must be an integer, got '0'"),
         ({"id": 0.5}, "the argument 'id' of 'search' must be one of the 2 forms"),

@@ -215,6 +215,12 @@ def test_exploring_calls_fit_their_schema() -> None:
                     "where": {"enum": ["north", "south"]},
                     "steps": {"type": "integer", "minimum": 2, "maximum": 4},
                     "loads": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+                    "place": {
+                        "prefixItems": [{"type": "integer"}, {"const": "up"}],
+                        "minItems": 2,
+                        "maxItems": 2,
+                        "type": "array",
+                    },
                     "fast": {"type": ["boolean", "null"]},
                     "how": {"anyOf": [{"const": "slowly"}, {"type": "object", "properties": {}}]},
                     "note": {"type": "string"},
@@ -231,6 +237,10 @@ def test_exploring_calls_fit_their_schema() -> None:
         assert given["steps"] in {2, 3, 4}
         assert len(given["loads"]) == 2
         assert all(isinstance(one, float) for one in given["loads"])
+        if "place" in given:
+            column, level = given["place"]
+            assert isinstance(column, int)
+            assert level == "up"
         assert given["fast"] in {True, False, None}
         assert given["how"] in ("slowly", {})
         assert given.get("note", "lamp") in {"a", "lamp", "and", "3", "doors"}

@@ -298,8 +298,16 @@ def test_a_tool_is_given_what_its_hints_say() -> None:
         call("paint", color="blue", place=[3, 4]),
         call("paint", color="green", place=[3, 4]),
         call("mix", one="red", other="blue"),
+        call("paint", color="red", place=[1, 2, 3]),
+        call("paint", color="red", place=[1]),
+        call("paint", color="red", place=[1, "2"]),
     ]
-    first, second, wrong, mixed = results(play(env, moves, "done"))
+    first, second, wrong, mixed, *misplaced = results(play(env, moves, "done"))
+    assert misplaced == [
+        "Error: the argument 'place' of 'paint' must be a list of 2 items, got [1, 2, 3]",
+        "Error: the argument 'place' of 'paint' must be a list of 2 items, got [1]",
+        "Error: the argument 'place[1]' of 'paint' must be an integer, got '2'",
+    ]
     assert (first, second, mixed) == ("RED (1, 2) ['BLUE']", "BLUE (3, 4) []", "RED and BLUE")
     assert "must be one of 'red', 'blue'" in wrong
     assert [schema["function"]["name"] for schema in env.tool_schemas] == ["paint", "mix"]

@@ -117,3 +117,29 @@ def test_the_table_says_what_a_full_render_does_to_answers(row: list[str]) -> No
             transcript = sampled(name, answer)
             found.append(transcript.token_ids == full_render(name, transcript.messages))
         assert tuple(found) == ANSWERS[row[0]], name
+
+
+def said_under(name: str, action: Action) -> tuple[str, str]:
+    """The generation prompt, and what is recorded of an answer to it."""
+    tokenizer = family(name)
+    transcript = Transcript(ChatFormat.of(tokenizer))
+    transcript.observe([user("Six times seven?")])
+    start = len(transcript.token_ids)
+    transcript.act(action)
+    return text_of(tokenizer, transcript.token_ids[:start]), text_of(tokenizer, transcript.token_ids[start:])
+
+
+def test_a_plain_answer_is_recorded_inside_the_thought_that_a_template_opens() -> None:
+    line = PAGE.partition("**Templates that open the thought themselves.**")[2].partition("ends with `<think>`")[0]
+    listed = named(line, set())
+    opening = {name: said_under(name, Action(text="42")) for name in TRL_TEMPLATES}
+    assert {name for name, (prompt, _) in opening.items() if prompt.rstrip().endswith("<think>")} == {*listed}
+    for name in listed:
+        assert opening[name][1].startswith("42")  # no </think> before it
+        thought, closed, said = said_under(name, Action(text="42", reasoning="Hm."))[1].partition("</think>")
+        if name.startswith("deepseek"):
+            assert not closed
+            assert said_under(name, Action(text="Hm.</think>42"))[1].startswith("Hm.</think>42")
+        else:
+            assert (thought.strip(), said.strip()[:2]) == ("Hm.", "42")
+            assert "</think>" in said_under(name, Action(text="42", reasoning=""))[1]

@@ -15,7 +15,7 @@ from test_selection import IMPOSSIBLE
 from test_trl_seam import prepared
 
 from agentsgym.errors import AgentsGymError, ConfigError
-from agentsgym.training.generation.generator import GenerationBatch
+from agentsgym.training.generation.batch import GenerationBatch
 from agentsgym.training.tensors.advantages import uninformative_task_groups
 from agentsgym.training.trainer import GRPOEnvTrainer
 

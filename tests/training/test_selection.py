@@ -17,7 +17,7 @@ from agentsgym.credit.filters import drop_groups, mask_truncated, penalize_trunc
 from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.generation.generator import GenerationBatch
+from agentsgym.training.generation.batch import GenerationBatch
 from agentsgym.training.tensors.advantages import AdvantageAssigner, filter_rollouts, uninformative_task_groups
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import StopReason, Trajectory, Turn

@@ -20,7 +20,7 @@ from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import ConfigError
 from agentsgym.training._trl import TRLSeam
-from agentsgym.training.generation.generator import GenerationBatch
+from agentsgym.training.generation.batch import GenerationBatch
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Message, Trajectory
 

@@ -334,13 +334,12 @@ class GymnasiumEnv(MultistepEnv):
         Raises:
             ConfigError: The configuration or an option is not valid.
         """
-        return task_dataset(env_config, "train", options)
+        return task_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
         """Rows to evaluate on, which share no seed and no random map with :meth:`get_train_dataset`.
 
-        Raises:
-            ConfigError: As above.
+        Arguments and errors are those of :meth:`get_train_dataset`.
         """
-        return task_dataset(env_config, "eval", options)
+        return task_dataset(cls, env_config, "eval", options)

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.envs.Gymnasium.making import load_gymnasium
 from agentsgym.envs.Gymnasium.ready import ready_game
-from agentsgym.envs.rows.options import dataset_of_rows
-from agentsgym.errors import ConfigError, TaskError, did_you_mean
-from agentsgym.fields import Check, is_bool, is_fraction, is_int, require
+from agentsgym.envs.rows.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
+from agentsgym.envs.rows.read import class_path
+from agentsgym.errors import ConfigError, TaskError
+from agentsgym.fields import Field, is_bool, is_fraction, is_int
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-ENV_CLASS_PATH = "agentsgym.envs.Gymnasium.GymnasiumEnv"
-Part = Literal["train", "eval"]
 
 _MOST_DRAWS = 1000  # of a map for one row
 _EVAL_OF = 5  # one map in five is kept for evaluation
 
 
-class DatasetOptions(TypedDict, total=False):
+class DatasetOptions(DrawnOptions, total=False):
     """Options of the rows that are made.
 
     Attributes:
@@ -35,36 +34,28 @@ class DatasetOptions(TypedDict, total=False):
         frozen_probability: The probability that a field is ice rather than a hole, 0.8 by default.
     """
 
-    size: int
-    seed: int
     random_maps: bool
     map_size: int
     frozen_probability: float
 
 
-_DEFAULTS: dict[str, Any] = {
-    "size": 256,
-    "seed": 0,
-    "random_maps": False,
-    "map_size": 4,
-    "frozen_probability": 0.8,
-}
-_CHECKS: dict[str, tuple[Check, str]] = {
-    "size": (is_int(1), "a positive int"),
-    "seed": (is_int(0), "a non-negative int"),
-    "random_maps": (is_bool, "True or False"),
-    "map_size": (is_int(2), "an int of at least 2"),
-    "frozen_probability": (is_fraction, "a number in [0, 1]"),
+_OPTIONS: Mapping[str, Field] = {
+    **drawn_options(256),
+    "random_maps": Field(default=False, expected="True or False", valid=is_bool),
+    "map_size": Field(default=4, expected="an int >= 2", valid=is_int(2)),
+    "frozen_probability": Field(default=0.8, expected="a number in [0, 1]", valid=is_fraction),
 }
 
 
-def task_dataset(env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]) -> Dataset:
+def task_dataset(
+    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
+) -> Dataset:
     """Rows of ``env_class_path``, ``env_config`` and ``task_data``.
 
     Raises:
         ConfigError: An option is unknown or not valid, or the game has no maps.
     """
-    settings = _checked(options)
+    settings = checked_options(options, _OPTIONS)
     config = dict(env_config or {})
     game_id = config.get("id", "FrozenLake-v1")
     if callable(game_id):
@@ -73,13 +64,13 @@ def task_dataset(env_config: Mapping[str, Any] | None, part: Part, options: Mapp
     if settings["random_maps"] and not (ready and ready.has_maps):
         raise ConfigError(f"random_maps=True is for FrozenLake, and the id is {shown(game_id)}")
     maps = random_maps(part, settings) if settings["random_maps"] else None
-    rows: list[dict[str, Any]] = []
+    tasks: list[dict[str, Any]] = []
     for row in range(settings["size"]):
-        task: dict[str, Any] = {"seed": _task_seed(part, settings["seed"], row)}
+        task: dict[str, Any] = {"seed": task_seed(part, "gymnasium task", settings["seed"], row)}
         if maps is not None:
             task["map"] = next(maps)
-        rows.append({"env_class_path": ENV_CLASS_PATH, "env_config": config, "task_data": task})
-    return dataset_of_rows(rows)
+        tasks.append(task)
+    return dataset_of(tasks, class_path(env_class), config)
 
 
 def random_maps(part: Part, settings: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -123,18 +114,3 @@ def check_map(desc: Any) -> None:
 
 def _is_for_evaluation(drawn: list[str]) -> bool:
     return derive_seed("frozen lake part", drawn) % _EVAL_OF == 0
-
-
-def _task_seed(part: Part, seed: int, row: int) -> int:
-    """Even for training, odd for evaluation: the two never meet, whatever the seeds."""
-    return derive_seed("gymnasium task", seed, row) // 4 * 2 + (part == "eval")
-
-
-def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    for name in options:
-        if name not in _DEFAULTS:
-            raise ConfigError(f"the dataset option {shown(name)} is unknown{did_you_mean(name, _DEFAULTS)}")
-    settings = {**_DEFAULTS, **options}
-    for name, value in settings.items():
-        require(name, value, *_CHECKS[name])
-    return settings

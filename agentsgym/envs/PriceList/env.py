@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.contract import State
 from agentsgym.envs.PriceList.questions import KINDS, MOST_TIMES, Question, most_answer
-from agentsgym.envs.rows.options import dataset_of
+from agentsgym.envs.rows.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options
 from agentsgym.envs.rows.read import class_path
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
 from agentsgym.envs.Tools.sources import SessionTools, parallel
@@ -43,18 +43,6 @@ def _is_goods(value: Any) -> bool:
 def _is_kinds(value: Any) -> bool:
     kinds = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else ()
     return len(kinds) > 0 and all(kind in KINDS for kind in kinds)
-
-
-class DatasetOptions(TypedDict, total=False):
-    """Options of the rows that are made.
-
-    Attributes:
-        size: Number of rows; 1000 by default.
-        seed: Draws the tasks; those of training and evaluation never meet.
-    """
-
-    size: int
-    seed: int
 
 
 class Till:
@@ -199,23 +187,24 @@ class PriceListEnv(ToolEnv):
         return [text for text in (system, *tools, *map(str, numbers), *questions, *calls) if text]
 
     @classmethod
-    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to train on; the options are those of :class:`DatasetOptions`.
+    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
+        """Rows to train on; the options are ``size`` (1000 by default) and ``seed``.
 
         Raises:
             ConfigError: The configuration or an option is not valid.
         """
-        return cls._rows("train", env_config, **options)
+        return cls._rows("train", env_config, options)
 
     @classmethod
-    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
+    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
         """Rows to evaluate on, which share no draw with :meth:`get_train_dataset`.
 
-        Raises:
-            ConfigError: As there.
+        Arguments and errors are those of :meth:`get_train_dataset`.
         """
-        return cls._rows("eval", env_config, **options)
+        return cls._rows("eval", env_config, options)
 
     @classmethod
-    def _rows(cls, part: str, env_config: dict[str, Any] | None, *, size: int = 1000, seed: int = 0) -> Dataset:
-        return dataset_of(cls(env_config=env_config).tasks(size, seed=seed, part=part), class_path(cls), env_config)
+    def _rows(cls, part: Part, env_config: dict[str, Any] | None, options: Mapping[str, Any]) -> Dataset:
+        env, settings = cls(env_config=env_config), checked_options(options, drawn_options(1000))
+        tasks = env.tasks(settings["size"], seed=settings["seed"], part=part)
+        return dataset_of(tasks, class_path(cls), env_config)

@@ -219,20 +219,15 @@ class ReasoningEvalsEnv(MultistepEnv):
         Raises:
             ConfigError: The configuration or an option is not valid, or the data lack a column.
         """
-        return task_dataset(cls._configured(env_config), env_config, "train", options)
+        return task_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
         """Rows to evaluate on: other questions, or other problems of the same generator, than those to train on.
 
-        Raises:
-            ConfigError: As for :meth:`get_train_dataset`.
+        Arguments and errors are those of :meth:`get_train_dataset`.
         """
-        return task_dataset(cls._configured(env_config), env_config, "eval", options)
-
-    @classmethod
-    def _configured(cls, env_config: dict[str, Any] | None) -> Mapping[str, Any]:
-        return cls(env_config=env_config).env_config
+        return task_dataset(cls, env_config, "eval", options)
 
 
 def _check_choices(choices: Any, answer: str) -> None:

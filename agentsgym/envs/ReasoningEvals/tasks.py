@@ -6,14 +6,16 @@ import logging
 import math
 import string
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any
 
 from agentsgym.envs.ReasoningEvals.extraction import gold_answer
 from agentsgym.envs.ReasoningEvals.generated import Difficulty, check_generated, make_item
-from agentsgym.envs.rows.options import Part, checked_options, part_of, rows_of, task_seed
-from agentsgym.envs.rows.sources import Column, is_source, read_columns, read_rows
+from agentsgym.envs.rows import questions
+from agentsgym.envs.rows.options import CommonOptions, Part, checked_options, row_env, rows_of, task_seed
+from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.rows.sources import Column
 from agentsgym.errors import ConfigError
-from agentsgym.fields import is_int, is_str, or_none, require
+from agentsgym.fields import Field, is_int, is_strings, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
 
@@ -22,14 +24,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ENV_CLASS_PATH = "agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv"
 DEFAULT_TASK = "chain_sum"
-_DEFAULTS: dict[str, Any] = {"data": None, "columns": None, "task": None, "difficulty": None}
+_ANY = Field(default=None, expected="anything", valid=lambda _: True)  # checked where problems are made
+_OPTIONS: Mapping[str, Field] = {**questions.OPTIONS, "task": _ANY, "difficulty": _ANY}
 _DEFAULT_SIZE = 1000  # of what has no end
 _TRIES_BY_SHARE = 50  # so that all miss once in 1e21 rows, where there are questions enough
 
 
-class DatasetOptions(TypedDict, total=False):
+class DatasetOptions(CommonOptions, total=False):
     """Options of the rows that are made.
 
     Attributes:
@@ -51,64 +53,49 @@ class DatasetOptions(TypedDict, total=False):
     columns: Mapping[str, str] | None
     task: str | Sequence[str] | None
     difficulty: Difficulty
-    size: int | None
-    seed: int
-    split: str
-    eval_fraction: float
 
 
 def _is_answer(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number or (isinstance(value, str) and bool(value.strip()))
+    return is_number or questions.is_text(value)
 
 
 def are_choices(value: Any) -> bool:
     """Whether these are choices that letters can name: 2 to 26 texts."""
-    is_texts = isinstance(value, list | tuple) and all(map(is_str, cast("list[Any]", value)))
-    return is_texts and 2 <= len(cast("list[str]", value)) <= len(string.ascii_uppercase)
+    return is_strings(value) and 2 <= len(value) <= len(string.ascii_uppercase)
 
 
 _COLUMNS = {
-    "question": Column(default="question", valid=lambda one: is_str(one) and bool(one.strip()), expected="a text"),
+    "question": questions.QUESTION,
     "answer": Column(default="answer", valid=_is_answer, expected="a text or a number"),
     "choices": Column(default="choices", valid=are_choices, expected="a list of 2 to 26 texts", is_optional=True),
 }
 
 
 def task_dataset(
-    config: Mapping[str, Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
+    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make rows.
-
-    Args:
-        config: The validated configuration of the environment.
-        env_config: What the rows hold of it.
-        part: Whether they are for training or evaluation.
-        options: See :class:`DatasetOptions`.
+    """Make the rows of a part, with ``env_config`` as it is given.
 
     Raises:
         ConfigError: An option is not valid, the data lack a column, or there is no such generator or difficulty.
     """
-    for name in ("extractor", "grader"):
-        if callable(config[name]):
-            raise ConfigError(f"env_config[{name!r}] cannot be in a dataset row: give it to the environment itself")
-    settings = checked_options(options, _DEFAULTS)
-    require("data", settings["data"], or_none(is_source), "what rows can be read from, or None")
+    row_env(env_class, env_config, "extractor", "grader")
+    settings = checked_options(options, _OPTIONS)
     if settings["data"] is None:
         tasks = _generated_tasks(settings, part)
     elif settings["task"] is None and settings["difficulty"] is None:
         tasks = _own_tasks(settings, part)
     else:
         raise ConfigError("data and task (or difficulty) are given: questions come from the one or the other")
-    return rows_of(tasks, ENV_CLASS_PATH, env_config, part, settings)
+    return rows_of(tasks, class_path(env_class), env_config, part, settings)
 
 
 def _own_tasks(settings: Mapping[str, Any], part: Part) -> list[dict[str, Any]]:
-    rows = read_columns(read_rows(settings["data"], "data"), _COLUMNS, settings["columns"], "data")
+    rows = questions.read(settings, _COLUMNS)
     for index, row in enumerate(rows):
         row["answer"] = _answer(row, index)
-    chosen = set(part_of([row["question"] for row in rows], part, settings, "questions"))
-    return [row for row in rows if row["question"] in chosen]
+    return questions.of_part(rows, part, settings)
 
 
 def _answer(row: Mapping[str, Any], index: int) -> str:
@@ -140,13 +127,13 @@ def _generated_tasks(settings: Mapping[str, Any], part: Part) -> list[dict[str, 
 
 def _item(task: Mapping[str, Any], part: Part, settings: Mapping[str, Any], index: int) -> int:
     """Number a row's problem; with ``"disjoint"`` the first whose question falls to the part, by a hash of its text."""
-    topic = f"{ENV_CLASS_PATH} item"
+    topic = "agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv item"
     if settings["split"] == "all":
-        return task_seed(topic, part, settings["seed"], index)
+        return task_seed(part, "task", topic, settings["seed"], index)
     share: float = settings["eval_fraction"] if part == "eval" else 1 - settings["eval_fraction"]
     num_tries = math.ceil(_TRIES_BY_SHARE / share)
     for attempt in range(num_tries):
-        item = task_seed(f"{topic} {attempt}" if attempt else topic, part, settings["seed"], index)
+        item = task_seed(part, "task", f"{topic} {attempt}" if attempt else topic, settings["seed"], index)
         try:
             question = make_item(task["task"], task["difficulty"], item).question
         except Exception as error:  # noqa: BLE001  # the generator's own fault at one problem

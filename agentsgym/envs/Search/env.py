@@ -6,21 +6,25 @@ import json
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
-from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.calls.timed import CallTimeoutError
+from agentsgym.credit._deprecated import current_keywords
+from agentsgym.envs.contract import State
+from agentsgym.envs.rows.questions import is_text
 from agentsgym.envs.rows.sources import EXPECTED_SOURCE, is_source
 from agentsgym.envs.Search import moves, world
 from agentsgym.envs.Search.corpus import GENERATED, Passage, load_corpus
 from agentsgym.envs.Search.index import IndexOptions, open_index
-from agentsgym.envs.Search.limits import within_time
-from agentsgym.envs.Search.moves import TOOL, Answer, Mistake, Move, Search
-from agentsgym.envs.Search.results import ShownPassages, as_passages
+from agentsgym.envs.Search.moves import TOOL, Answer, Mistake
+from agentsgym.envs.Search.results import Found, ShownPassages, as_passages
 from agentsgym.envs.Search.scoring import exact_match, f1, normalized
 from agentsgym.envs.Search.tasks import DatasetOptions, task_dataset
-from agentsgym.errors import ConfigError, TaskError
-from agentsgym.fields import Field, choice_field, is_int, is_number, is_positive_number, is_str, or_none
-from agentsgym.texts import shown
-from agentsgym.types import Action, Message
+from agentsgym.envs.Tools.calls import Plan
+from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
+from agentsgym.envs.Tools.results import ToolResult
+from agentsgym.envs.Tools.sources import Sources
+from agentsgym.errors import ConfigError, EnvError, TaskError
+from agentsgym.fields import Field, choice_field, is_int, is_number, is_str, is_strings, or_none
+from agentsgym.texts import sentence_of, shown
+from agentsgym.types import Action, Message, ToolCall
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -43,10 +47,6 @@ _PROMPTS = {
         "answer, write <answer>your answer</answer>: a name, a date, a number, and no sentence."
     ),
 }
-_READERS: Mapping[str, Callable[[Action], Sequence[Move]]] = {
-    "tools": moves.moves_of_calls,
-    "tags": moves.moves_of_tags,
-}
 _SCORES: Mapping[str, Callable[[str, Sequence[str]], float]] = {"exact_match": exact_match, "f1": f1}
 
 
@@ -54,20 +54,19 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(is_str, cast("Mapping[Any, Any]", value).values()))
 
 
-def _is_strings(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(map(is_str, cast("list[Any]", value)))
-
-
+_OLD_KEYS = {"search_timeout_s": "tool_timeout_s"}
+_NOT_TAKEN = ("answer_match", "answer_reward", "wrong_answer_reward")  # "reward" says how an answer is judged
 _COST = Field(default=0.0, expected="a number >= 0", valid=is_number(0))
 
 
-class SearchEnv(MultistepEnv):
-    """Questions over a corpus of passages, answered with a search tool.
+class SearchEnv(ToolEnv):
+    """Questions over a corpus of passages, answered with a search tool; its calls are played as :class:`ToolEnv`'s are.
 
     A task is ``{"question": str, "answers": [str, …], "evidence": [title, …], "seed": int}``. ``answers`` are the ways
     to write the right answer; ``evidence``, which a task may do without, names the passages that it follows from.
 
-    Keys of ``env_config`` beside the common ones:
+    Keys of ``env_config`` beside the common ones and those of :class:`ToolEnv` (``answer_match``, ``answer_reward`` and
+    ``wrong_answer_reward`` excepted):
 
     - ``corpus``: ``"generated"`` (default), a path of a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict
       of arguments of ``datasets.load_dataset``.
@@ -75,14 +74,13 @@ class SearchEnv(MultistepEnv):
     - ``world``: options of the generated corpus, see :class:`~agentsgym.envs.Search.world.World`.
     - ``retriever``: any callable ``(query, k) -> passages`` instead of BM25 over ``corpus``; a passage is a str, a dict
       with ``text`` and perhaps ``title``, or a :class:`~agentsgym.envs.Search.corpus.Passage`.
-    - ``search_timeout_s``: how long a call of ``retriever`` may take; None for any time.
     - ``top_k``: how many passages a search shows at most.
     - ``max_passage_chars``: how much of each.
-    - ``format``: ``"tools"`` (default), calls of the tool ``search``; or ``"tags"``, Search-R1's text
-      format (2503.09516).
-    - ``max_calls_per_turn``: how many calls of one turn are executed; those beyond get an error.
+    - ``format``: ``"tools"`` (default), calls of the tool ``search``, beside which there may be others; or ``"tags"``,
+      Search-R1's text format (2503.09516).
     - ``reward``: ``"exact_match"`` (default) or ``"f1"``, what the answer is rewarded with.
-    - ``search_cost``, ``invalid_penalty``: what each search and each invalid move costs.
+    - ``search_cost``: what each search that is made costs.
+    - ``invalid_penalty``: what each call that is not made costs, and each turn that is neither a call nor an answer.
     - ``evidence_reward``: what finding all of a task's ``evidence`` is worth, in equal parts, each paid in the turn
       that finds a passage of it for the first time.
     - ``title_weight``, ``stopwords``: how the corpus is indexed; see
@@ -91,6 +89,7 @@ class SearchEnv(MultistepEnv):
     """
 
     config_fields: ClassVar[Mapping[str, Field]] = {
+        **{key: field for key, field in TOOL_FIELDS.items() if key not in _NOT_TAKEN},
         "corpus": Field(default=GENERATED, expected=f"'generated', {EXPECTED_SOURCE}", valid=is_source),
         "corpus_columns": Field(
             default=None,
@@ -103,13 +102,9 @@ class SearchEnv(MultistepEnv):
         "retriever": Field(
             default=None, expected="a callable (query, k) -> passages, or None", valid=or_none(callable)
         ),
-        "search_timeout_s": Field(
-            default=30.0, expected="a positive number or None", valid=or_none(is_positive_number)
-        ),
         "top_k": Field(default=3, expected="a positive int", valid=is_int(1)),
         "max_passage_chars": Field(default=2000, expected="an int >= 20", valid=is_int(20)),
-        "format": choice_field(*_READERS),
-        "max_calls_per_turn": Field(default=16, expected="a positive int", valid=is_int(1)),
+        "format": choice_field(*_PROMPTS),
         "reward": choice_field(*_SCORES),
         "search_cost": _COST,
         "invalid_penalty": _COST,
@@ -118,21 +113,34 @@ class SearchEnv(MultistepEnv):
         "stopwords": Field(default="en", expected="a language that bm25s knows, or None", valid=or_none(is_str)),
         "cache_dir": Field(default=None, expected="a path ('' for no cache on disk) or None", valid=or_none(is_str)),
     }
-    default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 8}
+    default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 8, "max_result_length": None}
     task_fields: ClassVar[Collection[str] | None] = ("question", "answers", "evidence")
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        env_config: dict[str, Any] | None = None,
+        *,
+        tools: Sources = (),
     ) -> None:
-        """Check the configuration, load the corpus and index it; arguments as for every environment.
+        """Check the configuration, load the corpus and index it.
+
+        Args:
+            tokenizer: As every environment takes it.
+            env_config: The keys above; ``search_timeout_s`` is the old name of ``tool_timeout_s``.
+            tools: Tools beside ``search``, as :class:`ToolEnv` takes them.
 
         Raises:
-            ConfigError: As for every environment; or the corpus cannot be read, is empty or lacks a column.
+            ConfigError: As for :class:`ToolEnv`; or the corpus cannot be read, is empty or lacks a column.
             MissingDependencyError: The corpus is to be searched with BM25, and ``bm25s`` is not installed.
         """
-        super().__init__(tokenizer, env_config)
+        if isinstance(env_config, Mapping):  # else the base says what it must be
+            env_config = current_keywords(_OLD_KEYS, env_config)
+        super().__init__(tokenizer, env_config, tools=tools)
+        self._in_tags = self.env_config["format"] == "tags"
+        if self._in_tags and (self._sources or self.env_config["submit_tool"]):
+            raise ConfigError("format='tags' has no calls, so there can be no further tools and no submit_tool")
         self._score = _SCORES[self.env_config["reward"]]
-        self._read_moves = _READERS[self.env_config["format"]]
         self._retriever: Retriever | None = self._open_retriever()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -142,7 +150,7 @@ class SearchEnv(MultistepEnv):
     def _open_retriever(self) -> Retriever:
         config = self.env_config
         if config["retriever"] is not None:
-            return within_time(config["retriever"], config["search_timeout_s"])
+            return config["retriever"]
         passages = load_corpus(config["corpus"], config["corpus_columns"], config["world"])
         options = IndexOptions(title_weight=config["title_weight"], stopwords=config["stopwords"])
         return open_index(passages, options, config["cache_dir"])
@@ -151,7 +159,6 @@ class SearchEnv(MultistepEnv):
         """Give at most ``top_k`` passages, the best first; what a retriever of the user's gives is checked.
 
         Raises:
-            CallTimeoutError: The retriever took longer than ``search_timeout_s``, and was given up.
             EnvError: The retriever did not give passages.
         """
         if self._retriever is None:
@@ -168,106 +175,120 @@ class SearchEnv(MultistepEnv):
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         question, answers = task_data.get("question"), task_data.get("answers")
-        if not (isinstance(question, str) and question.strip()):
+        if not is_text(question):
             raise TaskError(f"task_data['question'] must be a text, got {shown(question)}")
-        if not (_is_strings(answers) and answers and all(one.strip() for one in cast("list[str]", answers))):
+        if not (is_strings(answers) and answers and all(map(is_text, answers))):
             raise TaskError(f"task_data['answers'] must be a list of at least one text, got {shown(answers)}")
         evidence = task_data.get("evidence")
-        if evidence is not None and not _is_strings(evidence):
+        if evidence is not None and not is_strings(evidence):
             raise TaskError(f"task_data['evidence'] must be a list of titles or None, got {shown(evidence)}")
 
-    def _tools(self) -> Sequence[Mapping[str, Any]] | None:
-        return [moves.SEARCH_SCHEMA] if self.env_config["format"] == "tools" else None
+    def _tools(self) -> Sequence[Callable[..., Any] | Mapping[str, Any]] | None:
+        return [moves.SEARCH_SCHEMA, *(super()._tools() or ())]
+
+    @property
+    def tool_schemas(self) -> tuple[dict[str, Any], ...]:
+        """The JSON schemas of the tools, as for :class:`ToolEnv`; empty with ``format="tags"``."""
+        return () if self._in_tags else super().tool_schemas
 
     def _system_prompt(self) -> str:
         turns = self.env_config["max_steps_per_episode"]
         return _PROMPTS[self.env_config["format"]].format(turns="1 turn" if turns == 1 else f"{turns} turns")
 
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         self._check_task(task_data)
+        if self._retriever is None:  # here, since a search has a limit of time
+            self._retriever = self._open_retriever()
         return {
-            "question": task_data["question"],
-            "answers": list(task_data["answers"]),
+            **super()._initialize_episode(session_id, task_data),
             "evidence": frozenset(task_data.get("evidence") or ()),
             "seen": frozenset[str](),
             "num_searches": 0,
-            "messages": [{"role": "user", "content": task_data["question"]}],
-            "done": False,
+            "num_mistakes": 0,
         }
 
-    def _format_prompt(self, state: dict[str, Any], step: int) -> list[Message]:
-        messages: list[Message] = state["messages"]
+    def _format_prompt(self, state: State, step: int) -> list[Message]:
+        new = super()._format_prompt(state, step)
+        messages: list[Message] = [{"role": "user", "content": new}] if isinstance(new, str) else new
+        if self._in_tags:
+            messages = [{"role": "user", "content": message["content"]} for message in messages]
         if 0 < step == self.env_config["max_steps_per_episode"] - 1:
             last = messages[-1]
             return [*messages[:-1], cast("Message", {**last, "content": f"{last['content']}\n\n{LAST_TURN}"})]
         return messages
 
-    def _step_episode(
-        self, session_id: str, state: dict[str, Any], action: str
-    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        return self._step_action(session_id, state, Action(text=action))
+    def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
+        if self._in_tags:
+            next_state, reward, done, info = self._play_tags(session_id, state, action.text)
+        else:
+            next_state, reward, done, info = super()._step_action(session_id, state, moves.without_margins(action))
+        searches, mistakes = (next_state[name] - state[name] for name in ("num_searches", "num_mistakes"))
+        reward -= searches * self.env_config["search_cost"] + mistakes * self.env_config["invalid_penalty"]
+        reward += self._evidence_reward(state, next_state["seen"])
+        info = {**info, "num_searches": next_state["num_searches"], **_recall(state, next_state["seen"])}
+        return next_state, reward, done, info
 
-    def _step_action(
-        self, session_id: str, state: dict[str, Any], action: Action
-    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        made = self._limited(self._read_moves(action))
-        if isinstance(made[0], Answer):
-            return self._answer(state, made[0].text)
-        messages: list[Message] = []
-        seen: frozenset[str] = state["seen"]
-        for move in made:
-            content, found = self._outcome(move)
-            seen |= found
-            messages.append(_reply(move, content))
-        num_mistakes = sum(isinstance(move, Mistake) for move in made)
-        num_searches = len(made) - num_mistakes
-        reward = self._evidence_reward(state, seen)
-        reward -= num_searches * self.env_config["search_cost"] + num_mistakes * self.env_config["invalid_penalty"]
-        total = state["num_searches"] + num_searches
-        info = {"success": False, "invalid": num_searches == 0, "num_searches": total, **_recall(state, seen)}
-        return {**state, "messages": messages, "seen": seen, "num_searches": total}, reward, False, info
+    def _play_tags(self, session_id: str, state: State, text: str) -> tuple[State, float, bool, dict[str, Any]]:
+        move = moves.move_in_tags(text)
+        if isinstance(move, Mistake):
+            return self._refused(state, move.message)
+        if isinstance(move, Answer):
+            return super()._play_answer(session_id, state, move.text)
+        call = ToolCall(name=TOOL, arguments={"query": move.query})
+        plan = self._plan(state, Action(text="", tool_calls=[call]), [moves.SEARCH_SCHEMA])
+        return self._play_plan(session_id, state, plan)
 
-    def _limited(self, made: Sequence[Move]) -> Sequence[Move]:
-        limit: int = self.env_config["max_calls_per_turn"]
-        too_many = [
-            Mistake(f"Error: at most {limit} calls of one turn are executed.", getattr(move, "call", None))
-            for move in made[limit:]
-        ]
-        return [*made[:limit], *too_many]
+    def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, float, bool, dict[str, Any]]:
+        answer = moves.answer_in(text)
+        return super()._play_answer(session_id, state, answer) if answer else self._refused(state, moves.NO_ANSWER)
 
-    def _answer(self, state: dict[str, Any], text: str) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        answers: list[str] = state["answers"]
+    def _answer(self, session_id: str, state: State, text: str) -> tuple[float, bool, dict[str, Any]]:
+        answers: list[str] = state["task"]["answers"]
         is_match = exact_match(text, answers)
         info = {
             "success": is_match == 1.0,
             "answer": normalized(text),
             "exact_match": is_match,
             "f1": f1(text, answers),
-            "num_searches": state["num_searches"],
-            **_recall(state, state["seen"]),
         }
-        return dict(state), self._score(text, answers), True, info
+        return self._score(text, answers), True, info
 
-    def _outcome(self, move: Move) -> tuple[str, frozenset[str]]:
-        """What the agent is told of a move, and the titles that it sees."""
-        if not isinstance(move, Search):
-            return (move.message if isinstance(move, Mistake) else ""), frozenset()
+    def _call_tool(self, session_id: str, state: State, call: ToolCall) -> ToolResult:
+        if call.name != TOOL:
+            return super()._call_tool(session_id, state, call)
         try:
-            passages = self.search(move.query)
-        except CallTimeoutError:
-            limit_s = self.env_config["search_timeout_s"]
-            return f"Error: the search took longer than {limit_s:g} s, and was given up", frozenset()
+            passages = self.search(call.arguments["query"])
+        except EnvError:
+            raise
+        except Exception as error:  # what a tool raises would be its result, and a retriever is no tool
+            raise EnvError(f"the retriever raised {type(error).__name__}: {sentence_of(error)}") from error
         shown_passages = ShownPassages(passages, self.env_config["max_passage_chars"])
-        content = shown_passages.numbered() if move.call else shown_passages.in_tags()
-        return content, frozenset(passage.title for passage in passages)
+        content = shown_passages.in_tags() if self._in_tags else shown_passages.numbered()
+        return Found(content=content, titles=frozenset(passage.title for passage in passages))
 
-    def _evidence_reward(self, state: dict[str, Any], seen: frozenset[str]) -> float:
+    def _after(self, state: State, plan: Plan) -> State:
+        found = frozenset[str]().union(*(one.titles for one in plan.results if isinstance(one, Found)))
+        num_refused = sum(not (index in plan.made or index == plan.submitted_by) for index in range(len(plan.calls)))
+        return {
+            **super()._after(state, plan),
+            "seen": state["seen"] | found,
+            "num_searches": state["num_searches"] + sum(plan.calls[index].name == TOOL for index in plan.made),
+            "num_mistakes": state["num_mistakes"] + num_refused + plan.num_unreadable,
+        }
+
+    def _refused(
+        self, state: State, complaint: str, num_unreadable: int = 0
+    ) -> tuple[State, float, bool, dict[str, Any]]:
+        next_state, reward, done, info = super()._refused(state, complaint, num_unreadable)
+        return {**next_state, "num_mistakes": state["num_mistakes"] + max(1, num_unreadable)}, reward, done, info
+
+    def _evidence_reward(self, state: State, seen: frozenset[str]) -> float:
         evidence: frozenset[str] = state["evidence"]
         if not evidence:
             return 0.0
         return self.env_config["evidence_reward"] * len(evidence & (seen - state["seen"])) / len(evidence)
 
-    def _state_key(self, state: dict[str, Any]) -> Hashable:
+    def _state_key(self, state: State) -> Hashable:
         """The titles that were found: where they are the same, so is what is left to find out."""
         return state["seen"]
 
@@ -287,52 +308,36 @@ class SearchEnv(MultistepEnv):
 
     def _shown_texts(self, made: world.World) -> list[str]:
         """What searches may show: each passage in each place."""
-        is_called = self.env_config["format"] == "tools"
         top_k, max_chars = self.env_config["top_k"], self.env_config["max_passage_chars"]
         passages = [Passage(one["title"], one["text"]) for one in made.passages]
         found = [ShownPassages([one] * top_k, max_chars) for one in passages] + [ShownPassages([], max_chars)]
-        return [one.numbered() if is_called else one.in_tags() for one in found]
+        return [one.in_tags() if self._in_tags else one.numbered() for one in found]
 
     def _said_texts(self, made: world.World) -> list[str]:
         """Searches for every entity, and answers with every one."""
         values = {value for facts in made.facts.values() for value in facts.values()}
-        if self.env_config["format"] == "tools":
+        if not self._in_tags:
             calls = (json.dumps({"name": TOOL, "arguments": {"query": entity}}) for entity in made.facts)
             return [TOOL, *sorted(values), *(f"<tool_call>{call}</tool_call>" for call in calls)]
         searches = [f"<search>{entity}</search>" for entity in made.facts]
         return [*searches, *(f"<answer>{value}</answer>" for value in sorted(values))]
 
     @classmethod
-    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
+    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
         """Rows to train on; the options are those of :class:`~agentsgym.envs.Search.tasks.DatasetOptions`.
 
         Raises:
             ConfigError: The configuration or an option is not valid, or the data lack a column.
         """
-        return task_dataset(cls._configured(env_config), env_config, "train", options)
+        return task_dataset(cls, env_config, "train", options)
 
     @classmethod
-    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
+    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
         """Rows to evaluate on, about other people (or, of data of your own, other questions) than those to train on.
 
-        Raises:
-            ConfigError: As for :meth:`get_train_dataset`.
+        Arguments and errors are those of :meth:`get_train_dataset`.
         """
-        return task_dataset(cls._configured(env_config), env_config, "eval", options)
-
-    @classmethod
-    def _configured(cls, env_config: dict[str, Any] | None) -> Mapping[str, Any]:
-        return cls(env_config=env_config).env_config
-
-
-def _reply(move: Move, content: str) -> Message:
-    call = getattr(move, "call", None)
-    if call is None:
-        return {"role": "user", "content": content}
-    message: Message = {"role": "tool", "content": content, "name": call.name or TOOL}
-    if call.id is not None:
-        message["tool_call_id"] = call.id
-    return message
+        return task_dataset(cls, env_config, "eval", options)
 
 
 def _recall(state: Mapping[str, Any], seen: frozenset[str]) -> dict[str, float]:

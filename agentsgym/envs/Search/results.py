@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from agentsgym.envs.Search.corpus import Passage
+from agentsgym.envs.Tools.results import ToolResult
 from agentsgym.errors import EnvError
 from agentsgym.texts import shown
 
@@ -36,6 +37,17 @@ def _as_passage(value: Any) -> Passage:
     if not (isinstance(title, str) and isinstance(text, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise EnvError(f"the retriever must return {_EXPECTED}, got {shown(cast('object', value))} in it")
     return Passage(title, text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found(ToolResult):
+    """What came of a search.
+
+    Attributes:
+        titles: The titles of what was found.
+    """
+
+    titles: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.envs.rows.options import Part, checked_options, part_of, rows_of
-from agentsgym.envs.rows.sources import Column, is_source, read_columns, read_rows
+from agentsgym.envs.rows import questions
+from agentsgym.envs.rows.options import CommonOptions, Part, checked_options, part_of, row_env, rows_of
+from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.rows.sources import Column
 from agentsgym.envs.Search.corpus import GENERATED
 from agentsgym.envs.Search.world import World, paths_of
 from agentsgym.errors import ConfigError
-from agentsgym.fields import is_int, is_str, or_none, require
+from agentsgym.fields import Field, is_int, is_strings
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-ENV_CLASS_PATH = "agentsgym.envs.Search.SearchEnv"
-_DEFAULTS: dict[str, Any] = {"data": None, "columns": None, "hops": (1, 2, 3, 4)}
+
+def _is_hops(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(map(is_int(1), cast("Sequence[Any]", value)))
 
 
-class DatasetOptions(TypedDict, total=False):
+_OPTIONS: Mapping[str, Field] = {
+    **questions.OPTIONS,
+    "hops": Field(default=(1, 2, 3, 4), expected="a list of positive ints", valid=_is_hops),
+}
+
+
+class DatasetOptions(CommonOptions, total=False):
     """Options of the rows that are made.
 
     Attributes:
@@ -39,73 +48,53 @@ class DatasetOptions(TypedDict, total=False):
     data: Any
     columns: Mapping[str, str] | None
     hops: Sequence[int]
-    size: int | None
-    seed: int
-    split: str
-    eval_fraction: float
 
 
 def _is_answers(value: Any) -> bool:
     if not isinstance(value, str | list | tuple):
         return False
     values = cast("list[Any]", [value] if isinstance(value, str) else value)
-    return len(values) > 0 and all(isinstance(one, str) and one.strip() for one in values)
-
-
-def _is_titles(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(map(is_str, cast("list[Any]", value)))
+    return len(values) > 0 and all(map(questions.is_text, values))
 
 
 _COLUMNS = {
-    "question": Column(default="question", valid=lambda one: is_str(one) and bool(one.strip()), expected="a text"),
+    "question": questions.QUESTION,
     "answers": Column(default="answers", valid=_is_answers, expected="a text or a list of at least one text"),
-    "evidence": Column(default="evidence", valid=_is_titles, expected="a list of titles", is_optional=True),
+    "evidence": Column(default="evidence", valid=is_strings, expected="a list of titles", is_optional=True),
 }
 
 
 def task_dataset(
-    config: Mapping[str, Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
+    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make rows.
-
-    Args:
-        config: The validated configuration of the environment.
-        env_config: What the rows hold of it.
-        part: Whether they are for training or evaluation.
-        options: See :class:`DatasetOptions`.
+    """Make the rows of a part, with ``env_config`` as it is given.
 
     Raises:
         ConfigError: An option is not valid, the data lack a column, or there are no questions for this corpus.
     """
-    if config["retriever"] is not None:
-        raise ConfigError("env_config['retriever'] cannot be in a dataset row: give it to the environment itself")
-    settings = checked_options(options, _DEFAULTS)
-    require("data", settings["data"], or_none(is_source), "what rows can be read from, or None")
+    config = row_env(env_class, env_config, "retriever").env_config
+    settings = checked_options(options, _OPTIONS)
     if settings["data"] is not None:
         tasks = _own_tasks(settings, part)
     elif config["corpus"] == GENERATED:
         tasks = _generated_tasks(config["world"], settings, part)
     else:
         raise ConfigError(f"the corpus {shown(config['corpus'])} comes without questions: give them as data=…")
-    return rows_of(tasks, ENV_CLASS_PATH, env_config, part, settings)
+    return rows_of(tasks, class_path(env_class), env_config, part, settings)
 
 
 def _own_tasks(settings: Mapping[str, Any], part: Part) -> list[dict[str, Any]]:
-    rows = read_columns(read_rows(settings["data"], "data"), _COLUMNS, settings["columns"], "data")
+    rows = questions.read(settings, _COLUMNS)
     for row in rows:
         row["answers"] = [row["answers"]] if isinstance(row["answers"], str) else [*row["answers"]]
-    chosen = set(part_of([row["question"] for row in rows], part, settings, "questions"))
-    return [row for row in rows if row["question"] in chosen]
+    return questions.of_part(rows, part, settings)
 
 
 def _generated_tasks(world: Mapping[str, Any], settings: Mapping[str, Any], part: Part) -> list[dict[str, Any]]:
-    hops: Any = settings["hops"]
-    is_hops = isinstance(hops, Sequence) and all(map(is_int(1), cast("Sequence[Any]", hops)))
-    require("hops", hops, lambda _: is_hops, "a list of positive ints")
     made = World(**world)
-    questions = [
+    asked = [
         made.question(person, path)
         for person in part_of(made.people, part, settings, "people")
-        for path in paths_of(cast("Sequence[int]", hops))
+        for path in paths_of(settings["hops"])
     ]
-    return [{"question": one.text, "answers": [*one.answers], "evidence": [*one.evidence]} for one in questions]
+    return [{"question": one.text, "answers": [*one.answers], "evidence": [*one.evidence]} for one in asked]

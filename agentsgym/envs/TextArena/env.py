@@ -306,16 +306,15 @@ class TextArenaEnv(MultistepEnv):
         Raises:
             ConfigError: The configuration or an option is not valid.
         """
-        return task_dataset(cls._checked(env_config), "train", options)
+        return task_dataset(cls, cls._checked(env_config), "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
         """Rows to evaluate on, which share no task with :meth:`get_train_dataset`, whatever the seeds.
 
-        Raises:
-            ConfigError: As for :meth:`get_train_dataset`.
+        Arguments and errors are those of :meth:`get_train_dataset`.
         """
-        return task_dataset(cls._checked(env_config), "eval", options)
+        return task_dataset(cls, cls._checked(env_config), "eval", options)
 
     @classmethod
     def _checked(cls, env_config: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any
 
-from agentsgym.envs.rows.options import dataset_of_rows
-from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import is_int, require
-from agentsgym.seeding import derive_seed
-from agentsgym.texts import shown
+from agentsgym.envs.rows.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
+from agentsgym.envs.rows.read import class_path
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-ENV_CLASS_PATH = "agentsgym.envs.TextArena.TextArenaEnv"
-Part = Literal["train", "eval"]
 
-
-class DatasetOptions(TypedDict, total=False):
+class DatasetOptions(DrawnOptions, total=False):
     """Options of the rows that are made.
 
     Attributes:
@@ -26,37 +20,15 @@ class DatasetOptions(TypedDict, total=False):
         seed: From which the tasks' seeds are derived.
     """
 
-    size: int
-    seed: int
 
-
-def task_rows(env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def task_dataset(
+    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
+) -> Dataset:
     """Make the rows of training or evaluation.
 
     Raises:
         ConfigError: An option is unknown or not valid.
     """
-    settings: dict[str, Any] = {"size": 1000 if part == "train" else 100, "seed": 0}
-    for name in options:
-        if name not in settings:
-            raise ConfigError(f"there is no dataset option {shown(name)}{did_you_mean(name, settings)}")
-    settings.update(options)
-    require("size", settings["size"], is_int(1), "a positive int")
-    require("seed", settings["seed"], is_int(0), "an int >= 0")
-    return [
-        {
-            "env_class_path": ENV_CLASS_PATH,
-            "env_config": dict(env_config or {}),
-            "task_data": {"seed": derive_seed("textarena task", settings["seed"], row) // 4 * 2 + (part == "eval")},
-        }
-        for row in range(settings["size"])
-    ]
-
-
-def task_dataset(env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]) -> Dataset:
-    """Make the rows of :func:`task_rows` a dataset.
-
-    Raises:
-        ConfigError: As :func:`task_rows`.
-    """
-    return dataset_of_rows(task_rows(env_config, part, options))
+    settings = checked_options(options, drawn_options(1000 if part == "train" else 100))
+    seeds = (task_seed(part, "textarena task", settings["seed"], row) for row in range(settings["size"]))
+    return dataset_of(({"seed": seed} for seed in seeds), class_path(env_class), env_config)

@@ -24,7 +24,7 @@ from agentsgym.envs.Tools.results import ToolResult, as_text
 from agentsgym.envs.Tools.sources import SessionTools, Source, Sources, as_sources, registered_tools
 from agentsgym.envs.Tools.tasks import DatasetOptions, task_dataset
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
-from agentsgym.fields import Field, choice_field, is_int, is_number, is_positive_number, is_str, or_none
+from agentsgym.fields import Field, choice_field, is_int, is_number, is_positive_number, is_str, is_strings, or_none
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.parse import with_calls
 from agentsgym.types import Action, Message, ToolCall
@@ -37,18 +37,14 @@ _CUT = "That was cut off by the limit of a turn's length, and nothing of it was 
 _GO_ON = "That is not the end of the task. Call a tool or answer."
 
 
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)  # pyright: ignore[reportUnknownVariableType]
-
-
 TOOL_FIELDS: dict[str, Field] = {
     "tools": Field(
         default=None,
         expected="a name, or a list of names, that register_tools knows, or None",
-        valid=or_none(lambda value: is_str(value) or _is_names(value)),
+        valid=or_none(lambda value: is_str(value) or is_strings(value)),
     ),
     "parallel_tools": Field(
-        default=[], expected="'all' or a list of tools' names", valid=lambda value: value == "all" or _is_names(value)
+        default=[], expected="'all' or a list of tools' names", valid=lambda value: value == "all" or is_strings(value)
     ),
     "tool_timeout_s": Field(default=30.0, expected="a positive number or None", valid=or_none(is_positive_number)),
     "setup_timeout_s": Field(default=60.0, expected="a positive number or None", valid=or_none(is_positive_number)),
@@ -252,8 +248,7 @@ class ToolEnv(MultistepEnv):
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
         """Rows to evaluate on, other questions than those to train on.
 
-        Raises:
-            ConfigError: As for :meth:`get_train_dataset`.
+        Arguments and errors are those of :meth:`get_train_dataset`.
         """
         return task_dataset(cls, env_config, "eval", options)
 
@@ -298,7 +293,12 @@ class ToolEnv(MultistepEnv):
                 )
 
     def _play_calls(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
-        plan = plan_of(action, self.tool_schemas, self.env_config, num_made=state["num_calls"])
+        return self._play_plan(session_id, state, self._plan(state, action, self.tool_schemas))
+
+    def _plan(self, state: State, action: Action, schemas: Sequence[Mapping[str, Any]]) -> Plan:
+        return plan_of(action, schemas, self.env_config, num_made=state["num_calls"])
+
+    def _play_plan(self, session_id: str, state: State, plan: Plan) -> tuple[State, float, bool, dict[str, Any]]:
         if not plan.calls:
             return self._refused(state, plan.complaint, num_unreadable=plan.num_unreadable)
         maker = Maker(self._call_tool, self._process, self.env_config, is_own=self._makes_calls())

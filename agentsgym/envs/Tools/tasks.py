@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
-from agentsgym.envs.rows.options import Part, checked_options, part_of, rows_of
+from agentsgym.envs.rows import questions
+from agentsgym.envs.rows.options import CommonOptions, Part, checked_options, rows_of
 from agentsgym.envs.rows.read import class_path
-from agentsgym.envs.rows.sources import Column, is_source, read_columns, read_rows
+from agentsgym.envs.rows.sources import Column, read_columns, read_rows
 from agentsgym.errors import ConfigError
-from agentsgym.fields import or_none, require
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 COLUMNS = {"question": "question", "answer": "answer"}
-_DEFAULTS: dict[str, Any] = {"data": None, "columns": None}
 
 
-class DatasetOptions(TypedDict, total=False):
+class DatasetOptions(CommonOptions, total=False):
     """Options of the rows that are made.
 
     Attributes:
@@ -34,35 +33,21 @@ class DatasetOptions(TypedDict, total=False):
 
     data: Any
     columns: Mapping[str, str] | None
-    size: int | None
-    seed: int
-    split: str
-    eval_fraction: float
 
 
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make the rows of an environment from a table.
-
-    Args:
-        env_class: The environment.
-        env_config: What the rows hold of its configuration.
-        part: Whether they are for training or evaluation.
-        options: See :class:`DatasetOptions`.
+    """Make the rows of a part, with ``env_config`` as it is given.
 
     Raises:
         ConfigError: There is no table, it lacks a column or has no rows, or an option is not valid.
     """
-    settings = checked_options(options, _DEFAULTS)
-    data = settings["data"]
-    require("data", data, or_none(is_source), "what rows can be read from, or None")
-    if data is None:
+    settings = checked_options(options, questions.OPTIONS)
+    if settings["data"] is None:
         raise ConfigError(f"{env_class.__name__} ships no tasks: give data=…, a table with questions and answers")
-    tasks = tasks_from(data, settings["columns"])
-    chosen = set(part_of([str(task["question"]) for task in tasks], part, settings, "questions"))
-    kept = [task for task in tasks if str(task["question"]) in chosen]
-    return rows_of(kept, class_path(env_class), env_config, part, settings)
+    tasks = questions.of_part(tasks_from(settings["data"], settings["columns"]), part, settings)
+    return rows_of(tasks, class_path(env_class), env_config, part, settings)
 
 
 def tasks_from(data: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

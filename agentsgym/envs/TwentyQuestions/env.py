@@ -253,23 +253,15 @@ class TwentyQuestionsEnv(MultistepEnv):
         Raises:
             ConfigError: The configuration or an option is not valid, or ``env_config`` has a ``gamemaster``.
         """
-        return task_dataset(cls._secrets(env_config), env_config, "train", options)
+        return task_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
         """Rows to evaluate on, which share no secret with :meth:`get_train_dataset` unless ``split="all"``.
 
-        Raises:
-            ConfigError: As for :meth:`get_train_dataset`.
+        Arguments and errors are those of :meth:`get_train_dataset`.
         """
-        return task_dataset(cls._secrets(env_config), env_config, "eval", options)
-
-    @classmethod
-    def _secrets(cls, env_config: dict[str, Any] | None) -> tuple[str, ...]:
-        env = cls(env_config=env_config)
-        if env.env_config["gamemaster"] is not None:
-            raise ConfigError("env_config['gamemaster'] cannot be in a dataset row: give it to the environment itself")
-        return env.candidates.objects
+        return task_dataset(cls, env_config, "eval", options)
 
 
 def _candidates(config: Mapping[str, Any]) -> Candidates:

@@ -65,9 +65,12 @@ def _of_value(value: Any, schema: _Schema, tool: str, path: str) -> Iterator[str
         yield f"the argument {shown(path)} of {shown(tool)} must be {expected}, got {shown(value)}"
     elif isinstance(value, Mapping):
         yield from _of_object(cast("Mapping[str, Any]", value), schema, tool, f"{path}.")
-    elif isinstance(value, list) and isinstance(schema.get("items"), Mapping):
+    elif isinstance(value, list):
+        first: Sequence[Any] = schema.get("prefixItems") or ()  # of a tuple: a schema for each item
         for index, item in enumerate(cast("list[Any]", value)):
-            yield from _of_value(item, schema["items"], tool, f"{path}[{index}]")
+            own = first[index] if index < len(first) else schema.get("items")
+            if isinstance(own, Mapping):
+                yield from _of_value(item, cast("_Schema", own), tool, f"{path}[{index}]")
 
 
 def _expected(value: Any, schema: _Schema) -> str | None:
@@ -91,10 +94,21 @@ def _expected(value: Any, schema: _Schema) -> str | None:
 
 def _out_of_bounds(value: Any, schema: _Schema) -> str | None:
     size = len(cast("Sequence[Any]", value)) if isinstance(value, str | list) else value
+    if isinstance(value, list):
+        schema = _bounded(schema)
+        if "maxItems" in schema and schema.get("minItems") == schema["maxItems"] != size:
+            return f"a list of {schema['maxItems']} items"
     for key, is_within, expected in _BOUNDS.get(type(cast("object", value)), ()):
         if key in schema and not is_within(size, schema[key]):
             return expected.format(schema[key])
     return None
+
+
+def _bounded(schema: _Schema) -> _Schema:
+    """Write ``"items": False``, nothing behind the first ones, as the number of these."""
+    if schema.get("items") is not False:
+        return schema
+    return {"maxItems": len(schema.get("prefixItems") or ()), **schema}
 
 
 def _same(one: Any, other: Any) -> bool:

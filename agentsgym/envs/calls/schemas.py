@@ -77,7 +77,21 @@ def _of_function(tool: Callable[..., Any], owner: str) -> dict[str, Any]:
             raise
         raise ConfigError(f"{place}: {_explained(tool, error)}") from error
     schema["function"].pop("return", None)  # it costs prompt tokens, and servers refuse the key
-    return _completed(schema, f"the schema of {owner}'s tool {name!r}")
+    return _completed(_with_lengths(schema), f"the schema of {owner}'s tool {name!r}")
+
+
+def _with_lengths(part: Any) -> Any:
+    """Say how long the list for a tuple is, ``tuple[int, int]`` for one, in a schema that was made of type hints."""
+    if isinstance(part, list):
+        return [_with_lengths(item) for item in cast("list[Any]", part)]
+    if not isinstance(part, dict):
+        return part
+    schema = {key: _with_lengths(value) for key, value in cast("dict[str, Any]", part).items()}
+    items = schema.get("prefixItems")
+    if schema.get("type") != "array" or not isinstance(items, list):
+        return schema
+    size = len(cast("list[Any]", items))
+    return {"minItems": size, "maxItems": size, **schema}
 
 
 def _problem(tool: Callable[..., Any]) -> str | None:

@@ -5,55 +5,126 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
+from agentsgym.envs.rows.read import ConfiguredEnv
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import is_int, is_number, one_of, or_none, require
+from agentsgym.fields import Field, is_int, is_number, one_of, or_none, require
 from agentsgym.seeding import derive_seed
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 Part = Literal["train", "eval"]
+Item = TypeVar("Item")
+Env = TypeVar("Env", bound=ConfiguredEnv)
 
-_COMMON: dict[str, Any] = {"size": None, "seed": 0, "split": "disjoint", "eval_fraction": 0.2}
+
+class DrawnOptions(TypedDict, total=False):
+    """Options of a dataset whose tasks are drawn, as many as wanted.
+
+    Attributes:
+        size: Number of rows.
+        seed: Draws the tasks; those of training and evaluation never meet.
+    """
+
+    size: int
+    seed: int
 
 
-def checked_options(given: Mapping[str, Any], own_defaults: Mapping[str, Any]) -> dict[str, Any]:
+class CommonOptions(TypedDict, total=False):
+    """Options of a dataset of finitely many tasks.
+
+    Attributes:
+        size: Number of rows; by default one a task.
+        seed: Orders the tasks and makes their seeds; it never moves one between training and evaluation.
+        split: ``"disjoint"``: training and evaluation share no task; ``"all"``: both have all.
+        eval_fraction: What ``"disjoint"`` keeps for evaluation, in (0, 1).
+    """
+
+    size: int | None
+    seed: int
+    split: str
+    eval_fraction: float
+
+
+def _is_inner_fraction(value: Any) -> bool:
+    return is_number(0)(value) and 0 < value < 1
+
+
+SEED_OPTION: Mapping[str, Field] = {"seed": Field(default=0, expected="an int >= 0", valid=is_int(0))}
+#: What every dataset of finitely many tasks takes: how many rows, in which order, and what is kept for evaluation.
+COMMON_OPTIONS: Mapping[str, Field] = {
+    "size": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
+    **SEED_OPTION,
+    "split": Field(default="disjoint", expected="'disjoint' or 'all'", valid=one_of("disjoint", "all")),
+    "eval_fraction": Field(default=0.2, expected="a number in (0, 1)", valid=_is_inner_fraction),
+}
+
+
+def drawn_options(size: int) -> dict[str, Field]:
+    """Give the options of a dataset whose tasks are drawn, as many as wanted: ``size`` rows by default, and a seed."""
+    return {"size": Field(default=size, expected="a positive int", valid=is_int(1)), **SEED_OPTION}
+
+
+def row_env(env_class: Callable[..., Env], env_config: Mapping[str, Any] | None, *keys: str) -> Env:
+    """Build the environment of rows, which are plain JSON: it may not have a callable at one of ``keys``.
+
+    Raises:
+        ConfigError: It has one, or the configuration is not valid.
+    """
+    env = env_class(env_config=env_config)
+    for key in keys:
+        if callable(env.env_config[key]):
+            raise ConfigError(f"env_config[{key!r}] cannot be in a dataset row: give it to the environment itself")
+    return env
+
+
+def checked_options(given: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
     """Fill in and check the options of rows.
 
     Args:
         given: What the user wrote.
-        own_defaults: Options of the environment beside the common ones, with their defaults; it checks them itself.
+        fields: Every option that there is.
 
     Raises:
-        ConfigError: An option is unknown, or a common one is not valid.
+        ConfigError: An option is unknown, or its value is not valid.
+
+    >>> checked_options({"sise": 3}, drawn_options(100))
+    Traceback (most recent call last):
+    agentsgym.errors.ConfigError: the dataset has no option 'sise'; did you mean 'size'?
     """
-    settings = {**_COMMON, **own_defaults}
     for name in given:
-        if name not in settings:
-            raise ConfigError(f"the dataset has no option {name!r}{did_you_mean(name, settings)}")
-    settings.update(given)
-    require("size", settings["size"], or_none(is_int(1)), "a positive int or None")
-    require("seed", settings["seed"], is_int(0), "an int >= 0")
-    require("split", settings["split"], one_of("disjoint", "all"), "'disjoint' or 'all'")
-    require("eval_fraction", settings["eval_fraction"], _is_inner_fraction, "a number in (0, 1)")
+        if name not in fields:
+            raise ConfigError(f"the dataset has no option {name!r}{did_you_mean(name, fields)}")
+    settings = {name: field.default for name, field in fields.items()} | dict(given)
+    for name, field in fields.items():
+        require(name, settings[name], field.valid, field.expected)
     return settings
 
 
-def part_of(names: Sequence[str], part: Part, settings: Mapping[str, Any], topic: str) -> list[str]:
-    """Take the names of training or of evaluation; which is which depends on the names alone.
+def part_of(
+    names: Sequence[str], part: Part, settings: Mapping[str, Any], things: str, *, topic: str | None = None
+) -> list[str]:
+    """Take the names of training or of evaluation; which is which depends on the names and ``topic`` alone.
+
+    Args:
+        names: The names of all; one may stand there several times.
+        part: Whose are wanted.
+        settings: The checked options, ``split`` and ``eval_fraction`` among them.
+        things: What is named, in the plural, for errors.
+        topic: Keeps the parts of one environment apart from those of another; ``things`` by default.
 
     Raises:
         ConfigError: There are too few to share out.
     """
     if settings["split"] == "all":
         return list(names)
-    distinct = sorted({*names}, key=lambda name: derive_seed(f"{topic} split", name))
+    distinct = sorted({*names}, key=lambda name: derive_seed(f"{topic or things} split", name))
     if len(distinct) < 2:
         raise ConfigError(
-            f"split='disjoint' needs at least 2 different {topic}, got {len(distinct)}; split='all' takes any"
+            f"split='disjoint' needs at least 2 different {things}, got {len(distinct)}; split='all' takes any"
         )
     num_eval = min(max(1, math.floor(len(distinct) * settings["eval_fraction"] + 0.5)), len(distinct) - 1)
     kept = set(distinct[:num_eval])
@@ -75,13 +146,19 @@ def rows_of(
         ConfigError: Something of it is not plain JSON.
     """
     generator = random.Random(derive_seed("rows", env_class_path, part, settings["seed"]))
-    size: int = len(tasks) if settings["size"] is None else settings["size"]
-    order: list[Mapping[str, Any]] = []
-    while len(order) < size:
-        order += generator.sample(tasks, len(tasks))
-    seeds = (task_seed(env_class_path, part, settings["seed"], index) for index in range(size))
-    seeded = [{**task, "seed": seed} for task, seed in zip(order, seeds, strict=False)]
+    order = shuffled(tasks, settings["size"], generator)
+    seeds = (task_seed(part, "task", env_class_path, settings["seed"], index) for index in range(len(order)))
+    seeded = [{**task, "seed": seed} for task, seed in zip(order, seeds, strict=True)]
     return dataset_of(seeded, env_class_path, env_config)
+
+
+def shuffled(items: Sequence[Item], size: int | None, generator: random.Random) -> list[Item]:
+    """Put ``size`` of the items, by default all, in a random order, each as often as the others, ± 1."""
+    count = len(items) if size is None else size
+    order: list[Item] = []
+    while len(order) < count:
+        order += generator.sample(items, len(items))
+    return order[:count]
 
 
 def dataset_of(
@@ -115,10 +192,6 @@ def dataset_of_rows(rows: Iterable[Mapping[str, Any]]) -> Dataset:
     return Dataset.from_list(listed, features=Features(columns))  # pyright: ignore[reportUnknownMemberType]
 
 
-def task_seed(topic: str, part: Part, seed: int, index: int) -> int:
-    """Derive the seed of a row's task."""
-    return derive_seed("task", topic, seed, index) // 4 * 2 + (part == "eval")
-
-
-def _is_inner_fraction(value: Any) -> bool:
-    return is_number(0)(value) and 0 < value < 1
+def task_seed(part: Part, *key: Hashable) -> int:
+    """Derive a task's seed from ``key``: even for training, odd for evaluation, so that the two never meet."""
+    return derive_seed(*key) // 4 * 2 + (part == "eval")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentsgym.training.generation.generator import GenerationBatch
+    from agentsgym.training.generation.batch import GenerationBatch
     from agentsgym.training.metrics.rollouts import RolloutSummary
     from agentsgym.types import Trajectory
 

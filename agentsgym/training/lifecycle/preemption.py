@@ -31,7 +31,7 @@ from agentsgym.training.ranks import BrokenOffError
 if TYPE_CHECKING:
     from agentsgym.training._trl import TRLSeam
     from agentsgym.training.config import GRPOEnvConfig
-    from agentsgym.training.generation.generator import Phase
+    from agentsgym.training.generation.batch import Phase
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import pytest
 from agentsgym import evaluate
 from agentsgym.agents.base import Agent
 from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.envs.registry import make
+from agentsgym.envs.registry import class_path, make
 from agentsgym.envs.Search import Passage, RandomPlayer, ReferencePlayer, SearchEnv
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.rollouts.process_pool import EnvProcessPool
@@ -68,6 +68,10 @@ def test_calls_are_answered_in_order_and_the_answer_ends_the_episode() -> None:
         "f1": 1.0,
         "num_searches": 2,
         "recall": pytest.approx(1 / 3),
+        "num_calls": 2,
+        "num_failed_calls": 0,
+        "num_unreadable_calls": 0,
+        "tool_failed": False,
     }
 
 
@@ -106,21 +110,35 @@ def test_what_is_no_tag_is_invalid_and_says_what_would_be_right(action: str, tol
     ("wrong", "told"),
     [
         (call(name="serch"), "there is no tool 'serch'; did you mean 'search'?"),
-        (call(query=3), "search needs a 'query' (text), got 3"),
-        (call(query=" "), "search needs a 'query' (text)"),
-        (call(query=["Belmora"]), "search needs a 'query' (text)"),
-        (ToolCall(name="search", arguments={"query": "Belmora", "k": 9}), "search takes 'query' alone, got 'k'"),
-        (ToolCall(name="", error="the call is no valid JSON"), "Error: the call is no valid JSON"),
+        (call(query=3), "the argument 'query' of 'search' must be a string, got 3"),
+        (call(query=" "), "the argument 'query' of 'search' must be a string of at least 1 characters, got ''"),
+        (call(query="x" * 1001), "the argument 'query' of 'search' must be a string of at most 1000 characters"),
+        (call(query=["Belmora"]), "the argument 'query' of 'search' must be a string, got ['Belmora']"),
+        (ToolCall(name="search"), "the argument 'query' of 'search' is missing"),
+        (ToolCall(name="search", arguments={"query": "Belmora", "k": 9}), "'search' has no argument 'k'"),
     ],
 )
-def test_a_malformed_call_is_answered_and_its_neighbor_executed(wrong: ToolCall, told: str) -> None:
+def test_a_call_that_cannot_be_made_is_answered_and_its_neighbor_made(wrong: ToolCall, told: str) -> None:
     both = Action(text="", tool_calls=[wrong, call()])
     trajectory = played(both, "Tarn", invalid_penalty=0.5, search_cost=0.125)
-    assert told in trajectory.messages[3]["content"]
+    assert trajectory.messages[3]["content"].startswith(f"Error: {told}")
     assert "river Tarn" in trajectory.messages[4]["content"]
     assert trajectory.turn_rewards == [-0.625, 1.0]
     assert not trajectory.turns[0].invalid  # it has done something
-    assert played(Action(text="", tool_calls=[wrong]), "Tarn").turns[0].invalid
+    alone = played(Action(text="", tool_calls=[wrong]), "Tarn", invalid_penalty=0.5)
+    assert alone.turns[0].invalid
+    assert alone.turn_rewards == [-0.5, 1.0]
+
+
+def test_of_calls_that_cannot_be_read_one_message_speaks() -> None:
+    wrong = [ToolCall(name="", error="it is no valid JSON")] * 2
+    trajectory = played(Action(text="", tool_calls=[*wrong, call()]), "Tarn", invalid_penalty=0.5)
+    [result] = [message for message in trajectory.messages if message["role"] == "tool"]
+    assert result["content"].endswith("river Tarn.\n2 calls could not be read: it is no valid JSON")
+    assert trajectory.turn_rewards == [-1.0, 1.0]
+    alone = played(Action(text="", tool_calls=wrong), "Tarn", invalid_penalty=0.5)
+    assert alone.messages[3] == {"role": "user", "content": "2 calls could not be read: it is no valid JSON"}
+    assert alone.turn_rewards == [-1.0, 1.0]
 
 
 def test_calls_beyond_the_limit_are_not_executed() -> None:
@@ -128,12 +146,62 @@ def test_calls_beyond_the_limit_are_not_executed() -> None:
     assert trajectory.info["num_searches"] == 2
     results = [message["content"] for message in trajectory.messages if message["role"] == "tool"]
     assert len(results) == 100
-    assert set(results[2:]) == {"Error: at most 2 calls of one turn are executed."}
+    assert set(results[2:]) == {"Error: not made, since a turn may have 2 calls"}
+    trajectory = played(searching("Belmora", "Belmora"), max_calls_per_episode=1)
+    assert trajectory.info["num_searches"] == 1
+    assert trajectory.stop_reason is StopReason.DONE
+    assert trajectory.success is False
 
 
 def test_an_answer_that_was_cut_is_not_graded() -> None:
     trajectory = played(Action(text="Tarn", finish_reason="length"), "Tarn")
     assert [turn.invalid for turn in trajectory.turns] == [True, False]
+    empty = played(" ", "Tarn", invalid_penalty=0.5)
+    assert empty.messages[3]["content"] == "Call the search tool, or give the answer."
+    assert empty.turn_rewards == [-0.5, 1.0]
+
+
+def double(number: int) -> int:
+    """Double a number.
+
+    Args:
+        number: The number.
+    """
+    return 2 * number
+
+
+def test_other_tools_may_stand_beside_the_search() -> None:
+    env = SearchEnv(None, {"corpus": CORPUS, "search_cost": 0.125, "submit_tool": "submit"}, tools=double)
+    calls = [
+        ToolCall(name="double", arguments={"number": 4}),
+        call(),
+        ToolCall(name="double", arguments={"number": ""}),
+    ]
+    submit = ToolCall(name="submit", arguments={"answer": "river Tarn"})
+    agent = ScriptedAgent([Action(text="", tool_calls=calls), Action(text="", tool_calls=[submit])])
+    [trajectory] = env.rollout([TASK], agent)
+    results = [message["content"] for message in trajectory.messages if message["role"] == "tool"]
+    assert (results[0], results[2]) == ("8", "Error: the argument 'number' of 'double' must be an integer, got ''")
+    assert trajectory.turn_rewards == [-0.125, 1.0]
+    assert (trajectory.success, trajectory.info["num_searches"], trajectory.info["num_calls"]) == (True, 1, 2)
+
+
+@pytest.mark.parametrize(("config", "tools"), [({}, double), ({"submit_tool": "submit"}, ())])
+def test_the_tag_format_takes_no_other_tools(config: Any, tools: Any) -> None:
+    with pytest.raises(ConfigError, match="format='tags' has no calls"):
+        SearchEnv(None, {"corpus": CORPUS, "format": "tags", **config}, tools=tools)
+
+
+def test_a_search_is_paid_as_any_call_too() -> None:
+    trajectory = played(
+        searching("Belmora"),
+        Action(text="", tool_calls=[call(3)]),
+        "Tarn",
+        call_reward=0.25,
+        failed_call_reward=-0.5,
+        invalid_reward=-1.0,
+    )
+    assert trajectory.turn_rewards == [0.25, -1.5, 1.0]
 
 
 def test_f1_and_evidence_are_rewarded_where_asked_for() -> None:
@@ -180,7 +248,7 @@ def test_a_retriever_that_raises_fails_its_episode() -> None:
 
     trajectory = played(searching("Belmora"), retriever=broken)
     assert trajectory.failed
-    assert "the server is gone" in str(trajectory.error)
+    assert "the retriever raised OSError: the server is gone" in str(trajectory.error)
 
 
 @pytest.mark.parametrize("format_", ["tools", "tags"])
@@ -195,14 +263,14 @@ def test_a_retriever_that_hangs_is_given_up_and_the_agent_told(format_: str) -> 
 
     search = searching if format_ == "tools" else "<search>{}</search>".format
     answer = "Tarn" if format_ == "tools" else "<answer>Tarn</answer>"
-    env = SearchEnv(None, {"retriever": hanging, "search_timeout_s": 0.1, "format": format_, "search_cost": 0.25})
+    env = SearchEnv(None, {"retriever": hanging, "tool_timeout_s": 0.1, "format": format_, "search_cost": 0.25})
     for twin in (env, copy.deepcopy(env)):
         [trajectory] = twin.rollout([TASK], ScriptedAgent([search("bad"), search("good"), answer]))
         assert (trajectory.error, trajectory.success, trajectory.info["num_searches"]) == (None, True, 2)
         assert trajectory.turn_rewards == [-0.25, -0.25, 1.0]
         assert not any(turn.invalid for turn in trajectory.turns)
         told = [message["content"] for message in trajectory.messages[3:6:2]]
-        assert told[0] == "Error: the search took longer than 0.1 s, and was given up"
+        assert told[0] == "Error: search took longer than 0.1 s, and was given up"
         assert "about good" in told[1]
     assert asked == [("bad", 3), ("good", 3)] * 2
     opened.set()
@@ -215,9 +283,21 @@ def test_a_retriever_without_a_limit_is_called_where_the_environment_is() -> Non
         threads.append(threading.get_ident())
         return [query]
 
-    played(searching("x"), retriever=seen, search_timeout_s=None)
+    played(searching("x"), retriever=seen, tool_timeout_s=None)
     played(searching("x"), retriever=seen)
     assert [one == threading.get_ident() for one in (threads[0], threads[-1])] == [True, False]
+
+
+def test_the_old_name_of_the_limit_of_time_is_taken() -> None:
+    with pytest.warns(DeprecationWarning, match="the option 'search_timeout_s' is now 'tool_timeout_s'"):
+        env = SearchEnv(None, {"corpus": CORPUS, "search_timeout_s": 5})
+    assert env.env_config["tool_timeout_s"] == 5
+    row = {"env_class_path": class_path(SearchEnv), "env_config": env.given_config, "task_data": TASK}
+    assert env.rollout([row], ScriptedAgent(["Tarn"]))[0].success
+    with pytest.raises(ConfigError, match="give one of them, got both"):
+        SearchEnv(None, {"search_timeout_s": 5, "tool_timeout_s": 5})
+    with pytest.raises(ConfigError, match="env_config must be a dict or None, got 3"):
+        SearchEnv(None, 3)  # type: ignore[arg-type]
 
 
 def test_long_passages_are_cut() -> None:

@@ -4,109 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from agentsgym.credit.payments import total_error
 from agentsgym.credit.rewards import TOKEN_CREDITS, check_credit, credited_rewards
-from agentsgym.errors import AgentsGymError, ConfigError
-from agentsgym.texts import shortened, shown
+from agentsgym.errors import ConfigError
+from agentsgym.record_audit.report import AuditReport, Check, Problem
+from agentsgym.texts import shown
 from agentsgym.types import StopReason, Trajectory
-
-Check = Literal[
-    "fields",  # a value is missing or of the wrong kind; nothing else of the trajectory is checked then
-    "lengths",  # a list does not hold one value a token
-    "token_ids",  # an id is no token
-    "spans",  # turns overlap, are out of order or leave the tokens
-    "prompts",  # a turn's prompt does not extend what stood before it
-    "mask",  # the agent token mask is not the union of the spans
-    "messages",  # a message is none, or a turn does not point at its own answer
-    "logprobs",  # a log-probability is none
-    "rewards",  # a reward is not finite, or does not lie where it belongs
-    "outcome",  # the final reward, the stop reason and the error do not fit each other
-]
 
 _LOGPROB_TOLERANCE = 1e-4  # rounding can lift the log-probability of a sure token a little above 0
 _is_close = partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6)  # of rewards, which may have been single precision
-_SHOWN, _SHOWN_BYTES = 20, 450  # problems in the text of a report, and the most of each
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """One thing that is wrong with one trajectory.
-
-    Attributes:
-        check: The check that found it.
-        trajectory: Index in the list that was audited.
-        session_id: Its session.
-        turn: Index of the turn; None if it is not about one turn.
-        message: What is wrong and what was expected, in one sentence.
-    """
-
-    check: Check
-    trajectory: int
-    session_id: str
-    turn: int | None
-    message: str
-
-    def __str__(self) -> str:
-        turn = "" if self.turn is None else f", turn {self.turn}"
-        session = f" (session {shown(self.session_id)[1:-1]})" if self.session_id else ""
-        return f"trajectory {self.trajectory}{session}{turn}: [{self.check}] {self.message}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditReport:
-    """What an audit counted and found; the counts leave out trajectories whose fields cannot be read.
-
-    Attributes:
-        num_trajectories: All that were given.
-        num_failed: Rollouts that the environment or the agent broke.
-        num_turns: Actions.
-        num_segments: Stretches of tokens in which history only grew.
-        num_tokens: All tokens.
-        num_agent_tokens: Those that agents said.
-        num_invalid_turns: Turns that the environment called invalid.
-        num_inexact_turns: Turns of text that was encoded afterwards.
-        num_turns_without_logprobs: Turns that have tokens, but no log-probabilities.
-        problems: Everything that is wrong, in the order of the trajectories.
-    """
-
-    num_trajectories: int
-    num_failed: int
-    num_turns: int
-    num_segments: int
-    num_tokens: int
-    num_agent_tokens: int
-    num_invalid_turns: int
-    num_inexact_turns: int
-    num_turns_without_logprobs: int
-    problems: tuple[Problem, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
-
-    def raise_if_broken(self) -> None:
-        """Raise an :class:`~agentsgym.errors.AgentsGymError` with the text of the report where something is wrong."""
-        if self.problems:
-            raise AgentsGymError(str(self))
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.num_trajectories} trajectories ({self.num_failed} failed), {self.num_turns} turns "
-            f"({self.num_invalid_turns} invalid, {self.num_inexact_turns} encoded afterwards, "
-            f"{self.num_turns_without_logprobs} without log-probabilities), {self.num_tokens} tokens "
-            f"({self.num_agent_tokens} of agents) in {self.num_segments} segments",
-            f"{len(self.problems)} problems" if self.problems else "no problems",
-        ]
-        lines += [shortened(f"  {problem}", _SHOWN_BYTES, tail=0) for problem in self.problems[:_SHOWN]]
-        more = [f"  and {len(self.problems) - _SHOWN} more"] if len(self.problems) > _SHOWN else []
-        return "\n".join([*lines, *more])
-
 
 _Finding = tuple[Check, int | None, str]  # with the index of the turn that it is about
 _Findings = Iterator[_Finding]

@@ -1,0 +1,87 @@
+"""What every environment's datasets have in common: options, their errors, and rows that name the class they are of."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.Gymnasium import GymnasiumEnv
+from agentsgym.envs.PriceList import PriceListEnv
+from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
+from agentsgym.envs.registry import class_path
+from agentsgym.envs.rows.options import shuffled, task_seed
+from agentsgym.envs.Search import SearchEnv
+from agentsgym.envs.TextArena import TextArenaEnv
+from agentsgym.envs.Tools import ToolEnv
+from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
+from agentsgym.errors import ConfigError
+
+DATA: dict[str, Any] = {
+    "data": [{"question": f"What is {n}?", "answer": str(n), "answers": [str(n)]} for n in range(4)]
+}
+# class: what its datasets need
+NEEDED: dict[type[MultistepEnv], tuple[dict[str, Any], dict[str, Any]]] = {
+    GymnasiumEnv: ({}, {}),
+    PriceListEnv: ({}, {}),
+    ReasoningEvalsEnv: ({}, DATA),
+    SearchEnv: ({"corpus": [{"text": "One follows zero."}]}, DATA),
+    TextArenaEnv: ({"game": "TicTacToe-v0"}, {}),
+    ToolEnv: ({}, DATA),
+    TwentyQuestionsEnv: ({}, {}),
+}
+OF_EACH = pytest.mark.parametrize("env_class", NEEDED)
+
+
+@OF_EACH
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ({"sise": 3}, r"^the dataset has no option 'sise'; did you mean 'size'\?"),
+        ({"size": 0}, r"^size must be a positive int( or None)?, got 0"),
+        ({"size": True}, r"^size must be a positive int( or None)?, got True"),
+        ({"seed": -1}, r"^seed must be an int >= 0, got -1"),
+    ],
+)
+def test_all_refuse_an_option_in_the_same_words(
+    env_class: type[MultistepEnv], option: dict[str, Any], problem: str
+) -> None:
+    config, needed = NEEDED[env_class]
+    for rows in (env_class.get_train_dataset, env_class.get_eval_dataset):
+        with pytest.raises(ConfigError, match=problem):
+            rows(config, **needed, **option)
+
+
+@OF_EACH
+def test_rows_are_of_the_class_that_made_them(env_class: type[MultistepEnv]) -> None:
+    own = type("Own", (env_class,), {"__module__": __name__})
+    config, needed = NEEDED[env_class]
+    rows = own.get_train_dataset(config, size=2, **needed)
+    assert {row["env_class_path"] for row in rows} == {class_path(own)} == {f"{__name__}.Own"}
+    assert {row["env_class_path"] for row in env_class.get_train_dataset(config, size=2, **needed)} == {
+        class_path(env_class)
+    }
+
+
+def test_columns_that_are_no_dict_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^columns must be a dict from our name of a column to the data's, or None"):
+        ToolEnv.get_train_dataset(**DATA, columns=["question"])
+
+
+@given(st.integers(1, 7), st.none() | st.integers(1, 40), st.integers())
+def test_each_task_comes_as_often_as_the_others(num_tasks: int, size: int | None, seed: int) -> None:
+    order = shuffled(range(num_tasks), size, random.Random(seed))
+    counts = Counter(order)
+    assert len(order) == (num_tasks if size is None else size)
+    assert max(counts.values()) - min(counts[task] for task in range(num_tasks)) <= 1
+
+
+@given(st.integers(), st.integers())
+def test_seeds_of_training_and_evaluation_never_meet(one: int, other: int) -> None:
+    assert task_seed("train", "topic", one) % 2 == 0
+    assert task_seed("eval", "topic", other) % 2 == 1
