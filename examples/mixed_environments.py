@@ -9,8 +9,9 @@
 - ``lake``: Gymnasium's FrozenLake, without slipping.
 - ``number``: TextArena's GuessTheNumber, 1 to 8 in 4 turns.
 
-A fifth can be asked for, ``--environments questions prices lake number sums``: sums and differences of two numbers of one
-digit, made by reasoning-gym. The embedded policy has to learn them by heart, for which the defaults leave too few steps.
+A fifth can be asked for, ``--environments questions prices lake number sums``: sums and differences of two numbers of
+one digit, made by reasoning-gym. The embedded policy has to learn them by heart, for which the defaults leave too few
+steps.
 
 It prints win rates before and after beside random and optimal play, for each environment, and writes to
 ``outputs/mixed``: ``summary.json``, ``learning_curve.png`` and ``model/``. Ctrl-C and SIGTERM end training early and
