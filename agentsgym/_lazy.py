@@ -1,4 +1,4 @@
-"""Import the public names of a package when they are first used, so that importing it stays light."""
+"""Import names when they are first used, so that importing a package stays light."""
 
 from __future__ import annotations
 
@@ -30,3 +30,24 @@ def lazy(
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return find
+
+
+def called_later(module: str, name: str) -> Callable[..., Any]:
+    """Make a function that imports the function it stands for when it is called.
+
+    For the values at the base of the library, which a notebook asks to draw themselves: what draws them stands far
+    above them, and loading them must not load it. ``tests/test_layers.py`` names the files that may use it, and for
+    what.
+
+    Args:
+        module: The module, written out.
+        name: Of the function in it.
+
+    >>> called_later("math", "sqrt")(4.0)
+    2.0
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+    return call

@@ -1,4 +1,4 @@
-"""Write values and errors of foreign code as short text that a terminal shows as it is.
+"""Write values and errors of foreign code as short text that a terminal shows as it is, or as JSON.
 
 Whatever an environment, an agent or a server hands over may be megabytes long, may raise where it is turned into text,
 and may hold escape sequences.
@@ -7,13 +7,15 @@ and may hold escape sequences.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, cast
 
 _MAX_DEPTH = 6  # of containers in containers, as reprlib has it
 _NOTE_BYTES = 60
+_MAX_JSON_DEPTH = 32
 _MAX_BITS = 3000  # of an int that is written out; Python itself refuses those of more than 4,300 digits
 # C0 and C1 but for tab and newline; what turns the order of the letters around; halves of surrogate pairs.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -68,6 +70,53 @@ def visible(text: str) -> str:
     \x1b[31mred\x1b[0m
     """
     return _UNSEEN.sub(_escaped, text)
+
+
+def as_json(value: object) -> Any:
+    """Give a value as JSON has it: dicts with text keys, lists, text, whole and finite numbers, booleans, None.
+
+    NaN becomes None and an infinite number its name; an array or a scalar of numpy's becomes lists and numbers; a set
+    becomes a list. What JSON has no form for is written as text, as :func:`shown` does.
+
+    >>> as_json({"won": True, 3: (1, float("nan")), "at": range(2)})
+    {'won': True, '3': [1, None], 'at': 'range(0, 2)'}
+    """
+    return _as_json(value, ())
+
+
+def _as_json(value: object, inside: tuple[int, ...]) -> Any:
+    """Do it for a value inside of the containers with these ids."""
+    if isinstance(value, float):
+        return _finite_or_text(float(value))
+    if isinstance(value, str):
+        return str.__str__(value)  # of an enum its value
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if value.bit_length() <= _MAX_BITS else shown(value)
+    return _json_container(value, inside)
+
+
+def _finite_or_text(value: float) -> float | str | None:
+    if math.isnan(value):
+        return None
+    return value if math.isfinite(value) else str(value)
+
+
+def _json_container(value: Any, inside: tuple[int, ...]) -> Any:
+    if id(value) in inside or len(inside) >= _MAX_JSON_DEPTH:
+        return shown(value)
+    within = (*inside, id(value))
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {
+            _as_json(key, ()) if isinstance(key, str) else shown(key): _as_json(item, within) for key, item in items
+        }
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_as_json(item, within) for item in cast("Iterable[Any]", value)]
+    if callable(getattr(value, "tolist", None)):  # numpy's and torch's
+        return _as_json(value.tolist(), within)
+    return shown(value)
 
 
 def shortened(text: str, max_bytes: int, *, tail: float = 0.5) -> str:

@@ -8,15 +8,27 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Final, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict
+
+from agentsgym._lazy import called_later
+from agentsgym.texts import as_json, shown
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length"]
 
 LEAST_LOGPROB: Final = -104.0  # of the smallest float32 above 0 it is -103.3, which bfloat16 rounds to -103.5
 MOST_LOGPROB: Final = 1e-3  # 0 up to rounding: log-softmax adds up probabilities that half precision has rounded
+
+_SHORT: Final = 80  # characters of a field in a repr
+_COUNTED: Final = {"messages", "token_ids", "logprobs", "tool_calls", "tools", "prompt_messages"}  # there: how many
+
+_html_of = called_later("agentsgym.reports.html", "trajectory_html")
+_frame_of = called_later("agentsgym.reports.frames", "trajectory_frame")
 
 
 class Message(TypedDict):
@@ -95,6 +107,9 @@ class TurnRequest:
     max_new_tokens: int | None = None
     tools: Sequence[Mapping[str, Any]] = ()
 
+    def __repr__(self) -> str:
+        return _brief(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
@@ -123,6 +138,9 @@ class Action:
         if self.logprobs is not None and (self.token_ids is None or len(self.logprobs) != len(self.token_ids)):
             given = "no token_ids" if self.token_ids is None else f"{len(self.token_ids)} token_ids"
             raise ValueError(f"an Action needs one log-probability an id, got {len(self.logprobs)} and {given}")
+
+    def __repr__(self) -> str:
+        return _brief(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +181,9 @@ class Turn:
     prompt_start: int = 0
     prompt_messages: Sequence[Message] | None = None
     role_rewards: Mapping[Hashable, float] | None = None
+
+    def __repr__(self) -> str:
+        return _brief(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +241,58 @@ class Trajectory:
             if values and len(values) != len(self.token_ids):
                 raise ValueError(f"{name} needs one value a token, got {len(values)} for {len(self.token_ids)}")
 
+    def __repr__(self) -> str:
+        num_agent_tokens = sum(turn.stop - turn.start for turn in self.turns)
+        num_tokens = len(self.token_ids)
+        tokens = f", {num_tokens} tokens, {num_agent_tokens} of them the agent's" if num_tokens else ""
+        return f"<Trajectory of {self.headline}{tokens}>"
+
+    def _repr_html_(self) -> str:
+        """Draw it for a notebook."""
+        return _html_of(self)
+
+    @property
+    def outcome(self) -> Literal["won", "lost", "failed", "played"]:
+        """How it ended, in a word; ``"played"`` if the environment does not say whether it was won."""
+        if self.failed:
+            return "failed"
+        return "played" if self.success is None else "won" if self.success else "lost"
+
+    @property
+    def headline(self) -> str:
+        """Which rollout it is and how it went, in a line.
+
+        >>> Trajectory(token_ids=[], turns=[], messages=[], final_reward=0.5, stop_reason=StopReason.MAX_TURNS).headline
+        'task 0, rollout 0: played after 0 turns (max_turns), reward 0.5'
+        """
+        turns = f"{self.num_turns} turn{'' if self.num_turns == 1 else 's'}"
+        return (
+            f"task {self.task_index}, rollout {self.rollout_index}: {self.outcome} after {turns} ({self.stop_reason}), "
+            f"reward {self.final_reward:zg}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give all fields as plain JSON values, and ``success``, ``failed`` and ``agent_token_mask`` beside them.
+
+        Log-probabilities that are not known are None. Keys that are no text, as roles may be, are written as text; so
+        is what JSON has no form for, in ``info`` for example (:func:`~agentsgym.texts.as_json`).
+        """
+        values = {one.name: as_json(getattr(self, one.name)) for one in fields(self) if one.name != "turns"}
+        turns = [{one.name: as_json(getattr(turn, one.name)) for one in fields(turn)} for turn in self.turns]
+        derived = {"success": self.success, "failed": self.failed, "agent_token_mask": self.agent_token_mask}
+        return values | {"turns": turns} | derived
+
+    def to_pandas(self, by: Literal["turn", "token"] = "turn") -> DataFrame:
+        """Give it as a table with one row a turn, or one row a token.
+
+        The columns are those of :func:`~agentsgym.reports.frames.turn_rows` and
+        :func:`~agentsgym.reports.frames.token_rows`.
+
+        Raises:
+            ConfigError: ``by`` is neither.
+        """
+        return _frame_of(self, by)
+
     @property
     def agent_token_mask(self) -> list[int]:
         """1 on the agent's tokens, 0 elsewhere, (T,)."""
@@ -273,3 +346,20 @@ class Trajectory:
         """Whether the task was solved; None if the environment does not say."""
         value = self.info.get("success")
         return None if value is None else bool(value)
+
+
+def _brief(value: TurnRequest | Action | Turn) -> str:
+    """Write a value by the fields that are not at their defaults, collections as how many items they hold."""
+    items = [(one, getattr(value, one.name)) for one in fields(value)]
+    written = [f"{one.name}={_short(one.name, item)}" for one, item in items if not _is_default(item, one.default)]
+    return f"{type(value).__name__}({', '.join(written)})"
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    if default is MISSING or default is None:
+        return default is value
+    return not value if isinstance(default, tuple) else bool(value == default)
+
+
+def _short(name: str, value: Any) -> str:
+    return f"<{len(value)}>" if name in _COUNTED else shown(value, _SHORT)

@@ -72,6 +72,20 @@ def test_the_examples_of_search_and_reasoning_run(
         assert capsys.readouterr().out.strip() == expected
 
 
+def test_the_page_about_looking_prints_what_it_says(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the pictures go to outputs/
+    page = (ROOT / "docs" / "looking-at-rollouts.md").read_text()
+    names: dict[str, Any] = {}
+    for block, printed in re.findall(
+        r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", page, re.MULTILINE | re.DOTALL
+    ):
+        exec(compile(block, "looking-at-rollouts.md", "exec"), names)
+        assert capsys.readouterr().out == printed
+    assert sorted(file.name for file in Path("outputs").iterdir()) == ["by_turn.png", "group.png", "lengths.png"]
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 def test_make_refuses_a_python_that_is_too_old(tmp_path: Path) -> None:
     environment = tmp_path / "environment"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -17,6 +18,11 @@ LINE = (
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
 GROUND = {"_renamed", "_lazy"}  # import nothing, and may be imported everywhere
+# Who may name what stands to its right, for a notebook to draw it with, and what: `_lazy.called_later`.
+DRAWN_BY = {
+    "types.py": {"agentsgym.reports.html.trajectory_html", "agentsgym.reports.frames.trajectory_frame"},
+    "evaluation/metrics.py": {"agentsgym.reports.html.evaluation_html", "agentsgym.reports.frames.evaluation_frame"},
+}
 # A heavy package, the places that may import it, and those that may do so only inside a function or for types.
 HEAVY = {
     "trl": (("training",), ()),
@@ -153,6 +159,22 @@ def test_a_wrong_import_is_named_with_its_line(path: str, source: str) -> None:
 )
 def test_a_right_import_passes(path: str, source: str) -> None:
     assert complaints(path, source) == []
+
+
+def named_later(source: str) -> set[str]:
+    """What a file imports by name when it is called."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    later = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "called_later"]
+    return {".".join(ast.literal_eval(argument) for argument in call.args) for call in later}
+
+
+def test_only_what_draws_a_value_is_named_ahead_of_its_layer() -> None:
+    package = ROOT / "agentsgym"
+    found = {file.relative_to(package).as_posix(): named_later(file.read_text()) for file in package.rglob("*.py")}
+    assert {path: names for path, names in found.items() if names} == DRAWN_BY
+    for target in set().union(*DRAWN_BY.values()):
+        module, _, name = target.rpartition(".")
+        assert callable(getattr(importlib.import_module(module), name))
 
 
 def files_of_package() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import json
 import math
 import pickle
 import tracemalloc
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.texts import sentence_of, shortened, shown, visible
+from agentsgym.texts import as_json, sentence_of, shortened, shown, visible
 from agentsgym.types import StopReason, Turn
 
 PLAIN = st.recursive(
@@ -174,3 +175,25 @@ def test_a_value_that_changes_while_it_is_shown_does_not_raise() -> None:
 
 def test_errors_with_such_texts_travel_between_processes() -> None:
     assert str(pickle.loads(pickle.dumps(ValueError(shown("\ud800"))))) == "'\\ud800'"
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers() | st.tuples(st.text()), inner),
+        max_leaves=20,
+    )
+)
+def test_any_value_has_a_form_in_json(value: Any) -> None:
+    plain = as_json(value)
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert as_json(plain) == plain
+
+
+def test_json_of_a_value_that_holds_itself_ends() -> None:
+    inner: list[Any] = [1]
+    inner += [inner, inner]
+    first, second, third = as_json(inner)
+    assert first == 1
+    assert second == third == shown(inner)
+    assert as_json({"n": 10**5000}) == {"n": f"<an int of {(10**5000).bit_length()} bits>"}

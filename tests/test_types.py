@@ -1,6 +1,9 @@
 import dataclasses
+import json
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,3 +86,64 @@ def test_values_are_frozen(value: Any) -> None:
     field = dataclasses.fields(value)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(value, field, None)
+
+
+def test_a_turn_is_shown_by_what_is_not_at_its_default() -> None:
+    assert repr(Turn(start=2, stop=5, reward=-0.5)) == "Turn(start=2, stop=5, reward=-0.5)"
+    shown = repr(Turn(start=2, stop=5, reward=1.0, invalid=True, exact=False, role=("x", 1), prompt_messages=[]))
+    assert shown == "Turn(start=2, stop=5, reward=1.0, invalid=True, exact=False, role=('x', 1), prompt_messages=<0>)"
+
+
+def test_an_action_and_a_request_are_shown_in_a_line() -> None:
+    action = Action(text="yes\x1b[2J" * 10_000, token_ids=[*range(5000)], logprobs=[0.0] * 5000, finish_reason="length")
+    assert repr(action).endswith("…, token_ids=<5000>, logprobs=<5000>, finish_reason='length')")
+    assert len(repr(action)) < 200
+    assert "\x1b" not in repr(action)
+    assert repr(Action(text="a")) == "Action(text='a')"
+    request = TurnRequest(session_id="s", messages=[{"role": "user", "content": "x" * 9999}], token_ids=[1, 2])
+    assert repr(request) == "TurnRequest(session_id='s', messages=<1>, token_ids=<2>)"
+    assert repr(dataclasses.replace(request, agent_state=np.zeros(3))).endswith("agent_state=array([0., 0., 0.]))")
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        ({"info": {"success": True}}, "won"),
+        ({"info": {"success": 0}}, "lost"),
+        ({}, "played"),
+        ({"stop_reason": StopReason.FAILED, "info": {"success": True}}, "failed"),
+    ],
+)
+def test_a_trajectory_is_shown_by_how_it_went(fields: dict[str, Any], outcome: str) -> None:
+    record = trajectory("..AA.B", final_reward=-0.0, task_index=3, **fields)
+    assert record.outcome == outcome
+    said = f"task 3, rollout 0: {outcome} after 2 turns ({record.stop_reason}), reward 0"
+    assert repr(record) == f"<Trajectory of {said}, 6 tokens, 3 of them the agent's>"
+    assert repr(trajectory("", turns=[Turn(start=0, stop=0, reward=0.0)])).endswith("after 1 turn (done), reward 0>")
+
+
+def test_a_trajectory_as_a_dict_is_plain_json_with_every_field() -> None:
+    turn = Turn(start=0, stop=2, reward=1.0, role=("seat", 1), role_rewards={0: 1.0, "b": np.float32(0.5)})
+    record = Trajectory(
+        token_ids=np.arange(3),  # pyright: ignore[reportArgumentType]
+        turns=[turn],
+        messages=[{"role": "user", "content": "\ud800"}],
+        final_reward=math.inf,
+        stop_reason=StopReason.DONE,
+        logprobs=[math.nan, -0.5, 0.0],
+        info={"board": {1, 2}, "object": Action(text="a"), "success": True},
+        final_rewards={0: 1.0},
+    )
+    plain = record.as_dict()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain.keys() == {one.name for one in dataclasses.fields(Trajectory)} | {
+        "success",
+        "failed",
+        "agent_token_mask",
+    }
+    assert plain["turns"][0].keys() == {one.name for one in dataclasses.fields(Turn)}
+    assert plain["turns"][0]["role"] == ["seat", 1]
+    assert plain["turns"][0]["role_rewards"] == {"0": 1.0, "b": 0.5}
+    assert (plain["token_ids"], plain["logprobs"]) == ([0, 1, 2], [None, -0.5, 0.0])
+    assert (plain["final_reward"], plain["stop_reason"], plain["agent_token_mask"]) == ("inf", "done", [1, 1, 0])
+    assert plain["info"] == {"board": [1, 2], "object": "Action(text='a')", "success": True}

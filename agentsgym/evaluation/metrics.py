@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from agentsgym._lazy import called_later
 from agentsgym.envs.references.anchors import Anchors
 from agentsgym.evaluation import votes
 from agentsgym.evaluation.breakdown import RolloutOutcome, by_label, by_role
+from agentsgym.evaluation.intervals import Estimate, bootstrap_intervals, cluster_totals, without_spread
 from agentsgym.evaluation.optimality import anchors_of_info, fraction_with_interval
-from agentsgym.seeding import derive_seed
+from agentsgym.evaluation.passing import pass_at_k, pass_at_k_interval
 from agentsgym.types import StopReason, Trajectory
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from pandas import DataFrame
 
-_ENTRIES_PER_BLOCK = 1_000_000  # of drawn indices held at once: a few tens of MB however many tasks there are
+__all__ = [
+    "Estimate",
+    "Evaluation",
+    "bootstrap_intervals",
+    "fraction_of_optimal",
+    "pass_at_k",
+    "pass_at_k_interval",
+    "summarize",
+    "summarize_outcomes",
+]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A mean over rollouts and the interval in which the mean over such tasks lies.
-
-    Attributes:
-        mean: The mean over the rollouts played.
-        low: Lower end of the interval.
-        high: Upper end.
-    """
-
-    mean: float
-    low: float
-    high: float
+_html_of = called_later("agentsgym.reports.html", "evaluation_html")
+_frame_of = called_later("agentsgym.reports.frames", "evaluation_frame")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +60,7 @@ class Evaluation:
         fraction_of_optimal: Where the reward lies between that of random play (0) and that of optimal play (1), of the
             rollouts for which both are known, where one role is paid; None if there are none, as in a game that the
             agent plays against itself, or random play is optimal.
+        clusters: What the intervals take as one task, a key a trajectory; empty where that is not kept.
     """
 
     win_rate: Estimate | None
@@ -76,6 +75,28 @@ class Evaluation:
     by_environment: Mapping[str, Evaluation] = field(default_factory=dict[str, "Evaluation"])
     by_role: Mapping[Hashable, Evaluation] = field(default_factory=dict[Hashable, "Evaluation"])
     fraction_of_optimal: Estimate | None = None
+    clusters: Sequence[Hashable] = ()
+
+    def __repr__(self) -> str:
+        counts = {"failed": self.num_failed, "left out": self.num_left_out}
+        parts = [f"{self.num_episodes} episodes", *(f"{n} {name}" for name, n in counts.items() if n)]
+        parts += [f"{name} {_short(estimate)}" for name, estimate in self._estimates() if estimate is not None]
+        return f"<Evaluation of {', '.join(parts)}>"
+
+    def _repr_html_(self) -> str:
+        """Draw it for a notebook."""
+        return _html_of(self)
+
+    def to_pandas(self, by: Literal["rollout", "turn"] = "rollout") -> DataFrame:
+        """Give the rollouts as a table with one row each, failed ones included, or with one row a turn.
+
+        The columns are those of :func:`~agentsgym.reports.frames.rollout_row` and
+        :func:`~agentsgym.reports.frames.turn_rows`.
+
+        Raises:
+            ConfigError: ``by`` is neither.
+        """
+        return _frame_of(self, by)
 
     @property
     def num_games(self) -> int:
@@ -86,6 +107,13 @@ class Evaluation:
     def pass_at_k(self, k: int) -> float:
         """Estimate the chance that at least one of k rollouts of a task is won: see :func:`pass_at_k`."""
         return pass_at_k(self.trajectories, k)
+
+    def pass_at_k_interval(self, k: int) -> Estimate:
+        """Estimate the same with an interval over tasks: see :func:`~agentsgym.evaluation.passing.pass_at_k_interval`.
+
+        The confidence is that of the other estimates, and so is what is one task (``cluster_by``).
+        """
+        return pass_at_k_interval(self.trajectories, k, clusters=self.clusters or None, confidence=self.confidence)
 
     def maj_at_k(self, k: int) -> float:
         """Estimate how often the most frequent answer is right: see :func:`~agentsgym.evaluation.votes.maj_at_k`."""
@@ -229,69 +257,9 @@ def _summary(
         stop_reasons=dict(sorted(Counter(outcome.stop_reason for outcome in outcomes).items())),
         trajectories=trajectories,
         confidence=confidence,
+        clusters=list(clusters) if len(trajectories) == len(clusters) else (),
         fraction_of_optimal=_fraction(outcomes, clusters, anchors, seed, confidence),
     )
-
-
-def bootstrap_intervals(
-    values: ArrayLike,
-    clusters: Sequence[Hashable],
-    *,
-    confidence: float = 0.95,
-    num_resamples: int = 10_000,
-    seed: int = 0,
-) -> NDArray[np.float64]:
-    """Bound the mean of each column by a percentile bootstrap over clusters.
-
-    C clusters are drawn with replacement out of the C there are, and all rows of a drawn cluster come along:
-    ``mean* = Σ_c sum_c / Σ_c count_c`` over the drawn c; the bounds are the ``(1 ± confidence) / 2`` quantiles of
-    ``mean*`` (Efron & Tibshirani 1993, chapters 8 and 13). Columns share the draws.
-
-    Args:
-        values: (N, M), one row a rollout, one column a quantity.
-        clusters: (N,), equal keys belong together.
-        confidence: In (0, 1).
-        num_resamples: How often to draw.
-        seed: Of the draws.
-
-    Returns:
-        (2, M), the lower bounds and the upper ones.
-
-    Raises:
-        ValueError: ``confidence`` is not in (0, 1).
-    """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    sums, counts = _cluster_totals(np.asarray(values, dtype=np.float64), clusters)  # (C, M), (C, 1)
-    num_clusters = len(sums)
-    generator = np.random.default_rng(derive_seed("bootstrap", seed))
-    block = max(1, _ENTRIES_PER_BLOCK // num_clusters)
-    means: list[NDArray[np.float64]] = []
-    for start in range(0, num_resamples, block):
-        size = (min(block, num_resamples - start), num_clusters)
-        drawn = generator.integers(num_clusters, size=size)  # (R, C)
-        means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))  # (R, M)
-    return np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
-
-
-def pass_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
-    """Estimate the chance that at least one of k rollouts of a task is won, averaged over tasks.
-
-    ``1 − C(n − c, k) / C(n, k)`` for a task with n rollouts, c of them won: unbiased (2107.03374, eq. 1). Failed
-    rollouts are left out.
-
-    Raises:
-        ValueError: k is below 1, or some task has fewer than k rollouts that did not fail.
-    """
-    played: Counter[int] = Counter()
-    won: Counter[int] = Counter()
-    for trajectory in trajectories:
-        played[trajectory.task_index] += not trajectory.failed
-        won[trajectory.task_index] += bool(trajectory.success) and not trajectory.failed
-    fewest = min(played.values(), default=0)
-    if not 1 <= k <= fewest:
-        raise ValueError(f"pass@k needs 1 <= k <= the fewest rollouts of a task, got k = {k} and {fewest} rollouts")
-    return sum(1 - math.comb(n - won[task], k) / math.comb(n, k) for task, n in played.items()) / len(played)
 
 
 def fraction_of_optimal(value: float, *, random: float, optimal: float) -> float:
@@ -318,7 +286,7 @@ def _estimates(
     if all(one.success is None for one in played):
         return None, reward, turns
     if win_rate.mean in {0.0, 1.0}:
-        win_rate = _without_spread(win_rate.mean, len(set(clusters)), confidence)
+        win_rate = without_spread(win_rate.mean, len(set(clusters)), confidence)
     return win_rate, reward, turns
 
 
@@ -338,22 +306,10 @@ def _fraction(
     if not placed:
         return None
     keys, values = [key for key, _ in placed], np.array([row for _, row in placed], dtype=np.float64)  # (N, 3)
-    sums, _ = _cluster_totals(values, keys if len(set(keys)) > 1 else range(len(keys)))
+    sums, _ = cluster_totals(values, keys if len(set(keys)) > 1 else range(len(keys)))
     estimate = fraction_with_interval(sums, confidence=confidence, seed=seed)
     return None if estimate is None else Estimate(mean=estimate[0], low=estimate[1], high=estimate[2])
 
 
-def _without_spread(mean: float, num_tasks: int, confidence: float) -> Estimate:
-    reach = ((1 - confidence) / 2) ** (1 / num_tasks)
-    return Estimate(mean=mean, low=reach if mean else 0.0, high=1.0 if mean else 1 - reach)
-
-
-def _cluster_totals(
-    values: NDArray[np.float64], clusters: Sequence[Hashable]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Add up the rows of each cluster: sums (C, M) and how many rows they are (C, 1)."""
-    codes: dict[Hashable, int] = {}
-    rows = np.array([codes.setdefault(key, len(codes)) for key in clusters])  # (N,)
-    sums = np.zeros((len(codes), values.shape[1]))
-    np.add.at(sums, rows, values)
-    return sums, np.bincount(rows).astype(np.float64)[:, None]
+def _short(estimate: Estimate) -> str:
+    return f"{estimate.mean:z.3g} [{estimate.low:z.3g}, {estimate.high:z.3g}]"

@@ -152,6 +152,7 @@ def _counted(kept: Evaluation | None, whole: Evaluation) -> Evaluation:
         "num_failed": whole.num_failed,
         "stop_reasons": whole.stop_reasons,
         "trajectories": whole.trajectories,
+        "clusters": whole.clusters,
     }
     if kept is None:  # all its task groups were left out
         none: dict[str, Any] = {"win_rate": None, "reward": None, "turns": None, "num_episodes": 0, "by_role": {}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
         seed=seed,
         anchors=None if anchors is None else [anchors[one.task_index] for one in trajectories],
     )
-    return evaluation if len(trajectories) == len(everything) else _of_all(evaluation, everything)
+    return evaluation if len(trajectories) == len(everything) else _of_all(evaluation, everything, keys)
 
 
 def _num_summed(env_config: Mapping[str, Any]) -> int:
@@ -136,7 +136,7 @@ class _Kept:
             self._on_finish(trajectory)
 
 
-def _of_all(evaluation: Evaluation, trajectories: Sequence[Trajectory]) -> Evaluation:
+def _of_all(evaluation: Evaluation, trajectories: Sequence[Trajectory], keys: Sequence[Hashable]) -> Evaluation:
     """Count everything that was played beside the estimates, which leave some of it out."""
     num_failed = sum(trajectory.failed for trajectory in trajectories)
     return replace(
@@ -145,6 +145,7 @@ def _of_all(evaluation: Evaluation, trajectories: Sequence[Trajectory]) -> Evalu
         num_left_out=len(trajectories) - num_failed - evaluation.num_episodes,
         stop_reasons=dict(sorted(Counter(trajectory.stop_reason for trajectory in trajectories).items())),
         trajectories=trajectories,
+        clusters=[keys[trajectory.task_index] for trajectory in trajectories],
     )
 
 

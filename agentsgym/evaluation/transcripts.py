@@ -14,21 +14,11 @@ def render_transcript(trajectory: Trajectory) -> str:
     Answers carry their reward and whether the environment called them invalid. A failed rollout ends with its error.
     Control characters and escape sequences are written out (``\x1b[2J``): a terminal that shows the text obeys none.
     """
-    parts = [_headline(trajectory)]
+    parts = [f"=== {trajectory.headline} ==="]
     parts += [f"[{speaker}] {content}" for speaker, content in _speeches(trajectory)]
     if trajectory.error is not None:
         parts.append(f"[error] {trajectory.error.strip()}")
     return visible("\n".join(parts)) + "\n"
-
-
-def _headline(trajectory: Trajectory) -> str:
-    outcome = {True: "won", False: "lost", None: "played"}[trajectory.success]
-    turns = len(trajectory.turns)
-    return (
-        f"=== task {trajectory.task_index}, rollout {trajectory.rollout_index}: "
-        f"{'failed' if trajectory.failed else outcome} after {turns} turn{'' if turns == 1 else 's'} "
-        f"({trajectory.stop_reason}), reward {trajectory.final_reward:zg} ==="
-    )
 
 
 def _speeches(trajectory: Trajectory) -> Iterator[tuple[str, str]]:

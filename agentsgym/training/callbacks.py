@@ -1,4 +1,4 @@
-"""Show the win rate while a run trains, as a plot and beside a progress bar."""
+"""Show the win rate while a run trains: as a plot, in a notebook, and beside a progress bar."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
+from agentsgym.reports.notebook import LiveDisplay, in_notebook
 from agentsgym.reports.plots import learning_curve
 
 if TYPE_CHECKING:
     from agentsgym.evaluation.metrics import Estimate
 
 
+_REDRAW_EVERY_S, _REDRAW_NOTEBOOK_EVERY_S = 30.0, 3.0  # a drawing takes a third of a second
+
+
 class LearningCurve(TrainerCallback):
     """Plots the win rate of the training rollouts as it develops, and shows it beside a progress bar.
+
+    In a notebook the plot stands in the cell that trains, and is drawn again in place.
 
     Attributes:
         points: (episodes played so far, win rate of the rollouts since the last log).
@@ -26,26 +32,28 @@ class LearningCurve(TrainerCallback):
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | None = None,
         *,
         before: Estimate | None = None,
         references: Mapping[str, Estimate] | None = None,
-        redraw_every_s: float = 30.0,
+        redraw_every_s: float | None = None,
     ) -> None:
         """Set up the plot.
 
         Args:
-            path: The PNG, which is redrawn during the run.
+            path: The PNG, which is redrawn during the run; None to write none.
             before: The win rate before training, drawn at 0 episodes.
             references: Other players' win rates by name, drawn as lines.
-            redraw_every_s: Seconds between two drawings.
+            redraw_every_s: Seconds between two drawings; None for 30, and for 3 in a notebook.
         """
         self.points: list[tuple[float, float]] = []
         self.episodes = 0
-        self._path = Path(path)
+        self._path = None if path is None else Path(path)
         self._before = before
         self._references = references or {}
-        self._redraw_every_s = redraw_every_s
+        default = _REDRAW_NOTEBOOK_EVERY_S if in_notebook() else _REDRAW_EVERY_S
+        self._redraw_every_s = default if redraw_every_s is None else redraw_every_s
+        self._display = LiveDisplay()
         self._drawn_at = time.monotonic()
         self._bar: tqdm[Any] | None = None
 
@@ -89,15 +97,18 @@ class LearningCurve(TrainerCallback):
             self._bar = None
 
     def draw(self, after: Estimate | None = None) -> None:
-        """Write the plot, with the win rate after training once it is known."""
+        """Write the plot and show it in a notebook, with the win rate after training once it is known."""
+        if self._path is None and not in_notebook():
+            return
         evaluations = [(x, e) for x, e in ((0.0, self._before), (self.episodes, after)) if e is not None]
-        learning_curve(
+        picture = learning_curve(
             self.points,
             self._path,
             evaluations=evaluations,
             references=self._references,
             title="Win rate during training",
         )
+        self._display.show(picture)
         self._drawn_at = time.monotonic()
 
 

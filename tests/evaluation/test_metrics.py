@@ -203,7 +203,7 @@ def test_equal_seeds_give_equal_numbers_and_confidence_widens() -> None:
 def test_blocks_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     values, clusters = [[float(index % 7)] for index in range(30)], [index // 3 for index in range(30)]
     whole = bootstrap_intervals(values, clusters, num_resamples=1000)
-    monkeypatch.setattr("agentsgym.evaluation.metrics._ENTRIES_PER_BLOCK", 64)
+    monkeypatch.setattr("agentsgym.evaluation.intervals._ENTRIES_PER_BLOCK", 64)
     assert bootstrap_intervals(values, clusters, num_resamples=1000).tolist() == whole.tolist()
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from agentsgym.evaluation.metrics import Estimate
+from agentsgym.reports.colors import BLUE, REFERENCES, VERMILION
 from agentsgym.reports.plots import learning_curve, moving_average, spread
 
 POINTS = [(float(64 * batch), 0.4 + 0.004 * batch) for batch in range(1, 100)]
@@ -48,7 +49,7 @@ def test_every_stage_of_a_run_gives_a_picture_of_the_promised_size(
 
 
 def test_each_part_leaves_its_color_in_the_picture(tmp_path: Path) -> None:
-    training, evaluation, reference = "#2f6fb0", "#c2410c", "#2f855a"
+    training, evaluation, reference = BLUE, VERMILION, REFERENCES[1]
     path = tmp_path / "curve.png"
     learning_curve([], path)
     assert [pixels_near(path, color) for color in (training, evaluation, reference)] == [0, 0, 0]

@@ -120,3 +120,15 @@ def test_a_whole_run_is_drawn(tmp_path: Path) -> None:
     assert curve.points == [(8, rates[0]), (16, rates[1])]
     assert curve.episodes == 16
     assert (tmp_path / "curve.png").read_bytes().startswith(PNG)
+
+
+def test_without_a_path_nothing_is_written_and_a_terminal_shows_the_bar_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args, curve = settings(tmp_path), LearningCurve(redraw_every_s=-1.0)
+    step_to(curve, args, 1, win_rate=0.25)
+    curve.on_train_end(args, at(1), TrainerControl())
+    assert curve.points == [(8, 0.25)]
+    assert [*tmp_path.rglob("*.png")] == []
+    assert capsys.readouterr().out == ""

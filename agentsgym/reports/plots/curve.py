@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn without a display and without pyplot's global state."""
+"""The learning curve of a run."""
 
 # pyright: reportUnknownMemberType=false
 # matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
@@ -10,32 +10,29 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
 from agentsgym.evaluation.metrics import Estimate
+from agentsgym.reports.colors import BLUE, PAPER, REFERENCES, VERMILION
+from agentsgym.reports.plots.style import Picture, draw_frame, draw_legend, finished
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SIZE_INCHES = (8.0, 4.5)
-_DOTS_PER_INCH = 200
-_INK, _FAINT_INK = "#22262b", "#6b7280"
-_TRAINING, _EVALUATION = "#2f6fb0", "#c2410c"
-_REFERENCES = ("#6b7280", "#2f855a", "#7c3aed", "#b7791f")
+_TRAINING, _EVALUATION = BLUE, VERMILION
 
 
 def learning_curve(
     points: Sequence[tuple[float, float]],
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     evaluations: Sequence[tuple[float, Estimate]] = (),
     references: Mapping[str, Estimate] | None = None,
     x_label: str = "episodes played in training",
     title: str = "Win rate",
-) -> None:
-    """Draw a win rate over training into a PNG of 1600 × 900 pixels.
+) -> Picture:
+    """Draw a win rate over training, as a PNG of 1600 × 900 pixels where a path is given.
 
     The training points are faint dots under their moving average; evaluations are marked with their value and interval;
     other agents are horizontal lines with bands. The file is replaced in one move, so that it can be drawn again and
@@ -43,15 +40,15 @@ def learning_curve(
 
     Args:
         points: (x, win rate in [0, 1]) of training, x ascending; may be empty.
-        path: The PNG; its folder is made if needed.
+        path: The PNG; its folder is made if needed. None to write nothing.
         evaluations: (x, estimate), say before and after training.
         references: Other agents' win rates by name, say random and greedy play.
         x_label: What x counts.
         title: The headline.
     """
-    figure = Figure(figsize=_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
-    axes = figure.add_subplot()
-    _draw_frame(axes, x_label, title)
+    picture = Picture()
+    axes = picture.add_subplot()
+    _draw_percent_frame(axes, x_label, title)
     _draw_references(axes, references or {})
     _draw_training(axes, points)
     _draw_evaluations(axes, evaluations)
@@ -59,8 +56,8 @@ def learning_curve(
     span = max(xs, default=1.0) or 1.0
     axes.set_xlim(-0.03 * span, 1.03 * span)
     if points or evaluations:
-        axes.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", labelcolor=_INK, fontsize=9)
-    _save(figure, Path(path))
+        draw_legend(axes, loc="lower right")
+    return finished(picture, path)
 
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
@@ -89,23 +86,17 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
-def _draw_frame(axes: Axes, x_label: str, title: str) -> None:
-    axes.set_title(title, loc="left", color=_INK, fontsize=13, fontweight="bold", pad=10)
-    axes.set_xlabel(x_label, color=_FAINT_INK)
+def _draw_percent_frame(axes: Axes, x_label: str, title: str) -> None:
+    draw_frame(axes, title, x_label)
     axes.set_ylim(0.0, 1.04)
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
-    axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color("#9ca3af")
-    axes.tick_params(colors=_FAINT_INK, length=0)
     axes.xaxis.set_major_formatter("{x:,.0f}")
 
 
 def _draw_references(axes: Axes, references: Mapping[str, Estimate]) -> None:
     heights = spread([estimate.mean for estimate in references.values()], gap=0.05)
     for index, (name, estimate) in enumerate(references.items()):
-        color = _REFERENCES[index % len(_REFERENCES)]
+        color = REFERENCES[index % len(REFERENCES)]
         axes.axhspan(estimate.low, estimate.high, color=color, alpha=0.12, linewidth=0)
         axes.axhline(estimate.mean, color=color, linewidth=1.2, linestyle=(0, (5, 3)))
         axes.annotate(
@@ -153,16 +144,6 @@ def _draw_evaluations(axes: Axes, evaluations: Sequence[tuple[float, Estimate]])
             color=_EVALUATION,
             fontsize=10,
             fontweight="bold",
-            path_effects=[withStroke(linewidth=3, foreground="white")],
+            path_effects=[withStroke(linewidth=3, foreground=PAPER)],
             zorder=6,
         )
-
-
-def _save(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        figure.savefig(partial, format="png")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

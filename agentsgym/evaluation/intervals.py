@@ -1,0 +1,102 @@
+"""Estimates and their intervals: the bootstrap over clusters, and what stands in where there is no spread."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agentsgym.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+_ENTRIES_PER_BLOCK = 1_000_000  # of drawn indices held at once: a few tens of MB however many tasks there are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over rollouts and the interval in which the mean over such tasks lies.
+
+    Attributes:
+        mean: The mean over the rollouts played.
+        low: Lower end of the interval.
+        high: Upper end.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+def bootstrap_intervals(
+    values: ArrayLike,
+    clusters: Sequence[Hashable],
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 10_000,
+    seed: int = 0,
+) -> NDArray[np.float64]:
+    """Bound the mean of each column by a percentile bootstrap over clusters.
+
+    C clusters are drawn with replacement out of the C there are, and all rows of a drawn cluster come along:
+    ``mean* = Σ_c sum_c / Σ_c count_c`` over the drawn c; the bounds are the ``(1 ± confidence) / 2`` quantiles of
+    ``mean*`` (Efron & Tibshirani 1993, chapters 8 and 13). Columns share the draws.
+
+    Args:
+        values: (N, M), one row a rollout, one column a quantity.
+        clusters: (N,), equal keys belong together.
+        confidence: In (0, 1).
+        num_resamples: How often to draw.
+        seed: Of the draws.
+
+    Returns:
+        (2, M), the lower bounds and the upper ones.
+
+    Raises:
+        ValueError: ``confidence`` is not in (0, 1).
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+    sums, counts = cluster_totals(np.asarray(values, dtype=np.float64), clusters)  # (C, M), (C, 1)
+    num_clusters = len(sums)
+    generator = np.random.default_rng(derive_seed("bootstrap", seed))
+    block = max(1, _ENTRIES_PER_BLOCK // num_clusters)
+    means: list[NDArray[np.float64]] = []
+    for start in range(0, num_resamples, block):
+        size = (min(block, num_resamples - start), num_clusters)
+        drawn = generator.integers(num_clusters, size=size)  # (R, C)
+        means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))  # (R, M)
+    return np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+
+
+def without_spread(mean: float, num_tasks: int, confidence: float) -> Estimate:
+    """Bound a rate of which every task shows the same, 0 or 1, and so resampling no spread.
+
+    The exact binomial interval: it reaches ``(α/2)^(1/n)`` from the far end (Clopper & Pearson 1934).
+
+    Args:
+        mean: 0.0 or 1.0.
+        num_tasks: n, the independent tasks.
+        confidence: 1 − α, in (0, 1).
+    """
+    reach = ((1 - confidence) / 2) ** (1 / num_tasks)
+    return Estimate(mean=mean, low=reach if mean else 0.0, high=1.0 if mean else 1 - reach)
+
+
+def cluster_totals(
+    values: NDArray[np.float64], clusters: Sequence[Hashable]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Add up the rows of each cluster: sums (C, M) and how many rows they are (C, 1).
+
+    Args:
+        values: (N, M).
+        clusters: (N,), equal keys belong together.
+    """
+    codes: dict[Hashable, int] = {}
+    rows = np.array([codes.setdefault(key, len(codes)) for key in clusters])  # (N,)
+    sums = np.zeros((len(codes), values.shape[1]))
+    np.add.at(sums, rows, values)
+    return sums, np.bincount(rows).astype(np.float64)[:, None]

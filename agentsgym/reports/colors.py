@@ -1,0 +1,75 @@
+"""The colors of pages and plots, which people with any kind of color vision can tell apart.
+
+Blue stands for training and for what is positive, vermilion for evaluation and for what is negative; no meaning is
+told by color alone. The tests measure contrast, and distances as people with red, green or blue weakness see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import isfinite
+from typing import Final
+
+BLUE: Final = "#0072b2"
+VERMILION: Final = "#d55e00"
+GRAY: Final = "#6b7280"
+BROWN: Final = "#7a533b"
+VIOLET: Final = "#7126ee"
+ORCHID: Final = "#b95cff"
+
+INK: Final = "#22262b"
+FAINT_INK: Final = "#5f6672"
+LINE: Final = "#e5e7eb"
+AXIS: Final = "#9ca3af"
+PAPER: Final = "#ffffff"
+
+POSITIVE, NEGATIVE = BLUE, VERMILION
+#: Of lines in one plot, in this order; the first is what the plot is about.
+SERIES: Final = (BLUE, VERMILION, GRAY, BROWN, VIOLET, ORCHID)
+#: Of what a plot compares with, say random and greedy play.
+REFERENCES: Final = (GRAY, VIOLET, BROWN, ORCHID)
+#: By how a rollout ended: ``Trajectory.outcome``.
+OUTCOMES: Final = {"won": BLUE, "lost": VERMILION, "played": GRAY, "failed": BROWN}
+
+#: Of pages, by theme: the values of the CSS variables ``--NAME``. Triples can be made translucent.
+CSS: Final = {
+    "light": {
+        "paper": PAPER,
+        "ink": INK,
+        "faint": FAINT_INK,
+        "line": LINE,
+        "given": "#eef0f3",
+        "agent": "#cdd3dc",
+        "positive": "0 114 178",
+        "negative": "213 94 0",
+    },
+    "dark": {
+        "paper": "#16181d",
+        "ink": "#e5e7eb",
+        "faint": "#9ca3af",
+        "line": "#3b424d",
+        "given": "#23272e",
+        "agent": "#4a525f",
+        "positive": "86 180 233",
+        "negative": "240 138 60",
+    },
+}
+
+
+def strength(value: float, limit: float) -> float:
+    """Say how strongly a value is colored, in [-1, 1]: as far as it reaches to ``limit``, and at least a fifth.
+
+    Zero, NaN and a limit of 0 have no color.
+
+    >>> strength(0.5, 2.0), strength(-9.0, 2.0), strength(1e-9, 2.0), strength(0.0, 2.0)
+    (0.25, -1.0, 0.2, 0.0)
+    """
+    if not value or not limit or value != value:  # noqa: PLR0124  # NaN
+        return 0.0
+    reach = min(1.0, max(0.2, abs(value) / limit))
+    return reach if value > 0 else -reach
+
+
+def largest(values: Iterable[float]) -> float:
+    """The limit of a scale: the largest magnitude of the finite values, 0.0 if there is none."""
+    return max((abs(value) for value in values if isfinite(value)), default=0.0)

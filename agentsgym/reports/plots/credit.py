@@ -1,0 +1,175 @@
+"""Where credit went: along the tokens of one rollout, and over the rollouts of one task."""
+
+# pyright: reportUnknownMemberType=false
+# matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from agentsgym.errors import ConfigError
+from agentsgym.reports.colors import BLUE, FAINT_INK, GRAY, INK, LINE, NEGATIVE, OUTCOMES, POSITIVE
+from agentsgym.reports.plots.style import (
+    Picture,
+    TokenValues,
+    check_values,
+    draw_frame,
+    finished,
+    plain,
+)
+from agentsgym.types import Trajectory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_ROLLOUTS = 16
+_MOST_LABELS = 24  # of turns
+
+
+def credit_along(
+    trajectory: Trajectory,
+    *,
+    advantages: Sequence[float] | None = None,
+    path: str | Path | None = None,
+    title: str | None = None,
+) -> Picture:
+    """Draw one rollout along its tokens: whose they are, what they were paid, and which advantage they got.
+
+    The agent's turns are shaded and numbered. What is positive is blue and stands above the line, what is negative is
+    vermilion and stands below it.
+
+    Args:
+        trajectory: The rollout, with tokens.
+        advantages: (T,), one a token; None leaves that panel out.
+        path: Where to write a PNG too; its folder is made if needed.
+        title: The headline; None for the rollout's own.
+
+    Raises:
+        ConfigError: The rollout has no tokens, or there is not one advantage a token.
+    """
+    if not len(trajectory.token_ids):
+        raise ConfigError("credit is drawn along tokens, and this rollout has none: it was played without a tokenizer")
+    check_values("advantages", None if advantages is None else [advantages], [trajectory])
+    panels = [("reward of a token", trajectory.per_token_rewards)] if len(trajectory.per_token_rewards) else []
+    panels += [] if advantages is None else [("advantage", advantages)]
+    logprobs = trajectory.logprobs
+    num_panels = len(panels) + (logprobs is not None)
+    picture = Picture(1.3 + 1.7 * max(1, num_panels))
+    grid: list[Axes] = list(picture.subplots(max(1, num_panels), 1, sharex=True, squeeze=False).flat)
+    for axes, (name, values) in zip(grid, panels, strict=False):
+        _draw_signed(axes, trajectory, name, values)
+    if logprobs is not None:
+        _draw_logprobs(grid[len(panels)], trajectory, logprobs)
+    if not num_panels:
+        draw_frame(grid[0], "", "", "")
+        grid[0].set_yticks([])
+    for axes in grid:
+        _shade_turns(axes, trajectory)
+    _number_turns(grid[0], trajectory)
+    grid[-1].set_xlabel("token (shaded: the agent's, by turn)", color=FAINT_INK, fontsize=9)
+    grid[-1].set_xlim(-0.5, len(trajectory.token_ids) - 0.5)
+    picture.suptitle(plain(title or trajectory.headline), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    return finished(picture, path)
+
+
+def rollout_group(
+    trajectories: Sequence[Trajectory],
+    *,
+    advantages: TokenValues | None = None,
+    path: str | Path | None = None,
+    title: str | None = None,
+) -> Picture:
+    """Draw the rollouts of one task side by side: what each turn was paid, and its advantage where that is given.
+
+    Of more than 16 rollouts the first 16 are drawn, and the headline says so.
+
+    Args:
+        trajectories: Rollouts of the same task.
+        advantages: (T,) for each of them; a turn's is the mean over its tokens. None draws rewards only.
+        path: Where to write a PNG too; its folder is made if needed.
+        title: The headline; None for the task's index.
+
+    Raises:
+        ConfigError: There is no rollout, they are of several tasks, or some advantage is missing.
+    """
+    tasks = sorted({one.task_index for one in trajectories})
+    if len(tasks) != 1:
+        found = f"those of tasks {', '.join(map(str, tasks[:8]))}{', …' if len(tasks) > 8 else ''}" if tasks else "none"
+        raise ConfigError(f"a rollout group is the rollouts of one task, got {found}")
+    check_values("advantages", advantages, trajectories)
+    shown = trajectories[:_MOST_ROLLOUTS]
+    num_columns = min(4, len(shown))
+    num_rows = -(-len(shown) // num_columns)
+    picture = Picture(1.0 + 1.7 * num_rows)
+    grid: list[Axes] = list(picture.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False).flat)
+    for index, (axes, trajectory) in enumerate(zip(grid, shown, strict=False)):
+        _draw_rollout(axes, trajectory, None if advantages is None else advantages[index])
+    for axes in grid[len(shown) :]:
+        axes.set_visible(False)
+    more = f", {len(shown)} of {len(trajectories)} rollouts" if len(shown) < len(trajectories) else ""
+    headline = plain(title or f"Task {tasks[0]}") + more
+    picture.suptitle(headline, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    picture.supxlabel("turn", color=FAINT_INK, fontsize=9)
+    if advantages is not None:
+        keys = [Patch(color=GRAY, label="reward"), Patch(fill=False, edgecolor=INK, hatch="////", label="advantage")]
+        picture.legend(handles=keys, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
+    return finished(picture, path)
+
+
+def _draw_signed(axes: Axes, trajectory: Trajectory, name: str, values: Sequence[float]) -> None:
+    draw_frame(axes, name, size=10)
+    heights = np.where(np.array(trajectory.agent_token_mask) == 1, np.nan_to_num(np.asarray(values, dtype=float)), 0.0)
+    places = np.arange(len(heights))
+    for color, part in ((POSITIVE, heights.clip(min=0)), (NEGATIVE, heights.clip(max=0))):
+        axes.bar(places[part != 0], part[part != 0], width=0.9, color=color, zorder=3)
+    axes.axhline(0, color=FAINT_INK, linewidth=0.8, zorder=4)
+    axes.margins(y=0.08)
+
+
+def _draw_logprobs(axes: Axes, trajectory: Trajectory, logprobs: Sequence[float]) -> None:
+    draw_frame(axes, "log-probability (sampler)", size=10)
+    places = np.flatnonzero(np.array(trajectory.agent_token_mask))
+    axes.plot(places, np.asarray(logprobs, dtype=float)[places], ".", color=BLUE, markersize=4, zorder=3)
+
+
+def _shade_turns(axes: Axes, trajectory: Trajectory) -> None:
+    for turn in trajectory.turns:
+        if turn.stop > turn.start:
+            axes.axvspan(turn.start - 0.5, turn.stop - 0.5, color=LINE, alpha=0.6, linewidth=0, zorder=0)
+
+
+def _number_turns(axes: Axes, trajectory: Trajectory) -> None:
+    every = -(-len(trajectory.turns) // _MOST_LABELS)
+    title = axes.get_title(loc="left")
+    axes.set_title(title, loc="left", color=INK, fontsize=10, fontweight="bold", pad=16)  # above the numbers
+    for index, turn in enumerate(trajectory.turns):
+        if index % every == 0:
+            label = f"turn {index}" if index == 0 else str(index)
+            axes.annotate(
+                label, xy=((turn.start + turn.stop - 1) / 2, 1.0), xycoords=axes.get_xaxis_transform(),
+                xytext=(0, 1), textcoords="offset points", ha="center", va="bottom", color=FAINT_INK, fontsize=8,
+            )  # fmt: skip
+
+
+def _draw_rollout(axes: Axes, trajectory: Trajectory, advantages: Sequence[float] | None) -> None:
+    draw_frame(axes, "", "", "")
+    axes.set_title(
+        f"{trajectory.rollout_index}: {trajectory.outcome}, {trajectory.final_reward:z.3g}",
+        loc="left", color=OUTCOMES[trajectory.outcome], fontsize=9, fontweight="bold",
+    )  # fmt: skip
+    places = np.arange(trajectory.num_turns)
+    width = 0.8 if advantages is None else 0.4
+    axes.bar(places - (0.4 - width / 2), trajectory.turn_rewards, width=width, color=GRAY)
+    if advantages is not None:
+        spans = [advantages[turn.start : turn.stop] for turn in trajectory.turns]
+        means = np.array([float(np.mean(span)) if len(span) else 0.0 for span in spans])
+        colors = [POSITIVE if mean > 0 else NEGATIVE for mean in means]
+        axes.bar(places + 0.2, means, width=0.4, color="white", edgecolor=colors, hatch="////", linewidth=0.8)
+    axes.axhline(0, color=FAINT_INK, linewidth=0.8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

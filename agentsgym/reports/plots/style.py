@@ -1,0 +1,104 @@
+"""What all pictures have in common: size, ink, grid, and how they are written and shown."""
+
+# pyright: reportUnknownMemberType=false
+# matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+
+from agentsgym.errors import ConfigError
+from agentsgym.reports.colors import AXIS, FAINT_INK, INK, LINE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from agentsgym.types import Trajectory
+
+WIDTH_INCHES = 8.0
+_DOTS_PER_INCH = 200
+
+#: (T,) for each trajectory, in the same order.
+TokenValues = Sequence[Sequence[float]]
+
+
+class Picture(Figure):
+    """A matplotlib figure that notebooks show as it is, with or without ``%matplotlib``."""
+
+    def __init__(self, height_inches: float = 4.5) -> None:
+        super().__init__(figsize=(WIDTH_INCHES, height_inches), dpi=_DOTS_PER_INCH, layout="constrained")
+
+    def save(self, path: str | Path) -> None:
+        """Write it as a PNG, in one move, so that whoever looks at the file meanwhile sees a whole picture.
+
+        Args:
+            path: The PNG; its folder is made if needed.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            self.savefig(partial, format="png")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
+        """Draw it for a notebook, at half its resolution in points, as screens with fine pixels want it."""
+        file = io.BytesIO()
+        self.savefig(file, format="png")
+        width, height = self.get_size_inches() * _DOTS_PER_INCH / 2
+        return file.getvalue(), {"width": int(width), "height": int(height)}
+
+
+def finished(picture: Picture, path: str | Path | None) -> Picture:
+    """Write a picture if it is to be written, and hand it on."""
+    if path is not None:
+        picture.save(path)
+    return picture
+
+
+def draw_frame(axes: Axes, title: str, x_label: str = "", y_label: str = "", *, size: float = 13) -> None:
+    """Give axes their title, labels, grid and ink."""
+    axes.set_title(title, loc="left", color=INK, fontsize=size, fontweight="bold", pad=10 if size > 10 else 6)
+    axes.set_xlabel(x_label, color=FAINT_INK, fontsize=9)
+    axes.set_ylabel(y_label, color=FAINT_INK, fontsize=9)
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(AXIS)
+    axes.tick_params(colors=FAINT_INK, length=0, labelsize=9)
+
+
+def draw_legend(axes: Axes, **options: Any) -> None:
+    """Draw the legend of what has a label."""
+    axes.legend(frameon=True, framealpha=0.9, edgecolor="none", labelcolor=INK, fontsize=9, **options)
+
+
+def plain(text: str) -> str:
+    """Write a text so that matplotlib reads no formula in it."""
+    return text.replace("$", r"\$")
+
+
+def check_values(name: str, values: TokenValues | None, trajectories: Sequence[Trajectory]) -> None:
+    """Raise unless there is one value for each token of each rollout.
+
+    Raises:
+        ConfigError: There is not.
+    """
+    if values is None:
+        return
+    if len(values) != len(trajectories):
+        raise ConfigError(
+            f"{name} needs one sequence a trajectory, got {len(values)} for {len(trajectories)} trajectories"
+        )
+    for index, (one, trajectory) in enumerate(zip(values, trajectories, strict=True)):
+        if len(one) != len(trajectory.token_ids):
+            raise ConfigError(
+                f"{name}[{index}] needs one value a token, got {len(one)} for {len(trajectory.token_ids)} tokens"
+            )

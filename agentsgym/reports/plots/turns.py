@@ -1,0 +1,215 @@
+"""What rollouts look like by turn: reward, advantage, entropy, length."""
+
+# pyright: reportUnknownMemberType=false
+# matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from agentsgym.errors import ConfigError
+from agentsgym.evaluation.intervals import bootstrap_intervals
+from agentsgym.reports.colors import BLUE, BROWN, FAINT_INK, GRAY, OUTCOMES, VERMILION, VIOLET
+from agentsgym.reports.plots.style import (
+    Picture,
+    TokenValues,
+    check_values,
+    draw_frame,
+    draw_legend,
+    finished,
+)
+from agentsgym.types import Trajectory, Turn
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_TURNS = 50
+_NUM_RESAMPLES = 2000
+_HATCHES = {"won": "", "lost": "///", "played": "", "failed": "xxx"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnMeans:
+    """A quantity by turn index, over the rollouts that got so far.
+
+    Attributes:
+        turns: (K,), the turn indices at which it is known.
+        means: (K,), over rollouts.
+        lows: (K,), where the interval over tasks begins; the mean itself where only one task got so far.
+        highs: (K,), where it ends.
+        counts: (K,), of how many rollouts.
+    """
+
+    turns: list[int]
+    means: list[float]
+    lows: list[float]
+    highs: list[float]
+    counts: list[int]
+
+
+def by_turn(
+    trajectories: Sequence[Trajectory],
+    *,
+    advantages: TokenValues | None = None,
+    entropies: TokenValues | None = None,
+    path: str | Path | None = None,
+    title: str = "By turn",
+) -> Picture:
+    """Draw reward, advantage, entropy and length of turns by their index, each as mean and 95 % interval over tasks.
+
+    A turn's advantage and entropy are means over its tokens. Without ``entropies`` the sampler's log-probabilities are
+    drawn instead where they are recorded: the mean of ``-log p`` of sampled tokens estimates the entropy of what was
+    sampled from. Failed rollouts are left out; of longer ones the first 50 turns are drawn.
+
+    Args:
+        trajectories: The rollouts.
+        advantages: (T,) for each of them; None leaves that panel out.
+        entropies: (T,) for each of them.
+        path: Where to write a PNG too; its folder is made if needed.
+        title: The headline.
+
+    Raises:
+        ConfigError: No rollout has a turn, or some value is missing.
+    """
+    check_values("advantages", advantages, trajectories)
+    check_values("entropies", entropies, trajectories)
+    rows = [index for index, one in enumerate(trajectories) if one.turns and not one.failed]
+    if not rows:
+        raise ConfigError("there is nothing to draw by turn: no rollout that did not fail has a turn")
+    panels = [
+        (name, color, turn_means(trajectories, rows, value))
+        for name, color, value in _panels(trajectories, advantages, entropies)
+    ]
+    panels = [panel for panel in panels if panel[2].turns]
+    num_columns = 3 if len(panels) > 3 else 2
+    num_rows = -(-(len(panels) + 1) // num_columns)
+    picture = Picture(0.6 + 2.4 * num_rows)
+    picture.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    grid: list[Axes] = list(picture.subplots(num_rows, num_columns, sharex=True, squeeze=False).flat)
+    for axes, (name, color, means) in zip(grid, panels, strict=False):
+        _draw_means(axes, name, color, means)
+    _draw_counts(grid[len(panels)], panels[0][2])
+    for axes in grid[len(panels) + 1 :]:
+        axes.set_visible(False)
+    for axes in grid[: len(panels) + 1][-num_columns:]:
+        axes.set_xlabel("turn", color=FAINT_INK, fontsize=9)
+        axes.tick_params(labelbottom=True)
+    return finished(picture, path)
+
+
+def lengths(
+    trajectories: Sequence[Trajectory], *, path: str | Path | None = None, title: str = "Lengths of rollouts"
+) -> Picture:
+    """Draw how many turns and how many tokens rollouts have, by how they ended.
+
+    Args:
+        trajectories: The rollouts.
+        path: Where to write a PNG too; its folder is made if needed.
+        title: The headline.
+
+    Raises:
+        ConfigError: There is no rollout.
+    """
+    if not trajectories:
+        raise ConfigError("there are no rollouts whose lengths could be drawn")
+    picture = Picture(3.6)
+    picture.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    left, right = picture.subplots(1, 2)
+    _draw_histogram(left, trajectories, lambda one: one.num_turns, "turns")
+    _draw_histogram(right, trajectories, lambda one: len(one.token_ids), "tokens, prompts and observations included")
+    draw_legend(left, loc="best")
+    return finished(picture, path)
+
+
+def turn_means(
+    trajectories: Sequence[Trajectory], rows: Sequence[int], value: Callable[[int, Turn], float | None]
+) -> TurnMeans:
+    """Average a quantity over the rollouts that have a turn of each index.
+
+    Args:
+        trajectories: The rollouts.
+        rows: The indices of those that count.
+        value: Gives it for a rollout (by its index) and a turn; None where it is not known.
+    """
+    found: dict[int, list[tuple[int, float]]] = {}
+    for row in rows:
+        for index, turn in enumerate(trajectories[row].turns[:_MOST_TURNS]):
+            known = value(row, turn)
+            if known is not None and np.isfinite(known):
+                found.setdefault(index, []).append((trajectories[row].task_index, known))
+    means = TurnMeans(turns=[], means=[], lows=[], highs=[], counts=[])
+    for index in sorted(found):
+        tasks, values = zip(*found[index], strict=True)
+        column = np.array(values)[:, None]
+        low, high = bootstrap_intervals(column, tasks, num_resamples=_NUM_RESAMPLES)[:, 0]
+        means.turns.append(index)
+        means.means.append(float(column.mean()))
+        means.lows.append(float(low))
+        means.highs.append(float(high))
+        means.counts.append(len(values))
+    return means
+
+
+def _panels(
+    trajectories: Sequence[Trajectory], advantages: TokenValues | None, entropies: TokenValues | None
+) -> list[tuple[str, str, Callable[[int, Turn], float | None]]]:
+    """The name and color of each quantity, and what it is for a turn."""
+
+    def surprise(row: int, turn: Turn) -> float | None:
+        known = trajectories[row].logprobs
+        return None if known is None else _mean([-one for one in known[turn.start : turn.stop]])
+
+    panels: list[tuple[str, str, Callable[[int, Turn], float | None]]] = [
+        ("reward", BLUE, lambda _, turn: turn.reward),
+        ("tokens of the agent", BROWN, lambda _, turn: turn.stop - turn.start),
+    ]
+    if advantages is not None:
+        panels.insert(1, ("advantage", VERMILION, lambda row, turn: _mean(advantages[row][turn.start : turn.stop])))
+    if entropies is not None:
+        panels.append(("entropy", VIOLET, lambda row, turn: _mean(entropies[row][turn.start : turn.stop])))
+    else:
+        panels.append(("-log p of the sampled tokens", VIOLET, surprise))
+    return panels
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _draw_means(axes: Axes, name: str, color: str, means: TurnMeans) -> None:
+    draw_frame(axes, name, size=10)
+    axes.fill_between(means.turns, means.lows, means.highs, color=color, alpha=0.18, linewidth=0)
+    axes.plot(means.turns, means.means, "o-", color=color, linewidth=1.8, markersize=3.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _draw_counts(axes: Axes, means: TurnMeans) -> None:
+    draw_frame(axes, "rollouts that got so far", size=10)
+    axes.bar(means.turns, means.counts, color=GRAY, width=0.8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _draw_histogram(
+    axes: Axes, trajectories: Sequence[Trajectory], length: Callable[[Trajectory], int], x_label: str
+) -> None:
+    longest = max(map(length, trajectories))
+    step = max(1, -(-(longest + 1) // 30))  # whole numbers a bar
+    edges = np.arange(0, longest + 1 + step, step) - 0.5
+    bottom = np.zeros(len(edges) - 1)
+    draw_frame(axes, "", x_label, "rollouts")
+    for outcome, color in OUTCOMES.items():
+        counts, _ = np.histogram([length(one) for one in trajectories if one.outcome == outcome], edges)
+        if counts.any():
+            axes.bar(
+                edges[:-1] + step / 2, counts, width=0.9 * step, bottom=bottom, color=color, label=outcome,
+                hatch=_HATCHES[outcome], edgecolor="white", linewidth=0,
+            )  # fmt: skip
+        bottom += counts
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
