@@ -134,6 +134,8 @@ def _problem(plan: Plan, index: int, action: Action, config: Mapping[str, Any]) 
         return "not made, since the turn was cut off by the limit of its length"
     if plan.submitted is not None:
         return "not made, since the answer was given before"
+    if plan.is_spent:
+        return "not made, since a call before it was beyond the limit of an episode's calls"
     return f"not made, since a turn may have {most} calls" if most is not None and index >= most else None
 
 
@@ -151,7 +153,6 @@ class Maker:
         self._hook, self._process, self._is_own = hook, process, is_own
         self._limit_s: float | None = config["tool_timeout_s"]
         self._max_length: int | None = config["max_result_length"]
-        self._parallel: Any = config["parallel_tools"]
 
     def make(self, plan: Plan, session_id: str, state: State) -> None:
         """Make the calls that are to be made, in order; parallel ones that follow each other run side by side.
@@ -182,15 +183,9 @@ class Maker:
     def _batch(self, plan: Plan, session_id: str, waiting: Sequence[int]) -> list[int]:
         """The next calls that may run side by side: at least one."""
         count = 0
-        while count < len(waiting) and self._is_parallel(session_id, plan.calls[waiting[count]].name):
+        while count < len(waiting) and self._process.is_parallel(session_id, plan.calls[waiting[count]].name):
             count += 1
         return [*waiting[: max(count, 1)]]
-
-    def _is_parallel(self, session_id: str, name: str) -> bool:
-        if self._parallel == "all" or name in self._parallel:
-            return True
-        tool = self._process.tool_or_none(session_id, name)
-        return tool is not None and tool.is_parallel
 
     def _limit_of(self, session_id: str, name: str) -> float | None:
         """The limit that a thread is needed for; None if there is none, or the tool keeps it by itself."""
