@@ -101,7 +101,7 @@ def plan_of(action: Action, schemas: Sequence[Mapping[str, Any]], config: Mappin
     """
     calls = [call for call in action.tool_calls if call.error is None]
     errors = [call.error for call in action.tool_calls if call.error is not None]
-    complaint = cut(_complaint(errors), config["max_result_length"])
+    complaint = cut(_complaint(errors), config["max_result_length"]) if errors else ""
     plan = Plan(calls=calls, results=[None] * len(calls), complaint=complaint, num_unreadable=len(errors))
     most = config["max_calls_per_episode"]
     for index, call in enumerate(calls):
@@ -162,9 +162,8 @@ class Maker:
         """
         waiting = [*plan.made]
         plan.made.clear()
-        while waiting:
-            if any(result is not None and result.done for result in plan.results):
-                break
+        is_over = False
+        while waiting and not is_over:
             batch = self._batch(plan, session_id, waiting)
             del waiting[: len(batch)]
             works = [partial(self._hook, session_id, state, plan.calls[index]) for index in batch]
@@ -177,7 +176,8 @@ class Maker:
             for index, result in zip(batch, results, strict=True):
                 plan.results[index] = result
             plan.made += batch
-        if any(result is not None and result.done for result in plan.results):
+            is_over = any(result.done for result in results)
+        if is_over:
             plan.end_before([*waiting])
 
     def _batch(self, plan: Plan, session_id: str, waiting: Sequence[int]) -> list[int]:
