@@ -14,9 +14,13 @@ from agentsgym.texts import shown
 
 logger = logging.getLogger(__name__)
 
-_SET_BY_RECORD = frozenset(
-    ("tools", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict", "chat_template")
-)
+_SET_BY_RECORD = frozenset(  # what a render is given, or how it is returned
+    (
+        "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "max_length", "messages",
+        "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "sanitize_control_tokens",
+        "tokenize", "tokenizer_kwargs", "tools", "truncation",
+    )
+)  # fmt: skip
 
 
 def _is_options(value: Any) -> bool:

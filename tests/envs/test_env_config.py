@@ -65,7 +65,7 @@ BAD_VALUES = [
     *[("keep_history", value, "True or False") for value in (0, "yes", None)],
     *[
         ("chat_template_kwargs", value, "a dict of options of the chat template")
-        for value in (None, [], "enable_thinking", {1: True}, {"tools": []}, {"tokenize": True})
+        for value in (None, [], "enable_thinking", {1: True}, {"tools": []}, {"tokenize": True}, {"messages": 1})
     ],
     *[("guard_added_tokens", value, "True or False") for value in (0, "yes", None)],
     *[

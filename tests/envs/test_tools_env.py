@@ -40,6 +40,41 @@ def test_an_answer_without_a_call_ends_the_episode_and_is_judged() -> None:
     env.close()
 
 
+def test_what_is_submitted_behind_a_call_beyond_the_budget_is_not_judged() -> None:
+    env = ToolEnv(env_config={"submit_tool": "submit", "max_calls_per_episode": 1}, tools=add)
+    late = play(env, ADD, [*ADD, call("submit", answer="7")], answer=7)
+    assert (late.turn_rewards, late.info["success"], late.info["num_failed_calls"]) == ([0.0, 0.0], False, 2)
+    before = play(env, ADD, [call("submit", answer="7"), *ADD], answer=7)
+    assert (before.turn_rewards, before.info["success"]) == ([0.0, 1.0], True)
+
+
+def test_a_call_that_cannot_be_read_is_paid_as_one_that_failed() -> None:
+    config = {"call_reward": 0.25, "failed_call_reward": -1.0, "invalid_reward": -0.5, "error_allowance": 3}
+    broken = ToolCall(name="", error="the call is no valid JSON")
+    moves = [[*ADD, broken, broken], [*ADD, call("ad", a=1, b=2)], [broken], [call("ad", a=1, b=2)], "7"]
+    trajectory = play(ToolEnv(env_config=config, tools=add), *moves)
+    assert trajectory.turn_rewards == [-1.75, -0.75, -1.5, -1.5, 0.0]
+
+
+class Meeting:
+    """A session's object, two calls of which meet."""
+
+    def __init__(self, task_data: dict[str, Any], rng: random.Random) -> None:
+        self.meeting = threading.Barrier(2)
+
+    def meet(self) -> str:
+        """Wait for another call."""
+        self.meeting.wait(20)  # breaks unless two calls are in here at once
+        return "met"
+
+
+@pytest.mark.parametrize("parallel_tools", ["all", ["meet"]])
+def test_the_configuration_makes_the_tools_of_a_session_parallel_too(parallel_tools: Any) -> None:
+    env = ToolEnv(env_config={"parallel_tools": parallel_tools}, tools=SessionTools(tools_class=Meeting))
+    assert results(play(env, [call("meet"), call("meet")], "done")) == ["met", "met"]
+    env.close()
+
+
 def test_with_a_submit_tool_nothing_else_is_an_answer() -> None:
     env = ToolEnv(env_config={"submit_tool": "submit"}, tools=add)
     moves = [[*ADD, call("submit", answer="7"), call("add", a=1, b=1)]]
@@ -160,9 +195,26 @@ def test_numbers_are_compared_by_value(number: int) -> None:
     assert not is_same(str(number + 1), number)
 
 
+@given(st.integers(-(10**40), 10**40), st.integers(1, 9))
+def test_whole_numbers_are_compared_to_the_last_digit(number: int, more: int) -> None:
+    assert is_same(f"{number:,}", number)
+    assert is_same(f"{number:,}".replace("-", "\u2212"), str(number))
+    assert not is_same(str(number + more), number)
+
+
+@given(st.floats(-1e300, 1e300))
+def test_a_float_is_its_own_digits(number: float) -> None:
+    assert is_same(repr(number), number)
+    assert not number.is_integer() or is_same(str(int(number)), number)
+
+
 @pytest.mark.parametrize(
     ("text", "expected", "how", "is_right"),
     [
+        ("9007199254740992", 9007199254740993, "normalized", False),
+        ("51090942171709440001", "51090942171709440000", "normalized", False),
+        ("\u22125", -5, "normalized", True),
+        ("3/4", 0.75, "normalized", True),
         ("The  Cat.", "the cat", "normalized", True),
         ("The Cat", "the cat", "exact", False),
         (" the cat\n", "the cat", "exact", True),

@@ -1,6 +1,7 @@
 """A call that cannot be read says why, costs no call beside it, and raises nothing."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentsgym.tokens.calls.parse import with_calls
+from agentsgym.tokens.calls.python import ReadString, bare_string, escaped_string, python_calls
 from agentsgym.tokens.calls.reader import CallReader
-from agentsgym.tokens.calls.values import MAX_CALLS, MAX_DEPTH, python_calls, typed_arguments, whole_json
+from agentsgym.tokens.calls.values import MAX_CALLS, MAX_DEPTH, typed_arguments, whole_json
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, ToolCall
 
@@ -153,11 +155,14 @@ def test_a_string_that_is_not_closed_swallows_no_other_call(written: str, errors
     edit=st.sampled_from(["insert", "replace", "delete"]),
     character=st.sampled_from("()[]{}'\",=ab 1"),
 )
-def test_no_edit_of_a_call_costs_those_behind_it(place: int, edit: str, character: str) -> None:
+@pytest.mark.parametrize("read_string", [bare_string, escaped_string])
+def test_no_edit_of_a_call_costs_those_behind_it(
+    read_string: ReadString, place: int, edit: str, character: str
+) -> None:
     first = "say(text='hi you', n=3, tags=['a', 'b'])"
     kept = {"insert": character + first[place], "replace": character, "delete": ""}[edit]
     edited = first[:place] + kept + first[place + 1 :]
-    calls = python_calls(f"[{edited}, add(a=1, b=2), say(text='bye')]")
+    calls = python_calls(f"[{edited}, add(a=1, b=2), say(text='bye')]", read_string)
     assert calls[-2:] == [
         ToolCall(name="add", arguments={"a": 1, "b": 2}),
         ToolCall(name="say", arguments={"text": "bye"}),
@@ -218,9 +223,23 @@ def test_json_is_read_as_it_was_written(value: Any) -> None:
     assert whole_json(json.dumps(value)) == value
 
 
+@given(text=st.text(), character=st.sampled_from("'\""))
+def test_an_escaped_string_is_read_as_python_reads_it(text: str, character: str) -> None:
+    escaped = text.replace("\\", "\\\\").replace(character, f"\\{character}").replace("\n", "\\n")
+    assert python_calls(f"[f(a={character}{escaped}{character}, b=1)]", escaped_string) == [
+        ToolCall(name="f", arguments={"a": text, "b": 1})
+    ]
+    assert escaped_string(repr(text), 0)[0] == text or "\\U" in repr(text)
+
+
+def test_half_of_a_surrogate_pair_is_no_string() -> None:
+    [call] = python_calls(r"[f(a='\ud800')]", escaped_string)
+    assert call.error == "the call has a string that holds half of a surrogate pair"
+
+
 @given(text=st.text(alphabet="ab,()='\"[] \n"))
 def test_a_string_between_quotes_is_read_as_it_stands(text: str) -> None:
-    calls = python_calls(f"[f(a='{text}')]")
+    calls = python_calls(f"[f(a='{text}')]", bare_string)
     assert all(call.error or call.name for call in calls)
     if not {*text} & {*"'\"=()"}:
         assert calls == [ToolCall(name="f", arguments={"a": text})]
@@ -255,3 +274,43 @@ def test_bare_text_gets_the_type_of_its_schema(schema: dict[str, Any], text: str
     arguments = typed_arguments("f", [("a", text)], {"f": {"a": schema}})
     assert arguments == {"a": value}
     assert type(arguments["a"]) is type(value)
+
+
+WRITTEN_IN_TAGS = {
+    "qwen3_5_nothink": (
+        "<tool_call>\n<function=f>\n<parameter=s>\none\n</parameter>\n<parameter=n>\n1\n</parameter>\n</function>\n"
+        "</tool_call>"
+    ),
+    "glm4moe": (
+        "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>one</arg_value>\n<arg_key>n</arg_key>\n"
+        "<arg_value>1</arg_value>\n</tool_call>"
+    ),
+    "muse_glimmer": (
+        ' to=f<|message|><atem:function_calls>\n<atem:invoke name="f">\n<atem:parameter name="s">one</atem:parameter>\n'
+        '<atem:parameter name="n">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>'
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_IN_TAGS)
+def test_a_misspelled_tag_makes_no_argument_a_part_of_another(name: str) -> None:
+    properties = {"s": {"type": "string"}, "n": {"type": "integer"}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
+    text, reader = WRITTEN_IN_TAGS[name], CallReader(family(name), {})
+    first, second = text.index("one") + 3, text.index("1")
+    for place in range(first, second):
+        for kept in ("", '"', "x" + text[place]):
+            answer = reader.read_text(text[:place] + kept + text[place + 1 :], tools)
+            for call in answer.calls if answer else ():
+                assert call.error or "1" not in str(call.arguments.get("s")), (place, kept)
+    for value in ("<b>n</b>", "</parameter>", "n=1", "<parameter>", "</arg_value>"):
+        answer = reader.read_text(text.replace("one", value), tools)
+        assert answer is not None
+        assert [call.arguments for call in answer.calls] == [{"s": value, "n": 1}]
+
+
+def test_white_space_without_end_takes_no_long_time() -> None:
+    reader, start = CallReader(family("llama3_2"), {}), time.monotonic()
+    for character in " \n":
+        reader.read_text('{"name": "f", "parameters": {"s": "' + character * 100_000, [])
+    assert time.monotonic() - start < 5  # it took half a minute

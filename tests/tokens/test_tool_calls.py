@@ -36,6 +36,7 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "unicode": [("look", {"city": "Åre, 東京 🙂"})],
     "nested": [("look", {"where": {"a": [1, {"b": "x"}], "c": {"d": "e"}}, "tags": ["a", "b"]})],
     "marks": [("look", {"city": "a, b=(c) [d] {e}: f"})],
+    "quotes": [("look", {"city": 'it\'s\nC:\\new "q"', "days": 1})],
 }
 ONE_CALL_A_TURN = ("llama", "gptoss")
 PRINTS_CALLS = [name for name in TRL_TEMPLATES if CallReader(family(name), {}).form is not None]
@@ -256,6 +257,38 @@ def test_text_calls_in_the_form_of_its_template_too() -> None:
     assert with_calls(Action(text=text), chat_format, TOOLS).tool_calls == expected
     hermes = '<tool_call>{"name": "look", "arguments": {"days": 3}}</tool_call>'
     assert with_calls(Action(text=hermes), chat_format, TOOLS).tool_calls == expected
+
+
+JSON_CALL = '<tool_call>{"name": "look", "arguments": {"city": "%s"}}</tool_call>'
+XML_CALL = "<tool_call>\n<function=look>\n<parameter=city>\n%s\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [(None, JSON_CALL), ("qwen3", JSON_CALL), ("qwen3_5_think", XML_CALL), ("qwen3_5_nothink", XML_CALL)],
+)
+def test_a_call_in_a_thought_that_the_prompt_began_is_none_in_text(name: str | None, call: str) -> None:
+    chat_format = None if name is None else ChatFormat.of(family(name), append=False)
+
+    def read_text(text: str) -> Action:
+        return with_calls(Action(text=text), chat_format, TOOLS)
+
+    said = read_text(f"maybe {call % 'Rome'} no\n</think>\n\n7")
+    assert said.tool_calls == ()
+    assert (said.text, said.reasoning) == ("7", f"maybe {call % 'Rome'} no") or name is None
+    called = read_text(f"maybe {call % 'Rome'} or <tool_call> no</think>So {call % 'Paris'}")
+    assert [one.arguments for one in called.tool_calls] == [{"city": "Paris"}]
+    spelled = read_text(f"{call % 'the mark </think>'} and {call % 'Rome'}")
+    assert [one.arguments for one in spelled.tool_calls] == [{"city": "the mark </think>"}, {"city": "Rome"}]
+    behind = read_text(f"<think>so {call % 'Rome'}</think>{call % 'Paris'}</think>")
+    assert [one.arguments for one in behind.tool_calls] == [{"city": "Paris"}]
+
+
+def test_a_call_in_a_thought_of_the_template_is_none_in_another_form_either() -> None:
+    template = "{% for m in messages %}{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}{% endfor %}]</s>{% else %}{{ m.content }}{% endif %}{% endfor %}"  # fmt: skip  # noqa: E501
+    chat_format = ChatFormat.of(tokenizer_for(template), append=False)
+    said = with_calls(Action(text=f"[THINK]{JSON_CALL % 'Rome'}[/THINK]no"), chat_format, TOOLS)
+    assert (said.tool_calls, said.text) == ((), "no")
 
 
 def test_text_of_no_form_is_left_alone_and_malformed_text_is_malformed_with_every_template() -> None:

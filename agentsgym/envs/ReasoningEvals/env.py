@@ -7,10 +7,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.ReasoningEvals.extraction import EXTRACTORS, Kind, extracted, gold_answer
+from agentsgym.envs.numbers import canonical
+from agentsgym.envs.ReasoningEvals.extraction import (
+    EXTRACTORS,
+    FINDERS,
+    Extractor,
+    Kind,
+    extracted,
+    gold_answer,
+    readings,
+)
 from agentsgym.envs.ReasoningEvals.generated import check_generated, make_item
 from agentsgym.envs.ReasoningEvals.grading import GRADES, Verdict, by_callable, by_generator, check_installed, kind_of
-from agentsgym.envs.ReasoningEvals.numbers import canonical
 from agentsgym.envs.ReasoningEvals.tasks import DatasetOptions, are_choices, task_dataset
 from agentsgym.envs.thoughts import without_thoughts
 from agentsgym.errors import ConfigError, EnvError, TaskError
@@ -171,7 +179,7 @@ class ReasoningEvalsEnv(MultistepEnv):
             state["observation"] = f"{self._no_answer(action)} {_attempts(num_left)}"
             info = {"success": False, "invalid": True, "num_attempts": num_attempts, "score": 0.0}
             return state, -self.env_config["invalid_penalty"], num_left <= 0, info
-        verdict = self._grade(state, answer)
+        verdict = self._grade(state, answer, action)
         is_right = verdict.score == 1.0
         info = {"success": is_right, "answer": canonical(answer), "num_attempts": num_attempts, "score": verdict.score}
         if verdict.note:
@@ -181,22 +189,23 @@ class ReasoningEvalsEnv(MultistepEnv):
         state["observation"] = f"{WRONG} {_attempts(num_left)}"
         return state, reward, is_right or num_left <= 0, info
 
-    def _extract(self, action: Action, kind: Kind) -> str | None:
+    def _extract(self, action: Action, kind: Kind, extractors: Mapping[str, Extractor] = EXTRACTORS) -> str | None:
         extractor = self.env_config["extractor"]
         said = without_thoughts(action.text)
         if not callable(extractor):
             if extractor == "auto":
-                return extracted(said, kind, is_cut=action.finish_reason == "length")
-            return EXTRACTORS[extractor](said)
+                return extracted(said, kind, is_cut=action.finish_reason == "length", extractors=extractors)
+            return extractors[extractor](said)
         answer: Any = extractor(said)
         if not (answer is None or isinstance(answer, str)):
             raise EnvError(f"the extractor must return a str or None, got {shown(answer)}")
         return answer or None
 
-    def _grade(self, state: Mapping[str, Any], answer: str) -> Verdict:
+    def _grade(self, state: Mapping[str, Any], answer: str, action: Action) -> Verdict:
         grader, limit_s = self.env_config["grader"], self.env_config["grading_timeout_s"]
         if state["problem"] is not None:
-            return by_generator(state["problem"], answer, limit_s)
+            written = None if callable(self.env_config["extractor"]) else self._extract(action, state["kind"], FINDERS)
+            return by_generator(state["problem"], readings(written) if written else [answer], limit_s)
         if callable(grader):
             return by_callable(cast("Callable[[str, str], Any]", grader), answer, state["gold"])
         return GRADES[grader](answer, state["gold"], limit_s)

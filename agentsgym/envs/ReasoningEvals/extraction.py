@@ -14,16 +14,24 @@ Extractor = Callable[[str], str | None]
 
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-_CHOICE = re.compile(r"\banswer\s*(?:is|:|=)?\s*:?\s*\**\(?([A-Z])\b", re.IGNORECASE)
+_CHOICE = re.compile(  # "Answer A" and "Answer: a" only at the end of a line: more may follow, and "a" is a word
+    r"\b(?i:answer)\s*(?:(?i:is|(?:would|should|must)\s+be)\b|[:=])[\s:*]*(?:(?i:\w+ly|option)\s+)?"
+    r"\**\(?([A-Z])\b(?!\s+or\b)"
+    r"|\b(?:(?i:answer(?:\s+is)?)[\s:=*]*\(?([A-Za-z])"
+    r"|(?i:thus|hence|therefore|so)\b[\s:,*]*\(?([A-HJ-Z]))\)?[*.!]*[ \t]*$",
+    re.MULTILINE,
+)
 _LONE_CHOICE = re.compile(r"\**\(?([A-Za-z])[).:]?\**\.?")
 _BEGUN_CHOICE = re.compile(r"\**(?:\(([A-Z])\)(?!.*\([A-Z]\))|([A-Z])[).:])\**(?:\s[^\n]*)?", re.DOTALL)
 _NAMED_CHOICE = re.compile(
     r"\(([A-Z])\)|\b(?i:option|choice|pick|choose|select|go with)\s*:?\s*\**([A-HJ-Z]\b|I(?![\w'\u2019]|\s+\w))"
 )
+_SIGN = r"(?:(?:\A|(?<==))\s*[-\u2212+]\s+|(?<![\w.])[-\u2212+]?)"
 _NUMBER = re.compile(
-    r"(?<![\w.])[-\u2212+]?\$?(?:[1-9]\d{0,2}(?:[ \u2009\u202f\xa0]\d{3})+(?![\d,])|\d[\d,]*)(?:\.\d+)?"
-    r"(?:[eE][-+]?\d+\b|\s?/\s?\d+)?%?|(?<![\w.])[-\u2212+]?\.\d+(?:[eE][-+]?\d+\b)?%?"
+    rf"{_SIGN}\$?(?:[1-9]\d{{0,2}}(?:[ \u2009\u202f\xa0]\d{{3}})+(?![\d,])|\d[\d,]*)(?:\.\d+)?"
+    r"(?:[eE][-+]?\d+\b|\s?/\s?\d+)?%?|" + _SIGN + r"\.\d+(?:[eE][-+]?\d+\b)?%?"
 )
+_SIGN_APART = re.compile(r"\A([-\u2212+])\s+")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), (r"\text{", "}"))
 _MAX_LINE = 200
 
@@ -31,7 +39,7 @@ _MAX_LINE = 200
 def in_tag(text: str) -> str | None:
     """Give what stands in the last ``<answer>…</answer>``."""
     found = _TAG.findall(text)
-    return cleaned(found[-1]) if found else None
+    return found[-1].strip() or None if found else None
 
 
 def in_box(text: str) -> str | None:
@@ -50,25 +58,24 @@ def in_box(text: str) -> str | None:
             last = last if start is None else text[start : brace.start()]
         elif brace[0].endswith("{") and len(brace[0]) > 2:
             opened.append(brace.end())
-    return None if last is None else cleaned(last)
+    return None if last is None else last.strip() or None
 
 
 def behind_hashes(text: str) -> str | None:
     """Give what stands behind the last ``####``, as in GSM8K, to the end of its line."""
     _, found, rest = text.rpartition("####")
-    return cleaned(rest.strip().partition("\n")[0]) if found else None
+    return rest.strip().partition("\n")[0].strip() or None if found else None
 
 
 def letter(text: str) -> str | None:
-    """Give the letter of a choice: "The answer is (B)", "B", "B. Paris", or the last "(B)", "option B", "I pick B".
+    """Give the letter of a choice: "The answer is (B)", "Thus, B.", "B. Paris", or the last "(B)", "I pick B".
 
     >>> letter("A difficult one. The answer is (C).")
     'C'
     """
     text = text.strip()
-    named = [found for found in _CHOICE.findall(text) if found.isupper()]
-    if named:
-        return named[-1]
+    if named := _CHOICE.findall(text):
+        return "".join(named[-1]).upper()
     if lone := _LONE_CHOICE.fullmatch(text):
         return lone[1].upper()
     if begun := _BEGUN_CHOICE.fullmatch(text):
@@ -78,19 +85,19 @@ def letter(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """Give the last number.
+    """Give the last number, with its sign; one that stands apart is a sign at the start and behind "=" alone.
 
-    >>> last_number("3 bags of 1,200 are 3,600.")
-    '3,600'
+    >>> last_number("3 bags of 1,200 are 3,600."), last_number("x = - 5"), last_number("10 - 5")
+    ('3,600', '-5', '5')
     """
     found = _NUMBER.findall(text)
-    return found[-1].strip().rstrip(",") if found else None
+    return _SIGN_APART.sub(r"\1", found[-1].strip()).rstrip(",") if found else None
 
 
 def whole_line(text: str) -> str | None:
     """Give the text itself if it is a single short line."""
     text = text.strip()
-    return cleaned(text) if text and "\n" not in text and len(text) <= _MAX_LINE else None
+    return text if text and "\n" not in text and len(text) <= _MAX_LINE else None
 
 
 def cleaned(answer: str) -> str | None:
@@ -99,17 +106,31 @@ def cleaned(answer: str) -> str | None:
     >>> cleaned(r" $\text{north}$. ")
     'north'
     """
+    return _without_wrappers(answer, has_stop=False) or None
+
+
+def readings(written: str) -> list[str]:
+    """Give what an answer may be meant as where a full stop may belong to it: as it is written, and cleaned in part.
+
+    >>> readings("**It is so.**")
+    ['**It is so.**', 'It is so.', 'It is so']
+    """
+    bare = (_without_wrappers(written, has_stop=True), cleaned(written) or "")
+    return [*dict.fromkeys(one for one in (written.strip(), *bare) if one)]
+
+
+def _without_wrappers(answer: str, *, has_stop: bool) -> str:
     answer = answer.strip()
     while True:
         before = answer
-        answer = answer.rstrip(".").strip() if not answer.endswith("..") else answer
+        answer = answer if has_stop or answer.endswith("..") else answer.rstrip(".").strip()
         for begin, end in (*_WRAPPERS, (r"\boxed{", "}")):
             if answer.startswith(begin) and answer.endswith(end) and len(answer) >= len(begin) + len(end):
                 inner = answer[len(begin) : len(answer) - len(end)]
                 if begin not in inner and brace_depth(inner) is not None:
                     answer = inner.strip()
         if answer == before:
-            return answer or None
+            return answer
 
 
 def brace_depth(text: str) -> int | None:
@@ -127,8 +148,8 @@ def brace_depth(text: str) -> int | None:
     return None if depth else deepest
 
 
-#: The forms that an answer is looked for in, by name.
-EXTRACTORS: Mapping[str, Extractor] = {
+#: The forms that an answer is looked for in, by name; each gives the answer as it is written.
+FINDERS: Mapping[str, Extractor] = {
     "tag": in_tag,
     "boxed": in_box,
     "hashes": behind_hashes,
@@ -136,21 +157,34 @@ EXTRACTORS: Mapping[str, Extractor] = {
     "number": last_number,
     "line": whole_line,
 }
+
+
+def _cleaning(find: Extractor) -> Extractor:
+    def extract(text: str) -> str | None:
+        found = find(text)
+        return None if found is None else cleaned(found)
+
+    return extract
+
+
+#: The same without what surrounds an answer.
+EXTRACTORS: Mapping[str, Extractor] = {name: _cleaning(find) for name, find in FINDERS.items()}
 _EXPLICIT = ("tag", "boxed", "hashes")
 _AFTER_THEM: Mapping[Kind, tuple[str, ...]] = {"number": ("number",), "choice": ("choice",), "text": ("line",)}
 
 
-def extracted(said: str, kind: Kind, *, is_cut: bool) -> str | None:
+def extracted(said: str, kind: Kind, *, is_cut: bool, extractors: Mapping[str, Extractor] = EXTRACTORS) -> str | None:
     """Find the answer in whatever form it has (``"auto"``).
 
     Args:
         said: What the agent said, behind its thoughts.
         kind: What is known of the right answer.
         is_cut: Whether a budget cut it: then only an explicit form is the answer, not the last number so far.
+        extractors: :data:`EXTRACTORS`, or :data:`FINDERS` for the answer as it is written.
     """
     names = _EXPLICIT if is_cut else (*_EXPLICIT, *_AFTER_THEM[kind])
     for name in names:
-        answer = EXTRACTORS[name](said)
+        answer = extractors[name](said)
         if answer is not None:
             return (letter(answer) or answer) if kind == "choice" else answer
     return None
@@ -158,4 +192,4 @@ def extracted(said: str, kind: Kind, *, is_cut: bool) -> str | None:
 
 def gold_answer(solution: str) -> str:
     """Cut a data set's solution down to its final answer, where it has ``####`` or a box; else it is the answer."""
-    return behind_hashes(solution) or in_box(solution) or solution.strip()
+    return EXTRACTORS["hashes"](solution) or EXTRACTORS["boxed"](solution) or solution.strip()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentsgym.envs.numbers import as_number, canonical, quantities
 from agentsgym.envs.ReasoningEvals import generated, grader
 from agentsgym.envs.ReasoningEvals.extraction import Kind, brace_depth
-from agentsgym.envs.ReasoningEvals.numbers import as_number, canonical
 from agentsgym.errors import EnvError, MissingDependencyError
 from agentsgym.fields import is_fraction
 from agentsgym.texts import shown
@@ -81,8 +81,7 @@ def by_math(answer: str, gold: str, limit_s: float) -> Verdict:
             verdict = by_whatever_fits(side, gold, limit_s)
             if verdict.score < 1.0:
                 return verdict
-    reply = grader.shared.grade({"kind": "math", "answer": answer, "gold": gold}, limit_s)
-    return Verdict(reply["score"], reply.get("note"))
+    return _verdict(grader.shared.grade({"kind": "math", "answer": answer, "gold": gold}, limit_s))
 
 
 def by_whatever_fits(answer: str, gold: str, limit_s: float) -> Verdict:
@@ -91,8 +90,8 @@ def by_whatever_fits(answer: str, gold: str, limit_s: float) -> Verdict:
         return Verdict(1.0)
     if _LETTER.fullmatch(gold.strip()):
         return by_letter(answer, gold, limit_s)
-    if as_number(answer) is not None and as_number(gold) is not None:
-        return by_number(answer, gold, limit_s)
+    if (right := as_number(gold)) is not None and (meant := quantities(answer)):
+        return Verdict(float(any(one.equals(right) for one in meant)))
     return by_math(answer, gold, limit_s) if is_mathematical(gold) else Verdict(0.0)
 
 
@@ -105,16 +104,22 @@ def is_mathematical(gold: str) -> bool:
     return bool(_OPERATORS.search(gold)) and not _WORD.search(_IN_LATEX.sub(" ", gold))
 
 
-def by_generator(task_data: Mapping[str, Any], answer: str, limit_s: float) -> Verdict:
-    """Grade the answer to a problem of ``reasoning-gym`` as its generator does."""
+def by_generator(task_data: Mapping[str, Any], answers: Sequence[str], limit_s: float) -> Verdict:
+    """Grade the answer to a problem of ``reasoning-gym`` as its generator does.
+
+    Args:
+        task_data: The problem.
+        answers: What the answer may be meant as, one or several; the best of them counts.
+        limit_s: The time to grade each of them in.
+    """
     task, difficulty, item = (task_data[name] for name in ("task", "difficulty", "item"))
     problem = generated.make_item(task, difficulty, item)
-    if answer == problem.solution:
+    if problem.solution in answers:
         return Verdict(1.0)
     of_problem = {"task": task, "difficulty": difficulty, "entry": generated.packed(problem)}
-    request = {"kind": "generated", **of_problem, "answer": answer}
-    reply = grader.shared.grade(request, limit_s)
-    return Verdict(reply["score"], reply.get("note"))
+    requests = [{"kind": "generated", **of_problem, "answer": one} for one in answers]
+    verdicts = [_verdict(grader.shared.grade(request, limit_s)) for request in requests]
+    return max(verdicts, key=lambda verdict: verdict.score)
 
 
 def by_callable(function: Callable[[str, str], Any], answer: str, gold: str) -> Verdict:
@@ -143,6 +148,10 @@ def check_installed(name: Any) -> None:
     """Raise :class:`MissingDependencyError` if a way to grade needs ``math-verify`` and it is not there."""
     if name in {"auto", "math"} and importlib.util.find_spec("math_verify") is None:
         raise MissingDependencyError("math-verify", "reasoning")
+
+
+def _verdict(reply: Mapping[str, Any]) -> Verdict:
+    return Verdict(reply["score"], reply.get("note"))
 
 
 def _letter(text: str) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 import string
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from typing import Any, cast
 
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
+from agentsgym.envs.numbers import as_number
+
 _BEFORE = "\"'`([{<*_~\\" + string.whitespace  # what may open an answer and says nothing
 _BEHIND = "\"'`)]}>*_~\\.,;:!?" + string.whitespace  # no sign of a number, unit or name: 5%, C#, .5
-_MOST_DIGITS = 400  # of a number that is compared by its value
+_CLOSE = Fraction(1, 10**9)  # relative; of numbers with decimals
+_NEAR_ZERO = Fraction(1, 10**12)
 
 
 def said(text: str) -> str:
@@ -38,17 +40,17 @@ def is_exact(text: str, expected: Any) -> bool:
 
 
 def is_same(text: str, expected: Any) -> bool:
-    """Whether an answer is the expected one after normalization, numbers by their value.
+    """Whether an answer is the expected one after normalization, numbers by their value: whole ones exactly.
 
-    >>> is_same("1,200.0", 1200), is_same("The cat!", "the cat"), is_same("12", "1 2")
-    (True, True, False)
+    >>> is_same("1,200.0", 1200), is_same("The cat!", "the cat"), is_same("12", "1 2"), is_same("10", 11)
+    (True, True, False, False)
     """
     if is_exact(text, expected):
         return True
     one, other = _number(text), _number(str(expected))
     if one is not None and other is not None:
-        are_whole = one.is_integer() and other.is_integer()
-        return one == other if are_whole else math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+        is_nearest = isinstance(expected, float) and abs(one - Fraction(expected)) <= Fraction(math.ulp(expected)) / 2
+        return is_nearest or _are_equal(one, other)
     given, wanted = normalized(text), normalized(str(expected))
     return bool(given) and given == wanted
 
@@ -69,13 +71,13 @@ def matches(text: str, expected: Any, how: str) -> bool:
     return any(MATCHES[how](text, one) for one in wanted)
 
 
-def _number(text: str) -> float | None:
-    """Read the number that an answer consists of; None if it says something else."""
-    bare = normalized(text).strip(" $€£%")
-    if not bare or len(bare) > _MOST_DIGITS or not _NUMBER.fullmatch(bare):
-        return None
-    try:
-        value = float(bare.replace(",", ""))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+def _number(text: str) -> Fraction | None:
+    """Read the number that an answer consists of, exactly; None if it says something else."""
+    number = as_number(normalized(text).strip(" $€£%"))
+    return None if number is None else number.value
+
+
+def _are_equal(one: Fraction, other: Fraction) -> bool:
+    if one.denominator == other.denominator == 1:
+        return one == other
+    return abs(one - other) <= max(_CLOSE * max(abs(one), abs(other)), _NEAR_ZERO)

@@ -101,7 +101,7 @@ def plan_of(action: Action, schemas: Sequence[Mapping[str, Any]], config: Mappin
     """
     calls = [call for call in action.tool_calls if call.error is None]
     errors = [call.error for call in action.tool_calls if call.error is not None]
-    complaint = cut(_complaint(errors), config["max_result_length"])
+    complaint = cut(_complaint(errors), config["max_result_length"]) if errors else ""
     plan = Plan(calls=calls, results=[None] * len(calls), complaint=complaint, num_unreadable=len(errors))
     most = config["max_calls_per_episode"]
     for index, call in enumerate(calls):
@@ -134,6 +134,8 @@ def _problem(plan: Plan, index: int, action: Action, config: Mapping[str, Any]) 
         return "not made, since the turn was cut off by the limit of its length"
     if plan.submitted is not None:
         return "not made, since the answer was given before"
+    if plan.is_spent:
+        return "not made, since a call before it was beyond the limit of an episode's calls"
     return f"not made, since a turn may have {most} calls" if most is not None and index >= most else None
 
 
@@ -151,7 +153,6 @@ class Maker:
         self._hook, self._process, self._is_own = hook, process, is_own
         self._limit_s: float | None = config["tool_timeout_s"]
         self._max_length: int | None = config["max_result_length"]
-        self._parallel: Any = config["parallel_tools"]
 
     def make(self, plan: Plan, session_id: str, state: State) -> None:
         """Make the calls that are to be made, in order; parallel ones that follow each other run side by side.
@@ -161,9 +162,8 @@ class Maker:
         """
         waiting = [*plan.made]
         plan.made.clear()
-        while waiting:
-            if any(result is not None and result.done for result in plan.results):
-                break
+        is_over = False
+        while waiting and not is_over:
             batch = self._batch(plan, session_id, waiting)
             del waiting[: len(batch)]
             works = [partial(self._hook, session_id, state, plan.calls[index]) for index in batch]
@@ -176,21 +176,16 @@ class Maker:
             for index, result in zip(batch, results, strict=True):
                 plan.results[index] = result
             plan.made += batch
-        if any(result is not None and result.done for result in plan.results):
+            is_over = any(result.done for result in results)
+        if is_over:
             plan.end_before([*waiting])
 
     def _batch(self, plan: Plan, session_id: str, waiting: Sequence[int]) -> list[int]:
         """The next calls that may run side by side: at least one."""
         count = 0
-        while count < len(waiting) and self._is_parallel(session_id, plan.calls[waiting[count]].name):
+        while count < len(waiting) and self._process.is_parallel(session_id, plan.calls[waiting[count]].name):
             count += 1
         return [*waiting[: max(count, 1)]]
-
-    def _is_parallel(self, session_id: str, name: str) -> bool:
-        if self._parallel == "all" or name in self._parallel:
-            return True
-        tool = self._process.tool_or_none(session_id, name)
-        return tool is not None and tool.is_parallel
 
     def _limit_of(self, session_id: str, name: str) -> float | None:
         """The limit that a thread is needed for; None if there is none, or the tool keeps it by itself."""

@@ -263,7 +263,7 @@ class ToolEnv(MultistepEnv):
         """What this process holds; made anew in a process that was forked off, and once where threads ask together."""
         process = self._processes.get(os.getpid())
         if process is None:
-            made = Process(self._sources, self.env_config["setup_timeout_s"])
+            made = Process(self._sources, self.env_config["setup_timeout_s"], self.env_config["parallel_tools"])
             process = self._processes.setdefault(made.pid, made)  # one step; a lock might be held as the process forks
             if process is made:
                 weakref.finalize(self, process.close)
@@ -304,6 +304,7 @@ class ToolEnv(MultistepEnv):
         maker = Maker(self._call_tool, self._process, self.env_config, is_own=self._makes_calls())
         maker.make(plan, session_id, state)
         paid = [result.reward + self._reward_call(state, call, result) for call, result in plan.answered()]
+        paid.append(plan.num_unreadable * self.env_config["failed_call_reward"])
         next_state = self._after(state, plan)
         done, success = plan.is_done, plan.success
         info: dict[str, Any] = {}
@@ -345,7 +346,8 @@ class ToolEnv(MultistepEnv):
             "num_unreadable_calls": state["num_unreadable_calls"] + num_unreadable,
         }
         info = {"success": False, "invalid": True, **self._counts(next_state), "tool_failed": num_unreadable > 0}
-        return next_state, self.env_config["invalid_reward"], False, info
+        paid = self.env_config["invalid_reward"] + num_unreadable * self.env_config["failed_call_reward"]
+        return next_state, paid, False, info
 
     def _counts(self, state: State) -> dict[str, int]:
         return {name: state[name] for name in ("num_calls", "num_failed_calls", "num_unreadable_calls")}

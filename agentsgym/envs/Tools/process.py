@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from agentsgym.envs.calls.timed import CallTimeoutError, Runner
 from agentsgym.envs.Tools.mcp_client import Connection, Connections
 from agentsgym.envs.Tools.mcp_server import McpServer
-from agentsgym.envs.Tools.sources import SessionTools, Source, Tool, function_tools
+from agentsgym.envs.Tools.sources import Names, SessionTools, Source, Tool, function_tools, is_named
 from agentsgym.errors import ConfigError, EnvError
 from agentsgym.texts import sentence_of
 
@@ -38,13 +38,19 @@ class Process:
         functions: The tools that are plain functions; None until they are known.
     """
 
-    def __init__(self, sources: Sequence[Source], limit_s: float | None = None) -> None:
-        """Take ``limit_s``: how long making, and closing, a session's object may take."""
+    def __init__(self, sources: Sequence[Source], limit_s: float | None = None, parallel_names: Names = ()) -> None:
+        """Take what the environment was given.
+
+        Args:
+            sources: Where tools come from.
+            limit_s: How long making, and closing, a session's object may take.
+            parallel_names: The tools whose calls run side by side beside those marked so, or ``"all"``.
+        """
         self.pid = os.getpid()
         self.runner = Runner("calls of tools", "env_config['tool_timeout_s']")
         self.functions: dict[str, Tool] | None = None
         self._sources = [one for one in sources if isinstance(one, SessionTools | McpServer)]
-        self._limit_s = limit_s
+        self._limit_s, self._parallel_names = limit_s, parallel_names
         self._connections = Connections()
         self._sessions: dict[str, _Session] = {}
 
@@ -61,7 +67,7 @@ class Process:
 
     def set_functions(self, functions: Sequence[Callable[..., Any]]) -> None:
         """Note the tools that are plain functions."""
-        self.functions = function_tools(functions)
+        self.functions = function_tools(functions, self._parallel_names)
 
     def begin(self, session_id: str, task_data: dict[str, Any], generator: random.Random) -> None:
         """Make a session's tools: its own objects, its own or the shared servers.
@@ -98,6 +104,11 @@ class Process:
         session = self._sessions.get(session_id)
         return None if session is None else session.tools.get(name)
 
+    def is_parallel(self, session_id: str, name: str) -> bool:
+        """Whether a tool's calls may run side by side: as the tool was made, by its name where a class makes them."""
+        tool = self.tool_or_none(session_id, name)
+        return is_named(name, self._parallel_names) if tool is None else tool.is_parallel
+
     def end(self, session_id: str) -> None:
         """Close what a session has of its own; whatever one of them raises, all are closed."""
         session = self._sessions.pop(session_id, None)
@@ -124,7 +135,7 @@ class Process:
         given_up = threading.Event()
 
         def make() -> tuple[dict[str, Tool], Callable[[], None]]:
-            made = source.begin(task_data, generator)
+            made = source.begin(task_data, generator, self._parallel_names)
             if given_up.is_set():
                 made[1]()
             return made
@@ -155,7 +166,9 @@ class Process:
             connection = self._connections.shared(server)
         for schema in connection.schemas:
             name = schema["function"]["name"]
-            session.tools[name] = Tool(_caller(connection, name), keeps_time=True)
+            session.tools[name] = Tool(
+                _caller(connection, name), is_parallel=is_named(name, self._parallel_names), keeps_time=True
+            )
 
 
 def _caller(connection: Connection, name: str) -> Callable[..., Any]:

@@ -62,7 +62,7 @@ def as_text(value: Any) -> str:
     else:
         read = [*islice(cast("Iterator[Any]", value), _MOST_ITEMS)] if isinstance(value, Iterator) else value
         try:
-            text = json.dumps(read, ensure_ascii=False, default=_as_repr)
+            text = _ENCODER.encode(read)
         except (TypeError, ValueError, RecursionError):  # keys that are no text, circles
             text = _as_repr(read, 10_000)
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()  # half a surrogate pair
@@ -70,6 +70,9 @@ def as_text(value: Any) -> str:
 
 def _as_repr(value: Any, limit: int = 200) -> str:
     return _ADDRESS.sub("", shown(value, limit))
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_as_repr)  # made once: that takes longer than a short text
 
 
 def cut(text: str, max_length: int | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.envs.Tools.typed import typed, typed_hints
@@ -18,6 +18,7 @@ from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.texts import shown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Names = Literal["all"] | Sequence[str]
 
 _PARALLEL = "_agentsgym_parallel"
 _NO_OBJECT = object()  # a method's schema is to be without its self
@@ -48,13 +49,28 @@ def parallel(function: Function) -> Function:
     return function
 
 
+def is_parallel(function: Callable[..., Any], names: Names) -> bool:
+    """Whether calls of a tool may run side by side: it is marked so, or ``env_config["parallel_tools"]`` names it.
+
+    Args:
+        function: The tool.
+        names: Names of tools, or ``"all"``.
+    """
+    return hasattr(function, _PARALLEL) or is_named(function.__name__, names)
+
+
+def is_named(name: str, names: Names) -> bool:
+    """Whether a tool's name is among those that are given."""
+    return names == "all" or name in names
+
+
 @dataclass(frozen=True, kw_only=True)
 class SessionTools:
     """Tools with a state: the public methods of an object that is made for each episode.
 
     Static methods are tools too. Methods whose names begin with an underscore are none, and neither are class methods,
     which rather make objects, and ``close``, which is called when the episode ends. A call that comes while an earlier
-    one still runs (it was given up for time) fails.
+    one still runs (it was given up for time) fails, those of parallel tools aside.
 
     Attributes:
         tools_class: The class, whose typed methods give the schemas.
@@ -83,16 +99,24 @@ class SessionTools:
                 methods.append(cast("staticmethod[..., Any]", method).__func__)
         return methods
 
-    def begin(self, task_data: dict[str, Any], generator: random.Random) -> tuple[dict[str, Tool], Callable[[], None]]:
-        """Make one episode's object; returns its tools and what closes it."""
+    def begin(
+        self, task_data: dict[str, Any], generator: random.Random, parallel_names: Names = ()
+    ) -> tuple[dict[str, Tool], Callable[[], None]]:
+        """Make one episode's object; returns its tools and what closes it.
+
+        Args:
+            task_data: The task.
+            generator: The session's.
+            parallel_names: As for :func:`is_parallel`.
+        """
         holder = (self.make or self.tools_class)(task_data, generator)
         busy = threading.Lock()
         tools: dict[str, Tool] = {}
         for method in self.methods():
             bound = getattr(holder, method.__name__)
-            is_parallel = hasattr(method, _PARALLEL)
-            call = _call if is_parallel else _call_alone(busy)
-            tools[method.__name__] = Tool(partial(call, _typed(bound)), is_parallel)
+            may_overlap = is_parallel(method, parallel_names)
+            call = _call if may_overlap else _call_alone(busy)
+            tools[method.__name__] = Tool(partial(call, _typed(bound)), may_overlap)
         return tools, getattr(holder, _CLOSE, _nothing)
 
 
@@ -148,9 +172,9 @@ def as_sources(tools: Any, name: str) -> tuple[Source, ...]:
     return tuple(cast("Sequence[Source]", given))
 
 
-def function_tools(functions: Sequence[Any]) -> dict[str, Tool]:
-    """Make the tools of plain functions, by name."""
-    return {one.__name__: Tool(partial(_call, _typed(one)), hasattr(one, _PARALLEL)) for one in functions}
+def function_tools(functions: Sequence[Any], parallel_names: Names = ()) -> dict[str, Tool]:
+    """Make the tools of plain functions, by name; ``parallel_names`` as for :func:`is_parallel`."""
+    return {one.__name__: Tool(partial(_call, _typed(one)), is_parallel(one, parallel_names)) for one in functions}
 
 
 def _is_source(value: Any) -> bool:

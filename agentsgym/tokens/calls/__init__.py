@@ -6,5 +6,6 @@
     reader    how a tokenizer's template writes calls, found by writing one and reading it back
     families  the forms of the known families of templates
     forms     an answer taken apart between markers, or as messages with headers
-    values    the values inside a call: JSON, typed text, Python
+    python    calls written as Python
+    values    the values inside a call: JSON, typed text
 """

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple, cast
 
 from agentsgym.tokens.calls.forms import ChannelForm, Form, MarkedForm, Read, read_or_failed
+from agentsgym.tokens.calls.python import ReadString, bare_string, escaped_string, python_calls
 from agentsgym.tokens.calls.values import (
     MAX_CALLS,
     Kinds,
@@ -15,7 +16,6 @@ from agentsgym.tokens.calls.values import (
     call_of_object,
     failed_call,
     gemma_arguments,
-    python_calls,
     read_json,
     typed_arguments,
     whole_json,
@@ -63,17 +63,46 @@ def _xml_calls(body: str, kinds: Kinds) -> list[ToolCall]:
     """Read ``<function=name><parameter=key>…``, once or several times."""
     calls: list[ToolCall] = []
     for match in _FUNCTION.finditer(body):
-        calls += _tagged(match["name"].strip(), match["body"], _PARAMETER, kinds)
+        calls += _tagged(match["name"].strip(), match["body"], _XML_TAGS, kinds)
     if not calls:
         raise MalformedCallError("must be written as <function=name><parameter=key>…</parameter></function>")
     return calls
 
 
-def _tagged(name: str, body: str, tag: re.Pattern[str], kinds: Kinds) -> list[ToolCall]:
+class _Tags(NamedTuple):
+    """How a form writes an argument between tags.
+
+    Attributes:
+        whole: Matches an argument; its groups are ``key`` and ``value``.
+        begins: What begins an argument, with ``{}`` for its key.
+        ends: What ends it.
+    """
+
+    whole: re.Pattern[str]
+    begins: str
+    ends: str
+
+    def swallowed(self, value: str, keys: Iterable[str]) -> str | None:
+        """Give the argument whose beginning a value holds, for a tag in front of it was misspelled; None for none.
+
+        A beginning that is misspelled itself is found behind the tag that ends the value in front of it.
+        """
+        known = "|".join(map(re.escape, keys))
+        begins = re.escape(self.begins).replace(r"\{\}", f"(?P<key>{known})")
+        spoiled = rf"{re.escape(self.ends)}\s*[^\n]{{0,30}}?(?P<other>{known})\b[\"<>]"
+        found = re.search(f"{begins}|{spoiled}", value) if known and "<" in value else None
+        return None if found is None else found["key"] or found["other"]
+
+
+def _tagged(name: str, body: str, tags: _Tags, kinds: Kinds) -> list[ToolCall]:
     """Read the arguments of one call that stand in tags; whatever stands outside of them is wrong."""
-    if rest := tag.sub("", body).strip():
+    if rest := tags.whole.sub("", body).strip():
         return [failed_call(MalformedCallError(f"has {rest[:40]!r} outside of its arguments"), name)]
-    pairs = [(match["key"].strip(), match["value"]) for match in tag.finditer(body)]
+    pairs = [(match["key"].strip(), match["value"]) for match in tags.whole.finditer(body)]
+    for key, value in pairs:
+        if (other := tags.swallowed(value, kinds.get(name, ()))) is not None:
+            error = MalformedCallError(f"has an argument {key!r} that holds the beginning of {other!r}: check its tags")
+            return [failed_call(error, name)]
     return _call(name, lambda: typed_arguments(name, pairs, kinds))
 
 
@@ -86,11 +115,16 @@ def _glm_calls(body: str, kinds: Kinds) -> list[ToolCall]:
     name, tag, arguments = body.partition("<arg_key>")
     if not name.strip() or len(name.split()) > 1:
         raise MalformedCallError("must name the tool first, then <arg_key>…</arg_key><arg_value>…</arg_value>")
-    return _tagged(name.strip(), tag + arguments, _GLM_ARGUMENT, kinds)
+    return _tagged(name.strip(), tag + arguments, _GLM_TAGS, kinds)
 
 
-def _lfm_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
-    return python_calls(body) or [failed_call(MalformedCallError("is empty"))]
+def _python_form(opens: str, closes: str, read_string: ReadString) -> MarkedForm:
+    """Calls written as a Python list between two markers."""
+
+    def read(body: str, _kinds: Kinds) -> list[ToolCall]:
+        return python_calls(body, read_string) or [failed_call(MalformedCallError("is empty"))]
+
+    return MarkedForm(opens=re.compile(re.escape(opens)), closes=re.compile(re.escape(closes)), read=read)
 
 
 def _gemma_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
@@ -149,7 +183,7 @@ def _minimax_calls(body: str, kinds: Kinds) -> list[ToolCall]:
     calls: list[ToolCall] = []
     for match in _INVOKE.finditer(body):
         if match["closed"]:
-            calls += _tagged(match["name"].strip(), match["body"], _INVOKE_ARGUMENT, kinds)
+            calls += _tagged(match["name"].strip(), match["body"], _INVOKE_TAGS, kinds)
         else:
             calls.append(failed_call(MalformedCallError("is not closed by </invoke>"), match["name"].strip()))
     if rest := _INVOKE.sub("", body).strip():
@@ -162,7 +196,7 @@ def _minimax_calls(body: str, kinds: Kinds) -> list[ToolCall]:
 def _muse_calls(_name: str, body: str, kinds: Kinds) -> list[ToolCall]:
     calls: list[ToolCall] = []
     for match in _ATEM_CALL.finditer(body):
-        calls += _tagged(match["name"], match["body"], _ATEM_ARGUMENT, kinds)
+        calls += _tagged(match["name"], match["body"], _ATEM_TAGS, kinds)
     if not calls:
         raise MalformedCallError('must be written as <atem:invoke name="…">…</atem:invoke>')
     return calls
@@ -177,23 +211,37 @@ _INVOKE = re.compile(
     r'<invoke name="(?P<name>[^"]*)">(?P<body>.*?)(?:(?P<closed></invoke>)(?=\s*(?:<invoke|\Z))|(?=<invoke )|\Z)',
     re.DOTALL,
 )
-_INVOKE_ARGUMENT = re.compile(
-    r'<parameter name="(?P<key>[^"]+)">(?P<value>.*?)</parameter>(?=\s*(?:<parameter |\Z))', re.DOTALL
+_INVOKE_TAGS = _Tags(
+    re.compile(r'<parameter name="(?P<key>[^"]+)">(?P<value>.*?)</parameter>(?=\s*(?:<parameter |\Z))', re.DOTALL),
+    '<parameter name="{}">',
+    "</parameter>",
 )
 _FUNCTION = re.compile(r"<function=(?P<name>[^>\n]*)>(?P<body>.*?)(?:</function>(?=\s*(?:<function=|$))|$)", re.DOTALL)
-_PARAMETER = re.compile(
-    r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>|$))", re.DOTALL
+_XML_TAGS = _Tags(
+    re.compile(
+        r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>|$))", re.DOTALL
+    ),
+    "<parameter={}>",
+    "</parameter>",
 )
-_GLM_ARGUMENT = re.compile(
-    r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>(?=\s*(?:<arg_key>|$))", re.DOTALL
+_GLM_TAGS = _Tags(
+    re.compile(
+        r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>(?=\s*(?:<arg_key>|$))", re.DOTALL
+    ),
+    "<arg_key>{}</arg_key>",
+    "</arg_value>",
 )
 _GEMMA_HEAD = re.compile(r"call:(?P<name>[\w./-]+)\s*(?P<arguments>.*)", re.DOTALL)
 _MISTRAL_NAMED = re.compile(
     r"\s*(?P<name>[\w./-]+)\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?(?:\[ARGS\])?\s*(?P<arguments>\{.*)", re.DOTALL
 )
 _ATEM_CALL = re.compile(r'<atem:invoke name="(?P<name>[^"]*)">(?P<body>.*?)</atem:invoke>', re.DOTALL)
-_ATEM_ARGUMENT = re.compile(
-    r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>(?=\s*(?:<atem:parameter|$))', re.DOTALL
+_ATEM_TAGS = _Tags(
+    re.compile(
+        r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>(?=\s*(?:<atem:parameter|$))', re.DOTALL
+    ),
+    '<atem:parameter name="{}">',
+    "</atem:parameter>",
 )
 
 
@@ -206,7 +254,8 @@ FORMS: Final[Mapping[str, Form]] = {
     "hermes": HERMES,
     "xml": _marked("<tool_call>", "</tool_call>", _xml_calls),
     "glm": _marked("<tool_call>", "</tool_call>", _glm_calls),
-    "lfm": _marked(r"<\|tool_call_start\|>", r"<\|tool_call_end\|>", _lfm_calls),
+    "lfm": _python_form("<|tool_call_start|>", "<|tool_call_end|>", bare_string),
+    "lfm, escaped": _python_form("<|tool_call_start|>", "<|tool_call_end|>", escaped_string),
     "gemma": _marked(
         r"<\|tool_call>",
         r"<tool_call\|>",
@@ -246,11 +295,12 @@ FORMS: Final[Mapping[str, Form]] = {
     ),
     "minimax": _marked("<minimax:tool_call>", "</minimax:tool_call>", _minimax_calls),
     "seed": _marked("<seed:tool_call>", "</seed:tool_call>", _xml_calls, thinks=("<seed:think>", "</seed:think>")),
-    "python": _marked(r"<\|python_start\|>", r"<\|python_end\|>", _lfm_calls),
+    "python": _python_form("<|python_start|>", "<|python_end|>", bare_string),
+    "python, escaped": _python_form("<|python_start|>", "<|python_end|>", escaped_string),
     "llama": _marked(
         r"(?:<\|python_tag\|>\s*|;\s*)?(?=\{\s*(?:\"type\"\s*:\s*\"function\"\s*,\s*)?\"name\"\s*:\s*\"[^\"]*\"\s*,"
         r"\s*\"(?:parameters|arguments)\"\s*:)|<\|python_tag\|>|\A\s*(?=\{\s*\"name\"\s*:)",
-        r"<\|eot_id\|>|<\|eom_id\|>|\s*;",
+        r"<\|eot_id\|>|<\|eom_id\|>|(?<!\s)\s*;",  # white space is looked at once, not from each of its places
         _llama_calls,
         is_json=True,
         ends_with_turn=True,

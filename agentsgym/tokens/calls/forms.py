@@ -94,16 +94,21 @@ class MarkedForm:
     thinks: tuple[str, str] = ("<think>", "</think>")
     wraps: re.Pattern[str] | None = None
 
-    def answer(self, prompt: str, text: str, kinds: Kinds) -> Answer:
+    def answer(self, prompt: str | None, text: str, kinds: Kinds) -> Answer:
         """Read an answer.
 
         Args:
-            prompt: The generation prompt, in which a thought may begin.
+            prompt: The generation prompt, in which a thought may begin; None where it is not known: a thought that
+                ends in the answer and does not begin there then began in the prompt.
             text: The answer, with its control tokens.
             kinds: The schemas of the tools' arguments.
         """
         parts = _Parts()
-        place = self._first_thought(prompt, text, parts)
+        thought_end = self._end_of_begun_thought(text, kinds) if prompt is None else None
+        if thought_end is None:
+            place = self._first_thought(prompt or "", text, parts)
+        else:
+            place = self._thought(text, 0, parts, thought_end)
         while len(parts.calls) <= MAX_CALLS and (begin := self._next(text, place)) is not None:
             parts.content.append(text[place : begin.start()])
             if text.startswith(self.thinks[0], begin.start()):
@@ -127,8 +132,28 @@ class MarkedForm:
             return self._thought(text, 0, parts)  # the prompt of another template began it
         return 0
 
-    def _thought(self, text: str, start: int, parts: _Parts) -> int:
-        end = text.find(self.thinks[1], start)
+    def _end_of_begun_thought(self, text: str, kinds: Kinds) -> int | None:
+        """Find the end of a thought that begins in front of the answer; None if there is none.
+
+        A mark inside a call that can be read is a part of one of its strings.
+        """
+        place, end = 0, text.find(self.thinks[1])
+        for _ in range(MAX_CALLS):
+            begin = self._next(text, place) if end >= 0 else None
+            if begin is None or begin.start() > end:
+                break
+            if text.startswith(self.thinks[0], begin.start()):
+                return None
+            block = _Parts()
+            place = self._block(text, begin, block, kinds)
+            if place > end:
+                if any(call.error is not None for call in block.calls):
+                    break
+                end = text.find(self.thinks[1], place)
+        return None if end < 0 else end
+
+    def _thought(self, text: str, start: int, parts: _Parts, end: int | None = None) -> int:
+        end = text.find(self.thinks[1], start) if end is None else end
         parts.reasoning.append(text[start : len(text) if end < 0 else end])
         return len(text) if end < 0 else end + len(self.thinks[1])
 
@@ -176,7 +201,7 @@ class ChannelForm:
 
     read: Callable[[str, str, Kinds], list[ToolCall]]
 
-    def answer(self, prompt: str, text: str, kinds: Kinds) -> Answer:
+    def answer(self, prompt: str | None, text: str, kinds: Kinds) -> Answer:  # as every form
         """Read an answer; arguments as in :meth:`MarkedForm.answer`."""
         parts = _Parts()
         place = 0

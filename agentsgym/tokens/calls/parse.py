@@ -20,7 +20,8 @@ def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[M
 
     Sampled ids are read as the chat template writes calls: its form is found once, by rendering a call and reading it
     back. An answer that is text may also call as ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, which is the
-    one form where there is no template, or one that writes no calls. A call inside a thought is none, and an answer
+    one form where there is no template, or one that writes no calls. A call inside a thought is none; in
+    text, all in front of a first ``</think>`` without a ``<think>`` is a thought, which the prompt began. An answer
     that the budget cut is not read at all: a cut call may look whole.
 
     A call that cannot be read becomes a :class:`~agentsgym.types.ToolCall` with an ``error``; it stays in the text, and
@@ -40,7 +41,7 @@ def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[M
     elif action.token_ids is not None:
         answer = reader.read(action.token_ids, tools)
     else:
-        answer = _better(reader.read_text(action.text, tools), _of_text(action.text))
+        answer = _of_template_or_text(reader.read_text(action.text, tools), action.text)
     if answer is None:
         return action
     return dataclasses.replace(
@@ -49,14 +50,20 @@ def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[M
 
 
 def _of_text(text: str) -> Answer | None:
-    answer = HERMES.answer("", text, {})
+    answer = HERMES.answer(None, text, {})
     return answer if answer.calls else None
 
 
-def _better(one: Answer | None, other: Answer | None) -> Answer | None:
-    """Choose the reading in which more of the calls are well-formed, the first where they are alike."""
-    return max((one, other), key=_num_good)
+def _of_template_or_text(own: Answer | None, text: str) -> Answer | None:
+    """Choose the reading in which more of the calls are well-formed, the template's own where they are alike."""
+    if own is None:
+        return _of_text(text)
+    num_good = _num_good(own)
+    other = _of_text(text if num_good else own.content)  # without what the template marks as thoughts
+    if other is None or _num_good(other) <= num_good:
+        return own
+    return dataclasses.replace(other, reasoning=other.reasoning or own.reasoning)
 
 
-def _num_good(answer: Answer | None) -> int:
-    return -1 if answer is None else sum(call.error is None for call in answer.calls)
+def _num_good(answer: Answer) -> int:
+    return sum(call.error is None for call in answer.calls)

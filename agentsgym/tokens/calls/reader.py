@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _NAME: Final = "look_up"
 _NAMED_ID: Final = f"functions.{_NAME}:0"  # some templates print the name of a call in its id alone
 _ARGUMENTS: Final[dict[str, Any]] = {"city": "Paris", "days": 3}
+_HARD_ARGUMENTS: Final[dict[str, Any]] = {"city": "it's\n\\fine", "days": 3}  # some templates escape these, some not
 _TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
@@ -54,8 +55,14 @@ class TemplateForm:
     tokenizer: Any
     opens: re.Pattern[str] | None
 
-    def answer(self, prompt: str, text: str, kinds: Kinds) -> Answer:
+    def answer(self, prompt: str | None, text: str, kinds: Kinds) -> Answer:
         """Read an answer; arguments as in :meth:`agentsgym.tokens.calls.forms.MarkedForm.answer`."""
+        if prompt is None:
+            thought, ends, said = text.partition("</think>")
+            if ends and "<think>" not in thought:
+                answer = self.answer("", said, kinds)
+                return Answer(content=answer.content, reasoning=thought.strip(), calls=answer.calls)
+            prompt = ""
         try:
             return self._parsed(prompt, text, kinds)
         except BaseException as error:  # the parser and its template are foreign code
@@ -133,10 +140,10 @@ class CallReader:
         return self._read(self._prompt, text, tools)
 
     def read_text(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Answer | None:
-        """Read an answer that is text: what its agent was shown, and what became of its thoughts, is not known."""
-        return self._read("", text, tools)
+        """Read an answer that is text: what its agent was shown is not known, and so where a thought began."""
+        return self._read(None, text, tools)
 
-    def _read(self, prompt: str, text: str, tools: Sequence[Mapping[str, Any]]) -> Answer | None:
+    def _read(self, prompt: str | None, text: str, tools: Sequence[Mapping[str, Any]]) -> Answer | None:
         if self.form is None:
             return None
         answer = self.form.answer(prompt, text, kinds_of(tools))
@@ -168,15 +175,31 @@ def _form_of(tokenizer: Any, options: Mapping[str, Any]) -> Form | TemplateForm 
     reply = _rendered(tokenizer, options, [_QUESTION, {"role": "assistant", "content": "reply"}], ask=False)
     end = reply.rpartition("reply")[2].strip()
     for prompt, turn in _written_calls(tokenizer, options):
-        read: list[tuple[int, Form | TemplateForm]] = []
-        for form in (*FORMS.values(), *_given_form(tokenizer), *_learned_form(turn, end)):
-            answer = form.answer(prompt, turn, kinds_of([_TOOL]))
-            calls = [(call.name, call.arguments, call.error) for call in answer.calls]
-            if calls == [(_NAME, _ARGUMENTS, None)]:
-                read.append((len(answer.content), form))
-        if read:
-            return min(read, key=lambda pair: pair[0])[1]
+        forms = (*FORMS.values(), *_given_form(tokenizer), *_learned_form(turn, end))
+        read = [(_rest_of(form, prompt, turn, _ARGUMENTS), form) for form in forms]
+        rests = [rest for rest, _ in read if rest is not None]
+        if rests:
+            return _exact_form(tokenizer, options, [form for rest, form in read if rest == min(rests)])
     return None
+
+
+def _rest_of(form: Form | TemplateForm, prompt: str, turn: str, arguments: Mapping[str, Any]) -> int | None:
+    """How much text a form leaves beside the one call of a turn; None if it reads another call than was written."""
+    answer = form.answer(prompt, turn, kinds_of([_TOOL]))
+    calls = [(call.name, call.arguments, call.error) for call in answer.calls]
+    return len(answer.content) if calls == [(_NAME, arguments, None)] else None
+
+
+def _exact_form(
+    tokenizer: Any, options: Mapping[str, Any], forms: Sequence[Form | TemplateForm]
+) -> Form | TemplateForm:
+    """Of forms that read alike what is easy choose the one that reads quotes and backslashes too; else the first."""
+    if len(forms) > 1:
+        for prompt, turn in _written_calls(tokenizer, options, _HARD_ARGUMENTS):
+            for form in forms:
+                if _rest_of(form, prompt, turn, _HARD_ARGUMENTS) is not None:
+                    return form
+    return forms[0]
 
 
 def _given_form(tokenizer: Any) -> Iterator[TemplateForm]:
@@ -204,11 +227,13 @@ def _learned_form(turn: str, turn_end: str) -> Iterator[Form]:
         place = turn.find("{", place + 1)
 
 
-def _written_calls(tokenizer: Any, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _written_calls(
+    tokenizer: Any, options: Mapping[str, Any], arguments: Mapping[str, Any] = _ARGUMENTS
+) -> Iterator[tuple[str, str]]:
     """Write a turn that calls a tool in the ways that templates take it; yields what stands in front of it, and it."""
-    ways = itertools.product(("", "Let me see."), (_ARGUMENTS, json.dumps(_ARGUMENTS)), ("abcdefghi", _NAMED_ID))
-    for content, arguments, call_id in ways:
-        call = {"type": "function", "id": call_id, "function": {"name": _NAME, "arguments": arguments}}
+    ways = itertools.product(("", "Let me see."), (arguments, json.dumps(arguments)), ("abcdefghi", _NAMED_ID))
+    for content, given, call_id in ways:
+        call = {"type": "function", "id": call_id, "function": {"name": _NAME, "arguments": given}}
         answer = {"role": "assistant", "content": content, "tool_calls": [call]}
         whole = _rendered(tokenizer, options, [_QUESTION, answer], ask=False)
         for ask in (True, False):

@@ -1,4 +1,4 @@
-"""Read the values inside a call: strict JSON, text that a schema gives a type, and calls written as Python."""
+"""Read the values inside a call: strict JSON, and text that a schema gives a type."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
     >>> read_json('say {"a": [1]} now', 4)
     ({'a': [1]}, 14)
     """
-    begin = _skip_space(text, start)
+    begin = skip_space(text, start)
     try:
         value, end = _DECODER.raw_decode(text, begin)
         json.dumps(value, ensure_ascii=False).encode()
@@ -161,7 +161,7 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     if kinds == {"string"}:
         return text
     try:
-        value = _WORDS[text.strip()] if text.strip() in _WORDS else whole_json(text)
+        value = WORDS[text.strip()] if text.strip() in WORDS else whole_json(text)
     except MalformedCallError as error:
         return text if not kinds or "string" in kinds else _as_python(text, error)
     if not kinds or not kinds.isdisjoint(_JSON_KINDS[type(value)]) or "string" not in kinds:
@@ -172,7 +172,7 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
 def _as_python(text: str, error: MalformedCallError) -> Any:
     """Read a list or a dict as Python prints it; the text if it is none."""
     try:
-        return _literal(text.strip(), error) if text.strip()[:1] in {"[", "{"} else text
+        return literal(text.strip(), error) if text.strip()[:1] in {"[", "{"} else text
     except MalformedCallError:
         return text
 
@@ -188,98 +188,13 @@ def _allowed(schema: Mapping[str, Any]) -> set[str]:
     return allowed | {"null"} if schema.get("nullable") and allowed else allowed
 
 
-def python_calls(text: str) -> list[ToolCall]:
-    """Read calls written as a Python list, ``[look(at='door', times=2), wait()]``, each by itself.
+def literal(text: str, error: MalformedCallError) -> Any:
+    """Read a Python literal that is a JSON value, too.
 
-    A string is taken as it stands between its quotes, for templates escape nothing in it. One that would swallow the
-    call behind it is malformed, and reading goes on at that call.
-
-    >>> [(call.name, call.arguments) for call in python_calls("[look(at='Bob's', times=2), wait()]")]
-    [('look', {'at': "Bob's", 'times': 2}), ('wait', {})]
+    Args:
+        text: The literal.
+        error: What to raise where it is none.
     """
-    inner = text.strip()
-    inner = inner[1:-1] if inner.startswith("[") and inner.endswith("]") else inner
-    calls: list[ToolCall] = []
-    place = _skip_space(inner, 0)
-    while place < len(inner) and len(calls) <= MAX_CALLS:
-        name = _CALL_HEAD.match(inner, place)
-        try:
-            arguments, place = _python_arguments(inner, place if name is None else name.end(), is_call=name is not None)
-            calls.append(call_of(name[1] if name else "", arguments))
-            separator = _BETWEEN_CALLS.match(inner, place)
-            place = separator.end() if separator else len(inner)
-        except MalformedCallError as error:
-            calls.append(failed_call(error, name[1] if name else ""))
-            later = _LATER_CALL.search(inner, place if error.place is None else error.place)
-            place = len(inner) if later is None else later.end()
-    return calls
-
-
-def _python_arguments(text: str, start: int, *, is_call: bool) -> tuple[dict[str, Any], int]:
-    """Read arguments up to the bracket that closes them; returns them and the index behind it."""
-    if not is_call:
-        raise MalformedCallError("must be written as name(argument=value)")
-    arguments: dict[str, Any] = {}
-    place = _skip_space(text, start)
-    while not text.startswith(")", place):
-        try:
-            place = _python_argument(text, place, arguments)
-        except MalformedCallError as error:
-            error.place = len(text[:place].rstrip(", \t\n"))  # what follows the last comma may be the next call
-            raise
-    return arguments, place + 1
-
-
-def _python_argument(text: str, start: int, arguments: dict[str, Any]) -> int:
-    """Read one argument into ``arguments``; returns the index behind it and its comma."""
-    key = _KEY.match(text, start)
-    if key is None:
-        raise MalformedCallError("gives an argument without its name: write name(argument=value)")
-    if key[1] in arguments:
-        raise MalformedCallError(f"gives {key[1]!r} twice")
-    arguments[key[1]], place = _python_value(text, key.end())
-    separator = _SEPARATOR.match(text, place)
-    if separator is None:
-        raise MalformedCallError(f"has no ',' or ')' behind its argument {key[1]!r}")
-    return separator.end()
-
-
-def _python_value(text: str, start: int) -> tuple[Any, int]:
-    first = text[start : start + 1]
-    if first in {"'", '"'}:
-        end = re.compile(first + _BEHIND_STRING).search(text, start + 1)
-        if end is None:
-            raise MalformedCallError("has a string that is not closed")
-        value = text[start + 1 : end.start()]
-        if _swallows_a_call(value, first):
-            raise MalformedCallError("has a string that is not closed in front of the next call")
-        return value, end.start() + 1
-    if first in {"[", "{"}:
-        return _python_container(text, start)
-    word = _WORD.match(text, start)
-    written = word[0].strip() if word else ""
-    return (_WORDS[written] if written in _WORDS else whole_json(written)), start + len(word[0] if word else "")
-
-
-def _swallows_a_call(value: str, quote: str) -> bool:
-    """Whether what stands between two quotes begins another call, with a string of its own that the second closes."""
-    head = _LATER_CALL.search(value)
-    return head is not None and re.compile(r"\w\s*=\s*" + quote).search(value, head.end()) is not None
-
-
-def _python_container(text: str, start: int) -> tuple[Any, int]:
-    try:
-        return read_json(text, start)
-    except MalformedCallError as error:
-        for end in _CLOSERS.finditer(text, start):  # a list is printed as Python prints it
-            written = text[start : end.end()]
-            if written.count(written[0]) == written.count("]" if written[0] == "[" else "}"):
-                return _literal(written, error), end.end()
-        raise
-
-
-def _literal(text: str, error: MalformedCallError) -> Any:
-    """Read a Python literal that is a JSON value, too."""
     if _BAD_ESCAPE.search(text) or text.count("[") + text.count("{") > MAX_DEPTH:
         raise error
     try:
@@ -306,10 +221,11 @@ def gemma_arguments(text: str) -> Any:
 
 def _quoted(text: str) -> str:
     keys = _BARE_KEY.sub(r'"\1":', text)
-    return _BARE_WORD.sub(lambda match: json.dumps(_WORDS[match[0]]), keys)
+    return _BARE_WORD.sub(lambda match: json.dumps(WORDS[match[0]]), keys)
 
 
-def _skip_space(text: str, start: int) -> int:
+def skip_space(text: str, start: int) -> int:
+    """Give the index behind the white space at ``start``."""
     match = _SPACE.match(text, start)
     return match.end() if match else start
 
@@ -333,7 +249,7 @@ def _finite(digits: str) -> float:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refused, parse_float=_finite)
-_WORDS: Final[Mapping[str, Any]] = {
+WORDS: Final[Mapping[str, Any]] = {
     "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
 }  # fmt: skip
 _JSON_NAMES: Final[Mapping[Any, str]] = {
@@ -343,14 +259,6 @@ _JSON_KINDS: Final[Mapping[Any, tuple[str, ...]]] = {
     str: ("string",), list: ("array",), dict: ("object",), int: ("integer", "number"), float: ("number",),
     bool: ("boolean",), type(None): ("null",),
 }  # fmt: skip
-_CALL_HEAD = re.compile(r"\s*([\w./-]+)\(")
-_LATER_CALL = re.compile(r",\s*(?=[\w./-]+\(\s*(?:\)|\w+\s*=))")
-_BETWEEN_CALLS = re.compile(r"\s*,?\s*")
-_KEY = re.compile(r"\s*(\w+)\s*=\s*")
-_SEPARATOR = re.compile(r"\s*,\s*|\s*(?=\))")
-_BEHIND_STRING = r"(?=\s*(?:,\s*\w+\s*=|\)\s*(?:,\s*[\w./-]+\(|\]?\s*$)))"
-_WORD = re.compile(r"[^,)]*")
-_CLOSERS = re.compile(r"[\]}]")
 _BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\[^\n'\"\\abfnrtv0-7xuUN]")
 _BARE_KEY = re.compile(r"(?<![\w\"])([^\W\d][\w.-]*)\s*:")
 _BARE_WORD = re.compile(r"\b(?:None|True|False)\b")

@@ -52,6 +52,20 @@ LIMIT_S = 20.0  # an answer takes milliseconds; a busy machine is to fail no tes
         ("f(x)=x^2", "x^2", True),
         ("y^2+x^2=1", "x^2+y^2=1", True),
         ("18%", "18", True),
+        ("18 percent", "0.18", True),
+        ("18 dollars", "18", True),
+        ("18 eggs", "$18", True),
+        ("18 miles per hour", "18", True),
+        (r"18\text{ dollars}", "18", True),
+        ("1 000 km", "1000", True),
+        ("- 5 degrees", "-5", True),
+        ("19 dollars", "18", False),
+        ("18 and a half", "18", False),
+        ("18 eggs or 19", "18", False),
+        ("18 x", "18", False),
+        ("18 thousand", "18", False),
+        ("18 thousand dollars", "18,000", True),
+        ("18 squared", "18", False),
         (r"18\%", "0.18", True),
         (" ".join(map(str, range(1000))), "18", False),
         (r"\frac{", "1/2", False),
@@ -65,7 +79,14 @@ def test_auto_accepts_what_is_equal_and_nothing_else(answer: str, gold: str, is_
 
 def test_what_is_cheap_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grading.grader, "shared", None)
-    for answer, gold in (("18", "18.0"), ("17", "18"), ("Paris", "Rome"), ("a", "B"), ("x^2", " x^2")):
+    for answer, gold in (
+        ("18", "18.0"),
+        ("17", "18"),
+        ("17 eggs", "18"),
+        ("Paris", "Rome"),
+        ("a", "B"),
+        ("x^2", " x^2"),
+    ):
         GRADES["auto"](answer, gold, LIMIT_S)
     with pytest.raises(AttributeError):
         GRADES["auto"]("x", "x^2", LIMIT_S)

@@ -14,6 +14,7 @@ import pytest
 from reasoning_gym.factory import DATASETS
 
 from agentsgym import evaluate
+from agentsgym.agents import ScriptedAgent
 from agentsgym.agents.base import Agent
 from agentsgym.envs.ReasoningEvals import UNSOUND, WITHOUT_SOLUTION, ReasoningEvalsEnv, task_names
 from agentsgym.envs.ReasoningEvals.generated import _make_item, make_item, score
@@ -194,10 +195,27 @@ def test_an_item_asks_the_same_in_every_process() -> None:
     assert [name for name in names if one[name] != other[name]] == []
 
 
+@pytest.mark.filterwarnings("ignore")  # what generators warn of is theirs
+def test_the_own_solution_of_every_generator_is_paid_in_play() -> None:
+    env = ReasoningEvalsEnv()
+    wrong: list[tuple[str, str, float]] = []
+    for name in task_names():
+        if name in WITHOUT_SOLUTION or name in SLOW:
+            continue
+        for item in (0, 3):
+            solution = str(make_item(name, None, item).solution)
+            mark = "" if "**" in solution else "**"  # which would end the bold type
+            for said in (f"<answer>{solution}</answer>", f"So <answer>\n{mark}{solution}{mark}\n</answer>."):
+                [played] = env.rollout([{"task": name, "item": item}], ScriptedAgent([said]))
+                if played.final_reward != 1.0:
+                    wrong.append((name, said, played.final_reward))
+    assert wrong == []
+
+
 def test_the_grader_grades_the_very_problem_that_was_asked() -> None:
     task = "polynomial_multiplication"  # refused, since it is another problem in the grader's process
     for number in range(12):
         problem = {"task": task, "difficulty": None, "item": number}
         solution = make_item(**problem).solution
-        assert by_generator(problem, f"0 + {solution}", 20.0) == Verdict(1.0)
-        assert by_generator(problem, f"1 + {solution}", 20.0) == Verdict(0.0)
+        assert by_generator(problem, [f"0 + {solution}"], 20.0) == Verdict(1.0)
+        assert by_generator(problem, [f"1 + {solution}"], 20.0) == Verdict(0.0)

@@ -1,13 +1,14 @@
-"""Read plain numbers and compare answers without a computer algebra system: what is cheap is done first."""
+"""Read the plain numbers of answers exactly, with or without words behind them."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-_MAX_LENGTH = 100
+_MAX_LENGTH = 400
 _MAX_EXPONENT = 400  # beyond what a float holds, and no more digits than are read in no time
 _TOLERANCE = Fraction(1, 10**6)
 _RELATIVE_TOLERANCE = Fraction(1, 10**4)  # else 0 would be equal to all that is small
@@ -19,6 +20,18 @@ _PLAIN = re.compile(
 _SCIENTIFIC = re.compile(r"(?P<digits>[-+]?(?:\d+\.?\d*|\.\d+))[eE](?P<exponent>[-+]?\d{1,4})")
 _RATIO = re.compile(r"(?P<over>[-+]?\d+)\s*/\s*(?P<under>\d+)|(?P<sign>[-+]?)\\[dt]?frac\{(?P<a>-?\d+)\}\{(?P<b>\d+)\}")
 _GAPS = re.compile(_GAP)
+_SIGN = re.compile(r"\A(?:\\?\$)?\s*([-+]?)\s*(?:\\?\$)?\s*")
+_FIRST_WORD = re.compile(r"\s+(?=\(?[^\W\d_])|\Z")
+_PERCENT = re.compile(r"\s*\\?%\Z")
+_LATEX_TEXT = re.compile(r"\\(?:text|mathrm|textrm)\s*\{([^{}\\]*)\}")
+_UNIT = re.compile(r"\(?(?:[^\W\d_]{2,}|[mgshlLNJWVKCF])(?:['\u2019/.-][^\W\d_]+)*[,.;)]*")
+_NO_UNIT = re.compile(
+    r"and|or|to|not|but|plus|minus|times|over|by|divided|squared|cubed|factorial|choose|mod|modulo|half|halves"
+    r"|(?:third|quarter|fourth|fifth|tenth|hundredth|thousandth)s?|sqrt|pi|sin|cos|tan|log|ln|exp|inf|infinity"
+)
+_MULTIPLES = {
+    "dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+}  # fmt: skip
 _SPACING = re.compile(r"\\[,;:! ]|~|\s+")
 
 
@@ -45,12 +58,14 @@ class Number:
 def as_number(text: str) -> Number | None:
     r"""Read a whole number, a decimal (``2.5``, ``1e-3``) or a ratio (``3/4``, ``\frac{3}{4}``); None for else.
 
+    A sign may stand in front of a dollar or behind it, and apart from its digits.
+
     >>> as_number("$1,250.50")
     Number(value=Fraction(2501, 2), is_rounded=True)
     """
-    text = text.strip().replace("\u2212", "-").removeprefix("\\$").removeprefix("$")
     if len(text) > _MAX_LENGTH:
         return None
+    text = _SIGN.sub(r"\1", text.strip().replace("\u2212", "-"))
     if plain := _PLAIN.fullmatch(text):
         is_rounded = bool(plain["decimals"] or plain["only_decimals"])
         return Number(Fraction(_GAPS.sub("", text).rstrip(".")), is_rounded)
@@ -63,6 +78,39 @@ def as_number(text: str) -> Number | None:
         )
         return Number(Fraction(over, under), is_rounded=False) if under else None
     return None
+
+
+def quantities(text: str) -> tuple[Number, ...]:
+    """Give what a number with words behind it may be meant as; nothing for a text of another form.
+
+    Words that do arithmetic are no units: there is nothing for "5 or 6", "5 and a half", "5 x". "thousand" and the like
+    multiply, and a percentage is written for its number and for the hundredth of it.
+
+    >>> [str(one.value) for one in quantities("5 percent of it")], quantities("5 or 6")
+    (['5', '1/20'], ())
+    """
+    if len(text) > _MAX_LENGTH:
+        return ()
+    text = _LATEX_TEXT.sub(r" \1", text).strip()
+    found = _FIRST_WORD.search(text)
+    digits, words = (text[: found.start()], text[found.end() :].split()) if found else (text, [])
+    number, multiple = as_number(_PERCENT.sub("", digits)), _multiple(words)
+    if number is None or multiple is None:
+        return ()
+    is_percentage = _PERCENT.search(digits) or words[:1] == ["percent"]
+    shares = (1, Fraction(1, 100)) if is_percentage else (1,)
+    return tuple(Number(number.value * multiple * share, number.is_rounded) for share in shares)
+
+
+def _multiple(words: Sequence[str]) -> int | None:
+    """What the words behind a number multiply it with; None if one of them is no unit."""
+    multiple = 1
+    for word in words:
+        bare = word.strip("(,.;)").casefold()
+        if _NO_UNIT.fullmatch(bare) or not _UNIT.fullmatch(word):
+            return None
+        multiple *= _MULTIPLES.get(bare, 1)
+    return multiple
 
 
 def canonical(answer: str) -> str:

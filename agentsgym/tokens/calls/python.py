@@ -1,0 +1,166 @@
+"""Read calls that are written as Python: ``[look(at='door', times=2), wait()]``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from agentsgym.tokens.calls.values import (
+    MAX_CALLS,
+    WORDS,
+    MalformedCallError,
+    call_of,
+    failed_call,
+    literal,
+    read_json,
+    skip_space,
+    whole_json,
+)
+from agentsgym.types import ToolCall
+
+ReadString = Callable[[str, int], tuple[str, int]]
+"""Reads the string whose quote stands at an index; returns it and the index behind it."""
+
+
+def python_calls(text: str, read_string: ReadString) -> list[ToolCall]:
+    """Read calls written as a Python list, ``[look(at='door', times=2), wait()]``, each by itself.
+
+    What is malformed costs no call behind it: reading goes on at that call.
+
+    Args:
+        text: The list.
+        read_string: :func:`bare_string` or :func:`escaped_string`, by what the template does to a string.
+
+    >>> [(call.name, call.arguments) for call in python_calls("[look(at='Bob's', times=2), wait()]", bare_string)]
+    [('look', {'at': "Bob's", 'times': 2}), ('wait', {})]
+    """
+    inner = text.strip()
+    inner = inner[1:-1] if inner.startswith("[") and inner.endswith("]") else inner
+    calls: list[ToolCall] = []
+    place = skip_space(inner, 0)
+    while place < len(inner) and len(calls) <= MAX_CALLS:
+        name = _CALL_HEAD.match(inner, place)
+        try:
+            arguments, place = _arguments(inner, place, name, read_string)
+            calls.append(call_of(name[1] if name else "", arguments))
+            separator = _BETWEEN_CALLS.match(inner, place)
+            place = separator.end() if separator else len(inner)
+        except MalformedCallError as error:
+            calls.append(failed_call(error, name[1] if name else ""))
+            later = _LATER_CALL.search(inner, place if error.place is None else error.place)
+            place = len(inner) if later is None else later.end()
+    return calls
+
+
+def bare_string(text: str, start: int) -> tuple[str, int]:
+    """Read a string in which nothing is escaped: it ends where an argument, or the call, ends behind its quote.
+
+    Raises:
+        MalformedCallError: It is not closed, or only so that it would swallow the call behind it.
+    """
+    quote = text[start]
+    end = re.compile(quote + _BEHIND_STRING).search(text, start + 1)
+    if end is None:
+        raise MalformedCallError("has a string that is not closed")
+    value = text[start + 1 : end.start()]
+    if _swallows_a_call(value, quote):
+        raise MalformedCallError("has a string that is not closed in front of the next call")
+    return value, end.start() + 1
+
+
+def escaped_string(text: str, start: int) -> tuple[str, int]:
+    r"""Read a string as Python writes it: with a backslash before a quote, a backslash, and the letter of a line break.
+
+    >>> escaped_string(r"'it\'s\nfine', 2", 0)
+    ("it's\nfine", 13)
+
+    Raises:
+        MalformedCallError: It is not closed, or holds half of a surrogate pair.
+    """
+    found = _ESCAPED_STRING.match(text, start)
+    if found is None:
+        raise MalformedCallError("has a string that is not closed")
+    value = _ESCAPE.sub(_unescaped, found[0][1:-1])
+    if not value.isascii() and _HALF_PAIR.search(value):
+        raise MalformedCallError("has a string that holds half of a surrogate pair")
+    return value, found.end()
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    if escape["code"]:
+        return chr(int(escape["code"][1:], 16))
+    return _ESCAPES.get(escape["letter"], escape[0])
+
+
+def _arguments(
+    text: str, place: int, name: re.Match[str] | None, read_string: ReadString
+) -> tuple[dict[str, Any], int]:
+    """Read arguments up to the bracket that closes them; returns them and the index behind it."""
+    if name is None:
+        raise MalformedCallError("must be written as name(argument=value)")
+    arguments: dict[str, Any] = {}
+    place = skip_space(text, name.end())
+    while not text.startswith(")", place):
+        try:
+            place = _argument(text, place, arguments, read_string)
+        except MalformedCallError as error:
+            error.place = len(text[:place].rstrip(", \t\n"))  # what follows the last comma may be the next call
+            raise
+    return arguments, place + 1
+
+
+def _argument(text: str, start: int, arguments: dict[str, Any], read_string: ReadString) -> int:
+    """Read one argument into ``arguments``; returns the index behind it and its comma."""
+    key = _KEY.match(text, start)
+    if key is None:
+        raise MalformedCallError("gives an argument without its name: write name(argument=value)")
+    if key[1] in arguments:
+        raise MalformedCallError(f"gives {key[1]!r} twice")
+    arguments[key[1]], place = _value(text, key.end(), read_string)
+    separator = _SEPARATOR.match(text, place)
+    if separator is None:
+        raise MalformedCallError(f"has no ',' or ')' behind its argument {key[1]!r}")
+    return separator.end()
+
+
+def _value(text: str, start: int, read_string: ReadString) -> tuple[Any, int]:
+    first = text[start : start + 1]
+    if first in {"'", '"'}:
+        return read_string(text, start)
+    if first in {"[", "{"}:
+        return _container(text, start)
+    word = _WORD.match(text, start)
+    written = word[0].strip() if word else ""
+    return (WORDS[written] if written in WORDS else whole_json(written)), start + len(word[0] if word else "")
+
+
+def _swallows_a_call(value: str, quote: str) -> bool:
+    """Whether what stands between two quotes begins another call, with a string of its own that the second closes."""
+    head = _LATER_CALL.search(value)
+    return head is not None and re.compile(r"\w\s*=\s*" + quote).search(value, head.end()) is not None
+
+
+def _container(text: str, start: int) -> tuple[Any, int]:
+    try:
+        return read_json(text, start)
+    except MalformedCallError as error:
+        for end in _CLOSERS.finditer(text, start):  # a list is printed as Python prints it
+            written = text[start : end.end()]
+            if written.count(written[0]) == written.count("]" if written[0] == "[" else "}"):
+                return literal(written, error), end.end()
+        raise
+
+
+_CALL_HEAD = re.compile(r"\s*([\w./-]+)\(")
+_LATER_CALL = re.compile(r",\s*(?=[\w./-]+\(\s*(?:\)|\w+\s*=))")
+_BETWEEN_CALLS = re.compile(r"\s*,?\s*")
+_KEY = re.compile(r"\s*(\w+)\s*=\s*")
+_SEPARATOR = re.compile(r"\s*,\s*|\s*(?=\))")
+_BEHIND_STRING = r"(?=\s*(?:,\s*\w+\s*=|\)\s*(?:,\s*[\w./-]+\(|\]?\s*$)))"
+_ESCAPED_STRING = re.compile(r"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:(?P<code>x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})|(?P<letter>.))", re.DOTALL)
+_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "\n": ""}
+_HALF_PAIR = re.compile(r"[\ud800-\udfff]")
+_WORD = re.compile(r"[^,)]*")
+_CLOSERS = re.compile(r"[\]}]")
