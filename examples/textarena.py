@@ -1,11 +1,11 @@
 """Train a small language model to play a game of TextArena's, through the same code as a large one.
 
-    python examples/textarena.py                                # FrozenLake, an embedded policy, about a minute
+    python examples/textarena.py                                # FrozenLake, an embedded policy, three minutes
     python examples/textarena.py --game GuessTheNumber-v0
     python examples/textarena.py --game Wordle-v0 --model NAME_OR_PATH --max_turn_tokens 512
 
 The embedded policy first imitates a player whose moves are random three times out of four, and then learns by playing.
-FrozenLake and GuessTheNumber are told to it in few words, which decides how much it learns in a minute. The run writes
+FrozenLake and GuessTheNumber are told to it in few words, which decides how much it learns in that time. The run writes
 ``summary.json``, ``learning_curve.png``, transcripts and ``model/`` to ``outputs/textarena``. Ctrl-C keeps the policy
 as it is then.
 """
@@ -36,8 +36,8 @@ from agentsgym.training.scripts import load_policy, quiet_logging
 
 TINY_DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-3,
-    "lr_scheduler_type": "constant",
-    "max_steps": 300,
+    "lr_scheduler_type": "linear",
+    "max_steps": 800,
     "per_device_train_batch_size": 32,
     "steps_per_generation": 2,
     "num_generations": 8,

@@ -53,6 +53,11 @@ def test_what_it_says_is_what_playing_shows() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_a_game_that_takes_too_long_is_called_so() -> None:
+    entry = measure([SLOW], 1, time_limit_s=2.0)[SLOW]
+    assert (entry["status"], entry["reason"]) == ("broken", "it did not come to an end of 24 moves in 2 s")
+
+
 def test_games_are_alike_in_processes_that_hash_otherwise() -> None:
     games = [game for game in (*played(), "WordChains-v0") if catalogue()[game].status != "broken"]
     games = [game for game in games if not catalogue()[game].min_python > PYTHON]

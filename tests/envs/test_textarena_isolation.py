@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import random
 from collections.abc import Sequence
@@ -103,7 +104,8 @@ def raw_play(game: Any, num_players: int, seed: int, actions: Sequence[str]) -> 
     game.reset(num_players=num_players, seed=seed)
     seen: list[Any] = []
     for action in actions:
-        seen.append(game.get_observation())
+        seat, messages = game.get_observation()
+        seen.append((seat, [next(same) for _, same in itertools.groupby(messages, key=lambda one: one[1])]))
         done, _ = game.step(action)
         if done:
             break
@@ -114,7 +116,7 @@ ACTIONS = {
     "GuessTheNumber-v0": ["[7]", "[12]", "[3]", "[19]"],
     "FrozenLake-v0": ["[down]", "[right]", "[down]", "[right]", "[down]"],
     "2048-v0": ["[up]", "[left]", "[down]", "[right]", "[up]"],
-    "KuhnPoker-v0": ["[check]", "[check]", "[check]", "[check]"],  # its bets are mended
+    "KuhnPoker-v0": ["[check]", "[check]", "[check]", "[check]"],  # its bets, and a message said twice, are mended
     "PigDice-v0": ["[roll]", "[roll]", "[hold]", "[roll]"],
     "Secretary-v0": ["[continue]", "[continue]", "[accept]"],
     "Minesweeper-v0": ["[3 3]", "[0 0]", "[7 7]"],

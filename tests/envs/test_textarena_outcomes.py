@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentsgym import ScriptedAgent
-from agentsgym.envs.TextArena import TextArenaEnv
+from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
 from agentsgym.envs.TextArena.games import GameMaker, PlayedGame
 from agentsgym.envs.TextArena.isolation import GameContext
 
@@ -41,7 +41,12 @@ def test_numbers_that_hold_the_target_are_not_yet_a_countdown() -> None:
     lost = begin("Countdown-v0", numbers=[100, 1, 2], target=100)
     for move in ("[1 2 +]", "[0 1 -]"):
         lost.move(move)
-    assert (lost.done, lost.rewards(), lost.is_won(0)) == (True, {0: 1.0}, False)
+    assert (lost.done, lost.rewards(), lost.is_won(0)) == (True, {0: 0.999}, False)
+    idle = begin("Countdown-v0", numbers=[1, 2, 100], target=100)
+    assert idle.progress() == 0.999
+    for _ in range(2):
+        idle.move("[nothing]")
+    assert (idle.done, idle.rewards(), idle.is_won(0)) == (True, {0: 0.999}, False)
     won = begin("Countdown-v0", numbers=[100, 1, 2], target=101)
     won.move("[0 1 +]")
     assert (won.done, won.rewards(), won.is_won(0)) == (True, {0: 1.0}, True)
@@ -52,7 +57,7 @@ def test_a_fifteen_puzzle_is_won_when_every_tile_is_in_its_place() -> None:
     lost._game.initial_board = rows([2, 1, *SOLVED[2:]])
     lost._game.board = rows([1, 2, 4, 5, 3, *SOLVED[5:]])  # 3 tiles are wrong that were right in the beginning
     lost.move("[down]")
-    assert (lost.done, lost.rewards(), lost.is_won(0)) == (True, {0: 1.0}, False)
+    assert (lost.done, lost.rewards(), lost.is_won(0)) == (True, {0: 1 - 1 / 16}, False)
     won = begin("FifteenPuzzle-v0")
     won._game.board = rows([*SOLVED[:14], None, 15])
     won.move("[left]")
@@ -68,7 +73,15 @@ def test_a_slitherlink_is_won_by_a_loop_and_not_by_its_clues() -> None:
         for edge in edges:
             game._game._toggle_edge(*edge)
         game.move("[h 0 0]")
-        assert (game.done, game.rewards(), game.is_won(0)) == (True, {0: 1.0}, is_won)
+        assert (game.done, game.rewards(), game.is_won(0)) == (True, {0: 1.0 if is_won else 1 - 1 / 16}, is_won)
+
+
+@pytest.mark.parametrize("game", ["Countdown-v0", "FifteenPuzzle-v0", "Slitherlink-v0"])
+def test_what_is_not_won_pays_less_than_a_win(game: str) -> None:
+    env = TextArenaEnv(env_config={"game": game, "max_steps_per_episode": 20})
+    for rollout in env.rollout([{"seed": seed} for seed in range(12)], LegalAgent(env)):
+        assert rollout.success == (rollout.final_reward == 1.0)
+        assert 0 <= rollout.final_reward <= 1
 
 
 @pytest.mark.parametrize(("found", "is_won"), [(0, False), (19, True)])

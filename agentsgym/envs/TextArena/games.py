@@ -15,9 +15,10 @@ from typing import Any, cast
 
 from agentsgym.envs.TextArena.catalogue import catalogue
 from agentsgym.envs.TextArena.isolation import GameContext, import_game_module, textarena
+from agentsgym.envs.TextArena.known_moves import known_moves
 from agentsgym.envs.TextArena.mends import GAMEMASTER_GAMES, JURY_GAMES, Jury, bind_mends, mended_class
 from agentsgym.envs.TextArena.observations import GAME_ID, said_by, text_of
-from agentsgym.envs.TextArena.outcomes import is_won
+from agentsgym.envs.TextArena.outcomes import is_won, worth
 from agentsgym.envs.TextArena.words import basic_words, bind_words, check_nltk, deep_copy, no_downloads
 from agentsgym.errors import ConfigError, EnvError, did_you_mean
 from agentsgym.interruptions import is_interruption
@@ -300,7 +301,8 @@ class PlayedGame:
         for seat, reward in cast("Mapping[Any, Any]", rewards).items():
             if not isinstance(reward, int | float):
                 raise EnvError(f"a game's reward must be a number, got {shown(reward)} for player {seat}")
-        return {int(seat): float(reward) for seat, reward in cast("Mapping[Any, Any]", rewards).items()}
+        paid = {int(seat): float(reward) for seat, reward in cast("Mapping[Any, Any]", rewards).items()}
+        return paid if self.num_players > 1 else {seat: worth(self._game, reward) for seat, reward in paid.items()}
 
     def info_of(self, seat: int) -> dict[str, Any]:
         """What the game says of a player: ``reason``, ``invalid_move`` and more."""
@@ -316,6 +318,10 @@ class PlayedGame:
         """Common words, for a game that is played with words; empty for others."""
         return basic_words() if any(hasattr(self._game, name) for name in _WORD_LISTS) else ()
 
+    def known_moves(self, rng: random.Random) -> list[str]:
+        """Moves by the game's own rules, where they are written down: see :mod:`~.known_moves`; empty elsewhere."""
+        return known_moves(self._game, rng)
+
     def progress(self) -> float:
         """How far a single player has come, in [0, 1], as the game itself pays it at its turn limit; 0.0 if unknown."""
         method: Callable[[], Any] | None = next(
@@ -325,7 +331,7 @@ class PlayedGame:
             return 0.0
         with self._context:
             value = method()
-        return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else 0.0
+        return worth(self._game, float(value)) if isinstance(value, int | float) and 0 <= value <= 1 else 0.0
 
     def is_legal(self, action: str) -> bool:
         """Whether a move is valid now, tried on a copy of the game."""

@@ -1,10 +1,10 @@
 """Make ``catalogue.json`` by playing every game: ``python -m agentsgym.envs.TextArena.make_catalogue``.
 
 Each game is played with legal random moves where they can be found, alone and turn by turn with other games, in a
-process of its own that has a time limit. What cannot be found by playing stands in the tables of this file: which
-sources need a newer Python, and how many players a game is meant for that accepts any number. Games that need a newer
-Python are played by that one, as ``python3.12 -m agentsgym.envs.TextArena.make_catalogue Chess-v0``, which leaves the
-entries of all others as they are.
+process of its own that has a limit of processor time, so that a busy machine makes no game slow. What cannot be found
+by playing stands in the tables of this file: which sources need a newer Python, and how many players a game is meant
+for that accepts any number. Games that need a newer Python are played by that one, as
+``python3.12 -m agentsgym.envs.TextArena.make_catalogue Chess-v0``, which leaves the entries of all others as they are.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import importlib.metadata
 import inspect
 import json
 import logging
+import math
 import multiprocessing
 import os
 import random
 import re
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -39,7 +42,8 @@ from agentsgym.texts import sentence_of
 
 MOST_PLAYERS = 15
 NUM_MOVES = 24
-TIME_LIMIT_S = 60.0
+TIME_LIMIT_S = 60.0  # of processor time
+WAIT_S = 900.0  # for a game that waits for something else
 LEAST_PYTHON = "3.12"  # reads quotes of the same kind inside of f-strings
 WORD_GAMES = (
     "Codenames", "DontSayIt", "Hangman", "LetterAuction", "SpellingBee", "WordChains", "WordLadder", "WordSearch",
@@ -106,9 +110,9 @@ class Session:
         text = self.game.observe()
         self.texts.append(text)
         said = self.player.answer(text, self.game)
-        start = time.process_time()
+        start = time.thread_time()  # the process's clock is coarse under a limit of its time
         outcome, seat = self.game.move(said), self.game.player
-        self.seconds += time.process_time() - start
+        self.seconds += time.thread_time() - start
         self.is_public &= outcome.done or outcome.invalid or self._was_told(said, seat)
         self.num_steps += 1
         if self.game.done:
@@ -250,7 +254,7 @@ def _work(game: str) -> dict[str, Any]:
 
 
 def measure(games: Sequence[str], num_workers: int, time_limit_s: float = TIME_LIMIT_S) -> dict[str, dict[str, Any]]:
-    """Play the games, each in a process of its own that may take ``time_limit_s``."""
+    """Play the games, each in a process of its own that may take ``time_limit_s`` of processor time."""
     context = multiprocessing.get_context("forkserver")
     found: dict[str, dict[str, Any]] = {}
     with concurrent.futures.ThreadPoolExecutor(num_workers) as threads:
@@ -264,22 +268,26 @@ def measure(games: Sequence[str], num_workers: int, time_limit_s: float = TIME_L
 
 def _in_process(context: Any, time_limit_s: float, game: str) -> dict[str, Any]:
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(sender, game))
+    process = context.Process(target=_send, args=(sender, game, time_limit_s))
     process.start()
     sender.close()
-    reason = f"it did not come to an end of {NUM_MOVES} moves in {time_limit_s:.0f} s"
+    too_slow = f"it did not come to an end of {NUM_MOVES} moves in {time_limit_s:.0f} s"
     try:
-        if receiver.poll(time_limit_s):
+        if receiver.poll(WAIT_S):
             return receiver.recv()
+        reason = too_slow
     except EOFError:
-        reason = "it ended the process that played it"
+        process.join()
+        reason = too_slow if process.exitcode == -signal.SIGXCPU else "it ended the process that played it"
     finally:
         process.kill()
         process.join()
     return dataclasses.asdict(GameEntry(min_players=1, max_players=1, status="broken", reason=reason))
 
 
-def _send(sender: Any, game: str) -> None:
+def _send(sender: Any, game: str, time_limit_s: float) -> None:
+    seconds = math.ceil(time_limit_s)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # however busy the machine is
     sender.send(_work(game))
 
 
@@ -289,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("games", nargs="*")
     parser.add_argument("--output", type=Path, default=CATALOGUE_FILE)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--time-limit-s", type=float, default=TIME_LIMIT_S, help="for each game")
+    parser.add_argument("--time-limit-s", type=float, default=TIME_LIMIT_S, help="of processor time, for each game")
     parser.add_argument("--digests", action="store_true", help="print digests of the games named, and write no file")
     options = parser.parse_args(arguments)
     if options.digests:

@@ -9,7 +9,13 @@
 - KuhnPoker never adds a bet or a call to the pot, so that every round is worth one chip.
 - 2048 lets a long game's score make up for the tile that is missing, so that a lost game is paid as a won one. Here
   each half of its partial credit is at most a half.
+- KuhnPoker tells the player who is second in a round its card twice.
 - FifteenPuzzle calls a method that its state has not, so that solving it raises.
+- Tak names an argument of its state's ``set_winner`` wrongly, so that a road raises; it tells a walk as a tuple, and
+  raises where a move names no piece or no square.
+- Santorini notes who made too many invalid moves, and asks the same player again for ever. Here that player is passed
+  over, and the last one left wins.
+- TwoDollar draws its roles from a list in the order of the file system, which differs by machine.
 - WordChains draws from a list in the order of a set, which differs by process.
 - GuessWho, TwentyQuestions, Debate and ScenarioPlanning build clients of a paid service, which need its key.
 """
@@ -27,6 +33,7 @@ from agentsgym.envs.TextArena.isolation import Standin, current_context, textare
 _POKER_MOVE = re.compile(r"\[(check|bet|fold|call)\]", re.IGNORECASE)  # the first one counts
 MENDED_STATES = (
     "Countdown", "Cryptarithm", "Slitherlink", "CharacterConclave", "DontSayIt", "FifteenPuzzle", "ScenarioPlanning",
+    "Tak",
 )  # fmt: skip
 GAMEMASTER_GAMES = ("GuessWho", "TwentyQuestions")
 JURY_GAMES = ("Debate", "ScenarioPlanning")
@@ -54,10 +61,9 @@ def _mended(name: str) -> type[Any]:
         ) -> None:
             if isinstance(from_id, kinds):
                 message, observation_type, from_id = observation_type, from_id, message
-            if observation_type is None:
-                observation_type = kinds.GAME_MESSAGE if from_id == package.GAME_ID else kinds.PLAYER_ACTION
+            usual = kinds.GAME_MESSAGE if from_id == package.GAME_ID else kinds.PLAYER_ACTION
             super().add_observation(  # pyright: ignore[reportUnknownMemberType]  # the base is chosen at run time
-                message, observation_type, from_id=from_id, to_id=to_id
+                _text(message), observation_type or usual, from_id=from_id, to_id=to_id
             )
 
         def check_turn_limit(self) -> bool:
@@ -65,6 +71,10 @@ def _mended(name: str) -> type[Any]:
 
         def set_draw(self, reason: str = "", reson: str = "") -> None:
             super().set_draw(reason=reason or reson)  # pyright: ignore[reportUnknownMemberType]  # as above
+
+        def set_winner(self, player_id: Any = None, reason: str = "", **misnamed: Any) -> None:
+            name_winner = cast("Callable[..., None]", super().set_winner)  # pyright: ignore[reportUnknownMemberType]
+            name_winner(misnamed.get("player_ids", player_id), reason)
 
         def set_invalid_move(self, reason: Any, *args: Any, **kwargs: Any) -> Any:
             if args and isinstance(args[0], str) and not isinstance(reason, str):
@@ -74,6 +84,11 @@ def _mended(name: str) -> type[Any]:
 
     MendedState.__name__ = MendedState.__qualname__ = f"Mended{name}"
     return MendedState
+
+
+def _text(message: Any) -> Any:
+    """A message of a game as one text, also where a comma too many made a tuple of it."""
+    return "".join(cast("tuple[str, ...]", message)) if isinstance(message, tuple) else message
 
 
 class _Chances(dict[str, float]):
@@ -109,6 +124,12 @@ def _mended_poker(base: type[Any]) -> type[Any]:
             play = cast("Callable[[str], Any]", super().step)  # pyright: ignore[reportUnknownMemberType]
             return play(action)
 
+        def _init_round(self) -> None:
+            super()._init_round()  # pyright: ignore[reportUnknownMemberType]  # as above
+            for waiting in self.state.observations.values():
+                if len(waiting) > 1 and waiting[-1][1] == waiting[-2][1]:
+                    del waiting[-1]
+
         def _put_in(self, action: str) -> None:
             """Move the chip of a legal bet or call into the pot, before a showdown pays it out."""
             found, table = _POKER_MOVE.search(action), self.state.game_state
@@ -132,6 +153,55 @@ def _mended_2048(base: type[Any]) -> type[Any]:
     return Mended2048
 
 
+def _mended_tak(base: type[Any]) -> type[Any]:
+    class MendedTak(base):
+        def _is_valid_placement(self, allocation: Any) -> bool:
+            rule = cast("Callable[..., bool]", super()._is_valid_placement)  # pyright: ignore[reportUnknownMemberType]
+            return _is_allowed(rule, allocation)
+
+        def _is_valid_movement(self, source: Any, allocation: Any) -> bool:
+            rule = cast("Callable[..., bool]", super()._is_valid_movement)  # pyright: ignore[reportUnknownMemberType]
+            return _is_allowed(rule, source, allocation)
+
+    return MendedTak
+
+
+def _is_allowed(rule: Callable[..., bool], *move: Any) -> bool:
+    """What a rule says of a move; one whose parts are missing or are no numbers is not allowed."""
+    try:
+        return rule(*move)
+    except (IndexError, TypeError, ValueError):
+        return False
+
+
+def _mended_santorini(base: type[Any]) -> type[Any]:
+    class MendedSantorini(base):
+        def step(self, action: str) -> Any:
+            play = cast("Callable[[str], Any]", super().step)  # pyright: ignore[reportUnknownMemberType]
+            done, info = play(action)
+            state = self.state
+            out = state.current_player_id
+            left = [seat for seat in range(state.num_players) if state.is_player_alive(seat)]
+            if done or out in left:
+                return done, info
+            if len(left) == 1:
+                state.set_winners(left, reason=f"Player {out} made too many invalid moves.")
+            else:
+                state.manually_set_current_player_id(state.next_alive_player(), force=True)
+            return state.done, info
+
+    return MendedSantorini
+
+
+def _mended_two_dollar(base: type[Any]) -> type[Any]:
+    class MendedTwoDollar(base):
+        def _load_available_roles(self) -> dict[str, Any]:
+            load = cast("Callable[[], dict[str, Any]]", super()._load_available_roles)  # pyright: ignore[reportUnknownMemberType]
+            return dict(sorted(load().items()))
+
+    return MendedTwoDollar
+
+
 def _mended_chains(base: type[Any]) -> type[Any]:
     class MendedChains(base):
         def __init__(self) -> None:
@@ -145,6 +215,9 @@ MENDED_GAMES: Mapping[str, Callable[[type[Any]], type[Any]]] = {
     "Bandit": _mended_bandit,
     "Game2048": _mended_2048,
     "KuhnPoker": _mended_poker,
+    "Santorini": _mended_santorini,
+    "Tak": _mended_tak,
+    "TwoDollar": _mended_two_dollar,
     "WordChains": _mended_chains,
 }
 

@@ -1,4 +1,4 @@
-"""Ask a game that is over whether it was won."""
+"""Ask a game that is over whether it was won, and see to it that nothing else is paid as a win."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ _TURNS_OF_SET = 20  # each can find one
 
 #: What a win is in games for one player that can pay 1 for progress alone, by the folder of their class.
 _WINS: Mapping[str, Callable[[Any], bool]] = {
-    "Countdown": lambda game: game.numbers[-1] == game.target,  # the last result
+    "Countdown": lambda game: game.numbers[-1] == game.target and len(game.numbers) < len(game.orig_numbers),
     "FifteenPuzzle": lambda game: game._is_solved(),
     "Game2048": lambda game: game._max_tile() >= game.target_tile,
     "Set": lambda game: game.state.game_state["score"] >= _TURNS_OF_SET,
     "Slitherlink": lambda game: game._is_solved(),
+}
+
+#: The most that progress can be worth where something is still missing: all but the least that can be.
+_MOST_PROGRESS: Mapping[str, Callable[[Any], float]] = {
+    "Countdown": lambda _: 1 - 1 / 1000,  # a distance of one
+    "FifteenPuzzle": lambda _: 1 - 1 / 16,  # one place
+    "Slitherlink": lambda game: 1 - 1 / (game.R * game.C),  # one clue
 }
 
 
@@ -30,11 +37,24 @@ def is_won(game: Any, rewards: Mapping[int, float], seat: int, outcome: Mapping[
         return False
     if len(rewards) > 1:
         return rewards[seat] == max(rewards.values()) > min(rewards.values())
-    wins = _WINS.get(_world(game))
+    wins = _WINS.get(folder_of(game))
     return rewards[seat] >= 1.0 and (wins is None or wins(game))
 
 
-def _world(game: Any) -> str:
+def worth(game: Any, reward: float) -> float:
+    """What a single player's result is worth: less than 1 where the game would pay 1 for progress alone.
+
+    Args:
+        game: A game of TextArena's for one player.
+        reward: What the game pays, or would pay now.
+    """
+    most = _MOST_PROGRESS.get(folder_of(game))
+    if most is None or reward < 1.0 or _WINS[folder_of(game)](game):
+        return reward
+    return most(game)
+
+
+def folder_of(game: Any) -> str:
     """The folder of a game's class, also of one that is mended."""
     modules = (base.__module__ for base in type(game).__mro__)
     return next((name.split(".")[-2] for name in modules if name.startswith("textarena.envs.")), "")

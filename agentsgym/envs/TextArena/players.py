@@ -33,10 +33,10 @@ class Player(Protocol):
 
 
 class LegalPlayer:
-    """Plays a legal move: of those that the game lists, else of its examples and of usual forms, tried on copies.
+    """Plays a legal move, tried on a copy: by the rules that are known, of a list, an example, or a usual form.
 
     Args:
-        rng: Draws the moves, each candidate equally likely; None takes the first that is legal.
+        rng: Draws the moves, each candidate equally likely; None takes the first that is legal, of equal draws.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -50,7 +50,8 @@ class LegalPlayer:
         ]
         words = [f"[{word}]" for word in game.words()]
         last = [*words, *self._seen] if words else [*usual_moves()]
-        groups = [listed_moves(observation), [*self._seen], filled_moves(self._seen), last]
+        known = game.known_moves(random.Random(0) if self._rng is None else self._rng)
+        groups = [known, listed_moves(observation), [*self._seen], filled_moves(self._seen), last]
         for moves in groups:
             if self._rng is not None:
                 self._rng.shuffle(moves)

@@ -164,8 +164,12 @@ _MANY_WORDS = 1000
 
 
 def deep_copy(game: Any) -> Any:
-    """Copy a game, but not its dictionary, nor a large set that it holds; of its large lists of words not the words."""
-    memo = {id(one): one for one in _dictionaries.values()}
+    """Copy a game, but not its dictionary, nor a large set that it holds; of its large lists of words not the words.
+
+    Nor what it said, of which it keeps every message.
+    """
+    memo: dict[int, Any] = {id(one): one for one in _dictionaries.values()}
+    memo.update((id(said), [*said]) for said in _said(game))
     values = [*cast("dict[str, Any]", vars(game)).values()]
     for value in values:
         if isinstance(value, set | frozenset | list) and len(cast("set[Any]", value)) >= _MANY_WORDS:
@@ -173,6 +177,12 @@ def deep_copy(game: Any) -> Any:
             if isinstance(next(iter(items)), str):
                 memo[id(items)] = [*items] if isinstance(items, list) else items
     return copy.deepcopy(game, memo)
+
+
+def _said(game: Any) -> list[list[tuple[Any, ...]]]:
+    """The lists of a game's messages, which are tuples: all of them, and those that each player is still to see."""
+    state: Any = getattr(game, "state", None)
+    return [] if state is None else [*state.observations.values(), state.logs]
 
 
 def bind_words(module: ModuleType) -> None:
