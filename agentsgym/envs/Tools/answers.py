@@ -8,6 +8,8 @@ import string
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+from agentsgym.envs.thoughts import without_thoughts
+
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 _BEFORE = "\"'`([{<*_~\\" + string.whitespace  # what may open an answer and says nothing
 _BEHIND = "\"'`)]}>*_~\\.,;:!?" + string.whitespace  # no sign of a number, unit or name: 5%, C#, .5
@@ -20,7 +22,7 @@ def said(text: str) -> str:
     >>> said("<think>3 + 4</think> 7 ")
     '7'
     """
-    return text.rpartition("</think>")[2].strip()
+    return without_thoughts(text).strip()
 
 
 def normalized(text: str) -> str:
