@@ -86,6 +86,8 @@ class TurnRequest:
         max_new_tokens: The budget of this turn in tokens; None for no limit.
         tools: JSON schemas of the environment's tools, for agents that write the prompt themselves (``token_ids`` show
             them already); empty if it has none.
+        seed: Of this conversation's draws, where whoever asks decides them: an environment, of the players in its
+            games. None leaves them to the agent.
     """
 
     session_id: str
@@ -94,6 +96,7 @@ class TurnRequest:
     agent_state: Any = None
     max_new_tokens: int | None = None
     tools: Sequence[Mapping[str, Any]] = ()
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
