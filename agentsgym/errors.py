@@ -57,10 +57,11 @@ class TemplateError(AgentsGymError):
 
 
 class MissingDependencyError(AgentsGymError, ImportError):
-    """An optional package is missing; the message says how to install it."""
+    """An optional package is missing; the message says how to install it: with an extra, or by a command of its own."""
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package!r} is not installed; it comes with: pip install 'agentsgym[{extra}]'")
+    def __init__(self, package: str, extra: str = "", *, command: str = "") -> None:
+        how = command or f"pip install 'agentsgym[{extra}]'"
+        super().__init__(f"{package!r} is not installed; it comes with: {how}")
 
 
 class CheckpointError(AgentsGymError, OSError):

@@ -98,6 +98,8 @@ class TurnRequest:
         max_new_tokens: The budget of this turn in tokens; None for no limit.
         tools: JSON schemas of the environment's tools, for agents that write the prompt themselves (``token_ids`` show
             them already); empty if it has none.
+        seed: Of this conversation's draws, where whoever asks decides them: an environment, of the players in its
+            games. None leaves them to the agent.
     """
 
     session_id: str
@@ -106,6 +108,7 @@ class TurnRequest:
     agent_state: Any = None
     max_new_tokens: int | None = None
     tools: Sequence[Mapping[str, Any]] = ()
+    seed: int | None = None
 
     def __repr__(self) -> str:
         return _brief(self)

@@ -35,6 +35,7 @@ def test_a_missing_package_says_how_to_install_it() -> None:
     error = MissingDependencyError("textarena", "textarena")
     assert isinstance(error, ImportError)
     assert str(error) == "'textarena' is not installed; it comes with: pip install 'agentsgym[textarena]'"
+    assert str(MissingDependencyError("Box2D", command="pip install box")).endswith("it comes with: pip install box")
 
 
 def test_the_nearest_word_is_named_or_all_of_them() -> None:

@@ -66,7 +66,8 @@ class RandomAgent(Agent):
     Every session has a private stream of draws, seeded by the agent's seed and the session's number in the order in
     which sessions come for their first answer. Environments start sessions in task order, so two agents with equal
     seeds play equal episodes however the turns of different sessions are interleaved; the rollouts of one task still
-    differ. The numbering goes on from one ``rollout`` to the next: make a new agent to get the same draws again.
+    differ. The numbering goes on from one ``rollout`` to the next: make a new agent to get the same draws again. A
+    request that brings a seed decides the draws of its conversation, with the agent's seed, and takes no number.
     """
 
     def __init__(self, choices: Sequence[str], *, seed: int = 0) -> None:
@@ -89,11 +90,19 @@ class RandomAgent(Agent):
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
         """Answer each session with a draw from its own stream."""
-        return [Action(text=self._stream(request.session_id).choice(self._choices)) for request in requests]
+        return [self._answer_from(request) for request in requests]
 
     def finish(self) -> None:
         """Forget the streams of the sessions that have ended."""
         self._streams.clear()
+
+    def _answer_from(self, request: TurnRequest) -> Action:
+        if request.seed is None:
+            return Action(text=self._stream(request.session_id).choice(self._choices))
+        stream: random.Random | None = request.agent_state
+        if stream is None:
+            stream = random.Random(derive_seed("random agent", self._seed, "conversation", request.seed))
+        return Action(text=stream.choice(self._choices), agent_state=stream)
 
     def _stream(self, session_id: str) -> random.Random:
         stream = self._streams.get(session_id)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -119,11 +120,11 @@ class Curriculum:
         """Find a row's level.
 
         Raises:
-            ConfigError: It has none, or one that is no text, number or bool.
+            ConfigError: It has none, or one that is no text, finite number or bool.
         """
         level = self._level(row) if callable(self._level) else self._named(row, name, self._level)
-        if not isinstance(level, str | int | float):
-            raise ConfigError(f"{name} has the level {shown(level)}: a level must be a text, a number or a bool")
+        if not isinstance(level, str | int | float) or (isinstance(level, float) and not math.isfinite(level)):
+            raise ConfigError(f"{name} has the level {shown(level)}: a level must be a text, a finite number or a bool")
         return level
 
     def draw(self, *seed_parts: str | int) -> int:

@@ -105,6 +105,23 @@ def test_every_choice_is_equally_likely() -> None:
     assert all(abs(count - 1000) < 4 * 750**0.5 for count in counts.values())
 
 
+def test_a_seed_that_comes_with_a_request_decides_the_draws_of_its_conversation() -> None:
+    def said(agent: RandomAgent, seed: int | None, session_id: str) -> list[str]:
+        texts, agent_state = list[str](), None
+        for _ in range(20):
+            request = TurnRequest(session_id=session_id, messages=(), token_ids=(), agent_state=agent_state, seed=seed)
+            [action] = agent.act([request])
+            texts, agent_state = [*texts, action.text], action.agent_state
+        return texts
+
+    agent = RandomAgent(["a", "b", "c"], seed=1)
+    first = said(agent, 7, "x")
+    assert said(agent, 7, "y") == first
+    assert said(agent, 8, "z") != first
+    assert said(RandomAgent(["a", "b", "c"], seed=2), 7, "x") != first
+    assert said(agent, None, "s") == said(RandomAgent(["a", "b", "c"], seed=1), None, "s")  # and takes no number
+
+
 def test_the_global_generator_is_left_alone() -> None:
     state = random.getstate()
     play(RandomAgent(["a", "b"]), 2, 3, None)

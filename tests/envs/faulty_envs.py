@@ -46,6 +46,12 @@ class SeedsNumpysGenerator(Sound):
         return super()._step_episode(session_id, state, action)
 
 
+class DrawsWhatNobodySees(Sound):
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+        start = super()._initialize_episode(session_id, task_data)
+        return {**start, "table": {"hidden": [random.Random().random()]}, "session": f"game {session_id}"}
+
+
 class IsNeverTheSame(Sound):
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         start = super()._initialize_episode(session_id, task_data)

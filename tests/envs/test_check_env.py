@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import signal
-from typing import Any
+from typing import Any, ClassVar
 
 import faulty_envs as envs
 import numpy as np
@@ -72,6 +72,7 @@ def test_an_error_is_found_and_its_hook_named(env_class: Any, check: str, hook: 
     ("env_class", "check", "says"),
     [
         (envs.WritesIntoTheStateAsItReads, "state-isolation", "_format_prompt changes the state"),
+        (envs.DrawsWhatNobodySees, "deterministic", "did not show: state['table']['hidden'][0] was 0."),
         (envs.ComesAliveAgain, "done-sticks", "must stay over"),
         (envs.SaysItAllAgain, "prompt-purity", "repeats the whole first prompt"),
         (envs.BeginsEveryPromptWithItsRules, "prompt-purity", "repeats rules that every prompt gives, 'You guess my"),
@@ -100,6 +101,28 @@ def test_tasks_that_a_row_cannot_hold_are_found(task: dict[str, Any], says: str)
     [finding] = found(envs.Sound, [task]).findings
     assert finding.check == "json-tasks"
     assert says in finding.text
+
+
+def test_every_fault_of_the_tasks_is_found_once() -> None:
+    tasks: list[dict[str, Any]] = [{"a": {1}, "b": (1,)}, {"c": float("inf")}, {"a": float("nan")}, {"d": {1: 2}}]
+    findings = found(envs.Sound, [*tasks, {"a": {2}}]).findings
+    assert {finding.check for finding in findings} == {"json-tasks"}
+    told = [finding.text.partition("]")[0] for finding in findings]
+    assert told == ["task 0['a'", "task 0['b'", "task 1['c'", "task 2['a'", "task 3['d'"]
+
+
+def test_tools_without_a_description_are_all_named() -> None:
+    class Silent(envs.HasATool):
+        TOOLS: ClassVar[list[Any]] = [
+            {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+            for name in ("one", "two")
+        ]
+
+        def _step_action(self, session_id: str, state: dict[str, Any], action: Any) -> Any:
+            return state, 0.0, True, {}
+
+    named = [finding.text for finding in found(Silent).findings if finding.check == "tools"]
+    assert [text.partition(" has no description")[0] for text in named] == ["the tool 'one'", "the tool 'two'"]
 
 
 def test_a_refused_task_is_found_and_the_others_are_played() -> None:
@@ -139,6 +162,19 @@ def test_a_tool_that_is_never_the_same_is_named_and_not_the_library() -> None:
     assert "the tool 'tick' gave '0' and then" in finding.text
     assert finding.place == f"{tick.__code__.co_filename}:{tick.__code__.co_firstlineno}"
     assert "hooks change" not in finding.text
+
+
+@pytest.mark.parametrize("limit_s", [None, 5.0])
+def test_a_tool_that_draws_from_the_global_generator_is_named_with_its_line(limit_s: float | None) -> None:
+    def roll() -> int:
+        """Roll a die."""
+        return random.randint(1, 6)
+
+    tasks = [{"question": "What?", "seed": seed} for seed in range(4)]
+    [finding] = found(ToolEnv(tools=roll, env_config={"tool_timeout_s": limit_s}), tasks).errors
+    assert finding.check == "global-random"
+    assert finding.text.startswith("the tool 'roll' uses the global generator of random")
+    assert finding.place == f"{roll.__code__.co_filename}:{roll.__code__.co_firstlineno}"
 
 
 def test_a_hook_that_hangs_is_named_once_the_limit_is_over() -> None:

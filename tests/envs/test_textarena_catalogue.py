@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib.util
+import inspect
 import os
+import re
 import sys
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import textarena
 
 from agentsgym import ScriptedAgent
 from agentsgym.envs.TextArena import TextArenaEnv, catalogue
-from agentsgym.envs.TextArena.make_catalogue import base_ids, entry_of, measure, transcripts
+from agentsgym.envs.TextArena.make_catalogue import base_ids, entry_of, measure, transcripts, world_of
+from agentsgym.envs.TextArena.mends import MENDED_STATES, _mended
 
 SAMPLE = (
     "2048-v0", "Bandit-v0", "Countdown-v0", "Debate-v0", "FrozenLake-v0", "GuessTheNumber-v0", "Klondike-v0",
@@ -63,6 +72,45 @@ def test_games_are_alike_in_processes_that_hash_otherwise() -> None:
     games = [game for game in games if not catalogue()[game].min_python > PYTHON]
     one, other = transcripts(games, 1), transcripts(games, 2)
     assert [game for game in games if one[game] != other[game]] == []
+
+
+def calls_of_state(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """The calls ``self.state.name(…)`` in a game's source, but for those that hand on arguments unseen."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value
+            is_seen = not any(isinstance(one, ast.Starred) for one in node.args) and all(k.arg for k in node.keywords)
+            if isinstance(owner, ast.Attribute) and owner.attr == "state" and is_seen:
+                yield node.func.attr, node
+
+
+def fits(state: type[Any], name: str, call: ast.Call) -> bool:
+    method = getattr(state, name, None)
+    try:
+        names = {str(keyword.arg): None for keyword in call.keywords}
+        inspect.signature(method).bind(None, *call.args, **names)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
+def readable_worlds() -> dict[str, str]:
+    """The source of each game that runs on this Python, by its folder."""
+    worlds = {world_of(game) for game, entry in catalogue().items() if not (entry.min_python > PYTHON)}
+    worlds -= {world_of(game) for game, entry in catalogue().items() if entry.status == "broken"}
+    sources = {world: importlib.util.find_spec(f"textarena.envs.{world}.env") for world in sorted(worlds)}
+    return {world: Path(str(spec.origin)).read_text("utf-8") for world, spec in sources.items() if spec is not None}
+
+
+def test_games_call_their_state_as_it_wants_to_be_called() -> None:
+    wrong = []
+    for world, source in readable_worlds().items():
+        names = set(re.findall(r"\b(\w+PlayerState)\(", source))
+        states = [_mended(name) if world in MENDED_STATES else getattr(textarena, name) for name in sorted(names)]
+        for name, call in calls_of_state(ast.parse(source)):
+            if states and not any(fits(state, name, call) for state in states):
+                wrong.append(f"{world}, line {call.lineno}: {name}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_open_games_are_not_called_hidden() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+import random
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -124,6 +126,54 @@ def test_agents_by_name_are_in_rows(registered: None) -> None:
     assert "[Player 1] [0]" in play(env, ["[4]", "[1]", "[7]"]).messages[2]["content"]
     with pytest.raises(ConfigError, match="a name of its own"):
         register_player("random", lambda: None)
+
+
+class Drawing(Agent):
+    """Draws from one stream of its own, whoever asks."""
+
+    made: ClassVar[list[int]] = []
+
+    def __init__(self, seed: int = 0) -> None:
+        self.stream = random.Random(seed)
+        self.made.append(seed)
+        self.num_finished = 0
+
+    def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
+        return f"[{self.stream.randrange(9)}]", None
+
+
+def test_a_factory_that_takes_a_seed_makes_an_agent_for_each_episode(registered: None) -> None:
+    Drawing.made = []
+    register_player("drawing", Drawing)
+    config = {"game": "TicTacToe-v0", "seat": 1, "opponent": "drawing", "errors_in_a_row": 50}
+    tasks = [{"seed": seed} for seed in range(4)]
+    moves = ScriptedAgent([f"[{cell}]" for cell in (4, 0, 8, 2, 6, 1, 3, 5, 7)], repeat_last=True)
+    together = TextArenaEnv(env_config=config).rollout(tasks, moves, 2)
+    apart = TextArenaEnv(env_config=config).rollout(tasks, moves, 2, max_concurrent=1)
+    copied = pickle.loads(pickle.dumps(TextArenaEnv(env_config=config))).rollout(tasks, moves, 2)
+    assert [one.messages for one in together] == [one.messages for one in apart] == [one.messages for one in copied]
+    assert [one.messages for one in together[::2]] == [one.messages for one in together[1::2]]
+    assert len(Drawing.made) == 24
+    assert len(set(Drawing.made)) == 4
+
+
+def test_a_policy_samples_by_the_seed_of_a_request() -> None:
+    model, tokenizer = tiny_policy([f"[{cell}]" for cell in range(9)], hidden_size=16, num_layers=1, num_heads=1)
+    prompt = tokenizer("[0] [1]", add_special_tokens=False)["input_ids"]
+
+    def said(agent: PolicyAgent, *seeds: int | None) -> list[list[int]]:
+        requests = [
+            TurnRequest(session_id=f"{k} of {id(seeds)}", messages=(), token_ids=prompt, seed=seed, max_new_tokens=12)
+            for k, seed in enumerate(seeds)
+        ]
+        return [list(action.token_ids or ()) for action in agent.act(requests)]
+
+    frozen = PolicyAgent(model, tokenizer, seed=1)
+    one, other = said(frozen, 7, 8)
+    assert one != other
+    assert said(frozen, 8, 7, 7) == [other, one, one]
+    assert said(PolicyAgent(model, tokenizer, seed=2), 7) != [one]
+    assert said(frozen, None) == said(PolicyAgent(model, tokenizer, seed=1), None)  # a seed takes no number
 
 
 class Raising(Agent):

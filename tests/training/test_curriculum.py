@@ -137,8 +137,10 @@ def test_impossible_settings_are_named(settings: dict[str, Any], says: str) -> N
 def test_rows_without_a_level_and_streams_are_refused() -> None:
     with pytest.raises(ConfigError, match="row 0 has no level 'levle'; did you mean 'level'"):
         Curriculum("levle").bind(rows_of([1]))
-    with pytest.raises(ConfigError, match="a level must be a text, a number or a bool"):
+    with pytest.raises(ConfigError, match="a level must be a text, a finite number or a bool"):
         Curriculum(lambda row: [row]).bind(rows_of([1]))
+    with pytest.raises(ConfigError, match="row 0 has the level nan: a level must be a text, a finite number or a bool"):
+        Curriculum(lambda row: float("nan")).bind(rows_of([1]))
     with pytest.raises(ConfigError, match="a stream of rows does not allow"):
         Curriculum("level").bind(IterableDataset.from_generator(lambda: iter(rows_of([1]))))
 

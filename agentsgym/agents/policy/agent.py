@@ -56,8 +56,9 @@ class PolicyAgent(Agent):
     with a warning; a model that cannot be sampled exactly raises ``ConfigError`` at the first turn.
 
     Each conversation draws from a generator of its own, so that what it says depends neither on which others are live
-    nor on their order in a batch, rounding aside. The log-probabilities are those of the sampling distribution at
-    ``temperature``, before ``top_k``, ``top_p``, ``min_p`` or the repetition penalty cut anything.
+    nor on their order in a batch, rounding aside; the seed of a request, where it brings one, decides them with the
+    agent's. The log-probabilities are those of the sampling distribution at ``temperature``, before ``top_k``,
+    ``top_p``, ``min_p`` or the repetition penalty cut anything.
 
     Rows of the embedding beyond the tokenizer's ids (Qwen3 has 267 of them) are never sampled, and the
     log-probabilities are those of the distribution without them. A softmax over all rows, as the loss computes it,
@@ -163,12 +164,14 @@ class PolicyAgent(Agent):
     def _state(self, request: TurnRequest) -> _SamplingState:
         state = request.agent_state
         if not isinstance(state, _SamplingState) or state.prefix not in self._prefixes:
-            state = _SamplingState(self._new_rng(request.session_id))
+            state = _SamplingState(self._new_rng(request.session_id, request.seed))
         self._prefixes.add(state.prefix)
         state.begin(self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens)
         return state
 
-    def _new_rng(self, session_id: str) -> random.Random:
+    def _new_rng(self, session_id: str, seed: int | None) -> random.Random:
+        if seed is not None:
+            return random.Random(derive_seed("policy", *self._seed_parts, "conversation", seed))
         number, count = self._started.get(session_id, (self._next_number, 0))
         self._next_number = max(self._next_number, number + 1)
         self._started[session_id] = number, count + 1

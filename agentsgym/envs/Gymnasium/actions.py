@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from agentsgym.envs.thoughts import without_thoughts
 from agentsgym.errors import ConfigError, EnvError
 from agentsgym.fields import is_int
 from agentsgym.texts import shown
@@ -51,12 +52,12 @@ class ActionTable:
     def read(self, text: str) -> int | None:
         """Give the number of the one action that the text names; None where it names none, or several.
 
-        Thoughts that end with ``</think>`` do not count. A name in brackets, the last one, goes before all others;
-        capitals make no difference.
+        Thoughts, up to ``</think>`` or without an end, do not count. A name in brackets, the last one, goes before all
+        others; capitals make no difference.
         """
         if self.parser is not None:
             return self._parsed(self.parser, text)
-        said = _fold(text.rpartition("</think>")[2])
+        said = _fold(without_thoughts(text))
         in_brackets = [one for one in re.findall(r"\[([^\[\]]*)\]", said) if _fold(one) in self._folded]
         if in_brackets:
             return self._folded[_fold(in_brackets[-1])]
@@ -84,7 +85,7 @@ def is_actions(value: Any) -> bool:
         return True
     if isinstance(value, Mapping):
         table = cast("Mapping[Any, Any]", value)
-        return bool(table) and all(map(_is_name, table)) and all(map(is_int(0), table.values()))
+        return bool(table) and all(map(_is_name, table)) and all(map(_is_number, table.values()))
     if not isinstance(value, list | tuple):
         return False
     names = cast("list[Any]", value)
@@ -129,6 +130,10 @@ def _bounds(space: Any) -> tuple[int, int]:
         )
     discrete: Any = cast("Any", space)
     return int(discrete.start), int(discrete.n)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_name(value: Any) -> bool:

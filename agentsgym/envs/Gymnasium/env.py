@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.Gymnasium.actions import ActionTable, action_table, is_actions
 from agentsgym.envs.Gymnasium.exact import legal_outcomes
 from agentsgym.envs.Gymnasium.making import is_bare, make_game, max_turns_of, render_modes, spec_of
@@ -103,7 +104,7 @@ class GymnasiumEnv(MultistepEnv):
         Raises:
             ConfigError: As for every environment; or the game cannot be made, has no discrete actions, or cannot be
                 shown as text.
-            MissingDependencyError: The package ``gymnasium`` is not installed.
+            MissingDependencyError: The package ``gymnasium``, or one that the game needs, is not installed.
         """
         super().__init__(tokenizer, env_config)
         config = self.env_config
@@ -334,7 +335,7 @@ class GymnasiumEnv(MultistepEnv):
         Raises:
             ConfigError: The configuration or an option is not valid.
         """
-        return task_dataset(cls, env_config, "train", options)
+        return task_dataset(cls, cls._checked(env_config), "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
@@ -342,4 +343,11 @@ class GymnasiumEnv(MultistepEnv):
 
         Arguments and errors are those of :meth:`get_train_dataset`.
         """
-        return task_dataset(cls, env_config, "eval", options)
+        return task_dataset(cls, cls._checked(env_config), "eval", options)
+
+    @classmethod
+    def _checked(cls, env_config: dict[str, Any] | None) -> dict[str, Any] | None:
+        config = validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
+        if isinstance(config["id"], str):
+            spec_of(config["id"])
+        return env_config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +44,12 @@ def spec_of(game_id: str) -> Any:
 
 
 def render_modes(spec: Any) -> tuple[str, ...]:
-    """Give the modes that a registered environment can be rendered in."""
+    """Give the modes that a registered environment can be rendered in.
+
+    Raises:
+        ConfigError: Its class cannot be imported.
+        MissingDependencyError: It needs a package that is not installed.
+    """
     from gymnasium.envs.registration import load_env_creator  # noqa: PLC0415  # an extra
 
     creator: Any = spec.entry_point
@@ -52,6 +58,8 @@ def render_modes(spec: Any) -> tuple[str, ...]:
             creator = load_env_creator(creator)
         except ImportError as error:
             raise ConfigError(f"env_config['id'] = {spec.id!r} cannot be imported: {sentence_of(error)}") from error
+        except load_gymnasium().error.DependencyNotInstalled as error:
+            raise _missing(error) from error
     metadata: Any = getattr(creator, "metadata", None)
     return tuple(metadata.get("render_modes") or ()) if isinstance(metadata, Mapping) else ()  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
@@ -65,12 +73,16 @@ def make_game(game_id: Any, kwargs: Mapping[str, Any]) -> Any:
 
     Raises:
         ConfigError: It cannot be made.
+        MissingDependencyError: It needs a package that is not installed.
     """
+    gymnasium: Any = load_gymnasium()
     name = game_id if isinstance(game_id, str) else getattr(game_id, "__name__", "the callable")
     try:
         # What Gymnasium's checker would warn of is checked where it is read.
         is_named = isinstance(game_id, str)
-        game = load_gymnasium().make(game_id, disable_env_checker=True, **kwargs) if is_named else game_id(**kwargs)
+        game = gymnasium.make(game_id, disable_env_checker=True, **kwargs) if is_named else game_id(**kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise _missing(error) from error
     except Exception as error:  # foreign code: an argument that it does not know, a package that is missing
         raise ConfigError(
             f"env_config['id'] = {shown(name)} cannot be made with {shown(dict(kwargs))}: {sentence_of(error)}"
@@ -78,6 +90,14 @@ def make_game(game_id: Any, kwargs: Mapping[str, Any]) -> Any:
     if not all(hasattr(game, one) for one in ("reset", "step", "action_space", "unwrapped")):
         raise ConfigError(f"env_config['id'] must make a gymnasium.Env, got {shown(game)}")
     return game
+
+
+def _missing(error: Exception) -> MissingDependencyError:
+    """Say what a game needs, with the commands that Gymnasium names."""
+    said = sentence_of(error)
+    package = getattr(error.__cause__, "name", None) or said.partition(" ")[0]
+    commands = re.findall(r"`(pip install [^`]+)`", said)
+    return MissingDependencyError(str(package), command=" && ".join(commands) or said)
 
 
 def max_turns_of(game: Any) -> int | None:

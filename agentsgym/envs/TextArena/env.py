@@ -19,11 +19,13 @@ from agentsgym.envs.TextArena.players import (
     AgentPlayer,
     LegalPlayer,
     Player,
+    SeededAgent,
     by_seat,
     is_player_name,
     named_agent,
 )
 from agentsgym.envs.TextArena.tasks import DatasetOptions, task_dataset
+from agentsgym.envs.thoughts import without_thoughts
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_str, or_none
 from agentsgym.seeding import derive_seed
@@ -177,6 +179,8 @@ class TextArenaEnv(MultistepEnv):
         drawn = rng.randrange(self.num_players)
         for _ in range(_MOST_STARTS):  # a player that forfeits can end a game before the agent's first turn
             state = self._start(session_id, rng, drawn if given is None else given)
+            if state["is_stalled"]:
+                raise EnvError(f"the other players of {self.game} made {MAX_OPPONENT_MOVES} moves before the agent's")
             if not state["game"].done:
                 return state
         raise EnvError(
@@ -187,7 +191,8 @@ class TextArenaEnv(MultistepEnv):
     def _start(self, session_id: str, rng: random.Random, seat: int) -> dict[str, Any]:
         context = GameContext(random.Random(rng.getrandbits(63)), word_list=self.env_config["word_list"])
         if self._gamemaster is not None:
-            voice = AgentPlayer(self._gamemaster, f"{session_id}/gamemaster", self.chat_format, remembers=False)
+            stream = _stream("gamemaster", rng)
+            voice = AgentPlayer(self._gamemaster, f"{session_id}/gamemaster", stream, self.chat_format, remembers=False)
             context.gamemaster = voice.answer
         moves_a_turn = 1 if self.plays_itself else self.num_players
         most = self.env_config["opening_moves"]
@@ -199,10 +204,11 @@ class TextArenaEnv(MultistepEnv):
             seed=game_seed(rng),
             max_moves=self.env_config["max_steps_per_episode"] * moves_a_turn + num_opening,
         )
-        _play_opening(game, rng, num_opening)
+        _play_opening(game, rng, num_opening, self.env_config["errors_in_a_row"])
         players = {} if self.plays_itself else self._players(session_id, rng, seat)
         counts = {"num_invalid": 0, "num_turns": 0}
-        state: dict[str, Any] = {"done": False, "game": game, "seat": seat, "players": players, "views": {}, **counts}
+        state: dict[str, Any] = {"done": False, "is_stalled": False, "game": game, "seat": seat, **counts}
+        state.update(players=players, views={})
         self._to_agents_turn(state)
         return state
 
@@ -215,7 +221,7 @@ class TextArenaEnv(MultistepEnv):
         game: PlayedGame = state["game"]
         seat = game.player
         config = self.env_config
-        text = action[:MAX_ACTION_CHARACTERS]
+        text = without_thoughts(action).strip()[:MAX_ACTION_CHARACTERS]
         if config["add_brackets"] and "[" not in text and "]" not in text:
             text = f"[{text}]"
         left = config["error_allowance"] - state["num_invalid"]  # of the episode; the game counts those in a row
@@ -228,7 +234,7 @@ class TextArenaEnv(MultistepEnv):
         reward, info = self._result(state, seat)
         if outcome.invalid:
             info["invalid"] = True
-        return state, reward, game.done, info
+        return state, reward, game.done or state["is_stalled"], info
 
     def _to_agents_turn(self, state: dict[str, Any]) -> None:
         game: PlayedGame = state["game"]
@@ -240,8 +246,8 @@ class TextArenaEnv(MultistepEnv):
                 state["observation"] = self._observation(state)
                 return
             said = players[game.player].answer(game.observe(), game)
-            game.move(said)
-        raise EnvError(f"the other players of {self.game} made {MAX_OPPONENT_MOVES} moves in a row")
+            game.move(said, self.env_config["errors_in_a_row"])
+        state["is_stalled"] = True
 
     def _observation(self, state: dict[str, Any]) -> str | list[Message]:
         """What the agent is shown; a player whose conversation is its own is shown the whole of it."""
@@ -260,6 +266,8 @@ class TextArenaEnv(MultistepEnv):
         if not game.done:
             is_last = state["num_turns"] >= self.env_config["max_steps_per_episode"]
             info: dict[str, Any] = {"success": False}
+            if state["is_stalled"]:
+                info["truncated"] = True
             if self.plays_itself:
                 info = {"rewards": dict.fromkeys(range(self.num_players), 0.0)}
             return game.progress() if is_last else 0.0, info
@@ -277,6 +285,9 @@ class TextArenaEnv(MultistepEnv):
         return None if self.num_players == 1 else state["game"].player
 
     def _close_episode(self, session_id: str, state: dict[str, Any]) -> None:
+        for player in state["players"].values():
+            if isinstance(player, AgentPlayer):
+                player.finish()
         if len(self.active_states) <= 1:  # the last one that is live
             for agent in {id(one): one for one in (*self._opponents.values(), self._gamemaster)}.values():
                 if isinstance(agent, Agent):
@@ -291,10 +302,10 @@ class TextArenaEnv(MultistepEnv):
             if other != seat
         }
 
-    def _player(self, session_id: str, one: Agent | str | None, rng: random.Random) -> Player:
-        if isinstance(one, Agent):
-            return AgentPlayer(one, session_id, self.chat_format)
-        stream = random.Random(derive_seed("textarena player", rng.getrandbits(63)))
+    def _player(self, session_id: str, one: Agent | SeededAgent | str | None, rng: random.Random) -> Player:
+        stream = _stream("player", rng)
+        if isinstance(one, Agent | SeededAgent):
+            return AgentPlayer(one, session_id, stream, self.chat_format)
         return LegalPlayer(None if one == "first" else stream)
 
     # Datasets and vocabularies
@@ -325,7 +336,11 @@ class TextArenaEnv(MultistepEnv):
         return env_config
 
 
-def _play_opening(game: PlayedGame, rng: random.Random, num_moves: int) -> None:
+def _stream(what: str, rng: random.Random) -> random.Random:
+    return random.Random(derive_seed(f"textarena {what}", rng.getrandbits(63)))
+
+
+def _play_opening(game: PlayedGame, rng: random.Random, num_moves: int, error_allowance: int) -> None:
     """Play the first moves of all seats at random; what was said is told by the game, since no conversation has it."""
     if num_moves == 0:
         return
@@ -334,7 +349,7 @@ def _play_opening(game: PlayedGame, rng: random.Random, num_moves: int) -> None:
         if game.done:
             return
         said = player.answer(copy.deepcopy(game).observe(), game)  # a copy's, so that nothing counts as seen
-        game.move(said)
+        game.move(said, error_allowance)
     game.tell_what_was_said()
 
 
@@ -358,9 +373,9 @@ def _num_players(game: str, entry: GameEntry | None, given: int | None) -> int:
     return given
 
 
-def _opponents(given: Any, num_players: int) -> dict[int | None, Agent | str]:
+def _opponents(given: Any, num_players: int) -> dict[int | None, Agent | SeededAgent | str]:
     """Read who plays: agents, and the names of players that need none."""
-    found: dict[int | None, Agent | str] = {}
+    found: dict[int | None, Agent | SeededAgent | str] = {}
     for seat, one in by_seat(given).items():
         if seat is not None and seat >= num_players:
             raise ConfigError(f"an opponent's seat must be below {num_players}, got {seat}")
@@ -373,7 +388,7 @@ def _opponents(given: Any, num_players: int) -> dict[int | None, Agent | str]:
     return found
 
 
-def _gamemaster(given: Any) -> Agent | None:
+def _gamemaster(given: Any) -> Agent | SeededAgent | None:
     if given is None:
         return None
     return named_agent(given, "env_config['gamemaster']") if isinstance(given, str) else as_agent(given)

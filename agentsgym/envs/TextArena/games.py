@@ -9,7 +9,8 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -213,7 +214,6 @@ class PlayedGame:
     ) -> None:
         self._game = game
         self._context = context
-        self._eliminated = frozenset[int]()  # for an invalid move
         self.num_players = num_players
         own = getattr(game, "max_turns", None)
         if max_moves is not None and isinstance(own, int) and own > max_moves:
@@ -270,18 +270,26 @@ class PlayedGame:
 
         Args:
             action: What the player says.
-            error_allowance: How many invalid moves in a row the game forgives; None for its own rule.
+            error_allowance: How many invalid moves in a row the game forgives this time; None for its own rule.
         """
-        state, seat = self.state, self.player
-        if error_allowance is not None and hasattr(state, "error_allowance"):
-            state.error_allowance = error_allowance
-        errors = self.num_errors
-        with self._context:
+        seat = self.player
+        with self._context, _allowing(self.state, error_allowance), _complaints(self.state) as complaints:
             done, _ = self._game.step(action=action)
-        is_last = bool(self.info_of(seat).get("invalid_move")) and seat not in self._eliminated
-        if is_last:
-            self._eliminated |= {seat}
-        return Outcome(bool(done) or self.done, is_last or self.num_errors > errors)
+        if getattr(self.state, "elimination_order", ()):
+            self._end_if_stuck(seat)
+        return Outcome(bool(done) or self.done, bool(complaints))
+
+    def _end_if_stuck(self, mover: int) -> None:
+        """End a game that eliminates a player for an invalid move and asks that player again, or leaves one player.
+
+        Some games for several players ask the same player for ever. Who was eliminated loses, all others win.
+        """
+        state = self.state
+        eliminated: Sequence[int] = state.elimination_order
+        others = [seat for seat in range(self.num_players) if seat not in eliminated]
+        out = [seat for seat in (self.player, mover) if seat in eliminated and self.info_of(seat).get("invalid_move")]
+        if not self.done and out and (out[0] == self.player or len(others) <= 1):
+            state.set_winners(others, reason=f"Player {out[0]} made too many invalid moves.")
 
     @property
     def num_errors(self) -> int:
@@ -348,6 +356,40 @@ class PlayedGame:
         twin._game = deep_copy(self._game)  # its own
         twin._context = copy.deepcopy(self._context, memo)
         return twin
+
+
+@contextmanager
+def _allowing(state: Any, error_allowance: int | None) -> Generator[None]:
+    """Let a game forgive so many invalid moves in a row inside; None for its own rule."""
+    own = getattr(state, "error_allowance", None)
+    if error_allowance is None or own is None:
+        yield
+        return
+    state.error_allowance = error_allowance
+    try:
+        yield
+    finally:
+        state.error_allowance = own
+
+
+@contextmanager
+def _complaints(state: Any) -> Generator[list[Any]]:
+    """Note inside each invalid move that a game finds; what it counts of them starts anew at the last one."""
+    noted: list[Any] = []
+    complain: Callable[..., Any] | None = getattr(state, "set_invalid_move", None)
+    if complain is None:
+        yield noted
+        return
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        noted.append(args or kwargs)
+        return complain(*args, **kwargs)
+
+    state.set_invalid_move = noting
+    try:
+        yield noted
+    finally:
+        del state.set_invalid_move
 
 
 def game_seed(rng: random.Random) -> int:

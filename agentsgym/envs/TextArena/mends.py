@@ -6,6 +6,9 @@
 - DontSayIt compares its turns with a limit that is None without one; ScenarioPlanning misspells an argument of a draw.
 - Bandit compares the chosen name with the table of all buttons, so that it never finds the best one and pays each
   choice its regret: the worst button earns most. Here the best pays 1, and any other minus its regret.
+- Briscola and Golf call a method that their state has not at the end of a game of three or four. The player whom the
+  game names as its winner, by points, is paid here, whoever moved last. Briscola's forty cards also leave one over
+  for three players, who are asked for cards that they have not: without one of the twos, as usual, all is dealt.
 - KuhnPoker never adds a bet or a call to the pot, so that every round is worth one chip.
 - 2048 lets a long game's score make up for the tile that is missing, so that a lost game is paid as a won one. Here
   each half of its partial credit is at most a half.
@@ -32,6 +35,7 @@ from agentsgym.envs.TextArena.isolation import Standin, current_context, textare
 
 _POKER_MOVE = re.compile(r"\[(check|bet|fold|call)\]", re.IGNORECASE)  # the first one counts
 MENDED_STATES = (
+    "Briscola", "Golf",
     "Countdown", "Cryptarithm", "Slitherlink", "CharacterConclave", "DontSayIt", "FifteenPuzzle", "ScenarioPlanning",
     "Tak",
 )  # fmt: skip
@@ -39,13 +43,18 @@ GAMEMASTER_GAMES = ("GuessWho", "TwentyQuestions")
 JURY_GAMES = ("Debate", "ScenarioPlanning")
 
 
-class _LoneWinner:
-    """What FifteenPuzzle asks of the state of its only player, which has no such method."""
+class _Lacking:
+    """What FifteenPuzzle asks of its only player's state, and Briscola and Golf of that of three or four."""
 
-    set_outcome: Callable[..., None]
+    game_state: dict[str, Any]
 
     def set_winners(self, player_ids: list[int], reason: str) -> None:
         self.set_outcome(reward=1, reason=reason)
+
+    def set_outcome(self, reward: float, reason: str) -> None:
+        table = self.game_state
+        points = table.get("points_won") or {seat: -player["score"] for seat, player in table["players"].items()}
+        self.set_winners([max(points, key=lambda seat: points[seat])], reason)  # the first of equals, as they say
 
 
 @functools.cache
@@ -55,7 +64,7 @@ def _mended(name: str) -> type[Any]:
     base: type[Any] = getattr(package, name)
     kinds = package.ObservationType
 
-    class MendedState(base, _LoneWinner):
+    class MendedState(base, _Lacking):
         def add_observation(
             self, message: Any, observation_type: Any = None, from_id: Any = package.GAME_ID, to_id: int = -1
         ) -> None:
@@ -115,6 +124,21 @@ def _mended_bandit(base: type[Any]) -> type[Any]:
             return -regret(button)
 
     return MendedBandit
+
+
+def _mended_briscola(base: type[Any]) -> type[Any]:
+    class MendedBriscola(base):
+        deck: list[dict[str, Any]]
+
+        def _init_game(self) -> None:
+            whole = self.deck
+            if self.state.num_players == 3:
+                two = next(card for card in whole if card["rank"] == "2")
+                self.deck = [card for card in whole if card is not two]
+            super()._init_game()  # pyright: ignore[reportUnknownMemberType]  # as above
+            self.deck = whole
+
+    return MendedBriscola
 
 
 def _mended_poker(base: type[Any]) -> type[Any]:
@@ -213,6 +237,7 @@ def _mended_chains(base: type[Any]) -> type[Any]:
 
 MENDED_GAMES: Mapping[str, Callable[[type[Any]], type[Any]]] = {
     "Bandit": _mended_bandit,
+    "Briscola": _mended_briscola,
     "Game2048": _mended_2048,
     "KuhnPoker": _mended_poker,
     "Santorini": _mended_santorini,

@@ -56,8 +56,12 @@ def last_view(messages: list[Message]) -> list[Message]:
     """Keep of a conversation the system message and the newest player's view: from the last header on.
 
     A function for ``env_config["history"]`` where each observation is the whole conversation of the player whose turn
-    it is, of which only the first message has a header (:func:`with_header`).
+    it is, of which only the first message has a header (:func:`with_header`). What looks like one in an answer is none.
     """
-    starts = [index for index, message in enumerate(messages) if _HEADER.match(message["content"])]
+    starts = [
+        index
+        for index, message in enumerate(messages)
+        if message["role"] == "user" and _HEADER.match(message["content"])
+    ]
     system = [message for message in messages[:1] if message["role"] == "system"]
     return [*system, *messages[starts[-1] :]] if starts else messages

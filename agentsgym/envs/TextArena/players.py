@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.envs.conversation import Conversation
 from agentsgym.envs.TextArena.games import PlayedGame
 from agentsgym.envs.TextArena.moves import example_moves, filled_moves, listed_moves, usual_moves
+from agentsgym.envs.thoughts import without_thoughts
 from agentsgym.errors import AgentError, ConfigError, EnvError, did_you_mean
 from agentsgym.fields import is_int
 from agentsgym.seeding import derive_seed
@@ -21,7 +24,7 @@ SELF = "self"
 MAX_CHARACTERS = 20_000
 _MOST_TRIALS = 300
 _MOST_WORDS = 500
-_registered: dict[str, Callable[[], Any]] = {}
+_registered: dict[str, Callable[..., Any]] = {}
 
 
 class Player(Protocol):
@@ -67,27 +70,40 @@ class AgentPlayer:
     Args:
         agent: The agent.
         session_id: Names the conversation.
+        rng: Seeds what the agent draws, conversation by conversation; a :class:`SeededAgent` is made with it.
         chat_format: How the tokenizer writes it; None for text alone.
         remembers: Whether the conversation goes on from one observation to the next.
     """
 
     def __init__(
-        self, agent: Agent, session_id: str, chat_format: ChatFormat | None = None, *, remembers: bool = True
+        self,
+        agent: Agent | SeededAgent,
+        session_id: str,
+        rng: random.Random,
+        chat_format: ChatFormat | None = None,
+        *,
+        remembers: bool = True,
     ) -> None:
-        self._agent = agent
+        self._is_own = isinstance(agent, SeededAgent)
+        self._agent = agent.made(rng.getrandbits(63)) if isinstance(agent, SeededAgent) else agent
         self._session_id = session_id
+        self._rng = rng
         self._chat_format = chat_format
         self._remembers = remembers
-        self._conversation = Conversation(chat_format, "append")
+        self._begin()
+
+    def _begin(self) -> None:
+        self._conversation = Conversation(self._chat_format, "append")
+        self._seed = self._rng.getrandbits(63)
 
     def answer(self, observation: str, game: PlayedGame | None = None) -> str:
-        """Ask the agent.
+        """Ask the agent, and give what it says without its thoughts, which stay in its conversation.
 
         Raises:
             EnvError: It raised, gave no action, or more than ``MAX_CHARACTERS`` characters.
         """
         if not self._remembers:
-            self._conversation = Conversation(self._chat_format, "append")
+            self._begin()
         transcript = self._conversation.transcript
         transcript.observe([{"role": "user", "content": observation}])
         request = TurnRequest(
@@ -95,6 +111,7 @@ class AgentPlayer:
             messages=transcript.messages,
             token_ids=transcript.token_ids,
             agent_state=self._conversation.agent_state,
+            seed=self._seed,
         )
         [action] = self._agent.act([request])
         name = type(self._agent).__name__
@@ -108,7 +125,12 @@ class AgentPlayer:
             )
         transcript.act(action)
         self._conversation.agent_state = action.agent_state
-        return text
+        return without_thoughts(text)
+
+    def finish(self) -> None:
+        """Tell an agent that was made for this player alone that the episode is over."""
+        if self._is_own:
+            self._agent.finish()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AgentPlayer:
         return self
@@ -153,12 +175,14 @@ class LegalAgent(Agent):
         return Action(text=player.answer(request.messages[-1]["content"], game), agent_state=player)
 
 
-def register_player(name: str, factory: Callable[[], Any]) -> None:
+def register_player(name: str, factory: Callable[..., Any]) -> None:
     """Let ``env_config`` name an agent of yours as an opponent or a gamemaster, so that dataset rows can hold it.
 
     Args:
         name: The name; ``"random"``, ``"first"`` and ``"self"`` are taken.
-        factory: Makes the agent, once for each environment, in each process: register it where they are started.
+        factory: Makes the agent, once for each environment, in each process: register it where they are started. A
+            factory with a parameter ``seed`` is called for every seat of every episode, with a number that is the same
+            for all rollouts of a task: so an agent that draws plays alike, whatever else is played.
 
     Raises:
         ConfigError: The name is taken or none, or the factory cannot be called.
@@ -177,18 +201,51 @@ def is_player_name(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def named_agent(name: str, key: str) -> Agent:
-    """Make the agent that was registered with a name.
+@dataclass(frozen=True, slots=True)
+class SeededAgent:
+    """An agent that is made for each conversation, by a factory that takes a seed.
+
+    Attributes:
+        name: What it was registered as; a pickle has no more of it.
+        key: What names it, for messages.
+    """
+
+    name: str
+    key: str
+
+    def made(self, seed: int) -> Agent:
+        """Make it.
+
+        Raises:
+            ConfigError: It is not registered in this process.
+        """
+        return as_agent(_factory(self.name, self.key)(seed=seed))
+
+
+def named_agent(name: str, key: str) -> Agent | SeededAgent:
+    """Make the agent that was registered with a name, or say how it is made.
 
     Raises:
         ConfigError: There is none.
     """
+    factory = _factory(name, key)
+    return SeededAgent(name, key) if _takes_seed(factory) else as_agent(factory())
+
+
+def _takes_seed(factory: Callable[..., Any]) -> bool:
+    try:
+        return "seed" in inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a function of C's
+        return False
+
+
+def _factory(name: str, key: str) -> Callable[..., Any]:
     if name not in _registered:
         raise ConfigError(
             f"{key} {shown(name)} is not registered{did_you_mean(name, ['random', 'first', SELF, *_registered])}"
             " (agentsgym.envs.TextArena.register_player adds one)"
         )
-    return as_agent(_registered[name]())
+    return _registered[name]
 
 
 def by_seat(given: Any) -> dict[int | None, Any]:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, cast
 
 from agentsgym.envs.numbers import as_number
+from agentsgym.envs.thoughts import without_thoughts
 
 _BEFORE = "\"'`([{<*_~\\" + string.whitespace  # what may open an answer and says nothing
 _BEHIND = "\"'`)]}>*_~\\.,;:!?" + string.whitespace  # no sign of a number, unit or name: 5%, C#, .5
@@ -22,7 +23,7 @@ def said(text: str) -> str:
     >>> said("<think>3 + 4</think> 7 ")
     '7'
     """
-    return text.rpartition("</think>")[2].strip()
+    return without_thoughts(text).strip()
 
 
 def normalized(text: str) -> str:

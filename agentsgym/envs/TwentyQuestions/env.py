@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.thoughts import without_thoughts
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
@@ -213,7 +214,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         return {**next_state, "observation": reply}, self._reward(outcome), False, info
 
     def _reply(self, state: dict[str, Any], action: str) -> str:
-        said = action.rpartition("</think>")[2].strip()
+        said = without_thoughts(action).strip()
         reply = self.env_config["gamemaster"](state["solution_as_given"], said)
         if not isinstance(reply, str):
             raise EnvError(f"the gamemaster must answer with a str, got {shown(reply)}")

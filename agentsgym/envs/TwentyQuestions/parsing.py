@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from agentsgym.envs.thoughts import without_thoughts
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase
 
 
@@ -140,10 +141,10 @@ class Reader:
         """Find the one move in an action.
 
         Args:
-            action: What the agent said; thinking up to ``</think>`` is not read.
+            action: What the agent said; thinking up to ``</think>``, or that goes on, is not read.
             solution: The canonical name of the secret, which the knowledge base may not know.
         """
-        text = normalize(action.rpartition("</think>")[2])
+        text = normalize(without_thoughts(action))
         if not core(text):
             return Fault.EMPTY
         bare = self._known(core(text), solution)

@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check.report import Finding
+from agentsgym.envs.check.start_states import Start, start_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
 
@@ -23,7 +24,17 @@ _HOOKS = (
     *("_role", "_potential", "_calculate_rewards", "_close_episode", "_system_prompt"),
 )
 _READERS = ("_format_prompt", "_state_key", "_role", "_potential")  # are given a state, and are to leave it as it is
-_BASE_ATTRIBUTES = {"active_states", "_generators", "_starts", "_chat_format", "_tool_schemas", "_processes", *_HOOKS}
+_TOOL_HOOK = "_call_tool"  # of environments with tools
+_BASE_ATTRIBUTES = {
+    "active_states",
+    "_generators",
+    "_starts",
+    "_chat_format",
+    "_tool_schemas",
+    "_processes",
+    *_HOOKS,
+    _TOOL_HOOK,
+}
 _MAX_STATE_BYTES = 100_000  # larger states are not compared
 _MAX_DEPTH, _MAX_ITEMS = 2, 20  # of what is looked at of an attribute
 
@@ -32,33 +43,38 @@ class HookProbe:
     """Watches the hooks of one environment, inside a ``with`` block.
 
     Attributes:
-        findings: What it saw, each kind once a hook.
+        findings: What it saw, each kind once a hook and thing that it is about.
         changed: The attributes of the environment that hooks changed, each with the hook that did it first.
         roles: What ``_role`` gave.
         paid_roles: The roles that ``info["rewards"]`` pays, each with the hook that paid it first.
+        starts: What each episode began with, in the order in which they began, one list for each ``with`` block.
     """
 
     def __init__(self, env: MultistepEnv) -> None:
-        self.findings: dict[tuple[str, str], Finding] = {}
+        self.findings: dict[tuple[str, str, str], Finding] = {}
         self.changed: dict[str, str] = {}
         self.roles: set[Hashable] = set()
         self.paid_roles: dict[Hashable, str] = {}
+        self.starts: list[list[Start]] = []
         self._env = env
         self._starts: dict[int, tuple[str, Any]] = {}  # keeps the states alive, so that no id comes twice
         self._steps_again = False
         self._num_uses = 0  # of global generators that were seen
 
     def __enter__(self) -> Self:
+        self.starts.append([])
         for name in _HOOKS:
             vars(self._env)[name] = self._watched(name, getattr(self._env, name))
+        if hasattr(type(self._env), _TOOL_HOOK):
+            vars(self._env)[_TOOL_HOOK] = self._watched_calls(getattr(self._env, _TOOL_HOOK))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Take the watch off again."""
-        for name in _HOOKS:
-            del vars(self._env)[name]
+        for name in (*_HOOKS, _TOOL_HOOK):
+            vars(self._env).pop(name, None)
 
     def stepping_after_the_end(self) -> Self:
         """From now on, play the action that ended an episode once more, on a copy of its last state."""
@@ -69,11 +85,20 @@ class HookProbe:
         """File and line where a hook is defined, empty for the base's own."""
         return place_of(type(self._env), hook)
 
-    def add(self, check: str, hook: str, text: str, *, is_error: bool = True, place: str = "") -> None:
-        """Note a finding, once a hook; ``place`` is where it is, if not where the hook is defined."""
+    def add(self, check: str, hook: str, text: str, *, is_error: bool = True, place: str = "", about: str = "") -> None:
+        """Note a finding, once a hook and what it is about.
+
+        Args:
+            check: Which check it is of.
+            hook: The hook that it is about; empty if it is about none.
+            text: What is wrong.
+            is_error: Whether it is an error.
+            place: Where it is, if not where the hook is defined.
+            about: Tells it from other findings of this check and hook.
+        """
         place = place or (self.place(hook) if hook else "")
         finding = Finding(check=check, severity="error" if is_error else "warning", text=text, place=place)
-        self.findings.setdefault((check, hook), finding)
+        self.findings.setdefault((check, hook, about), finding)
 
     def _watched(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(hook)
@@ -94,16 +119,30 @@ class HookProbe:
 
         return watched
 
-    def _see_generators(self, name: str, before: Mapping[str, Any]) -> None:
+    def _watched_calls(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Watch the hook that calls a tool: what draws is the tool, not the step that it is called in."""
+
+        @wraps(hook)
+        def watched(session_id: str, state: Any, call: Any) -> Any:
+            generators = global_generators()
+            try:
+                return hook(session_id, state, call)
+            finally:
+                name = str(getattr(call, "name", ""))
+                remedy = "a generator of the session's own (tools_class is given one)"
+                self._see_generators(f"the tool {name!r}", generators, remedy, place_of_tool(self._env, [name]))
+
+        return watched
+
+    def _see_generators(
+        self, name: str, before: Mapping[str, Any], remedy: str = "self.rng(session_id)", place: str = ""
+    ) -> None:
         after = global_generators()
         for package, state in before.items():
             if after.get(package) != state:
                 self._num_uses += 1
-                text = (
-                    f"{name} uses the global generator of {package}, which every session and the trainer share: draw "
-                    "from self.rng(session_id)"
-                )
-                self.add("global-random", name, text)
+                text = f"{name} uses the global generator of {package}, which every session and the trainer share: "
+                self.add("global-random", name, f"{text}draw from {remedy}", place=place, about=package)
 
     def _attributes(self) -> dict[str, Any]:
         own = {name: value for name, value in vars(self._env).items() if name not in _BASE_ATTRIBUTES}
@@ -126,6 +165,7 @@ class HookProbe:
 
     def _see_start(self, session_id: str, state: Any) -> None:
         first, _ = self._starts.setdefault(id(state), (session_id, state))
+        self.starts[-1].append(start_of(session_id, state))
         if first != session_id:
             text = "_initialize_episode gives two sessions the very same dict: it must make a new one for each"
             self.add("state-isolation", "_initialize_episode", text)
@@ -133,7 +173,8 @@ class HookProbe:
     def _see_step(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], step: tuple[Any, ...]) -> None:
         next_state, reward, done, info = step
         if _is_number(reward) and not math.isfinite(reward):
-            self.add("finite-rewards", name, f"{name} pays {reward!r}: rewards must be finite numbers")
+            text = f"{name} pays {reward!r}: rewards must be finite numbers"
+            self.add("finite-rewards", name, text, about=repr(reward))
         if isinstance(info, Mapping):
             self._see_paid(name, cast("Mapping[Any, Any]", info).get("rewards"))
         if self._steps_again and done is True:
@@ -149,7 +190,7 @@ class HookProbe:
             self.paid_roles.setdefault(role, name)
             if not (_is_number(reward) and math.isfinite(reward)):
                 text = f"info['rewards'][{shown(role)}] is {shown(reward)}: rewards must be finite numbers"
-                self.add("finite-rewards", name, text)
+                self.add("finite-rewards", name, text, about=shown(role))
 
     def _step_again(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], last_state: Any) -> None:
         try:

@@ -22,18 +22,20 @@ _MAX_MODEL_LENGTH = 10**7  # a larger ``model_max_length`` says that there is no
 
 
 def look_at_task(task: Mapping[str, Any], name: str, add: Add) -> None:
-    """Find what a dataset row cannot hold of a task."""
-    try:
-        back = json.loads(json.dumps(dict(task), allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        culprit = next((key for key, value in task.items() if not _is_json(value)), None)
-        where = name if culprit is None else f"{name}[{culprit!r}]"
-        add("json-tasks", "", f"{where} cannot be written as JSON, as a dataset row needs it: {sentence_of(error)}")
-        return
-    if back != dict(task):
-        changed = next((key for key in task if back.get(key) != task[key]), "")
-        given = f"{shown(task.get(changed))} comes back as {shown(back.get(changed))}"
-        add("json-tasks", "", f"{name}[{changed!r}] is not the same after JSON: {given}; write lists and text keys")
+    """Find what a dataset row cannot hold of a task: every key whose value it cannot, once for all tasks."""
+    for key, value in task.items():
+        where = f"{name}[{key!r}]"
+        try:
+            back = json.loads(json.dumps({key: value}, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            said = sentence_of(error)
+            text = f"{where} cannot be written as JSON, as a dataset row needs it: {said}"
+            add("json-tasks", "", text, about=f"{key!r}: {said}")
+            continue
+        if back != {key: value}:
+            given = f"{shown(value)} comes back as {shown(back.get(key))}"
+            text = f"{where} is not the same after JSON: {given}; write lists and text keys"
+            add("json-tasks", "", text, about=f"{key!r}: {type(value).__name__}")
 
 
 def look_at_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Add) -> None:
@@ -41,7 +43,8 @@ def look_at_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Ad
     names = [tool.get("function", tool).get("name", "") for tool in env.tool_schemas]
     for name, tool in zip(names, env.tool_schemas, strict=True):
         if not str(tool.get("function", tool).get("description") or "").strip():
-            add("tools", "_tools", f"the tool {name!r} has no description: say in its docstring what it does", False)
+            text = f"the tool {name!r} has no description: say in its docstring what it does"
+            add("tools", "_tools", text, False, about=name)
     tokenizer: Any = env.tokenizer
     prompted = [one for one in trajectories if one.turns and one.token_ids]
     if tokenizer is None or not names or not prompted:
@@ -106,14 +109,15 @@ def look_at_roles(probe: HookProbe) -> None:
     for role, hook in probe.paid_roles.items():
         if role not in known:
             turns = f"the roles of the turns are {shown(sorted(map(str, known)))}" if known else "_role names no role"
-            probe.add("roles", hook, f"info['rewards'] pays the role {shown(role)}, and {turns}")
+            probe.add("roles", hook, f"info['rewards'] pays the role {shown(role)}, and {turns}", about=shown(role))
 
 
 def look_at_failure(trajectory: Trajectory, add: Add) -> None:
     """Find what ended an episode as failed, and episodes that did not close."""
     if trajectory.error is not None:
         place, _, rest = trajectory.error.partition("\n")
-        add("failed", "", f"an episode failed, {place}: {rest.partition(chr(10))[0]}")
+        why = rest.partition("\n")[0]
+        add("failed", "", f"an episode failed, {place}: {why}", about=why)
     if trajectory.num_close_errors:
         add("failed", "_close_episode", "_close_episode raised: what the episode held may not be freed", False)
 
@@ -166,14 +170,6 @@ def _repeats(turn: int, what: str, text: str) -> str:
         f"the prompt of turn {turn} repeats {what}, {shown(text, 60)}: _format_prompt gives only what is new, and "
         "the conversation keeps the rest"
     )
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
 
 
 def _is_unknown(tokenizer: Any, word: str) -> bool:

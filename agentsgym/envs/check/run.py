@@ -16,6 +16,7 @@ from agentsgym.envs.check import rules
 from agentsgym.envs.check.plays import Difference, Script, first_difference, global_seed, record, replay
 from agentsgym.envs.check.probe import HookProbe, place_of_tool
 from agentsgym.envs.check.report import EnvReport
+from agentsgym.envs.check.start_states import first_change
 from agentsgym.envs.check.time_limit import OutOfTimeError, time_limit
 from agentsgym.envs.rows.read import tasks_of_rows
 from agentsgym.errors import ConfigError, ContractError, TaskError
@@ -50,12 +51,12 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
 
     Every task is played alone; then the same actions once more: alone, with other seeds of the global generators, all
     sessions at once turn by turn, and in a pickled copy. The checks, by the names that findings have:
-    ``deterministic`` (the same task and actions give the same episode), ``global-random`` (no hook uses Python's or
-    numpy's global generator), ``state-isolation`` (sessions do not read or change each other), ``json-tasks``,
-    ``finite-rewards``, ``done-sticks`` (an episode that is over stays over), ``prompt-purity`` (prompts do not repeat
-    what was said before), ``token-budget``, ``tools`` (their schemas can be made, and the chat template shows them),
-    ``roles`` (``info["rewards"]`` pays roles that exist), ``pickling``, ``failed`` (no episode fails) and
-    ``time-limit``.
+    ``deterministic`` (the same task and actions give the same episode, from the same state), ``global-random`` (no
+    hook or tool uses Python's or numpy's global generator), ``state-isolation`` (sessions do not read or change each
+    other), ``json-tasks``, ``finite-rewards``, ``done-sticks`` (an episode that is over stays over), ``prompt-purity``
+    (prompts do not repeat what was said before), ``token-budget``, ``tools`` (their schemas can be made, and the chat
+    template shows them), ``roles`` (``info["rewards"]`` pays roles that exist), ``pickling``, ``failed`` (no episode
+    fails) and ``time-limit``.
 
     Args:
         env: The environment, or its class.
@@ -115,7 +116,8 @@ class _Checker:
             try:
                 self._env.check_task(task, f"task {index}")
             except TaskError as error:
-                self._add("failed", "_check_task", f"task {index} is refused: {sentence_of(error)}")
+                said = sentence_of(error)
+                self._add("failed", "_check_task", f"task {index} is refused: {said}", about=said)
             else:
                 own = task.get("seed")
                 kept.append({**task, "seed": derive_seed("check", seed, index) if own is None else own})
@@ -158,6 +160,18 @@ class _Checker:
             self._add_difference("deterministic", text, difference)
         with self._probe.stepping_after_the_end(), _globals(seed):
             self._played += replay(env, tasks, scripts)
+        self._compare_starts()
+
+    def _compare_starts(self) -> None:
+        """Look for draws that nothing in these plays depended on, where no other check has found them."""
+        change = first_change(*self._probe.starts)
+        if change is None or any(map(self._found, ("deterministic", "global-random", "state-isolation"))):
+            return
+        text = (
+            f"the same task and seed began with another state, which these plays did not show: {change}; a game that "
+            f"depends on it cannot be played again: {_REMEDY}"
+        )
+        self._add("deterministic", "_initialize_episode", text, False)
 
     def _compare(
         self, tasks: Sequence[Mapping[str, Any]], alone: Sequence[Trajectory], scripts: Sequence[Script], seed: int
@@ -207,11 +221,11 @@ class _Checker:
         rules.look_at_tools(self._env, alone, self._add)
         rules.look_at_roles(self._probe)
 
-    def _add(self, check: str, hook: str, text: str, is_error: bool = True) -> None:
-        self._probe.add(check, hook, text, is_error=is_error)
+    def _add(self, check: str, hook: str, text: str, is_error: bool = True, about: str = "") -> None:
+        self._probe.add(check, hook, text, is_error=is_error, about=about)
 
     def _found(self, check: str) -> bool:
-        return any(known == check for known, _ in self._probe.findings)
+        return any(known == check for known, *_ in self._probe.findings)
 
     def _add_difference(self, check: str, text: str, difference: Difference) -> None:
         """Blame the hook that changes attributes of the environment, if any does; else the tool that was called."""

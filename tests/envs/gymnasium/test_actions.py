@@ -30,7 +30,7 @@ def test_an_action_is_read_wherever_it_is_named(text: str, number: int) -> None:
     assert LAKE.read(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "left or right", "leftover", "2", "[jump]", "<think>left</think>"])
+@pytest.mark.parametrize("text", ["", "left or right", "leftover", "2", "[jump]", "<think>left</think>", "<think>left"])
 def test_what_names_no_action_or_several_is_none(text: str) -> None:
     assert LAKE.read(text) is None
 
@@ -50,6 +50,12 @@ def test_a_list_names_the_first_actions_and_a_dict_any() -> None:
     assert action_table(["stay"], Discrete(3), None).by_name == {"stay": 0}
     assert action_table({"fire": 2, "shoot": 2}, Discrete(3), None).values == (2,)
     assert action_table(None, Discrete(2, start=-1), None).by_name == {"-1": -1, "0": 0}
+
+
+def test_a_space_that_starts_below_zero_may_be_named() -> None:
+    given = {"back": -1, "stay": 0}
+    assert is_actions(given)
+    assert action_table(given, Discrete(3, start=-1), None).read("[back]") == -1
 
 
 @pytest.mark.parametrize(
@@ -76,6 +82,6 @@ def test_a_parser_reads_in_the_place_of_the_table() -> None:
         table.read("hello")
 
 
-@pytest.mark.parametrize("value", [{}, [], {"a": -1}, {"a": True}, {1: 1}, ["a", "A"], ["[a]"], [""], 7, "left"])
+@pytest.mark.parametrize("value", [{}, [], {"a": 1.0}, {"a": True}, {1: 1}, ["a", "A"], ["[a]"], [""], 7, "left"])
 def test_what_is_no_table_is_refused(value: Any) -> None:
     assert not is_actions(value)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from agentsgym import EnvProcessPool, EnvThreadPool, RandomAgent, ScriptedAgent, StopReason, evaluate, make
+from agentsgym import EnvProcessPool, EnvThreadPool, RandomAgent, ScriptedAgent, StopReason, evaluate, make, mix
 from agentsgym.envs.Gymnasium import GymnasiumEnv, OptimalPlayer, RandomPlayer
-from agentsgym.errors import ConfigError, TaskError
+from agentsgym.errors import ConfigError, MissingDependencyError, TaskError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Trajectory
 
@@ -250,3 +250,41 @@ def test_the_optimal_player_needs_a_game_that_is_known() -> None:
     assert fickle.exact() is None
     with pytest.raises(ConfigError, match="registered id, got a callable"):
         GymnasiumEnv.get_train_dataset({"id": Corridor})
+
+
+def test_a_thought_that_never_closes_is_no_action() -> None:
+    trajectory = play(DRY, ["<think>The goal is to the right, so first I"])
+    assert all(turn.invalid for turn in trajectory.turns)
+
+
+def test_a_package_that_a_game_needs_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*_: Any, **__: Any) -> None:
+        raise gymnasium.error.DependencyNotInstalled(
+            "Box2D is not installed, you can install it by run `pip install swig` followed by "
+            '`pip install "gymnasium[box2d]"`'
+        ) from ModuleNotFoundError("No module named 'Box2D'", name="Box2D")
+
+    wanted = r"'Box2D' is not installed; it comes with: pip install swig && pip install \"gymnasium\[box2d\]\""
+    monkeypatch.setattr(gymnasium.envs.registration, "load_env_creator", make)
+    with pytest.raises(MissingDependencyError, match=wanted):
+        GymnasiumEnv(None, {"id": "CartPole-v1"})
+    monkeypatch.undo()
+    monkeypatch.setattr(gymnasium, "make", make)
+    with pytest.raises(MissingDependencyError, match=wanted):
+        GymnasiumEnv(None, {"id": "CartPole-v1"})
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"idd": "CartPole-v1"}, r"env_config\['idd'\] is unknown; did you mean 'id'"),
+        ({"id": "CartPole-v77"}, "must be a registered environment of Gymnasium's, got 'CartPole-v77'"),
+        ({"max_steps_per_episode": 0}, "max_steps_per_episode"),
+    ],
+)
+def test_rows_of_a_wrong_configuration_are_refused(config: dict[str, Any], says: str) -> None:
+    for method in (GymnasiumEnv.get_train_dataset, GymnasiumEnv.get_eval_dataset):
+        with pytest.raises(ConfigError, match=says):
+            method(config)
+    with pytest.raises(ConfigError, match=says):
+        mix({"a": (GymnasiumEnv, config)})

@@ -92,6 +92,7 @@ def test_a_list_of_objects_names_none_of_them() -> None:
         (" \n\t", Fault.EMPTY),
         ("?!", Fault.EMPTY),
         ("<think>is it alive?</think>", Fault.EMPTY),
+        ("<think>is it alive?", Fault.EMPTY),
         ("Is it alive? Is it big?", Fault.SEVERAL),
         ("Is it alive?\nDoes it fly", Fault.SEVERAL),
         ("[clock] [dog]", Fault.SEVERAL),

@@ -1,0 +1,78 @@
+"""Compare the states that an episode starts from in two plays of the same task: what play may not have shown."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from agentsgym.agents.base import Agent
+from agentsgym.texts import shown
+
+_MAX_PARTS = 2000  # of a state, those that lie deepest left out
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+class Start(NamedTuple):
+    """What an episode started from.
+
+    Attributes:
+        name: The session's id, which a state may hold and which is another one in each play.
+        parts: The plain values in the state, by where they stand in it.
+    """
+
+    name: str
+    parts: Mapping[str, Any]
+
+
+def start_of(session_id: str, state: Any) -> Start:
+    """Keep what can be compared of a state, as it is now: plain values and generators, in containers and objects.
+
+    Agents are left out: they belong to many sessions.
+    """
+    parts: dict[str, Any] = {}
+    seen = set[int]()  # of objects, which may hold each other
+    waiting = deque([("state", state)])
+    while waiting and len(parts) < _MAX_PARTS:
+        place, value = waiting.popleft()
+        if isinstance(value, str):
+            parts[place] = value.replace(session_id, "")
+        elif isinstance(value, _PLAIN):
+            parts[place] = value
+        elif isinstance(value, random.Random):
+            parts[f"the generator {place}"] = hash(value.getstate())
+        elif isinstance(value, set | frozenset):
+            parts[place] = sorted(repr(one) for one in cast("set[Any]", value) if isinstance(one, _PLAIN))
+        elif id(value) not in seen and not isinstance(value, Agent | type):
+            seen.add(id(value))
+            waiting.extend(_inside(place, value))
+    return Start(session_id, parts)
+
+
+def _inside(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, one in cast("Mapping[Any, Any]", value).items():
+            if isinstance(key, _PLAIN):
+                yield f"{place}[{shown(key)}]", one
+    elif isinstance(value, list | tuple):
+        items = cast("Sequence[Any]", value)
+        yield f"the length of {place}", len(items)
+        for index, one in enumerate(items[:_MAX_PARTS]):
+            yield f"{place}[{index}]", one
+    elif hasattr(value, "__dict__"):
+        for name, one in cast("dict[str, Any]", vars(value)).items():
+            yield f"{place}.{name}", one
+
+
+def first_change(before: Sequence[Start], after: Sequence[Start]) -> str | None:
+    """Say where two plays of the same tasks first started from different states; None if they did not."""
+    for one, other in zip(before, after, strict=False):
+        for place, value in one.parts.items():
+            if place in other.parts and not _are_equal(value, other.parts[place]):
+                return f"{place} was {shown(value, 60)} and then {shown(other.parts[place], 60)}"
+    return None
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    return one == other or (one != one and other != other)  # noqa: PLR0124  # NaN
