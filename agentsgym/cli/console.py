@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 20_000  # of a text that is shown
 _MAX_CELL = 200
-_DRAWN = re.compile(r"\S {2,}\S|[|+#]|[\u2500-\u259f]|^\s*[-=_*.]+\s*$")  # what a line of a board or a table has
+_COLUMNS = re.compile(r"\S {2,}\S")
 P = ParamSpec("P")
 
 
@@ -80,8 +80,17 @@ def say(text: str, style: str = "") -> None:
     """Print a foreign text: prose is wrapped between words, the lines of boards and tables are left as they are."""
     for line in plain(text).split("\n", allow_blank=True):
         line.style = style
-        drawn = bool(_DRAWN.search(line.plain))
-        out().print(line, soft_wrap=drawn)
+        out().print(line, soft_wrap=not is_prose(line.plain))
+
+
+def is_prose(line: str) -> bool:
+    """Whether a line is made of words, so that it may be broken between them; one of a board or a table is not.
+
+    >>> is_prose("What is left is yours: take it."), is_prose("| X | . | O |"), is_prose("egg   3")
+    (True, False, False)
+    """
+    marks = [mark for mark in line if not mark.isspace()]
+    return not _COLUMNS.search(line) and 2 * sum(mark.isalpha() for mark in marks) >= len(marks)
 
 
 def remark(text: str, style: str = "") -> None:
