@@ -21,11 +21,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command("envs")(envs)
-app.command("check")(check)
-app.command("new")(new)
-app.command("eval")(evaluate)
-app.command("play")(play)
+app.command("envs", short_help="List the environments, or show one.")(envs)
+app.command("check", short_help="Find what in an environment breaks the contract.")(check)
+app.command("new", short_help="Write an environment of your own that runs.")(new)
+app.command("eval", short_help="Play many games and report how well agents play.")(evaluate)
+app.command("play", short_help="Play in the terminal, or watch an agent.")(play)
 
 
 def _version(value: bool) -> None:

@@ -34,16 +34,22 @@ def choices_of_k(num_rollouts: int) -> list[int]:
 
 
 def passes(evaluation: Evaluation, seed: int, cluster_of: Mapping[int, Any] | None = None) -> dict[str, Any]:
-    """Estimate pass@k and pass^k for each k, by ``"pass@k"`` and ``"pass^k"``; empty where no game says who won."""
+    """Estimate pass@k and pass^k for each k, by ``"pass@k"`` and ``"pass^k"``; empty where no game says who won.
+
+    Empty too for one rollout a task, of which both are the win rate.
+    """
     if evaluation.win_rate is None:
         return {}
     played = evaluation.trajectories
     clusters = None if cluster_of is None else [cluster_of[one.task_index] for one in played]
     options: dict[str, Any] = {"clusters": clusters, "confidence": evaluation.confidence, "seed": seed}
+    ks = choices_of_k(most_rollouts(played))
+    if ks == [1]:
+        return {}  # both are the win rate again
     return {
         f"{name}{k}": estimate(played, k, **options)
         for name, estimate in (("pass@", pass_at_k_estimate), ("pass^", pass_hat_k_estimate))
-        for k in choices_of_k(most_rollouts(played))
+        for k in ks
     }
 
 
