@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -70,7 +70,7 @@ def players(num_games: int, folder: str) -> dict[str, Play]:
         report_to="none",
     )
     trainer = GRPOEnvTrainer(model, env, args, train_dataset=rows)
-    inputs: list[dict[str, Any]] = [dict(row) for row in rows]
+    inputs = cast("list[dict[str, Any]]", list(rows))
 
     def evaluated(index: int) -> Sequence[Trajectory]:
         agent = PolicyAgent(model, tokenizer, seed=index, max_turn_tokens=MAX_TURN_TOKENS)

@@ -115,11 +115,11 @@ def test_a_real_process_plays_and_ends_at_the_end_of_its_input(tmp_path: Path) -
     assert "Traceback" not in err
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
-    process = shell("envs", "--all")
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_reader_that_has_seen_enough_is_no_error(options: tuple[str, ...]) -> None:
+    process = shell("envs", "--all", *options)
     assert process.stdout is not None
     assert process.stderr is not None
-    process.stdout.readline()
     process.stdout.close()
     assert process.wait(60) == 1
     assert process.stderr.read() == ""

@@ -1,4 +1,4 @@
-"""``docs/cli.md`` has the help texts as the command prints them (``python tests/cli/test_cli_page.py`` corrects them)."""
+"""``docs/cli.md`` has the help texts as they are printed; ``python tests/cli/test_cli_page.py`` writes them anew."""
 
 from __future__ import annotations
 
