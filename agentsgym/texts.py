@@ -17,8 +17,9 @@ _MAX_DEPTH = 6  # of containers in containers, as reprlib has it
 _NOTE_BYTES = 60
 _MAX_JSON_DEPTH = 32
 _MAX_BITS = 3000  # of an int that is written out; Python itself refuses those of more than 4,300 digits
-# C0 and C1 but for tab and newline; what turns the order of the letters around; halves of surrogate pairs.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# C0 and C1 but for tab and newline; what turns the order of the letters around, marks included; the line ends that only
+# some terminals obey; halves of surrogate pairs.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def shown(value: object, limit: int = 200) -> str:
@@ -64,7 +65,8 @@ def visible(text: str) -> str:
     r"""Write what a terminal would obey, or not show, as the escape that Python has for it.
 
     Newlines and tabs stay. Everything else that moves the cursor, rings, colors or turns the order of the letters
-    around does not: control characters, escape sequences, bidirectional overrides, and halves of surrogate pairs.
+    around does not: control characters, escape sequences, bidirectional marks and overrides, line separators, and
+    halves of surrogate pairs.
 
     >>> print(visible("\x1b[31mred\x1b[0m"))
     \x1b[31mred\x1b[0m

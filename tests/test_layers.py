@@ -37,6 +37,8 @@ HEAVY = {
     "textarena": ((), ("envs/TextArena",)),
     "nltk": ((), ("envs/TextArena",)),
     "mcp": ((), ("envs/Tools/mcp_client.py",)),
+    "typer": (("cli",), ()),
+    "rich": ((), ("cli",)),
 }
 
 

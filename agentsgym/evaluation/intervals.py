@@ -62,13 +62,18 @@ def bootstrap_intervals(
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
     sums, counts = cluster_totals(np.asarray(values, dtype=np.float64), clusters)  # (C, M), (C, 1)
     num_clusters = len(sums)
+    totals = np.ascontiguousarray(np.hstack([sums, counts]).T)  # (M + 1, C)
     generator = np.random.default_rng(derive_seed("bootstrap", seed))
     block = max(1, _ENTRIES_PER_BLOCK // num_clusters)
     means: list[NDArray[np.float64]] = []
     for start in range(0, num_resamples, block):
         size = (min(block, num_resamples - start), num_clusters)
         drawn = generator.integers(num_clusters, size=size)  # (R, C)
-        means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))  # (R, M)
+        # Counting how often each cluster was drawn takes a third of the time of adding up what was drawn.
+        slots = (drawn + num_clusters * np.arange(len(drawn))[:, None]).ravel()
+        times = np.bincount(slots, minlength=drawn.size).reshape(size)  # (R, C)
+        resampled = np.einsum("rc,mc->rm", times.astype(np.float64), totals)  # (R, M + 1)
+        means.append(resampled[:, :-1] / resampled[:, -1:])  # (R, M)
     return np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
 
 

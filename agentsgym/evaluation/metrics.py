@@ -17,7 +17,7 @@ from agentsgym.evaluation import votes
 from agentsgym.evaluation.breakdown import RolloutOutcome, by_label, by_role
 from agentsgym.evaluation.intervals import Estimate, bootstrap_intervals, cluster_totals, without_spread
 from agentsgym.evaluation.optimality import anchors_of_info, fraction_with_interval
-from agentsgym.evaluation.passing import pass_at_k, pass_at_k_interval
+from agentsgym.evaluation.passing import pass_at_k, pass_at_k_interval, pass_hat_k, pass_hat_k_interval
 from agentsgym.types import StopReason, Trajectory
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ __all__ = [
     "fraction_of_optimal",
     "pass_at_k",
     "pass_at_k_interval",
+    "pass_hat_k",
+    "pass_hat_k_interval",
     "summarize",
     "summarize_outcomes",
 ]
@@ -114,6 +116,14 @@ class Evaluation:
         The confidence is that of the other estimates, and so is what is one task (``cluster_by``).
         """
         return pass_at_k_interval(self.trajectories, k, clusters=self.clusters or None, confidence=self.confidence)
+
+    def pass_hat_k(self, k: int) -> float:
+        """Estimate the chance that all of k rollouts of a task are won, pass^k: see :func:`pass_hat_k`."""
+        return pass_hat_k(self.trajectories, k)
+
+    def pass_hat_k_interval(self, k: int) -> Estimate:
+        """Estimate the same with an interval over tasks, as :meth:`pass_at_k_interval` does."""
+        return pass_hat_k_interval(self.trajectories, k, clusters=self.clusters or None, confidence=self.confidence)
 
     def maj_at_k(self, k: int) -> float:
         """Estimate how often the most frequent answer is right: see :func:`~agentsgym.evaluation.votes.maj_at_k`."""

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
 from transformers.utils import logging as transformers_logging
 
+from agentsgym.agents.policy.loading import load_model
 from agentsgym.evaluation.transcripts import render_transcript
 
 if TYPE_CHECKING:
@@ -136,14 +137,13 @@ def load_policy(name_or_path: str, config: ModelConfig, *, trust_remote_code: bo
         config: TRL's settings; its revision, dtype and attention are used.
         trust_remote_code: Whether code that comes with the model may run.
     """
-    options: dict[str, Any] = {"revision": config.model_revision, "trust_remote_code": trust_remote_code}
-    tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path, **options)  # pyright: ignore[reportUnknownMemberType]
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        name_or_path, dtype=config.dtype, attn_implementation=config.attn_implementation, **options
+    return load_model(
+        name_or_path,
+        revision=config.model_revision,
+        trust_remote_code=trust_remote_code,
+        dtype=config.dtype,
+        attn_implementation=config.attn_implementation,
     )
-    return model, tokenizer
 
 
 def quiet_logging() -> None:

@@ -1,0 +1,190 @@
+"""Let a person play in a terminal: observations are shown, answers and calls of tools are typed."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from agentsgym.agents.base import Agent
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.interruptions import Interruption
+from agentsgym.texts import sentence_of, shortened, shown, visible
+from agentsgym.types import Action, Message, ToolCall, TurnRequest
+
+_MAX_BYTES = 20_000  # of a message that is shown
+_MORE = "\\"
+
+Show = Callable[[str, str], None]
+
+
+class PlayerLeft(Interruption):  # not an error: the end of the input
+    """The person ended the input (Ctrl-D); ends the rollout as Ctrl-C does."""
+
+
+class HumanAgent(Agent):
+    r"""Asks a person for every action, one session after the other.
+
+    What is new in the conversation is shown, then a line is read; one that ends with a backslash goes on in the next.
+    Where the environment has tools, a line may call one or several of them: ``price(good="apples")``, ``add(3, 4)``, or
+    ``{"name": "price", "arguments": {"good": "apples"}}``; a call that cannot be read is asked for again. Control
+    characters and escape sequences of what is shown are written out.
+
+    Args:
+        read: Reads a line after a prompt; ``EOFError`` ends the play.
+        show: Shows a text with the role of who says it (``"system"``, ``"user"``, ``"tool"``, ``"tools"`` for what can
+            be called, ``"note"`` for this agent's own words); by default it is printed.
+
+    >>> lines = iter(["add(3, c)", "add(3, b=4)"])
+    >>> tool = {"function": {"name": "add", "parameters": {"properties": {"a": {}, "b": {}}}}}
+    >>> agent = HumanAgent(read=lambda prompt: next(lines), show=lambda role, text: None)
+    >>> said = [{"role": "user", "content": "3 + 4?"}]
+    >>> agent.act([TurnRequest(session_id="", messages=said, token_ids=(), tools=[tool])])[0].tool_calls[0].arguments
+    {'a': 3, 'b': 4}
+    """
+
+    def __init__(self, *, read: Callable[[str], str] = input, show: Show | None = None) -> None:
+        self._read = read
+        self._show = _print if show is None else show
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
+        """Ask for one answer after the other.
+
+        Raises:
+            PlayerLeft: The input has ended.
+        """
+        return [self._action(request) for request in requests]
+
+    def _action(self, request: TurnRequest) -> Action:
+        seen: int = request.agent_state or 0
+        tools = "" if seen else "\n".join(map(signature, request.tools))
+        for message in new_messages(request):
+            if tools and message["role"] != "system":
+                self._show("tools", tools)
+                tools = ""
+            self._show(message["role"], message["content"])
+        while True:
+            line = self._line()
+            try:
+                calls = read_calls(line, request.tools)
+            except ConfigError as error:
+                self._show("note", f"{sentence_of(error)}\nPlease try again.")
+            else:
+                # The answer itself will be the next message of the conversation.
+                return Action(text="" if calls else line, tool_calls=calls, agent_state=len(request.messages) + 1)
+
+    def _line(self) -> str:
+        try:
+            line = self._read("> ")
+            while line.endswith(_MORE):
+                line = f"{line.removesuffix(_MORE)}\n{self._read('… ')}"
+        except EOFError:
+            raise PlayerLeft from None
+        return line
+
+
+def new_messages(request: TurnRequest) -> Sequence[Message]:
+    """Give the messages that came after the last action, if ``agent_state`` is how many were known then."""
+    seen = request.agent_state or 0
+    known = len(request.messages) if seen > len(request.messages) else seen
+    return request.messages[known:] or request.messages[-1:]  # a history that was rewritten shows at least its end
+
+
+def signature(tool: Mapping[str, Any]) -> str:
+    """Write how a tool is called, and what it does, in one line.
+
+    >>> signature({"name": "price", "description": "Look it up.", "parameters": {"properties": {"good": {}}}})
+    'price(good): Look it up.'
+    """
+    function: Mapping[str, Any] = tool.get("function", tool)
+    does = str(function.get("description") or "").strip().partition("\n")[0]
+    return f"{function.get('name')}({', '.join(_parameters(tool))}){f': {does}' if does else ''}"
+
+
+def read_calls(line: str, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]:
+    """Read the calls of tools that a person typed; none if the line is no call.
+
+    Args:
+        line: What was typed: calls as Python writes them, or JSON.
+        tools: The tools' JSON schemas.
+
+    Raises:
+        ConfigError: The line looks like a call and is none that can be made.
+    """
+    known = {str(tool.get("function", tool).get("name")): tool for tool in tools}
+    text = line.strip()
+    if not known or not text:
+        return ()
+    name = text.partition("(")[0].strip()
+    if text[0] in "{[":
+        return _json_calls(text, known)
+    if "(" not in text or not (name in known or (name.isidentifier() and text.endswith(")"))):
+        return ()
+    return _python_calls(text, known)
+
+
+def _json_calls(text: str, known: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    try:
+        value: Any = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"this is no JSON that can be read: {sentence_of(error)}") from error
+    items = cast("list[Any]", value) if isinstance(value, list) else [value]
+    calls: list[ToolCall] = []
+    for item in items:
+        fields: dict[str, Any] = dict(cast("Mapping[str, Any]", item)) if isinstance(item, Mapping) else {}
+        name, arguments = fields.get("name"), fields.get("arguments", {})
+        if not isinstance(name, str) or not isinstance(arguments, Mapping):
+            raise ConfigError(
+                f'a call in JSON is {{"name": …, "arguments": {{…}}}}, got {shown(cast("object", item), 100)}'
+            )
+        calls.append(_call(name, dict(cast("Mapping[str, Any]", arguments)), known))
+    return tuple(calls)
+
+
+def _python_calls(text: str, known: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    try:
+        statements = ast.parse(text).body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise ConfigError(
+            f"this is no call that can be read ({sentence_of(error, 100)}): name(argument=value)"
+        ) from error
+    return tuple(_python_call(statement, known) for statement in statements)
+
+
+def _python_call(statement: ast.stmt, known: Mapping[str, Any]) -> ToolCall:
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise ConfigError("several calls stand beside each other as name(argument=value); name(argument=value)")
+    name = call.func.id
+    names = _parameters(known.get(name, {}))
+    if len(call.args) > len(names) and name in known:
+        raise ConfigError(f"{name} takes {len(names)} arguments, got {len(call.args)}")
+    given = [*zip(names, call.args, strict=False), *((one.arg, one.value) for one in call.keywords)]
+    arguments: dict[str, Any] = {}
+    for key, value in given:
+        if key is None or key in arguments:
+            raise ConfigError(f"each argument of {name} is given once, by its name or its place")
+        try:
+            arguments[key] = ast.literal_eval(value)
+        except (ValueError, TypeError, MemoryError, RecursionError) as error:
+            raise ConfigError(f"{name}'s {key} must be a plain value, such as 3 or 'text'") from error
+    return _call(name, arguments, known)
+
+
+def _call(name: str, arguments: dict[str, Any], known: Mapping[str, Any]) -> ToolCall:
+    if name not in known:
+        raise ConfigError(f"there is no tool {shown(name, 100)}{did_you_mean(name, known)}")
+    return ToolCall(name=name, arguments=arguments)
+
+
+def _parameters(tool: Mapping[str, Any]) -> list[str]:
+    function: Mapping[str, Any] = tool.get("function", tool)
+    parameters: Mapping[str, Any] = function.get("parameters") or {}
+    properties: Mapping[str, Any] = parameters.get("properties") or {}
+    return [*properties]
+
+
+def _print(role: str, text: str) -> None:
+    mark = "" if role == "user" else f"[{role}] "
+    print(f"{mark}{visible(shortened(text, _MAX_BYTES))}", flush=True)

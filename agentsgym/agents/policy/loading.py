@@ -1,0 +1,74 @@
+"""Load a policy from disk or from the Hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from agentsgym.errors import ConfigError
+from agentsgym.texts import sentence_of, shown
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # anything else can only be a path
+
+
+def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Load a tokenizer, whose padding token is the end-of-sequence token if it has none.
+
+    Args:
+        name_or_path: A folder, or a name on the Hub.
+        revision: Of a name on the Hub.
+        trust_remote_code: Whether code that comes with it may run.
+    """
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path, **options)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(
+    name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False, **options: Any
+) -> tuple[Any, Any]:
+    """Load a model and its tokenizer.
+
+    Args:
+        name_or_path: A folder, or a name on the Hub.
+        revision: Of a name on the Hub.
+        trust_remote_code: Whether code that comes with the model may run.
+        **options: Others of ``AutoModelForCausalLM.from_pretrained``, such as ``dtype``.
+    """
+    source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    tokenizer = load_tokenizer(name_or_path, **source)
+    return AutoModelForCausalLM.from_pretrained(name_or_path, **source, **options), tokenizer
+
+
+def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
+    """Load a policy to be played: on the accelerator if there is one, in the precision that it was saved in.
+
+    Raises:
+        ConfigError: There is no such folder or name, or what is there is no causal language model with a tokenizer.
+    """
+    if not Path(name_or_path).is_dir() and not _HUB_NAME.fullmatch(name_or_path):
+        raise ConfigError(f"there is no folder {shown(name_or_path)} to load a policy from")
+    try:
+        model, tokenizer = load_model(name_or_path, dtype="auto")
+    except (OSError, ValueError, KeyError) as error:
+        reason = sentence_of(error, 300).partition("\n")[0]
+        raise ConfigError(f"no policy can be loaded from {shown(name_or_path)}: {reason}") from error
+    accelerator = torch.accelerator.current_accelerator()
+    return (model if accelerator is None else model.to(accelerator)), tokenizer
+
+
+def limit_threads(model: Any, *, small: int = 5_000_000) -> None:
+    """Compute with one thread where the model is small and on the CPU: a second one costs more than it brings.
+
+    Args:
+        model: The model.
+        small: The number of parameters below which it is small.
+    """
+    if model.device.type == "cpu" and model.num_parameters() < small:
+        torch.set_num_threads(1)

@@ -1,0 +1,55 @@
+"""The commands put together; ``agentsgym.cli.app:main`` is the script ``agentsgym``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated
+
+import typer
+
+from agentsgym.cli.commands.check import check
+from agentsgym.cli.commands.envs import envs
+from agentsgym.cli.commands.eval import evaluate
+from agentsgym.cli.commands.new import new
+from agentsgym.cli.commands.play import play
+
+# Plain help is the same with and without color and in any width, and loads nothing but typer.
+app = typer.Typer(
+    name="agentsgym",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+app.command("envs", short_help="List the environments, or show one.")(envs)
+app.command("check", short_help="Find what in an environment breaks the contract.")(check)
+app.command("new", short_help="Write an environment of your own that runs.")(new)
+app.command("eval", short_help="Play many games and report how well agents play.")(evaluate)
+app.command("play", short_help="Play in the terminal, or watch an agent.")(play)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(importlib.import_module("agentsgym").__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def agentsgym_command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Environments, evaluation and training of language-model agents over many turns.
+
+    Exit codes: 0 for done, 1 for failed, 2 for a command line that asks for what there is not.
+    """
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="agentsgym")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""``agentsgym check``: the contract of an environment, checked by playing it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentsgym.cli import options
+from agentsgym.cli.console import cell, out, print_json, reported, say, usage
+
+if TYPE_CHECKING:
+    from agentsgym.envs.check.report import EnvReport
+
+
+@reported
+def check(  # noqa: PLR0913, PLR0917  # options of a command
+    environment: options.Environment,
+    config: options.Config = None,
+    config_file: options.ConfigFile = None,
+    tasks: options.TaskFile = None,
+    dataset: options.DatasetOptions = None,
+    agent: options.AgentName = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", metavar="PATH-OR-NAME", help="Check tokens and chat template with it too."),
+    ] = None,
+    max_tasks: Annotated[
+        int, typer.Option("--max-tasks", metavar="N", min=1, help="How many tasks are played at most.")
+    ] = 6,
+    limit_s: Annotated[
+        float | None,
+        typer.Option("--limit-s", metavar="SECONDS", min=0.001, help="Seconds that playing may take at most."),
+    ] = 300.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Let warnings count as errors.")] = False,
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Play some tasks of an environment in every way, and report what breaks the contract.
+
+    The exit code is 1 if anything does.
+    """
+    from agentsgym.cli.naming import find_env  # noqa: PLC0415
+    from agentsgym.cli.players import PlayerOptions, make_player  # noqa: PLC0415
+    from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
+    from agentsgym.envs.check.run import check_env  # noqa: PLC0415
+
+    named = find_env(environment, options.env_config(config, config_file))
+    with usage():
+        player = None if agent is None else make_player(agent, named, PlayerOptions(seed=seed))
+        env: Any = named.build(_tokenizer(tokenizer)) if player is None or tokenizer else player.env
+    found = tasks_for(
+        env,
+        path=tasks,
+        split="train",
+        options={**named.dataset_options, **options.key_values(dataset, "--dataset")},
+        most=max_tasks,
+        seed=seed,
+    )
+    report = check_env(
+        env,
+        found,
+        None if player is None else player.agent,
+        seed=seed,
+        max_tasks=max_tasks,
+        raise_on=None,
+        limit_s=limit_s,
+    )
+    failed = bool(report.findings if strict else report.errors)
+    if as_json:
+        print_json(_as_dict(environment, report, failed=failed))
+    else:
+        _show(environment, report)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _tokenizer(source: str | None) -> Any:
+    if source is None:
+        return None
+    from agentsgym.agents.policy.loading import load_tokenizer  # noqa: PLC0415
+    from agentsgym.errors import ConfigError  # noqa: PLC0415
+    from agentsgym.texts import sentence_of  # noqa: PLC0415
+
+    try:
+        return load_tokenizer(source)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--tokenizer: none can be loaded from {source!r}: {sentence_of(error, 200)}") from error
+
+
+def _show(name: str, report: EnvReport) -> None:
+    for finding in report.findings:
+        color = "red" if finding.severity == "error" else "yellow"
+        out().print(cell(f"{finding.severity} [{finding.check}] {finding.place}", f"bold {color}"))
+        say(f"  {finding.text}")
+    num_errors = len(report.errors)
+    num_warnings = len(report.findings) - num_errors
+    counts = "nothing found" if not report.findings else f"{num_errors} errors and {num_warnings} warnings"
+    played = f"{report.num_episodes} episodes, {report.num_turns} turns"
+    out().print(cell(f"{name}: {counts} in {played}", "red" if num_errors else "green"))
+
+
+def _as_dict(name: str, report: EnvReport, *, failed: bool) -> dict[str, Any]:
+    return {
+        "environment": name,
+        "ok": not failed,
+        "num_episodes": report.num_episodes,
+        "num_turns": report.num_turns,
+        "findings": [
+            {"check": one.check, "severity": one.severity, "place": one.place, "text": one.text}
+            for one in report.findings
+        ],
+    }

@@ -1,0 +1,94 @@
+"""``agentsgym play``: a person plays, or watches an agent."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentsgym.cli import options
+from agentsgym.cli.console import FailureError, out, remark, reported, usage
+
+if TYPE_CHECKING:
+    from agentsgym.cli.naming import NamedEnv
+    from agentsgym.cli.players import PlayerOptions
+    from agentsgym.envs.base import MultistepEnv
+    from agentsgym.types import Trajectory
+
+_MOST_TASKS = 64  # of which one is drawn
+
+
+@reported
+def play(  # noqa: PLR0913, PLR0917  # options of a command
+    environment: options.Environment,
+    agent: options.AgentName = None,
+    config: options.Config = None,
+    config_file: options.ConfigFile = None,
+    tasks: options.TaskFile = None,
+    dataset: options.DatasetOptions = None,
+    split: options.Split = "eval",
+    base_url: options.BaseUrl = None,
+    api_key_env: options.ApiKeyVariable = None,
+    temperature: options.Temperature = None,
+    max_turn_tokens: options.MaxTurnTokens = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", metavar="N", min=0, help="Chooses the task; by default each game is another."),
+    ] = None,
+) -> None:
+    """Play a game in the terminal, or watch --agent play one.
+
+    Type an answer and press Enter; a line that ends with a backslash goes on in the next. Tools are called as
+    name(argument=value), or as JSON. Ctrl-D or Ctrl-C leaves.
+    """
+    from agentsgym.cli.naming import find_env  # noqa: PLC0415
+    from agentsgym.cli.players import PlayerOptions  # noqa: PLC0415
+    from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
+    from agentsgym.cli.watching import show_summary  # noqa: PLC0415
+
+    draw = random.Random(seed)
+    named = find_env(environment, options.env_config(config, config_file))
+    settings = PlayerOptions(
+        seed=draw.getrandbits(31) if seed is None else seed,
+        base_url=base_url,
+        api_key_variable=api_key_env,
+        temperature=temperature,
+        max_turn_tokens=max_turn_tokens,
+    )
+    env, player = _player(agent, named, settings)
+    dataset_options = {**named.dataset_options, **options.key_values(dataset, "--dataset")}
+    found = tasks_for(env, path=tasks, split=split, options=dataset_options, most=_MOST_TASKS, seed=settings.seed)
+    trajectory = _one_game(env, player, draw.choice(found), is_person=agent is None)
+    if trajectory is None:
+        return
+    show_summary(trajectory)
+    if trajectory.failed:
+        raise FailureError("the game failed")
+
+
+def _player(agent: str | None, named: NamedEnv, settings: PlayerOptions) -> tuple[MultistepEnv, Any]:
+    """Make the environment and who plays: the person, or an agent that is watched."""
+    from agentsgym.agents.human import HumanAgent  # noqa: PLC0415
+    from agentsgym.cli.players import make_player  # noqa: PLC0415
+    from agentsgym.cli.watching import WatchedAgent, show_message  # noqa: PLC0415
+
+    if agent is not None:
+        player = make_player(agent, named, settings)
+        return player.env, WatchedAgent(player.agent)
+    with usage():
+        return named.build(), HumanAgent(show=show_message)
+
+
+def _one_game(env: MultistepEnv, player: Any, task: Any, *, is_person: bool) -> Trajectory | None:
+    """Play; None if the person left, or whoever watches stopped it."""
+    from agentsgym.agents.human import PlayerLeft  # noqa: PLC0415
+
+    if is_person:
+        remark("Answer behind the >; Ctrl-D leaves.", "dim")
+    try:
+        [trajectory] = env.rollout([task], player)
+    except (KeyboardInterrupt, PlayerLeft):
+        out().print("\nYou left before the game was over." if is_person else "\nStopped before the game was over.")
+        return None
+    return trajectory

@@ -1,0 +1,176 @@
+"""Print for people, with or without color, and for programs; and say what went wrong in one sentence.
+
+Whatever environments and agents say is data: it goes through :func:`plain`, so that a terminal obeys none of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+import typer
+
+from agentsgym.interruptions import Interruption
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+MAX_BYTES = 20_000  # of a text that is shown
+_MAX_CELL = 200
+_COLUMNS = re.compile(r"\S {2,}\S")
+P = ParamSpec("P")
+
+
+class UsageError(Exception):
+    """The command line asks for what there is not; exit code 2."""
+
+
+class FailureError(Exception):
+    """What was asked for could not be done; exit code 1."""
+
+
+class ReaderLeft(Interruption):  # not an error: whoever read has seen enough
+    """What is printed is read by nobody any more, as behind ``| head``."""
+
+
+@functools.cache
+def _console(*, stderr: bool) -> Console:
+    from rich.console import Console  # noqa: PLC0415  # --help needs none
+
+    class Ours(Console):
+        def on_broken_pipe(self) -> None:
+            raise ReaderLeft
+
+    return Ours(stderr=stderr, markup=False, highlight=False, emoji=False)
+
+
+def out() -> Console:
+    """The console of results."""
+    return _console(stderr=False)
+
+
+def err() -> Console:
+    """The console of errors, progress and remarks."""
+    return _console(stderr=True)
+
+
+def plain(text: str, max_bytes: int = MAX_BYTES, style: str = "") -> Text:
+    """Make a text of foreign origin inert: escapes and marks are written out, a long one loses its middle."""
+    from rich.text import Text  # noqa: PLC0415
+
+    from agentsgym.texts import shortened, visible  # noqa: PLC0415
+
+    return Text(visible(shortened(text, max_bytes)).expandtabs(8), style=style)
+
+
+def cell(text: str, style: str = "") -> Text:
+    """Make a foreign text one short line, for a table."""
+    return plain(" ".join(text[: 2 * _MAX_CELL].split()), _MAX_CELL, style)
+
+
+def say(text: str, style: str = "") -> None:
+    """Print a foreign text: prose is wrapped between words, the lines of boards and tables are left as they are."""
+    for line in plain(text).split("\n", allow_blank=True):
+        line.style = style
+        out().print(line, soft_wrap=not is_prose(line.plain))
+
+
+def is_prose(line: str) -> bool:
+    """Whether a line is made of words, so that it may be broken between them; one of a board or a table is not.
+
+    >>> is_prose("What is left is yours: take it."), is_prose("| X | . | O |"), is_prose("egg   3")
+    (True, False, False)
+    """
+    marks = [mark for mark in line if not mark.isspace()]
+    return not _COLUMNS.search(line) and 2 * sum(mark.isalpha() for mark in marks) >= len(marks)
+
+
+def remark(text: str, style: str = "") -> None:
+    """Say something beside the results, on standard error."""
+    err().print(plain(text, style=style), soft_wrap=not err().is_terminal)
+
+
+def print_json(value: Any) -> None:
+    """Print a value for programs, in ASCII, so that nothing in it means anything to a terminal."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=True, default=str))
+
+
+def reported(command: Callable[P, None]) -> Callable[P, None]:
+    """Let a command end with a sentence and an exit code where it fails: 2 for its usage, 1 for anything else."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with _set_up(), _failing():
+            command(*args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def usage() -> Generator[None]:
+    """Let settings that are refused inside be a fault of the command line."""
+    from agentsgym.errors import ConfigError, TaskError  # noqa: PLC0415
+    from agentsgym.texts import sentence_of  # noqa: PLC0415
+
+    try:
+        yield
+    except (ConfigError, TaskError) as error:
+        raise UsageError(sentence_of(error)) from error
+
+
+@contextmanager
+def _failing() -> Generator[None]:
+    from agentsgym.errors import AgentsGymError  # noqa: PLC0415
+    from agentsgym.texts import sentence_of  # noqa: PLC0415
+
+    try:
+        yield
+    except UsageError as error:
+        _end(sentence_of(error), 2)
+    except (FailureError, AgentsGymError) as error:
+        _end(sentence_of(error), 1)
+    except KeyboardInterrupt:
+        _end("stopped", 1)
+    except (ReaderLeft, BrokenPipeError):  # what is still buffered goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+
+
+def _end(sentence: str, code: int) -> None:
+    from rich.text import Text  # noqa: PLC0415
+
+    err().print(Text.assemble(("error: ", "bold red"), plain(sentence)))
+    raise typer.Exit(code) from None
+
+
+@contextmanager
+def _set_up() -> Generator[None]:
+    """Print what the terminal cannot encode as escapes, and the library's warnings as remarks."""
+    _console.cache_clear()  # a test swaps the streams
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    logger = logging.getLogger("agentsgym")
+    before = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [_Remarks()], False
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before
+
+
+class _Remarks(logging.Handler):
+    """Prints what the library logs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        remark(f"{record.levelname.lower()}: {record.getMessage()}", "yellow")

@@ -1,0 +1,133 @@
+"""Options that several commands have, and how their values are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from agentsgym.cli.console import UsageError
+
+
+def _environments(incomplete: str) -> list[str]:
+    from agentsgym.cli.naming import completions  # noqa: PLC0415
+
+    return completions(incomplete)
+
+
+def _agents(incomplete: str) -> list[str]:
+    kinds = ("random", "reference", "scripted:", "policy:", "openai:")
+    return [kind for kind in kinds if kind.startswith(incomplete)]
+
+
+Environment = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENV",
+        help="A name (agentsgym envs lists them), GROUP:GAME, a path of a class, or FILE.py:CLASS.",
+        autocompletion=_environments,
+        show_default=False,
+    ),
+]
+Config = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="KEY=VALUE",
+        help="A key of env_config; the value is JSON, or else a text. Repeatable.",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config-file", metavar="FILE", help="Keys of env_config, as YAML or JSON.")
+]
+TaskFile = Annotated[
+    Path | None,
+    typer.Option("--tasks", metavar="FILE", help="Tasks or dataset rows, as JSON or JSONL, in place of ENV's own."),
+]
+DatasetOptions = Annotated[
+    list[str] | None,
+    typer.Option("--dataset", metavar="KEY=VALUE", help="An option of ENV's own dataset of tasks. Repeatable."),
+]
+Split = Annotated[str, typer.Option("--split", metavar="train|eval", help="Which of ENV's own tasks.")]
+AgentName = Annotated[
+    str | None,
+    typer.Option(
+        "--agent",
+        "-a",
+        metavar="AGENT",
+        help="random, reference, scripted:FILE, policy:PATH-OR-NAME, policy:tiny or openai:MODEL.",
+        autocompletion=_agents,
+    ),
+]
+AgentNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--agent",
+        "-a",
+        metavar="AGENT",
+        help="random, reference, scripted:FILE, policy:PATH-OR-NAME, policy:tiny or openai:MODEL. Repeatable.",
+        autocompletion=_agents,
+    ),
+]
+BaseUrl = Annotated[
+    str | None, typer.Option("--base-url", metavar="URL", help="Of an OpenAI-compatible server, for openai:MODEL.")
+]
+ApiKeyVariable = Annotated[
+    str | None,
+    typer.Option("--api-key-env", metavar="NAME", help="The environment variable that holds the server's key."),
+]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", metavar="T", min=0.0, help="Of a policy or a server's model.")
+]
+MaxTurnTokens = Annotated[
+    int | None, typer.Option("--max-turn-tokens", metavar="N", min=1, help="The budget of one turn.")
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of tasks, players and intervals.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def key_values(given: list[str] | None, option: str) -> dict[str, Any]:
+    """Read ``KEY=VALUE`` texts; a value that is no JSON is the text itself.
+
+    >>> key_values(["size=3", "game=Wordle-v0", 'objects=["clock"]'], "--config")
+    {'size': 3, 'game': 'Wordle-v0', 'objects': ['clock']}
+    """
+    values: dict[str, Any] = {}
+    for one in given or []:
+        key, equals, text = one.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{option} takes KEY=VALUE, got {one!r}")
+        if key in values:
+            raise UsageError(f"{option} gives {key!r} twice")
+        values[key] = _value(text)
+    return values
+
+
+def mapping_of_file(path: Path, option: str) -> dict[str, Any]:
+    """Read a mapping from a file of YAML, of which JSON is a part."""
+    import yaml  # noqa: PLC0415
+
+    try:
+        value: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{option}: {path} cannot be read: {error}") from error
+    fields = cast("dict[Any, Any]", value) if isinstance(value, dict) else None
+    if fields is None or not all(isinstance(key, str) for key in fields):
+        raise UsageError(f"{option}: {path} must hold keys and their values")
+    return fields
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def env_config(given: list[str] | None, path: Path | None) -> dict[str, Any]:
+    """Put together what ``--config-file`` and ``--config`` say; the latter goes first."""
+    config = {} if path is None else mapping_of_file(path, "--config-file")
+    return {**config, **key_values(given, "--config")}

@@ -1,0 +1,165 @@
+"""Find the agent that a name on the command line means, and make the environment that it plays in."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from agentsgym.cli.console import UsageError, usage
+from agentsgym.cli.naming import NamedEnv
+from agentsgym.errors import did_you_mean
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from agentsgym.envs.base import MultistepEnv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerOptions:
+    """What the options say of the agents.
+
+    Attributes:
+        seed: Of what they draw.
+        base_url: Of a server.
+        api_key_variable: The environment variable that holds its key.
+        temperature: Of a policy or a server's model; None for what is usual.
+        max_turn_tokens: Of one turn; None for what is usual.
+    """
+
+    seed: int = 0
+    base_url: str | None = None
+    api_key_variable: str | None = None
+    temperature: float | None = None
+    max_turn_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Player:
+    """An agent that is ready to play.
+
+    Attributes:
+        label: What it is called.
+        env: Its environment, with the policy's tokenizer where it needs one.
+        agent: The agent.
+    """
+
+    label: str
+    env: MultistepEnv
+    agent: Any
+
+
+def make_player(name: str, named: NamedEnv, options: PlayerOptions) -> Player:
+    """Make an agent and its environment.
+
+    Raises:
+        UsageError: No agent has that name, or it needs an option that is missing.
+        ConfigError: It cannot be made.
+    """
+    kind, _, rest = name.partition(":")
+    if kind not in _MAKERS:
+        raise UsageError(f"there is no agent {shown(name)}{did_you_mean(kind, _MAKERS)}")
+    make, takes = _MAKERS[kind]
+    if bool(rest) != bool(takes):
+        raise UsageError(f"an agent is written {kind}:{takes}" if takes else f"{kind} takes nothing behind a colon")
+    if options.base_url is not None and kind != "openai":
+        raise UsageError(f"--base-url is for openai:MODEL, got the agent {shown(name)}")
+    with usage():
+        env, agent = make(rest, named, options)
+    return Player(label=name, env=env, agent=agent)
+
+
+def _random(_: str, named: NamedEnv, options: PlayerOptions) -> tuple[MultistepEnv, Any]:
+    from agentsgym.envs.players import random_player  # noqa: PLC0415
+
+    env = named.build()
+    return env, random_player(env, options.seed)
+
+
+def _reference(_: str, named: NamedEnv, options: PlayerOptions) -> tuple[MultistepEnv, Any]:
+    from agentsgym.envs.players import reference_player  # noqa: PLC0415
+
+    env = named.build()
+    return env, reference_player(env, options.seed)
+
+
+def _scripted(path: str, named: NamedEnv, _: PlayerOptions) -> tuple[MultistepEnv, Any]:
+    from agentsgym.agents.scripted import ScriptedAgent  # noqa: PLC0415
+
+    return named.build(), ScriptedAgent(read_script(Path(path)))
+
+
+def read_script(path: Path) -> list[str]:
+    """Read the actions of a script: a JSON list of texts, or one action a line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the script {path} cannot be read: {error}") from error
+    try:
+        actions: Any = json.loads(text)
+    except ValueError:
+        return text.splitlines()
+    if not isinstance(actions, list):  # "7" is a guess, not a list
+        return text.splitlines()
+    if not all(isinstance(action, str) for action in cast("list[Any]", actions)):
+        raise UsageError(f"the script {path} must be a list of texts, or one action a line")
+    return cast("list[str]", actions)
+
+
+def _policy(source: str, named: NamedEnv, options: PlayerOptions) -> tuple[MultistepEnv, Any]:
+    from agentsgym.agents.policy.agent import DEFAULT_TURN_TOKENS, PolicyAgent  # noqa: PLC0415
+    from agentsgym.agents.policy.loading import limit_threads, load_policy  # noqa: PLC0415
+    from agentsgym.agents.policy.sampling import SamplingParams  # noqa: PLC0415
+
+    _quiet_transformers()
+    if source == "tiny":
+        from agentsgym.tiny import tiny_policy  # noqa: PLC0415
+
+        model, tokenizer = tiny_policy(named.build(), seed=options.seed)
+    else:
+        model, tokenizer = load_policy(source)
+    limit_threads(model)
+    agent = PolicyAgent(
+        model,
+        tokenizer,
+        sampling=SamplingParams(temperature=1.0 if options.temperature is None else options.temperature),
+        seed=options.seed,
+        max_turn_tokens=options.max_turn_tokens or DEFAULT_TURN_TOKENS,
+    )
+    return named.build(tokenizer), agent
+
+
+def _openai(model: str, named: NamedEnv, options: PlayerOptions) -> tuple[MultistepEnv, Any]:
+    from agentsgym.agents.openai import OpenAIAgent  # noqa: PLC0415
+
+    settings: dict[str, Any] = {"base_url": options.base_url, "token_ids": False}
+    if options.api_key_variable is not None:
+        if options.api_key_variable not in os.environ:
+            raise UsageError(f"--api-key-env: there is no environment variable {shown(options.api_key_variable)}")
+        settings["api_key"] = os.environ[options.api_key_variable]
+    if options.temperature is not None:
+        settings["temperature"] = options.temperature
+    if options.max_turn_tokens is not None:
+        settings["max_tokens"] = options.max_turn_tokens
+    return named.build(), OpenAIAgent(model, **settings)
+
+
+_MAKERS: dict[str, tuple[Callable[[str, NamedEnv, PlayerOptions], tuple[Any, Any]], str]] = {
+    "random": (_random, ""),
+    "reference": (_reference, ""),
+    "scripted": (_scripted, "FILE"),
+    "policy": (_policy, "PATH-OR-NAME"),
+    "openai": (_openai, "MODEL"),
+}
+
+
+def _quiet_transformers() -> None:
+    """Leave out transformers' own bars and remarks about a model that is loaded."""
+    from transformers.utils import logging as transformers_logging  # noqa: PLC0415
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(logging.ERROR)

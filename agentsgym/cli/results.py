@@ -1,0 +1,126 @@
+"""Show what came of many games: measures as rows, agents as columns, so that it fits a narrow terminal too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentsgym.cli.console import cell, out
+from agentsgym.evaluation.passing import most_rollouts, pass_at_k_interval, pass_hat_k_interval
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from agentsgym.cli.games import Games
+    from agentsgym.evaluation.metrics import Estimate, Evaluation
+
+_PERCENT, _NUMBER = "{:z.1%}", "{:z.2f}"
+_MEASURES: tuple[tuple[str, Callable[[Evaluation], Estimate | None], str], ...] = (
+    ("win rate", lambda one: one.win_rate, _PERCENT),
+    ("reward", lambda one: one.reward, _NUMBER),
+    ("turns", lambda one: one.turns, _NUMBER),
+    ("of optimal", lambda one: one.fraction_of_optimal, _PERCENT),
+)
+
+
+def choices_of_k(num_rollouts: int) -> list[int]:
+    """The k of pass@k that are worth showing: powers of two, and all rollouts.
+
+    >>> choices_of_k(1), choices_of_k(6)
+    ([1], [1, 2, 4, 6])
+    """
+    powers = [2**power for power in range(num_rollouts.bit_length()) if 2**power <= num_rollouts]
+    return sorted({*powers, num_rollouts} - {0})
+
+
+def passes(evaluation: Evaluation, seed: int, cluster_of: Mapping[int, Any] | None = None) -> dict[str, Any]:
+    """Estimate pass@k and pass^k for each k, by ``"pass@k"`` and ``"pass^k"``; empty where no game says who won.
+
+    Empty too for one rollout a task, of which both are the win rate.
+    """
+    if evaluation.win_rate is None:
+        return {}
+    played = evaluation.trajectories
+    clusters = None if cluster_of is None else [cluster_of[one.task_index] for one in played]
+    options: dict[str, Any] = {"clusters": clusters, "confidence": evaluation.confidence, "seed": seed}
+    ks = choices_of_k(most_rollouts(played))
+    if ks == [1]:
+        return {}  # both are the win rate again
+    return {
+        f"{name}{k}": estimate(played, k, **options)
+        for name, estimate in (("pass@", pass_at_k_interval), ("pass^", pass_hat_k_interval))
+        for k in ks
+    }
+
+
+def show_games(games: Sequence[Games], seed: int, cluster_of: Mapping[int, Any] | None = None) -> None:
+    """Print a table, what ended each, and what was left unplayed."""
+    from rich.table import Table  # noqa: PLC0415
+
+    known = next((one.anchors for one in games if one.anchors is not None), None)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    ends = ("random*", "optimal*") if known is not None else ()
+    for label in [*(one.label for one in games), *ends]:
+        table.add_column(cell(label), justify="right", overflow="fold")
+    estimates = [_estimates(one.evaluation, seed, cluster_of) for one in games]
+    for name, form in _rows(estimates):
+        ends_of_row = [_NUMBER.format(value) if name == "reward" else "" for value in (known or {}).values()]
+        table.add_row(name, *(_cell(found.get(name), form) for found in estimates), *ends_of_row)
+    table.add_row("games", *(str(one.evaluation.num_episodes if one.evaluation else 0) for one in games))
+    if any(one.evaluation and one.evaluation.num_failed for one in games):
+        failed = [str(one.evaluation.num_failed if one.evaluation else 0) for one in games]
+        table.add_row("failed", *failed, style="red")
+    out().print(table)
+    _show_rest(games, is_known=known is not None)
+
+
+def games_as_dict(one: Games, seed: int, cluster_of: Mapping[int, Any] | None = None) -> dict[str, Any]:
+    """Give the results of one agent as JSON values; those of no finished game are None."""
+    found = one.evaluation
+    estimates = {} if found is None else passes(found, seed, cluster_of)
+    return {
+        "agent": one.label,
+        "results": None if found is None else found.as_dict(),
+        "passes": {name: {"mean": e.mean, "interval": [e.low, e.high]} for name, e in estimates.items()},
+        "known_rewards": None if one.anchors is None else dict(one.anchors),
+        "num_planned": one.planned,
+        "ended_by": one.ended_by,
+    }
+
+
+def _estimates(
+    evaluation: Evaluation | None, seed: int, cluster_of: Mapping[int, Any] | None
+) -> dict[str, Estimate | None]:
+    if evaluation is None:
+        return {}
+    found = {name: value(evaluation) for name, value, _ in _MEASURES}
+    more = passes(evaluation, seed, cluster_of)
+    return found | {name: value for name, value in more.items() if name[5:] != "1"}  # of one game it is the win rate
+
+
+def _rows(estimates: Sequence[Mapping[str, Estimate | None]]) -> list[tuple[str, str]]:
+    """The measures that some agent has, with the form of their numbers."""
+    forms = {name: form for name, _, form in _MEASURES}
+    names = dict.fromkeys(name for found in estimates for name, value in found.items() if value is not None)
+    return [(name, forms.get(name, _PERCENT)) for name in names]
+
+
+def _cell(estimate: Estimate | None, form: str) -> Text:
+    """The mean, and below it the interval."""
+    from rich.text import Text  # noqa: PLC0415
+
+    if estimate is None:
+        return Text("-")
+    low, high = (form.format(bound).removesuffix("%") for bound in (estimate.low, estimate.high))
+    return Text.assemble((form.format(estimate.mean), "bold"), "\n", (f"[{low}, {high}]", "dim"))
+
+
+def _show_rest(games: Sequence[Games], *, is_known: bool) -> None:
+    if is_known:
+        out().print("* known exactly for these tasks", style="dim")
+    for one in games:
+        if one.evaluation is None:
+            continue
+        reasons = ", ".join(f"{reason} {count}" for reason, count in one.evaluation.stop_reasons.items())
+        out().print(cell(f"{one.label} ended by: {reasons}"), style="dim")

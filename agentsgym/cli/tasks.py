@@ -1,0 +1,106 @@
+"""Find the tasks that are played: of a file, the environment's own, or seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from agentsgym.cli.console import UsageError, usage
+from agentsgym.envs.rows.read import tasks_of_rows
+from agentsgym.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from agentsgym.envs.base import MultistepEnv
+
+Task = dict[str, Any]
+SPLITS = ("train", "eval")
+
+
+def read_tasks(path: Path) -> list[Any]:
+    """Read tasks or dataset rows from a file: a JSON list, or one JSON object a line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--tasks: {path} cannot be read: {error}") from error
+    try:
+        if text.lstrip().startswith("["):
+            return cast("list[Any]", json.loads(text))
+        return [_line(number, line, path) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    except ValueError as error:
+        raise UsageError(f"--tasks: {path} is no JSON list: {error}") from error
+
+
+def tasks_for(
+    env: MultistepEnv,
+    *,
+    path: Path | None,
+    split: str,
+    options: Mapping[str, Any],
+    most: int,
+    seed: int = 0,
+) -> list[Any]:
+    """Find the tasks to be played, at most so many.
+
+    Args:
+        env: The environment.
+        path: A file of tasks; None for the environment's own.
+        split: Which of its own: ``"train"`` or ``"eval"``.
+        options: Of its dataset.
+        most: How many at most.
+        seed: Of the tasks that are nothing but a seed, which an environment without tasks of its own is given.
+
+    Raises:
+        UsageError: There are none, or the environment's dataset cannot be made with these options.
+    """
+    if split not in SPLITS:
+        raise UsageError(f"--split is train or eval, got {split!r}")
+    if path is not None:
+        if options:
+            raise UsageError("--dataset is for ENV's own tasks, and --tasks gives others")
+        tasks = read_tasks(path)[:most]
+    else:
+        own = _own_tasks(env, split, options, most)
+        seeds = [{"seed": derive_seed("command line", split, seed, index)} for index in range(most)]
+        tasks = seeds if own is None else own
+    if not tasks:
+        raise UsageError(f"there is no task to play in {path}" if path else "the environment's dataset is empty")
+    with usage():
+        for index, task in enumerate(tasks_of_rows(env, tasks, "tasks")):
+            env.check_task(task, f"tasks[{index}]")
+    return tasks
+
+
+def _own_tasks(env: MultistepEnv, split: str, options: Mapping[str, Any], most: int) -> list[Any] | None:
+    """Give the rows of the environment's own dataset; None if it has none."""
+    make: Any = env.get_train_dataset if split == "train" else env.get_eval_dataset
+    with usage():
+        try:
+            rows = _rows(make, options, most)
+        except NotImplementedError:
+            if options:
+                raise UsageError(f"{type(env).__name__} has no dataset of its own: --dataset says nothing") from None
+            return None
+    return list(islice(rows, most))
+
+
+def _rows(make: Any, options: Mapping[str, Any], most: int) -> Any:
+    """Ask for as many rows as are wanted, where the dataset can be asked for a number."""
+    if "size" not in options:
+        try:
+            return make(**{"size": most, **options})
+        except TypeError:
+            pass  # a class of a user's own may have no such option
+    try:
+        return make(**options)
+    except TypeError as error:
+        raise UsageError(f"--dataset: {error}") from error
+
+
+def _line(number: int, line: str, path: Path) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"--tasks: line {number} of {path} is no JSON: {error}") from error

@@ -1,0 +1,93 @@
+"""Show a game as it is played, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from agentsgym.agents.base import Agent, as_agent
+from agentsgym.agents.human import new_messages
+from agentsgym.cli.console import out, plain, say
+from agentsgym.errors import AgentError
+from agentsgym.types import Action, ToolCall, TurnRequest
+
+if TYPE_CHECKING:
+    from agentsgym.types import Trajectory
+
+_HEADINGS = {
+    "system": ("rules", "cyan"),
+    "tool": ("result", "magenta"),
+    "tools": ("tools, called as name(argument=value) or as JSON", "magenta"),
+    "note": ("", "yellow"),
+    "assistant": ("answer", "green"),
+}
+
+
+def show_message(role: str, text: str) -> None:
+    """Show who speaks, and what is said."""
+    heading, color = _HEADINGS.get(role, ("", ""))
+    if heading:
+        out().print(f"[{heading}]", style=f"bold {color}")
+    say(text, "" if role in ("user", "assistant") else color)
+
+
+class WatchedAgent(Agent):
+    """Plays as another agent does, and shows every observation and every answer."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = as_agent(inner)
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+        """Show what is new, have the other agent answer, and show what it says."""
+        for request in requests:
+            own: tuple[int, Any] = request.agent_state or (0, None)
+            for message in new_messages(replace(request, agent_state=own[0])):
+                show_message(message["role"], message["content"])
+        inner = [replace(one, agent_state=one.agent_state[1] if one.agent_state else None) for one in requests]
+        answers = self._inner.act(inner)
+        return [self._shown(request, answer) for request, answer in zip(requests, answers, strict=True)]
+
+    def finish(self) -> None:
+        """Let the other agent free what it holds."""
+        self._inner.finish()
+
+    def _shown(self, request: TurnRequest, answer: Action | AgentError) -> Action | AgentError:
+        if isinstance(answer, AgentError):
+            return answer
+        said = [answer.text] if answer.text.strip() or not answer.tool_calls else []
+        show_message("assistant", "\n".join([*said, *map(call_text, answer.tool_calls)]))
+        return replace(answer, agent_state=(len(request.messages) + 1, answer.agent_state))
+
+
+def call_text(call: ToolCall) -> str:
+    """Write a call as a person would type it.
+
+    >>> call_text(ToolCall(name="price", arguments={"good": "eggs"}))
+    "price(good='eggs')"
+    """
+    if call.error is not None:
+        return f"{call.name}: a call that cannot be read ({call.error})"
+    return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
+
+
+def show_summary(trajectory: Trajectory) -> None:
+    """Say how the game ended, and what each turn was paid."""
+    outcome, color = _outcome(trajectory)
+    turns = trajectory.num_turns
+    ended = f"{outcome} after {turns} turn{'' if turns == 1 else 's'} ({trajectory.stop_reason.value})"
+    out().print(f"\n{ended}: reward {trajectory.final_reward:zg}", style=f"bold {color}")
+    if turns > 1:
+        out().print("reward by turn: " + " ".join(f"{reward:zg}" for reward in trajectory.turn_rewards[:50]))
+    if any(turn.invalid for turn in trajectory.turns):
+        out().print(f"invalid actions: {sum(turn.invalid for turn in trajectory.turns)}")
+    for role, reward in trajectory.final_rewards.items():
+        out().print(plain(f"role {role}: {reward:zg}", 200))
+    if trajectory.error is not None:
+        say(trajectory.error.strip(), "red")
+
+
+def _outcome(trajectory: Trajectory) -> tuple[str, str]:
+    if trajectory.failed:
+        return "failed", "red"
+    return {True: ("won", "green"), False: ("lost", "yellow"), None: ("over", "cyan")}[trajectory.success]

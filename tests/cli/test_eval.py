@@ -1,0 +1,192 @@
+"""Evaluation from the command line: the numbers are those of ``evaluate``, and nothing played is lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import GAME, ran, shell
+from http_server import HANG_UP, Asked, Reply, chat, serving
+
+from agentsgym.agents.scripted import RandomAgent
+from agentsgym.cli.naming import find_env
+from agentsgym.envs.TwentyQuestions import RandomPlayer, TwentyQuestionsEnv
+from agentsgym.evaluation.passing import pass_at_k_interval, pass_hat_k_interval
+from agentsgym.evaluation.run import evaluate
+
+TWENTY = ("-c", 'objects=["clock","cat","car","tree"]', "-c", "max_steps_per_episode=5", "--dataset", "split=all")
+
+
+@pytest.fixture
+def game(tmp_path: Path) -> str:
+    (tmp_path / "guess_of_eval.py").write_text(GAME)
+    sys.modules.pop("guess_of_eval", None)
+    return f"{tmp_path / 'guess_of_eval.py'}:Guess"
+
+
+def results(done: Any) -> dict[str, Any]:
+    return {one["agent"]: one for one in done.json["agents"]}
+
+
+def test_equal_seeds_give_equal_numbers(game: str) -> None:
+    done = ran("eval", game, "--agent", "random", "-n", "20", "-k", "4", "--seed", "7", "--json")
+    found = results(done)["random"]
+    assert done.json["num_tasks"] == 20
+    assert found["num_planned"] == found["results"]["num_episodes"] == 80
+    again = ran("eval", game, "--agent", "random", "-n", "20", "-k", "4", "--seed", "7", "--json")
+    assert again.out == done.out
+    other = ran("eval", game, "--agent", "random", "-n", "20", "-k", "4", "--seed", "8", "--json")
+    assert results(other)["random"]["results"] != found["results"]
+
+
+def test_the_numbers_of_given_tasks_are_those_of_evaluate(game: str, tmp_path: Path) -> None:
+    tasks = [{"secret": 1 + index % 4, "seed": index} for index in range(12)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(str(task).replace("'", '"') for task in tasks))
+    options = ["--tasks", str(tmp_path / "tasks.jsonl"), "-k", "4", "-c", "max_steps_per_episode=2"]
+    done = ran("eval", game, "-a", "random", *options, "--cluster-by", "secret", "--json")
+    found = results(done)["random"]
+    env = find_env(game, {"max_steps_per_episode": 2}).build()
+    expected = evaluate(env, RandomAgent(["1", "2", "3", "4"], seed=0), tasks, 4, cluster_by="secret")
+    assert found["results"] == expected.as_dict()
+    clusters = [tasks[one.task_index]["secret"] for one in expected.trajectories]
+    for name, estimate in (("pass@2", pass_at_k_interval), ("pass^4", pass_hat_k_interval)):
+        wanted = estimate(expected.trajectories, int(name[5:]), clusters=clusters)
+        assert found["passes"][name] == {"mean": wanted.mean, "interval": [wanted.low, wanted.high]}
+
+
+def test_its_own_players_are_played_beside() -> None:
+    done = ran("eval", "TwentyQuestions", *TWENTY, "-a", "random", "-n", "8", "--json")
+    found = results(done)
+    assert list(found) == ["random", "reference"]
+    config = {"objects": ["clock", "cat", "car", "tree"], "max_steps_per_episode": 5}
+    env = TwentyQuestionsEnv(env_config=config)
+    rows = env.get_eval_dataset(split="all", size=8)
+    assert found["random"]["results"] == evaluate(env, RandomPlayer(env), rows).as_dict()
+    alone = ran("eval", "TwentyQuestions", *TWENTY, "-a", "random", "-n", "8", "--json", "--no-references")
+    assert list(results(alone)) == ["random"]
+
+
+def test_what_is_known_exactly_stands_beside_and_is_not_played() -> None:
+    game = ("TextArena:GuessTheNumber-v0", "-c", "max_steps_per_episode=4", "-a", "reference", "-n", "30")
+    found = results(ran("eval", *game, "--json"))
+    assert list(found) == ["reference"]
+    assert found["reference"]["known_rewards"] == pytest.approx({"random": 0.705, "optimal": 0.986}, abs=1e-3)
+    shown = ran("eval", *game, columns=60)
+    assert "random*" in shown.out
+    assert "of optimal" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 60
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_table_is_readable_in_any_width(game: str, columns: int) -> None:
+    done = ran("eval", game, "-a", "random", "-n", "10", "-k", "2", columns=columns)
+    assert done.code == 0
+    assert max(map(len, done.out.splitlines())) <= columns
+    for measure in ("win rate", "reward", "turns", "pass@2", "pass^2", "games"):
+        assert measure in done.out
+    assert "…" not in done.out
+
+
+def test_a_policy_that_was_saved_plays(tmp_path: Path) -> None:
+    from agentsgym.agents.policy.agent import PolicyAgent  # noqa: PLC0415
+    from agentsgym.tiny import tiny_policy  # noqa: PLC0415
+
+    config = {"objects": ["clock", "cat"], "properties": ["alive"], "max_steps_per_episode": 2, "system_prompt": ""}
+    model, tokenizer = tiny_policy(TwentyQuestionsEnv(env_config=config))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    options = [f"--config={key}={value!r}".replace("'", '"') for key, value in config.items()]
+    common = ("-n", "6", "--max-turn-tokens", "4", "--dataset", "split=all", "--json", "--no-references")
+    done = ran("eval", "TwentyQuestions", *options, "-a", f"policy:{tmp_path}", *common)
+    env = TwentyQuestionsEnv(tokenizer, config)
+    agent = PolicyAgent(model, tokenizer, max_turn_tokens=4)
+    expected = evaluate(env, agent, env.get_eval_dataset(split="all", size=6))
+    assert results(done)[f"policy:{tmp_path}"]["results"] == expected.as_dict()
+    tiny = ran("eval", "TwentyQuestions", *options, "-a", "policy:tiny", *common)
+    assert results(tiny)["policy:tiny"]["results"] == expected.as_dict()  # made from the same words and seed
+
+
+def test_a_server_that_goes_down_loses_nothing(game: str, tmp_path: Path) -> None:
+    def answer(asked: Asked) -> Reply:
+        return chat("3") if asked.number < 4 else Reply({"error": {"message": "no"}}, status=400)
+
+    (tmp_path / "tasks.json").write_text(str([{"secret": 3}] * 8).replace("'", '"'))
+    with serving(answer) as served:
+        common = ("--base-url", served.url, "--tasks", tmp_path / "tasks.json", "--max-concurrent", "1")
+        done = ran("eval", game, "-a", "openai:gpt", *common, "--json")
+    assert done.code == 1
+    found = results(done)["openai:gpt"]
+    assert found["results"]["num_episodes"] == 4
+    assert found["results"]["win_rate"] == 1.0
+    assert found["results"]["num_failed"] == 1
+    assert "1 of 8 rollouts failed, more than max_failed_fraction = 0.1" in found["ended_by"]
+    assert "openai:gpt finished 5 of 8 games" in done.words
+
+
+def test_a_server_that_refuses_the_key_ends_it(game: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-abcdefgh-12345678")
+    with serving(lambda asked: Reply({"error": {"message": "bad key"}}, status=401)) as served:
+        done = ran("eval", game, "-a", "openai:gpt", "--base-url", served.url, "--api-key-env", "MY_KEY", "-n", "3")
+        assert served.asked[0].headers["authorization"] == "Bearer sk-abcdefgh-12345678"
+    assert done.code == 1
+    assert "refuses every request" in done.words
+    assert "sk-abcdefgh" not in done.words
+    refused = ran("eval", game, "-a", "openai:gpt", "--base-url", served.url, "--api-key-env", "MY_KEI", "-n", "3")
+    assert refused.code == 2
+    assert "there is no environment variable 'MY_KEI'" in refused.words
+
+
+def test_a_share_of_failures_may_be_allowed(game: str, tmp_path: Path) -> None:
+    (tmp_path / "tasks.json").write_text(str([{"secret": 3}] * 4).replace("'", '"'))
+    replies = [chat("3"), HANG_UP, chat("3"), chat("3")]
+    with serving(lambda asked: Reply({}, status=400) if asked.number == 1 else replies[0]) as served:
+        common = ("--base-url", served.url, "--tasks", tmp_path / "tasks.json", "--max-concurrent", "1")
+        done = ran("eval", game, "-a", "openai:gpt", *common, "--max-failed", "0.5", "--no-references")
+    assert done.code == 0
+    assert "failed 1" in done.words
+
+
+def test_a_script_that_is_too_short_fails_every_game(game: str, tmp_path: Path) -> None:
+    (tmp_path / "script.txt").write_text("9\n")
+    done = ran("eval", game, "-a", f"scripted:{tmp_path / 'script.txt'}", "-n", "3", "--max-failed", "1")
+    assert done.code == 1
+    assert "every game failed" in done.words
+
+
+def test_ctrl_c_shows_what_was_played(tmp_path: Path) -> None:
+    slow = "        __import__('time').sleep(0.01)\n        open('begun', 'a').write('.')\n        won ="
+    (tmp_path / "guess.py").write_text(GAME.replace("        won =", slow))
+    process = shell("eval", "guess.py", "-a", "random", "-n", "5000", "--max-concurrent", "4", "--json", cwd=tmp_path)
+    begun, deadline = tmp_path / "begun", time.monotonic() + 60
+    while not (begun.exists() and begun.stat().st_size > 100) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert "error: stopped by Ctrl-C" in err
+    assert "Traceback" not in err
+    [found] = json.loads(out)["agents"]
+    assert found["ended_by"] == "stopped by Ctrl-C"
+    assert 0 < found["results"]["num_episodes"] < found["num_planned"] == 5000
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "eval needs an agent"),
+        (["-a", "random", "--cluster-by", "sekret"], "--cluster-by: task 0 has no 'sekret'"),
+        (["-a", "random", "--base-url", "http://x"], "--base-url is for openai:MODEL"),
+        (["-a", "reference"], "brings no reference player"),
+        (["-a", "random", "--split", "test"], "--split is train or eval, got 'test'"),
+        (["-a", "random", "--dataset", "size=3"], "has no dataset of its own"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_a_usage_error(game: str, options: list[str], said: str) -> None:
+    done = ran("eval", game, *options)
+    assert done.code == 2
+    assert said in done.words

@@ -1,0 +1,176 @@
+"""Which environment a name means, and what is said of names that mean none."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import GAME, ran
+
+from agentsgym.cli.console import UsageError
+from agentsgym.cli.naming import find_env, known_names
+from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
+
+
+@pytest.fixture
+def game(tmp_path: Path) -> Path:
+    path = tmp_path / "guess_of_naming.py"
+    path.write_text(GAME)
+    sys.modules.pop(path.stem, None)
+    return path
+
+
+@pytest.mark.parametrize("name", ["TwentyQuestions", "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"])
+def test_a_group_and_a_path_name_a_class(name: str) -> None:
+    assert find_env(name).env_class is TwentyQuestionsEnv
+
+
+def test_a_game_is_a_key_of_the_configuration_or_of_the_dataset() -> None:
+    assert find_env("TextArena:Wordle-v0", {"seat": 0}).env_config == {"game": "Wordle-v0", "seat": 0}
+    assert find_env("Gymnasium:Taxi-v4").env_config == {"id": "Taxi-v4"}
+    assert find_env("ReasoningEvals:chain_sum,leg_counting").dataset_options == {"task": ["chain_sum", "leg_counting"]}
+
+
+def test_a_file_names_its_class(game: Path) -> None:
+    named = find_env(f"{game}:Guess")
+    assert named.env_class.__name__ == "Guess"
+    assert find_env(str(game)).env_class is named.env_class  # the only one
+
+
+def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = importlib.metadata.EntryPoint(
+        "my.game", "agentsgym.envs.TwentyQuestions:TwentyQuestionsEnv", "agentsgym.envs"
+    )
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [entry])
+    assert find_env("my.game").env_class is TwentyQuestionsEnv
+    assert "my.game" in known_names()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("TwentyQestions", "did you mean TwentyQuestions"),
+        ("twentyquestions", "did you mean TwentyQuestions"),
+        ("wordle-v0", "did you mean TextArena:Wordle-v0"),
+        ("zzzz", "agentsgym envs lists what there is"),
+        ("agentsgym.envs.TwentyQuestions.TwentyQuestionEnv", "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"),
+        ("no.such.module.Env", "No module named 'no'"),
+        ("json.JSONDecoder", "must name a subclass of MultistepEnv"),
+        ("Search:Wordle-v0", "'Search' has no games to choose with a colon"),
+        ("nowhere/game.py:Game", "there is no file 'nowhere/game.py'"),
+    ],
+)
+def test_a_name_that_means_nothing_is_a_usage_error_with_the_nearest(name: str, said: str) -> None:
+    done = ran("check", name)
+    assert done.code == 2
+    assert said in done.words
+
+
+def test_a_game_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="the game is given twice"):
+        find_env("TextArena:Wordle-v0", {"game": "Chess-v0"})
+
+
+@pytest.mark.parametrize(
+    ("source", "class_name", "said"),
+    [
+        (GAME, "Gues", "has no environment 'Gues'; it has Guess"),
+        ("import random", "", "has 0 environments"),
+        (GAME + "\n\nclass Other(Guess):\n    pass\n", "", "has 2 environments: write"),
+        ("import nonsense_that_is_not_there", "", "line 1 raised ModuleNotFoundError: No module named"),
+        ("def broken(:", "", "line 1 raised SyntaxError"),
+        ("x = 1\nraise SystemExit(3)", "", "line 2 raised SystemExit: 3"),
+    ],
+)
+def test_a_file_that_is_not_right_says_what_is_wrong(game: Path, source: str, class_name: str, said: str) -> None:
+    game.write_text(source)
+    with pytest.raises(UsageError) as refused:
+        find_env(f"{game}:{class_name}" if class_name else str(game))
+    assert said in str(refused.value)
+    assert game.stem not in sys.modules or source.startswith(("\nfrom", "import random"))
+
+
+def test_a_file_does_not_take_the_place_of_a_loaded_module(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text(GAME)
+    with pytest.raises(UsageError, match="has the name of another module, 'random'"):
+        find_env(f"{tmp_path / 'random.py'}:Guess")
+
+
+def test_files_beside_it_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "words_of_naming.py").write_text("WORD = 'x'")
+    (tmp_path / "beside_of_naming.py").write_text(f"from words_of_naming import WORD\n{GAME}")
+    assert find_env(str(tmp_path / "beside_of_naming.py")).env_class.__name__ == "Guess"
+
+
+def detail(*arguments: Any) -> dict[str, Any]:
+    return ran("check", "TwentyQuestions", "--json", *arguments).json
+
+
+def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("objects: [clock, cat]\nmax_steps_per_episode: 2\n")
+    # Two objects and two turns: with objects=all there would be longer episodes.
+    arguments = ["--config-file", file, "-c", "max_steps_per_episode=1", "--dataset", "split=all", "--max-tasks", "4"]
+    done = detail(*arguments)
+    assert done["ok"]
+    assert done["num_turns"] == done["num_episodes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-c", "objects"], "--config takes KEY=VALUE, got 'objects'"),
+        (["-c", "a=1", "-c", "a=2"], "--config gives 'a' twice"),
+        (["-c", "objekts=all"], "env_config['objekts'] is unknown; did you mean 'objects'?"),
+        (["-c", "max_steps_per_episode=many"], "must be a positive int, got 'many'"),
+        (["--config-file", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+        (["--tasks", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
+        (["--dataset", "sise=3"], "sise"),
+        (["--agent", "rando"], "there is no agent 'rando'; did you mean 'random'?"),
+        (["--agent", "scripted"], "an agent is written scripted:FILE"),
+        (["--agent", "random:3"], "random takes nothing behind a colon"),
+        (["--agent", "scripted:nowhere.txt"], "the script nowhere.txt cannot be read"),
+        (["--agent", "policy:./nowhere"], "there is no folder './nowhere' to load a policy from"),
+        (["--agent", "openai:m"], "key"),
+    ],
+)
+def test_an_option_that_is_wrong_is_a_usage_error(
+    options: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    done = ran("check", "TwentyQuestions", *options)
+    assert done.code == 2, done.words
+    assert said in done.words
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[{"secret": 1}, 3]', "must be a task_data dict or a dataset row, got 3"),
+        ('{"secret": 1}\n{"secret":', "line 2 of"),
+        ("[1, 2", "is no JSON list"),
+        ("[]", "there is no task to play"),
+        ('[{"sekret": 1}]', "did you mean 'secret'?"),
+    ],
+)
+def test_tasks_of_a_file_are_checked(game: Path, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "tasks.json").write_text(text)
+    done = ran("check", f"{game}:Guess", "--tasks", tmp_path / "tasks.json")
+    assert done.code == 2
+    assert said in done.words
+
+
+def test_tasks_of_a_file_are_played(game: Path, tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text("\n".join(json.dumps({"secret": 2}) for _ in range(3)))
+    (tmp_path / "script.txt").write_text("1\n2\n")
+    agent = f"scripted:{tmp_path / 'script.txt'}"
+    done = ran("eval", f"{game}:Guess", "-a", agent, "--tasks", tmp_path / "tasks.jsonl", "--json", "--no-references")
+    assert done.code == 0
+    assert done.json["num_tasks"] == 3
+    assert done.json["agents"][0]["results"]["win_rate"] == 1.0
+    assert done.json["agents"][0]["results"]["mean_turns"] == 2.0
