@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast, overload
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from agentsgym.errors import ConfigError, StoreError, did_you_mean
 from agentsgym.store.jsonl import line_of, record_of_line
 from agentsgym.store.parts import Part, Scan, read_row_group, scan, warn_of_unfinished
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.rows import record_of, trajectory_of
-from agentsgym.store.schema import SCALARS, SCHEMA
+from agentsgym.store.schema import SCALARS, SCHEMA, Expression, Table
 from agentsgym.store.writer import RolloutWriter
 from agentsgym.texts import sentence_of, shown
 
@@ -107,7 +106,7 @@ class RolloutStore(Sequence["Trajectory"]):
         for row in self._rows:
             yield record_of(*self._files.locate(int(row)))
 
-    def filter(self, expression: pc.Expression | None = None, /, **columns: Any) -> RolloutStore:
+    def filter(self, expression: Expression | None = None, /, **columns: Any) -> RolloutStore:
         """Keep the rollouts that pass, as a store; only the columns that are named are read.
 
         Args:
@@ -130,7 +129,7 @@ class RolloutStore(Sequence["Trajectory"]):
             kept &= np.isin(np.arange(len(self)), passed.column(_INDEX).to_numpy())
         return self._view(np.asarray(self._rows, dtype=np.int64)[kept])
 
-    def table(self, columns: Sequence[str] | None = None) -> pa.Table:
+    def table(self, columns: Sequence[str] | None = None) -> Table:
         """Read columns, all by default, as a ``pyarrow.Table`` with one row a rollout.
 
         Raises:
@@ -200,14 +199,14 @@ class _Files:
         ]
         sizes = [size for part in found.parts for size in part.row_groups]
         self._stops = np.cumsum(np.asarray(sizes, dtype=np.int64))
-        self._last: tuple[int, pa.Table] | None = None
+        self._last: tuple[int, Table] | None = None
 
     @property
     def num_rows(self) -> int:
         """Rollouts of all files."""
         return int(self._stops[-1]) if len(self._stops) else 0
 
-    def locate(self, row: int) -> tuple[pa.Table, int]:
+    def locate(self, row: int) -> tuple[Table, int]:
         """The row group that holds a row, and its place in it."""
         group = int(np.searchsorted(self._stops, row, side="right"))
         last = self._last  # once: another thread may put another there
@@ -215,7 +214,7 @@ class _Files:
             last = self._last = (group, read_row_group(*self._groups[group]))
         return last[1], row - self._start(group)
 
-    def table(self, rows: NDArray[np.int64] | range, columns: Sequence[str] | None) -> pa.Table:
+    def table(self, rows: NDArray[np.int64] | range, columns: Sequence[str] | None) -> Table:
         """Read some rows, in their order, of some columns."""
         wanted = np.asarray(rows, dtype=np.int64)
         names = SCHEMA.names if columns is None else [*columns]

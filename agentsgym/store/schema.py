@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    Table: TypeAlias = Any  # pyarrow has no types: what it is called is not to spread that
+    Expression: TypeAlias = Any
+else:
+    Table = pa.Table
+    Expression = pc.Expression
 
 VERSION: Final = 1
 VERSION_KEY: Final = b"agentsgym.rollouts"
