@@ -5,6 +5,7 @@ Whatever a typed column cannot hold exactly is beside it in ``corrections``, by 
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
@@ -31,7 +32,7 @@ from agentsgym.types import StopReason, Trajectory, Turn
 
 _EXACT: Final = 2**53  # every whole number up to it is a float64
 _INT64: Final = range(-(2**63), 2**63)
-_REFUSED: Final = (TypeError, ValueError, OverflowError)  # what a typed array raises for what it cannot hold
+_REFUSED: Final = (TypeError, ValueError, OverflowError, struct.error)  # for what a number type cannot hold
 _TURN_FIELDS: Final = (*TURN_INTS, *TURN_FLAGS, "reward", "potential", *TURN_JSONS)
 
 
@@ -47,36 +48,32 @@ class _Lists:
     """A column of lists of numbers, as one buffer of all of them and where each ends; None is a list that is not there.
 
     Attributes:
-        values: The numbers, ``type_code`` as :mod:`array` has it.
+        values: The numbers, one after the other.
     """
 
     def __init__(self, type_code: str, value_type: pa.DataType) -> None:
-        self.values = array(type_code)
-        self._type = value_type
+        self.values = bytearray()
+        self._code, self._size, self._type = type_code, struct.calcsize(type_code), value_type
         self._ends, self._missing = array("i", [0]), bytearray()
 
     def add(self, given: Sequence[Any] | None) -> bool:
         """Add a row; returns whether it is held as it was given, numbers that are equal counting as such."""
         taken = self._take(given) if given is not None else True
         self._missing.append(given is None)
-        self._ends.append(len(self.values))
+        self._ends.append(len(self.values) // self._size)
         return taken
 
     def _take(self, given: Sequence[Any]) -> bool:
-        start = len(self.values)
         try:
-            if type(given) is list:
-                self.values.fromlist(given)
-            else:
-                self.values.extend(given)
+            packed = struct.pack(f"{len(given)}{self._code}", *given)  # several times as fast as by array or numpy
         except _REFUSED:
-            del self.values[start:]
             return False
-        return self.values.typecode != "d" or _are_equal(self.values, start, given)
+        self.values += packed
+        return self._code != "d" or _are_equal(packed, given)
 
     def array(self) -> pa.Array:
         """The column."""
-        size = len(self.values)
+        size = len(self.values) // self._size
         values = pa.Array.from_buffers(self._type, size, [None, pa.py_buffer(self.values)])
         return pa.ListArray.from_arrays(
             pa.Array.from_buffers(pa.int32(), len(self._ends), [None, pa.py_buffer(self._ends)]),
@@ -85,12 +82,11 @@ class _Lists:
         )
 
 
-def _are_equal(values: array[Any], start: int, given: Sequence[Any]) -> bool:
-    """Whether the floats from ``start`` on are the numbers that were given: large ints are not."""
-    if start == len(values):
+def _are_equal(packed: bytes, given: Sequence[Any]) -> bool:
+    """Whether these floats are the numbers that were given: large ints are not."""
+    if not packed:
         return True
-    taken = np.frombuffer(values, dtype=np.float64, offset=8 * start)
-    is_small = bool(np.abs(taken).max() < _EXACT)  # False also where one is NaN
+    is_small = bool(np.abs(np.frombuffer(packed, dtype=np.float64)).max() < _EXACT)  # False also where one is NaN
     return is_small or all(type(one) is not int or float(one) == one for one in given)
 
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 SUFFIX: Final = ".parquet"
 UNFINISHED: Final = ".unfinished"
-ROWS_PER_GROUP: Final = 64  # what is read for one rollout
+ROWS_PER_GROUP: Final = 128  # what is read for one rollout
 _NUM_READERS: Final = 8
 _MOST_NAMED: Final = 5  # files in a warning
 

@@ -32,8 +32,8 @@ _INDEX: Final = "__index__"
 class RolloutStore(Sequence["Trajectory"]):
     """The rollouts of a folder, as they are when it is opened, in the order in which their parts were written.
 
-    Opening reads the footers of its files. ``store[i]`` reads the 64 rollouts around it, of which the last are kept, so
-    that going through a store in order reads everything once. A slice and a filter are stores too, which read as
+    Opening reads the footers of its files. ``store[i]`` reads the 128 rollouts around it, of which the last are kept,
+    so that going through a store in order reads everything once. A slice and a filter are stores too, which read as
     little.
 
     Attributes:
@@ -58,7 +58,9 @@ class RolloutStore(Sequence["Trajectory"]):
         self._rows: NDArray[np.int64] | range = range(self._files.num_rows)
 
     @staticmethod
-    def writer(path: str | Path, *, flush_every: int = 64, flush_seconds: float = 10.0, **shared: Any) -> RolloutWriter:
+    def writer(
+        path: str | Path, *, flush_every: int = 256, flush_seconds: float = 10.0, **shared: Any
+    ) -> RolloutWriter:
         """Make a writer, and the folder if there is none.
 
         Args:

@@ -26,6 +26,7 @@ _TEXT_LIMIT: Final = 2000  # characters of a value that only its repr is kept of
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _KEPT_KINDS: Final = "biuf"  # of numpy's data types: bool, int, unsigned, float
 _INT_RANGE = range(-(2**63), 2**63)
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -54,6 +55,8 @@ def to_json(value: Any, lost: list[str] | None = None) -> str:
     >>> from_json(to_json({(0, 1): "\ud800"}))
     {(0, 1): '\ud800'}
     """
+    if type(value) is dict and not value:
+        return "{}"
     return _dumped(_Writer([] if lost is None else lost).write(value))
 
 
@@ -84,16 +87,17 @@ def is_utf8(text: str) -> bool:
 
 
 def _is_text(message: Any) -> bool:
-    if type(message) is not dict:
-        return False
-    return all(
-        type(key) is str and type(value) is str and key[:1] != "$"
-        for key, value in cast("dict[Any, Any]", message).items()
+    """Whether a message is a role and a text, and nothing else."""
+    return (
+        type(message) is dict
+        and len(cast("dict[Any, Any]", message)) == 2
+        and type(message.get("role")) is str
+        and type(message.get("content")) is str
     )
 
 
 def _dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 class _Writer:

@@ -56,7 +56,7 @@ class RolloutWriter:
         shared: Columns that all rollouts have unless ``add`` says otherwise.
     """
 
-    def __init__(self, path: str | Path, *, flush_every: int = 64, flush_seconds: float = 10.0, **shared: Any) -> None:
+    def __init__(self, path: str | Path, *, flush_every: int = 256, flush_seconds: float = 10.0, **shared: Any) -> None:
         """Make the folder if there is none; see ``RolloutStore.writer``."""
         require("flush_every", flush_every, is_int(1), "a positive int")
         require("flush_seconds", flush_seconds, is_positive_number, "a positive number of seconds")

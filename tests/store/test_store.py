@@ -48,16 +48,16 @@ def test_slices_and_filters_are_stores_and_go_together(tmp_path: Path) -> None:
 
 
 def test_one_rollout_reads_one_row_group_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = stored(tmp_path, range(64))
-    store = stored(tmp_path, range(64, 200))
+    stored(tmp_path, range(128))
+    store = stored(tmp_path, range(128, 400))
     read: list[int] = []
     one_group = parts.read_row_group
     monkeypatch.setattr(
         "agentsgym.store.reader.read_row_group", lambda *a, **k: read.append(a[1]) or one_group(*a, **k)
     )
-    assert store[70].task_index == 70
+    assert store[140].task_index == 140
     assert len(read) == 1
-    assert indices_of(store[64:128]) == [*range(64, 128)]
+    assert indices_of(store[128:256]) == [*range(128, 256)]
     assert len(read) <= 2
 
 
