@@ -26,6 +26,7 @@ from rollout_overhead import Game, Policy, Script, make_script
 
 from agentsgym import PolicyAgent, RolloutStore, Trajectory, TwentyQuestionsEnv, tiny_policy
 from agentsgym.credit.rewards import scatter_to_tokens
+from agentsgym.store.parts import part_name
 
 CORE = ("token_ids", "agent_token_mask", "logprobs", "advantages")
 
@@ -133,7 +134,8 @@ def measure_opening(play: Play, megabytes: int) -> dict[str, float]:
         size = sum(part.stat().st_size for part in parts)
         for copy in range(1, -(-megabytes * 10**6 // size)):
             for part in parts:
-                shutil.copyfile(part, part.with_name(f"part-{copy:06d}-{part.name}"))
+                num_rollouts = int(part.stem.rpartition("-")[2])
+                shutil.copyfile(part, part.with_name(f"{part_name('c0b1', copy, num_rollouts)}.parquet"))
         start = time.perf_counter()
         store = RolloutStore(folder)
         opened = time.perf_counter()

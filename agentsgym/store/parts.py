@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ SUFFIX: Final = ".parquet"
 UNFINISHED: Final = ".unfinished"
 ROWS_PER_GROUP: Final = 128  # what is read for one rollout
 _NUM_READERS: Final = 8
+_OWN_NAME: Final = re.compile(rf"part-v{VERSION}-\d{{8}}T\d{{6}}\.\d{{9}}-\w+-\d+-([1-9]\d*)\{SUFFIX}")
+_MAGIC: Final = b"PAR1"  # begins and ends a parquet file
 _MOST_NAMED: Final = 5  # files in a warning
 
 
@@ -63,11 +66,14 @@ class Scan:
     skipped: Mapping[Path, str]
 
 
-def part_name(writer: str, number: int) -> str:
-    """Name a part: by time, so that names are in order, and by its writer, so that no two are alike."""
+def part_name(writer: str, number: int, num_rollouts: int) -> str:
+    """Name a part: by time, so that names are in order, by its writer, so that no two are alike, and by its size.
+
+    A folder of thousands of parts is opened by their names, without reading their footers.
+    """
     moment = time.time_ns()
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(moment // 10**9))
-    return f"part-{stamp}.{moment % 10**9:09d}-{writer}-{number:06d}"
+    return f"part-v{VERSION}-{stamp}.{moment % 10**9:09d}-{writer}-{number:06d}-{num_rollouts}"
 
 
 def encode(table: pa.Table) -> pa.Buffer:
@@ -111,7 +117,7 @@ def write_part(folder: Path, name: str, data: pa.Buffer) -> Path:
 
 
 def scan(folder: Path) -> Scan:
-    """Read the footers of a folder's files, several at once.
+    """Find the parts in a folder: by their names, and by their footers where others named them.
 
     Raises:
         StoreError: There is no such folder.
@@ -120,9 +126,11 @@ def scan(folder: Path) -> Scan:
         what = "a file" if folder.exists() else "nothing"
         raise StoreError(f"there is no rollout store at {folder}: it must be a folder of parquet files, found {what}")
     files = sorted(file for file in folder.iterdir() if file.name.endswith(SUFFIX) and not file.name.startswith("."))
+    found: dict[Path, Part | str] = {file: part for file in files if (part := _by_name(file)) is not None}
+    others = [file for file in files if file not in found]
     with ThreadPoolExecutor(_NUM_READERS) as pool:
-        found = dict(zip(files, pool.map(_open, files), strict=True))
-    parts = [one for one in found.values() if isinstance(one, Part)]
+        found |= zip(others, pool.map(_open, others), strict=True)
+    parts = [one for file in files if isinstance(one := found[file], Part)]
     skipped = {file: one for file, one in found.items() if isinstance(one, str)}
     if skipped:
         logger.warning(
@@ -141,6 +149,22 @@ def warn_of_unfinished(folder: Path) -> None:
             "lost, nobody reads these files, and they may be deleted",
             *(folder, len(left), _named(file.name for file in left)),
         )
+
+
+def _by_name(file: Path) -> Part | None:
+    """Know a whole part by its name; None for any other file."""
+    match = _OWN_NAME.fullmatch(file.name)
+    if match is None:
+        return None
+    try:
+        with file.open("rb", buffering=0) as opened:
+            opened.seek(-len(_MAGIC), os.SEEK_END)
+            if opened.read() != _MAGIC:
+                return None
+    except OSError:
+        return None
+    groups, rest = divmod(int(match[1]), ROWS_PER_GROUP)
+    return Part(file, (*[ROWS_PER_GROUP] * groups, *([rest] if rest else [])))
 
 
 def _open(file: Path) -> Part | str:
@@ -166,11 +190,15 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
     try:
         with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
             table = file.read_row_group(index, columns=None if columns is None else [*columns])
-            return table.select(SCHEMA.names if columns is None else columns)
+            table = table.select(SCHEMA.names if columns is None else columns)
     except KeyError as error:
         raise StoreError(f"{part.path} has no such columns as its footer claims: {error}") from error
-    except (OSError, pa.ArrowException, ValueError) as error:
+    except (OSError, pa.ArrowException, ValueError, IndexError) as error:
         raise StoreError(f"{part.path} cannot be read any more: {sentence_of(error, 300)}") from error
+    if len(table) != part.row_groups[index]:
+        wanted = part.row_groups[index]
+        raise StoreError(f"{part.path} is not what its name says: {len(table)} rollouts in the place of {wanted}")
+    return table
 
 
 def _rename(unfinished: Path, path: Path) -> None:

@@ -32,7 +32,7 @@ _INDEX: Final = "__index__"
 class RolloutStore(Sequence["Trajectory"]):
     """The rollouts of a folder, as they are when it is opened, in the order in which their parts were written.
 
-    Opening reads the footers of its files. ``store[i]`` reads the 128 rollouts around it, of which the last are kept,
+    Opening reads the names of its files. ``store[i]`` reads the 128 rollouts around it, of which the last are kept,
     so that going through a store in order reads everything once. A slice and a filter are stores too, which read as
     little.
 

@@ -235,7 +235,7 @@ class RolloutWriter:
         while self._parts:
             part = self._parts[0]
             try:
-                self._place(part.data)
+                self._place(part)
             except OSError as error:
                 self._complain(error)
                 self._give_up_oldest()
@@ -247,13 +247,13 @@ class RolloutWriter:
             self._has_complained = False
         return None
 
-    def _place(self, data: pa.Buffer) -> None:
+    def _place(self, part: _Encoded) -> None:
         """Write a part under a name that nobody has."""
         self.path.mkdir(parents=True, exist_ok=True)
         for _ in range(_MOST_NAMES):
             self._num_parts += 1
             with contextlib.suppress(FileExistsError):
-                write_part(self.path, part_name(self._id, self._num_parts), data)
+                write_part(self.path, part_name(self._id, self._num_parts, part.num_rollouts), part.data)
                 return
         raise OSError(f"{_MOST_NAMES} names of parts are taken")
 

@@ -34,5 +34,7 @@ def test_the_snippets_run_one_after_another(tmp_path: Path, monkeypatch: pytest.
 
 def test_every_column_is_in_the_table() -> None:
     section = PAGE.partition("## The columns")[2].partition("\n## ")[0]
-    named = {name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    named = {
+        name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
     assert named == {*SCHEMA.names}

@@ -132,6 +132,19 @@ def test_a_part_that_is_damaged_or_gone_after_opening_is_an_error_that_names_it(
         store[0]
 
 
+def test_a_part_that_was_cut_is_skipped_and_one_whose_name_lies_is_an_error(tmp_path: Path) -> None:
+    stored(tmp_path, range(3))
+    [part] = tmp_path.glob("*.parquet")
+    data = part.read_bytes()
+    liar = part.rename(part.with_name(part.name.replace("-3.parquet", "-4.parquet")))
+    with pytest.raises(StoreError, match="is not what its name says: 3 rollouts in the place of 4"):
+        RolloutStore(tmp_path)[0]
+    liar.rename(tmp_path / "named otherwise.parquet")
+    part.write_bytes(data[:-1])
+    store = RolloutStore(tmp_path)
+    assert (indices_of(store), [*store.skipped]) == ([0, 1, 2], [part])
+
+
 def test_a_part_that_claims_our_format_without_its_columns_is_an_error_that_names_it(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({VERSION_KEY: b"1"}), tmp_path / "claims.parquet")
     store = RolloutStore(tmp_path)
