@@ -8,15 +8,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from agentsgym.store.records import StoredRollout
-from agentsgym.store.schema import (
-    FLOATS,
-    INTS,
-    JSONS,
-    OWN_FLOATS,
-    OWN_INTS,
-    OWN_TEXTS,
-    TURN_JSONS,
-)
+from agentsgym.store.schema import FLOATS, INTS, JSONS, OWN_FLOATS, OWN_INTS, OWN_TEXTS, TURN_JSONS
 from agentsgym.store.values import from_json
 from agentsgym.types import StopReason, Trajectory, Turn
 
