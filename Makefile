@@ -38,6 +38,7 @@ types: $(VENV)/.installed-dev ## pyright
 bench: $(VENV)/.installed-dev ## measure on this machine, one JSON object each
 	$(RUN) benchmarks/import_time.py --json
 	$(RUN) benchmarks/rollout_overhead.py --json
+	$(RUN) benchmarks/rollout_store.py --json
 	$(RUN) benchmarks/rollout_transformers.py --json
 	$(RUN) benchmarks/training_step.py --json
 	$(RUN) benchmarks/two_ranks.py --json

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         EpisodeError,
         MissingDependencyError,
         NonFiniteError,
+        StoreError,
         TaskError,
         TemplateError,
         TooManyFailuresError,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from agentsgym.record_audit import audit
     from agentsgym.rollouts.process_pool import EnvProcessPool
     from agentsgym.rollouts.thread_pool import EnvThreadPool
+    from agentsgym.store.reader import RolloutStore
     from agentsgym.tiny import tiny_policy
     from agentsgym.training.callbacks import LearningCurve
     from agentsgym.training.config import GRPOEnvConfig
@@ -103,12 +105,14 @@ __all__ = [
     "PriceListEnv",
     "RandomAgent",
     "ReasoningEvalsEnv",
+    "RolloutStore",
     "SamplingParams",
     "ScoredRollout",
     "ScriptedAgent",
     "SearchEnv",
     "SessionTools",
     "StopReason",
+    "StoreError",
     "TaskError",
     "TemplateError",
     "TextArenaEnv",
@@ -167,6 +171,7 @@ _HOMES = {
         "EpisodeError",
         "MissingDependencyError",
         "NonFiniteError",
+        "StoreError",
         "TaskError",
         "TemplateError",
         "TooManyFailuresError",
@@ -178,6 +183,7 @@ _HOMES = {
     "rollouts.thread_pool": ("EnvThreadPool",),
     "rollouts.process_pool": ("EnvProcessPool",),
     "record_audit": ("audit",),
+    "store.reader": ("RolloutStore",),
     "tiny": ("tiny_policy",),
     "training.callbacks": ("LearningCurve",),
     "training.curriculum": ("Curriculum",),

@@ -8,6 +8,7 @@
     ├── TemplateError             a chat template whose tokens cannot be kept exact
     ├── MissingDependencyError    an optional package is needed (also an ImportError)
     ├── CheckpointError           a checkpoint could not be written (also an OSError)
+    ├── StoreError                a rollout store cannot be read or written (also an OSError)
     ├── TooManyFailuresError      more rollouts failed than ``max_failed_fraction`` allows
     ├── ContractError             an environment breaks the contract (``check_env``)
     ├── NonFiniteError            a loss, a gradient, a weight or a logit is NaN or infinite
@@ -66,6 +67,10 @@ class MissingDependencyError(AgentsGymError, ImportError):
 
 class CheckpointError(AgentsGymError, OSError):
     """A checkpoint could not be written: a full disk, most often. Those before it are whole."""
+
+
+class StoreError(AgentsGymError, OSError):
+    """A rollout store is missing or cannot be read, or its disk takes nothing more; the message names the file."""
 
 
 class TooManyFailuresError(AgentsGymError):

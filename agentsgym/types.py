@@ -213,6 +213,7 @@ class Trajectory:
         num_retries: How often it was played before and failed, as ``FailurePolicy.max_retries`` allows.
         final_rewards: What each role was paid in all, roles without a turn included; empty where the game does not pay
             by role, and in a failed rollout.
+        task_data: The task as it was played, its ``seed`` filled in; empty in a record made by hand.
     """
 
     token_ids: Sequence[int]
@@ -230,6 +231,7 @@ class Trajectory:
     num_close_errors: int = 0
     num_retries: int = 0
     final_rewards: Mapping[Hashable, float] = field(default_factory=dict[Hashable, float])
+    task_data: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         edge = segment = 0
@@ -338,6 +340,11 @@ class Trajectory:
     def exact(self) -> bool:
         """Whether all agent tokens are as the agent gave them."""
         return all(turn.exact for turn in self.turns)
+
+    @property
+    def seed(self) -> Any:
+        """The seed that its task was played with; None in a record without one."""
+        return self.task_data.get("seed")
 
     @property
     def failed(self) -> bool:

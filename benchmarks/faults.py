@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: small mo
 
 from fault_scenarios.outcome import Outcome
 
-SCENARIOS = ("kills", "disks", "signals", "restarts", "workers", "exits", "trainers", "soak", "cost")
+SCENARIOS = ("kills", "stores", "disks", "signals", "restarts", "workers", "exits", "trainers", "soak", "cost")
 
 
 def main() -> int:

@@ -265,7 +265,7 @@ class MultistepEnv(ABC):
         check_options(limits, self.rollout, self.trials)
         trials = self.trials(task_data_list, num_rollouts, **limits)
         policy.check_size(num_rollouts)
-        times = {"turn_timeout_s": turn_timeout_s, "episode_timeout_s": episode_timeout_s}
+        times: dict[str, Any] = {"turn_timeout_s": turn_timeout_s, "episode_timeout_s": episode_timeout_s}
         trajectories = play_under_policy(
             trials, actor, policy, on_finish, max_concurrent=max_concurrent, pool=pool, **times
         )

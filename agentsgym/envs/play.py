@@ -153,8 +153,14 @@ def play_trials(
         return rounds.trajectories
 
 
-def play_under_policy(
-    trials: Sequence[Trial], agent: Agent, policy: FailurePolicy, on_finish: OnFinish | None, **options: Any
+def play_under_policy(  # the last is left out by all but one
+    trials: Sequence[Trial],
+    agent: Agent,
+    policy: FailurePolicy,
+    on_finish: OnFinish | None,
+    *,
+    finished_before: Sequence[Trajectory] = (),
+    **options: Any,
 ) -> list[Trajectory]:
     """Drive trials to their ends, and end as soon as more of them failed than the policy allows.
 
@@ -163,6 +169,7 @@ def play_under_policy(
         agent: Answers.
         policy: Says that, and which are played again.
         on_finish: Called with each trajectory as soon as it is finished for good.
+        finished_before: Rollouts of the same run that are not played here, and count.
         **options: As :func:`~agentsgym.rollouts.driver.drive` takes them.
 
     Raises:
@@ -170,7 +177,9 @@ def play_under_policy(
     """
     if policy.max_failed_fraction is None:
         return play_trials(trials, agent, on_finish=on_finish, policy=policy, **options)
-    count = FailureCount(policy, len(trials))
+    count = FailureCount(policy, len(trials) + len(finished_before))
+    for one in finished_before:
+        count.add(one)
 
     def finished(trajectory: Trajectory) -> None:
         if on_finish is not None:

@@ -142,6 +142,7 @@ class Trial:
             rollout_index=self.rollout_index,
             num_retries=self.num_retries,
             info=conversation.info,
+            task_data=self.task_data,
             error=describe(fault, self._where()),
         )
 
@@ -345,6 +346,7 @@ class Trial:
             rollout_index=self.rollout_index,
             num_retries=self.num_retries,
             info=conversation.info,
+            task_data=self.task_data,
             error=error,
         )
         if error:

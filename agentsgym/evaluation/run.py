@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.rows.read import tasks_of_rows
@@ -26,6 +28,7 @@ from agentsgym.seeding import derive_seed
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from agentsgym.store.writer import RolloutWriter
     from agentsgym.types import Trajectory
 
 OnFinish = Callable[["Trajectory"], None]
@@ -43,6 +46,9 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
     failures: FailurePolicy | None = None,
     on_finish: OnFinish | None = None,
     references: References | None = None,
+    store: str | Path | RolloutWriter | None = None,
+    resume: bool | Literal["failed"] = False,
+    agent_name: str | None = None,
     **rollout_options: Any,
 ) -> Evaluation:
     """Play each task ``num_rollouts`` times and report win rate, reward and turns with 95 % intervals.
@@ -64,6 +70,12 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
         references: What random and optimal play earn, for ``Evaluation.fraction_of_optimal``: one
             :class:`~agentsgym.envs.references.anchors.Anchors` for all tasks, or a function of ``task_data`` that
             gives them, or None where they are not known. Left out, they are what the environment says in ``info``.
+        store: Keeps every rollout as soon as it is finished: the folder of a rollout store, or a writer of one, which
+            stays open.
+        resume: Do not play again what the store holds of this evaluation: rollouts of the same environment,
+            configuration, limits of tokens, tasks, rollout indices and ``agent_name``. With ``"failed"`` those that
+            failed are played again. It needs ``agent_name``.
+        agent_name: What the store calls the agent; by default the name of its class.
         **rollout_options: Handed to ``env.rollout``.
 
     Raises:
@@ -71,6 +83,8 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
             cannot play at all, as one does whose server refuses its key: no other episode is begun then.
         TaskError: There is no task, or some task cannot be played; nothing has been played then.
         TypeError: An argument is unknown.
+        StoreError: There can be no store at that place. (Should its disk be full later on, that is logged, once, and
+            the evaluation goes on.)
         TooManyFailuresError: More rollouts failed than ``max_failed_fraction`` allows, or no task group is large
             enough.
 
@@ -86,7 +100,19 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
         num_episodes = _num_summed(env.env_config)
         anchors = [anchors_of_task(references, task, num_episodes) for task in task_data]
     play = partial(env.rollout, task_data, agent, num_rollouts, **rollout_options)
-    everything, trajectories = _played(play, num_rollouts, policy, on_finish)
+    known: list[Trajectory] = []
+    with contextlib.ExitStack() as stack:
+        if store is not None or resume:
+            from agentsgym.evaluation.stored import StoredEvaluation  # noqa: PLC0415  # pyarrow, a tenth of a second
+
+            stored = stack.enter_context(
+                StoredEvaluation(
+                    env, agent, task_data, rollout_options, store=store, resume=resume, agent_name=agent_name
+                )
+            )
+            play = stored.playing(play, num_rollouts)
+            known = [*stored.known.values()]
+        everything, trajectories = _played(play, num_rollouts, policy, _Kept(on_finish, known))
     evaluation = summarize(
         trajectories,
         clusters=[keys[one.task_index] for one in trajectories],
@@ -102,10 +128,10 @@ def _num_summed(env_config: Mapping[str, Any]) -> int:
 
 
 def _played(
-    play: Callable[..., list[Trajectory]], num_rollouts: int, policy: FailurePolicy, on_finish: OnFinish | None
+    play: Callable[..., list[Trajectory]], num_rollouts: int, policy: FailurePolicy, kept: _Kept
 ) -> tuple[list[Trajectory], list[Trajectory]]:
     """Play, and return all rollouts and those that the estimates are made of."""
-    kept, options = _Kept(on_finish), dict[str, Any]()
+    options: dict[str, Any] = {}
     if policy != FailurePolicy():
         policy.check_size(num_rollouts)
         # What is left out of the estimates is left out here, where it is still known.
@@ -125,8 +151,8 @@ class _Kept:
         trajectories: The rollouts that are finished, in the order in which they were.
     """
 
-    def __init__(self, on_finish: OnFinish | None) -> None:
-        self.trajectories: list[Trajectory] = []
+    def __init__(self, on_finish: OnFinish | None, finished_before: Sequence[Trajectory]) -> None:
+        self.trajectories = [*finished_before]
         self._on_finish = on_finish
 
     def add(self, trajectory: Trajectory) -> None:

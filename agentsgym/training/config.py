@@ -26,6 +26,7 @@ from agentsgym.fields import is_fraction, is_int, is_number, is_positive_number,
 from agentsgym.training.settings.fields import choice as _choice
 from agentsgym.training.settings.fields import number as _number
 from agentsgym.training.settings.pools import PoolSettings
+from agentsgym.training.settings.storing import StoreSettings
 from agentsgym.training.tensors.importance import CORRECTIONS, ImportanceCorrection
 from agentsgym.training.tensors.loss_types import LOSS_TYPES, LossType
 from agentsgym.training.validation import check_settings
@@ -44,7 +45,7 @@ _GRACE: Final[dict[str, Any]] = {"expected": "a non-negative number or None", "v
 
 
 @dataclass
-class GRPOEnvConfig(PoolSettings, GRPOConfig):
+class GRPOEnvConfig(PoolSettings, StoreSettings, GRPOConfig):
     """TRL's ``GRPOConfig`` with the settings of multi-turn training.
 
     Fields of TRL that matter most here: ``num_generations`` (rollouts a task), ``max_completion_length`` (everything
@@ -52,7 +53,8 @@ class GRPOEnvConfig(PoolSettings, GRPOConfig):
     ``loss_type``, ``beta``, ``num_iterations``, ``steps_per_generation``. On a machine without accelerator ``bf16`` and
     ``gradient_checkpointing``, both on by TRL's default, are off unless they are set.
 
-    Where the environments run is that of :class:`~agentsgym.training.settings.pools.PoolSettings`.
+    Where the environments run is that of :class:`~agentsgym.training.settings.pools.PoolSettings`, where rollouts are
+    kept that of :class:`~agentsgym.training.settings.storing.StoreSettings`.
 
     Attributes:
         advantage_estimator: Name of a function of :mod:`agentsgym.credit.advantages`, or one of your own with its

@@ -34,6 +34,7 @@ from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metric
 from agentsgym.training.policy.build import build_policy, build_value_model, check_model, check_parts
 from agentsgym.training.policy.value_head import StepValueHead
 from agentsgym.training.ranks import all_gather_objects, count_real_rollouts, gather_to_main, raise_on_all_ranks
+from agentsgym.training.storing import TrainingStore
 from agentsgym.training.tensors.advantages import AdvantageAssigner, TokenAdvantages
 from agentsgym.training.tensors.importance import gap_metrics
 from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
@@ -150,6 +151,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.last_evaluation: Evaluation | None = None
         self._assigner = AdvantageAssigner(args)
         self.generator = RolloutGenerator(self.environments, agent, args, self.train_dataset, self.curriculum)
+        self._rollouts = TrainingStore(args, self.environments)
         self._diagnostics = Diagnostics(args, self.estimator)
         self.statistics = LossStatistics(args.loss, **seam.clip_epsilons, device=seam.device)
         self.value_model = build_value_model(policy, args, accelerator)
@@ -172,11 +174,16 @@ class GRPOEnvTrainer(RestartableTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, and log a kind of failure once a run: see :class:`RestartableTrainer` for the arguments."""
-        with self.generator.keeping_workers(), self.generator.counting_failures():
+        with (
+            self.generator.keeping_workers(),
+            self.generator.counting_failures(),
+            self._rollouts.written_at_the_end(),
+        ):
             return super().train(*args, **kwargs)
 
     def _end_parts(self) -> None:
         self.generator.close()
+        self._rollouts.close()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Collective: play the rows and return right-padded tensors for the loss.
@@ -204,6 +211,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         mask = tokens.agent_token_mask(advantages.included)
         logprobs = self._token_logprobs(batch, tokens, mask, phase)
         self._record(batch, advantages, logprobs, phase)
+        self._rollouts.add(batch, phase, tokens, mask, advantages, logprobs.model)
         columns = trl_batch(
             tokens, mask, advantages, logprobs, loss_type=self.args.loss, multiplies_ratio=self.args.use_vllm
         )
@@ -277,6 +285,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.generator.policy.weights_changed()  # evaluate() may follow any weight change
         with (
             self.generator.keeping_workers(),
+            self._rollouts.written_at_the_end(),
             preserve_rng_state(),
             count_real_rollouts(dataloader, num_rollouts) as count,
         ):

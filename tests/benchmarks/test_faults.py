@@ -12,7 +12,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "faults.py"
 
 
-@pytest.mark.parametrize("scenario", ["kills", "disks", "restarts"])
+@pytest.mark.parametrize("scenario", ["kills", "stores", "disks", "restarts"])
 def test_nothing_is_lost(scenario: str) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), scenario, "--quick", "--json"],

@@ -187,9 +187,9 @@ def test_a_misspelled_keyword_names_the_nearest(option: str, nearest: str) -> No
 @pytest.mark.parametrize("option", ["n", "task_data_list"])
 def test_an_unknown_keyword_names_those_of_evaluate_alone(option: str) -> None:
     known = (
-        "'agent', 'cluster_by', 'env', 'episode_timeout_s', 'failures', 'max_completion_length', 'max_concurrent', "
-        "'max_failed_fraction', 'max_turn_tokens', 'num_rollouts', 'on_finish', 'pool', 'references', 'seed', "
-        "'tasks', 'turn_timeout_s'"
+        "'agent', 'agent_name', 'cluster_by', 'env', 'episode_timeout_s', 'failures', 'max_completion_length', "
+        "'max_concurrent', 'max_failed_fraction', 'max_turn_tokens', 'num_rollouts', 'on_finish', 'pool', "
+        "'references', 'resume', 'seed', 'store', 'tasks', 'turn_timeout_s'"
     )
     with pytest.raises(TypeError) as raised:
         evaluate(ENV, AGENT, tasks("a"), **{option: 2})

@@ -245,6 +245,16 @@ def test_an_answer_that_does_not_come_in_time_fails_its_own_session(pool: Any) -
     assert agent.cancelled == [late.session_id]
 
 
+def test_a_trajectory_bears_its_task_and_seed_also_where_it_was_given_up(pool: Any) -> None:
+    games = [{**task, "seed": 5} for task in tasks("a stop", "a mute")]
+    done, late = Playground().rollout(games, AsyncParrot(), pool=pool, turn_timeout_s=1)
+    assert [done.task_data, late.task_data] == games
+    assert (done.seed, late.seed) == (5, 5)
+    [unseeded] = Playground().rollout([{"script": "stop"}], Parrot(), pool=pool)
+    assert unseeded.task_data == {"script": "stop", "seed": unseeded.seed}
+    assert isinstance(unseeded.seed, int)
+
+
 def test_an_answer_in_time_is_not_late_because_other_steps_took_long() -> None:
     """On one thread, answers come in while steps of other sessions run."""
     played = Playground().rollout(tasks(*["doze doze doze stop"] * 10), AsyncParrot(), turn_timeout_s=0.3)

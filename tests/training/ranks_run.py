@@ -28,6 +28,7 @@ from agentsgym.credit.advantages import Scale
 from agentsgym.credit.outcomes import grpo
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import AgentError, ConfigError
+from agentsgym.store.reader import RolloutStore
 from agentsgym.training.curriculum import Curriculum
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Action, Message, TurnRequest
@@ -152,6 +153,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "max_failed_fraction": 0.4,
     },
     "shown": {"log_completions": True, "max_steps": 1},
+    "stored": {"store_rollouts": True},
+    "unstorable": {"store_rollouts": __file__ if os.environ.get("RANK") == "1" else True},
     "unplayable": {"dataset": unplayable(), "shuffle_dataset": False},
     "refused": {"agent": Refusing()},
     "misfitting": {"advantage_estimator": misfitting},
@@ -226,6 +229,10 @@ def outcome(name: str, folder: Path) -> dict[str, Any]:
     seen = {"weights": weights(trainer), "names": names, "sent": sent}
     if trainer.args.log_completions:
         seen["conversations"] = conversations(trainer)
+    if trainer.args.rollout_folder is not None:
+        mine = RolloutStore(trainer.args.rollout_folder)
+        records = [one for one in mine.records() if one.extra["rank"] == PartialState().process_index]
+        seen["stored"] = [(one.run, one.generation, one.group, one.trajectory.final_reward) for one in records]
     return {**seen, **{key: logged(trainer, key) for key in WATCHED}, **evaluated}
 
 

@@ -81,6 +81,22 @@ def test_the_main_rank_shows_the_conversations_of_all(ranks: list[dict[str, Any]
     assert first[6:] == second
 
 
+def test_each_rank_stores_its_own_rollouts_under_one_name_of_the_run(
+    ranks: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    one = ranks_run.outcome("stored", tmp_path)["stored"]
+    both = [
+        rollout
+        for generation in (1, 2)
+        for rank in ranks
+        for rollout in rank["stored"]["stored"]
+        if rollout[1] == generation
+    ]
+    assert [len(rank["stored"]["stored"]) for rank in ranks] == [12, 12]
+    assert len({run for run, *_ in both}) == 1
+    assert [[*rest] for _, *rest in both] == [[*rest] for _, *rest in one]
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_ranks_send_summaries_of_rollouts_and_no_tokens(name: str, ranks: list[dict[str, Any]]) -> None:
     kinds = {"RolloutSummary", "float"}  # the latter of the loss: the ratio of each row
@@ -108,6 +124,7 @@ def test_a_rank_whose_every_rollout_failed_does_not_stop_the_others(ranks: list[
         ("unplayable", "TaskError: task_data_list[0]['seed'] must be an int or None, got 'two'"),
         ("misfitting", "must return one finite number for each"),
         ("uneven", "RuntimeError: only here"),
+        ("unstorable", "there can be no rollout store at"),
     ],
 )
 def test_what_ends_the_run_on_one_rank_ends_it_on_all(name: str, sentence: str, ranks: list[dict[str, Any]]) -> None:

@@ -113,6 +113,7 @@ class TokenLogprobs:
         sampling: (B, L), the sampler's own; None where nothing in the loss reads them.
         importance_ratio: (B, L), the weight that corrects for the sampler; None for none.
         comparison: Differences between sampler and model; None where they were not compared.
+        model: (B, L), those of the weights that are trained; None where nothing needed them.
     """
 
     old: torch.Tensor | None
@@ -120,6 +121,7 @@ class TokenLogprobs:
     sampling: torch.Tensor | None
     importance_ratio: torch.Tensor | None
     comparison: GapSums | None
+    model: torch.Tensor | None = None
 
 
 def token_logprobs(
@@ -155,6 +157,7 @@ def token_logprobs(
         sampling=recorded if plan.needs_sampling else None,
         importance_ratio=ratio,
         comparison=comparison,
+        model=model,
     )
 
 

@@ -1,0 +1,219 @@
+"""Keep the rollouts of an evaluation in a store, and play only those that it does not hold yet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from agentsgym.agents.base import as_agent
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.play import play_under_policy
+from agentsgym.envs.rows.read import class_path
+from agentsgym.errors import ConfigError
+from agentsgym.failure_policy import FailurePolicy, as_policy
+from agentsgym.fields import is_str, or_none, require
+from agentsgym.store.reader import RolloutStore
+from agentsgym.store.values import from_json, to_json
+from agentsgym.store.writer import RolloutWriter
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from agentsgym.envs.play import OnFinish
+    from agentsgym.types import Trajectory
+
+    Play = Callable[..., list[Trajectory]]
+
+_LIMITS = ("max_turn_tokens", "max_completion_length")  # without them an episode is another
+_KEY = "evaluation_key"
+
+
+class StoredEvaluation:
+    """The rollouts of one evaluation, on disk: what is there already, and where new ones go.
+
+    Attributes:
+        known: Those that are not played again, by task and rollout index.
+    """
+
+    def __init__(  # noqa: PLR0913  # what an evaluation is made of
+        self,
+        env: MultistepEnv,
+        agent: Any,
+        task_data: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        *,
+        store: str | Path | RolloutWriter | None,
+        resume: bool | Literal["failed"],
+        agent_name: str | None,
+    ) -> None:
+        """Open the store; nothing is played.
+
+        Args:
+            env: The environment.
+            agent: The agent.
+            task_data: The tasks as they are asked for, each with its seed.
+            options: What ``env.rollout`` takes besides.
+            store: A folder, or a writer.
+            resume: Whether to look for what is there; ``"failed"``: for what is there and did not fail.
+            agent_name: What the agent is called.
+
+        Raises:
+            ConfigError: There is nothing to resume from, or nobody says who played.
+            StoreError: There can be no store.
+        """
+        self._is_own = not isinstance(store, RolloutWriter)
+        name = agent_name or (store.shared.get("agent") if isinstance(store, RolloutWriter) else None)
+        _check(store, resume, name)
+        self._env, self._agent, self._options = env, agent, options
+        self._resume = resume
+        self._name = name or type(agent).__name__
+        self._prefix = [
+            class_path(type(env)),
+            _canonical(env.env_config),
+            {limit: options.get(limit) for limit in _LIMITS},
+            env.tokenizer is not None,
+            self._name,
+        ]
+        self._tasks = _numbered(task_data)
+        self._writer = RolloutWriter(store) if isinstance(store, str | Path) else cast("RolloutWriter", store)
+        self.known: dict[tuple[int, int], Trajectory] = {}
+        self._run: str | None = self._writer.shared.get("run")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Write what is left; a disk that takes nothing is logged, for the evaluation has all rollouts."""
+        if self._is_own:
+            self._writer.close(strict=False)
+        else:
+            self._writer.flush(wait=False)
+
+    def playing(self, play: Play, num_rollouts: int) -> Play:
+        """Give a function that plays as the given one does, stores what it plays, and leaves out what is stored."""
+        self.known = self._find(num_rollouts) if self._resume else {}
+        self._run = self._run or f"evaluation-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+        if not self.known:
+            return partial(self._play_all, play)
+        if type(self._env).rollout is not MultistepEnv.rollout:
+            raise ConfigError(
+                f"{type(self._env).__name__} has a rollout of its own, so that single rollouts cannot be left out: "
+                "resume=False plays all of them"
+            )
+        return partial(self._play_missing, num_rollouts)
+
+    def _play_all(self, play: Play, *, on_finish: OnFinish, **options: Any) -> list[Trajectory]:
+        return play(on_finish=self._storing(on_finish), **options)
+
+    def _play_missing(
+        self,
+        num_rollouts: int,
+        *,
+        on_finish: OnFinish,
+        failures: FailurePolicy | None = None,
+    ) -> list[Trajectory]:
+        options = dict(self._options)
+        limits = {name: options.pop(name) for name in _LIMITS if name in options}
+        tasks = [task for task, _ in self._tasks]
+        trials = self._env.trials(tasks, num_rollouts, **limits)
+        missing = [one for one in trials if (one.task_index, one.rollout_index) not in self.known]
+        played = (
+            play_under_policy(
+                missing,
+                as_agent(self._agent),
+                as_policy(failures),
+                self._storing(on_finish),
+                finished_before=[*self.known.values()],
+                **options,
+            )
+            if missing
+            else []
+        )
+        results = self.known | {(one.task_index, one.rollout_index): one for one in played}
+        everything = [results[one.task_index, one.rollout_index] for one in trials]
+        self._env.check_starts(everything)
+        return everything
+
+    def _storing(self, on_finish: OnFinish) -> OnFinish:
+        columns: dict[str, Any] = {
+            "source": "evaluation",
+            "env_class_path": self._prefix[0],
+            "env_config": self._env.env_config,
+            "agent": self._name,
+            "run": self._run,
+        }
+
+        def finished(trajectory: Trajectory) -> None:
+            key = self._key(trajectory.task_index, trajectory.rollout_index)
+            shared = self._writer.shared
+            given = {name: value for name, value in columns.items() if name not in shared}
+            self._writer.add(trajectory, **given, extra={**shared.get("extra", {}), _KEY: key})
+            on_finish(trajectory)
+
+        return finished
+
+    def _key(self, task_index: int, rollout_index: int) -> str:
+        """Name one rollout of this evaluation, equal for equal arguments in any process."""
+        task, number = self._tasks[task_index]
+        text = json.dumps([*self._prefix, _canonical(task), number, rollout_index], sort_keys=True)
+        return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+
+    def _find(self, num_rollouts: int) -> dict[tuple[int, int], Trajectory]:
+        """Find the rollouts that are there, the newest of each."""
+        if not self._is_own:
+            self._writer.flush()
+        places = {self._key(i, j): (i, j) for i in range(len(self._tasks)) for j in range(num_rollouts)}
+        store = RolloutStore(self._writer.path)
+        table = store.table(["extra", "run", "stop_reason"])
+        rows: dict[tuple[int, int], int] = {}
+        for row, (extra, reason) in enumerate(
+            zip(table.column("extra").to_pylist(), table.column("stop_reason").to_pylist(), strict=True)
+        ):
+            place = places.get(from_json(extra).get(_KEY)) if _KEY in extra else None
+            if place is not None and not (self._resume == "failed" and reason == "failed"):
+                rows[place] = row
+        if rows and self._run is None:
+            self._run = table.column("run")[max(rows.values())].as_py()
+        return {
+            place: replace(store[row], task_index=place[0])
+            for place, row in sorted(
+                rows.items(), key=lambda item: item[1]
+            )  # as they lie, so that each part is read once
+        }
+
+
+def _check(store: Any, resume: Any, agent_name: str | None) -> None:
+    if not isinstance(store, str | Path | RolloutWriter | None):
+        raise ConfigError(f"store must be a folder or a writer from RolloutStore.writer, got {shown(store)}")
+    require("resume", resume, lambda value: value is True or value is False or value == "failed", "a bool or 'failed'")
+    require("agent_name", agent_name, or_none(is_str), "a text or None")
+    if store is None:
+        raise ConfigError("resume needs the store to resume from: store='folder'")
+    if resume and agent_name is None:
+        raise ConfigError("resume needs agent_name, which says whose rollouts in the store are to be gone on with")
+
+
+def _numbered(tasks: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:
+    """Each task with its number among those that are equal to it."""
+    seen: Counter[str] = Counter()
+    numbered: list[tuple[Mapping[str, Any], int]] = []
+    for task in tasks:
+        text = _canonical(task)
+        numbered.append((task, seen[text]))
+        seen[text] += 1
+    return numbered
+
+
+def _canonical(value: Mapping[str, Any]) -> str:
+    """Write a dict so that equal ones are equal texts, whatever the order of their keys."""
+    return json.dumps(json.loads(to_json(value)), sort_keys=True)

@@ -1,0 +1,254 @@
+"""Lay stored rollouts out as the columns of an arrow table.
+
+Whatever a typed column cannot hold exactly is beside it in ``corrections``, by field, and is what is read back.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import numpy as np
+import pyarrow as pa
+
+from agentsgym.store.records import StoredRollout
+from agentsgym.store.schema import (
+    FLOATS,
+    INTS,
+    JSONS,
+    OWN_FLOATS,
+    OWN_INTS,
+    OWN_TEXTS,
+    SCHEMA,
+    TURN,
+    TURN_FLAGS,
+    TURN_INTS,
+    TURN_JSONS,
+)
+from agentsgym.store.values import is_utf8, messages_to_json, to_json
+from agentsgym.types import StopReason, Trajectory, Turn
+
+_EXACT: Final = 2**53  # every whole number up to it is a float64
+_INT64: Final = range(-(2**63), 2**63)
+_REFUSED: Final = (TypeError, ValueError, OverflowError, struct.error)  # for what a number type cannot hold
+_TURN_FIELDS: Final = (*TURN_INTS, *TURN_FLAGS, "reward", "potential", *TURN_JSONS)
+
+
+def table_of(records: Sequence[StoredRollout]) -> pa.Table:
+    """Make a table with one row a rollout."""
+    columns = _Columns()
+    for record in records:
+        columns.add(record)
+    return columns.table()
+
+
+class _Lists:
+    """A column of lists of numbers, as one buffer of all of them and where each ends; None is a list that is not there.
+
+    Attributes:
+        values: The numbers, one after the other.
+    """
+
+    def __init__(self, type_code: str, value_type: pa.DataType) -> None:
+        self.values = bytearray()
+        self._code, self._size, self._type = type_code, struct.calcsize(type_code), value_type
+        self._ends, self._missing = array("i", [0]), bytearray()
+
+    def add(self, given: Sequence[Any] | None) -> bool:
+        """Add a row; returns whether it is held as it was given, numbers that are equal counting as such."""
+        taken = self._take(given) if given is not None else True
+        self._missing.append(given is None)
+        self._ends.append(len(self.values) // self._size)
+        return taken
+
+    def _take(self, given: Sequence[Any]) -> bool:
+        try:
+            packed = struct.pack(f"{len(given)}{self._code}", *given)  # several times as fast as by array or numpy
+        except _REFUSED:
+            return False
+        self.values += packed
+        return self._code != "d" or _are_equal(packed, given)
+
+    def array(self) -> pa.Array:
+        """The column."""
+        size = len(self.values) // self._size
+        values = pa.Array.from_buffers(self._type, size, [None, pa.py_buffer(self.values)])
+        return pa.ListArray.from_arrays(
+            pa.Array.from_buffers(pa.int32(), len(self._ends), [None, pa.py_buffer(self._ends)]),
+            values,
+            mask=pa.array(np.frombuffer(self._missing, dtype=np.bool_)) if any(self._missing) else None,
+        )
+
+
+def _are_equal(packed: bytes, given: Sequence[Any]) -> bool:
+    """Whether these floats are the numbers that were given: large ints are not."""
+    if not packed:
+        return True
+    is_small = bool(np.abs(np.frombuffer(packed, dtype=np.float64)).max() < _EXACT)  # False also where one is NaN
+    return is_small or all(type(one) is not int or float(one) == one for one in given)
+
+
+class _Columns:
+    """The columns of some rollouts, one entry a rollout."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[Any]] = {
+            one.name: [] for one in SCHEMA if not pa.types.is_nested(one.type) or one.name == "inexact"
+        }
+        self._lists = {name: _Lists("d", pa.float64()) for name in (*FLOATS, *OWN_FLOATS)}
+        self._lists["token_ids"] = _Lists("i", pa.int32())
+        self._mask = bytearray()
+        self._mask_ends = array("i", [0])
+        self._turns: dict[str, list[Any]] = {name: [] for name in _TURN_FIELDS}
+        self._turn_ends = array("i", [0])
+        self._configs: dict[int, tuple[Any, str]] = {}
+
+    def add(self, record: StoredRollout) -> None:
+        """Add one rollout."""
+        lost, corrections = [*record.inexact], dict[str, Any]()
+        self._add_own(record, lost, corrections)
+        self._add_scalars(record.trajectory, lost, corrections)
+        self._add_tokens(record, lost, corrections)
+        self._add_turns(record.trajectory, lost, corrections)
+        self._values["corrections"].append(to_json(corrections, lost) if corrections else None)
+        self._values["inexact"].append(lost or None)
+
+    def table(self) -> pa.Table:
+        """The table of all that was added."""
+        arrays = {name: pa.array(values, type=SCHEMA.field(name).type) for name, values in self._values.items()} | {
+            name: column.array() for name, column in self._lists.items()
+        }
+        mask = pa.array(np.frombuffer(self._mask, dtype=np.bool_))
+        arrays["agent_token_mask"] = pa.ListArray.from_arrays(pa.array(self._mask_ends, pa.int32()), mask)
+        fields = [pa.array(self._turns[field.name], type=field.type) for field in TURN]
+        turns = pa.StructArray.from_arrays(fields, fields=[*TURN])
+        arrays["turns"] = pa.ListArray.from_arrays(pa.array(self._turn_ends, pa.int32()), turns)
+        return pa.table([arrays[name] for name in SCHEMA.names], schema=SCHEMA)
+
+    def _add_own(self, record: StoredRollout, lost: list[str], corrections: dict[str, Any]) -> None:
+        values = self._values
+        for name in OWN_INTS:
+            values[name].append(getattr(record, name))
+        for name in OWN_TEXTS:
+            values[name].append(_text(record, name, corrections))
+        values["env_config"].append(None if record.env_config is None else self._config(record.env_config, lost))
+        values["extra"].append(to_json(record.extra, lost))
+        values["created_at"].append(record.created_at)
+
+    def _config(self, config: Mapping[str, Any], lost: list[str]) -> str:
+        """Write a configuration, which most rollouts of a part share, once; functions in it are no loss to them."""
+        known = self._configs.get(id(config))
+        if known is None:
+            known = self._configs[id(config)] = (config, to_json(config))  # held, so that its id stays its own
+        return known[1]
+
+    def _add_scalars(self, trajectory: Trajectory, lost: list[str], corrections: dict[str, Any]) -> None:
+        values, seed = self._values, trajectory.seed
+        for name in INTS:
+            values[name].append(_int(trajectory, name, corrections))
+        for name in ("session_id", "error"):
+            values[name].append(_text(trajectory, name, corrections))
+        values["seed"].append(seed if type(seed) is int and seed in _INT64 else None)
+        values["final_reward"].append(_float(trajectory, corrections))
+        values["stop_reason"].append(StopReason(trajectory.stop_reason).value)
+        values["success"].append(_success(trajectory))
+        values["num_turns"].append(len(trajectory.turns))
+        values["num_tokens"].append(len(trajectory.token_ids))
+        for name in JSONS:
+            values[name].append(_json(trajectory, name, lost))
+
+    def _add_tokens(self, record: StoredRollout, lost: list[str], corrections: dict[str, Any]) -> None:
+        for name, column in self._lists.items():
+            given = getattr(record if name in OWN_FLOATS else record.trajectory, name)
+            kind = type(given)
+            is_held = column.add(given)
+            if kind in {tuple, np.ndarray} or not is_held:
+                corrections[name] = given
+            elif given is not None and kind is not list:
+                lost.append(f"{name}: given as {kind.__qualname__}, kept as list")
+        mask = bytearray(len(record.trajectory.token_ids))
+        num_agent_tokens = 0
+        for turn in record.trajectory.turns:
+            num_agent_tokens += (length := turn.stop - turn.start)
+            mask[turn.start : turn.stop] = b"\1" * length
+        self._mask += mask
+        self._mask_ends.append(len(self._mask))
+        self._values["num_agent_tokens"].append(num_agent_tokens)
+
+    def _add_turns(self, trajectory: Trajectory, lost: list[str], corrections: dict[str, Any]) -> None:
+        turns = trajectory.turns
+        is_held = all(map(_is_usual, turns))
+        for name in (*TURN_INTS, *TURN_FLAGS, "reward", "potential"):
+            if is_held:
+                self._turns[name] += [getattr(turn, name) for turn in turns]
+        for name in TURN_JSONS:
+            if is_held:
+                given = [getattr(turn, name) for turn in turns]
+                self._turns[name] += [None if one is None else to_json(one, lost) for one in given]
+        self._turn_ends.append(len(self._turns["start"]))
+        if not is_held or type(turns) is not list:
+            plain = [{name: getattr(turn, name) for name in _TURN_FIELDS} for turn in turns]
+            corrections["turns"] = tuple(plain) if type(turns) is tuple else plain
+
+
+def _is_usual(turn: Turn) -> bool:
+    """Whether the columns hold a turn exactly."""
+    return (
+        type(turn.start) is type(turn.stop) is type(turn.episode) is int
+        and type(turn.message_index) is type(turn.prompt_start) is int
+        and turn.episode in _INT64
+        and turn.message_index in _INT64
+        and type(turn.invalid) is type(turn.exact) is bool
+        and _is_float(turn.reward)
+        and (turn.potential is None or _is_float(turn.potential))
+    )
+
+
+def _is_float(value: Any) -> bool:
+    """Whether a float64 is the same number."""
+    return type(value) is float or (type(value) is int and -_EXACT < value < _EXACT)
+
+
+def _int(trajectory: Trajectory, name: str, corrections: dict[str, Any]) -> int | None:
+    value = getattr(trajectory, name)
+    if type(value) is int and value in _INT64:
+        return value
+    corrections[name] = value
+    return None
+
+
+def _float(trajectory: Trajectory, corrections: dict[str, Any]) -> float | None:
+    value = trajectory.final_reward
+    if _is_float(value):
+        return value
+    corrections["final_reward"] = value
+    return None
+
+
+def _text(owner: Any, name: str, corrections: dict[str, Any]) -> str | None:
+    value = getattr(owner, name)
+    if value is None or (type(value) is str and is_utf8(value)):
+        return value
+    corrections[name] = value
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
+def _success(trajectory: Trajectory) -> bool | None:
+    try:
+        return trajectory.success
+    except Exception:  # noqa: BLE001  # foreign: what an environment put into its info
+        return None
+
+
+def _json(trajectory: Trajectory, name: str, lost: list[str]) -> str:
+    value = getattr(trajectory, name)
+    losses: list[str] = []
+    if name == "messages":
+        given = cast("Sequence[Any]", value)
+        text = messages_to_json(given if type(given) in {list, tuple} else [*given], losses)
+    else:
+        text = to_json(value, losses)
+    lost += [f"{name}: {loss}" for loss in losses]
+    return text

@@ -1,0 +1,243 @@
+"""The files of a rollout store: each written whole or not at all, and known from what lies beside it.
+
+A part is written under another name, forced to the disk, and renamed. Whoever dies meanwhile leaves a file whose name
+ends in ``.unfinished``, which nobody reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentsgym.errors import StoreError
+from agentsgym.store.schema import DICTIONARY, SCHEMA, SPLIT, VERSION, VERSION_KEY
+from agentsgym.texts import sentence_of
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+logger = logging.getLogger(__name__)
+
+SUFFIX: Final = ".parquet"
+UNFINISHED: Final = ".unfinished"
+ROWS_PER_GROUP: Final = 128  # what is read for one rollout
+_NUM_READERS: Final = 8
+_OWN_NAME: Final = re.compile(rf"part-v{VERSION}-\d{{8}}T\d{{6}}\.\d{{9}}-\w+-\d+-([1-9]\d*)\{SUFFIX}")
+_MAGIC: Final = b"PAR1"  # begins and ends a parquet file
+_MOST_NAMED: Final = 5  # files in a warning
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a store.
+
+    Attributes:
+        path: The file.
+        row_groups: Rows of each of its row groups.
+    """
+
+    path: Path
+    row_groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a folder holds.
+
+    Attributes:
+        parts: Those that can be read, in the order in which they were begun.
+        skipped: Why each of the other parquet files cannot.
+    """
+
+    parts: Sequence[Part]
+    skipped: Mapping[Path, str]
+
+
+def part_name(writer: str, number: int, num_rollouts: int) -> str:
+    """Name a part: by time, so that names are in order, by its writer, so that no two are alike, and by its size.
+
+    A folder of thousands of parts is opened by their names, without reading their footers.
+    """
+    moment = time.time_ns()
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(moment // 10**9))
+    return f"part-v{VERSION}-{stamp}.{moment % 10**9:09d}-{writer}-{number:06d}-{num_rollouts}"
+
+
+def encode(table: pa.Table) -> pa.Buffer:
+    """Write a table as a parquet file in memory."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        sink,
+        row_group_size=ROWS_PER_GROUP,
+        compression="zstd",
+        use_dictionary=[*DICTIONARY, "token_ids.list.element"],  # pyright: ignore[reportArgumentType]  # it takes names
+        column_encoding=dict.fromkeys(SPLIT, "BYTE_STREAM_SPLIT"),
+        write_statistics=False,
+        write_page_checksum=True,
+    )
+    return sink.getvalue()
+
+
+def write_part(folder: Path, name: str, data: pa.Buffer) -> Path:
+    """Write a file, whole or not at all.
+
+    Raises:
+        OSError: It cannot be written; nothing of it is left.
+        FileExistsError: There is one of this name, whole or not: another writer's.
+    """
+    path = folder / f"{name}{SUFFIX}"
+    unfinished = folder / f"{name}{SUFFIX}{UNFINISHED}"
+    with unfinished.open("xb") as file:  # whoever creates it alone may use the name
+        try:
+            _lock(file)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            _rename(unfinished, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+    _sync_folder(folder)
+    return path
+
+
+def scan(folder: Path) -> Scan:
+    """Find the parts in a folder: by their names, and by their footers where others named them.
+
+    Raises:
+        StoreError: There is no such folder.
+    """
+    if not folder.is_dir():
+        what = "a file" if folder.exists() else "nothing"
+        raise StoreError(f"there is no rollout store at {folder}: it must be a folder of parquet files, found {what}")
+    files = sorted(file for file in folder.iterdir() if file.name.endswith(SUFFIX) and not file.name.startswith("."))
+    found: dict[Path, Part | str] = {file: part for file in files if (part := _by_name(file)) is not None}
+    others = [file for file in files if file not in found]
+    with ThreadPoolExecutor(_NUM_READERS) as pool:
+        found |= zip(others, pool.map(_open, others), strict=True)
+    parts = [one for file in files if isinstance(one := found[file], Part)]
+    skipped = {file: one for file, one in found.items() if isinstance(one, str)}
+    if skipped:
+        logger.warning(
+            "%s: %d of %d parquet files cannot be read and are skipped: %s",
+            *(folder, len(skipped), len(files), _named(f"{file.name} ({why})" for file, why in skipped.items())),
+        )
+    return Scan(parts, skipped)
+
+
+def warn_of_unfinished(folder: Path) -> None:
+    """Name the files that writers who died left behind; what a living one is writing is not among them."""
+    left = [file for file in sorted(folder.glob(f"*{UNFINISHED}")) if not _is_locked(file)]
+    if left:
+        logger.warning(
+            "%s holds %d unfinished parts of processes that were ended while they wrote: %s; the rollouts in them are "
+            "lost, nobody reads these files, and they may be deleted",
+            *(folder, len(left), _named(file.name for file in left)),
+        )
+
+
+def _by_name(file: Path) -> Part | None:
+    """Know a whole part by its name; None for any other file."""
+    match = _OWN_NAME.fullmatch(file.name)
+    if match is None:
+        return None
+    try:
+        with file.open("rb", buffering=0) as opened:
+            opened.seek(-len(_MAGIC), os.SEEK_END)
+            if opened.read() != _MAGIC:
+                return None
+    except OSError:
+        return None
+    groups, rest = divmod(int(match[1]), ROWS_PER_GROUP)
+    return Part(file, (*[ROWS_PER_GROUP] * groups, *([rest] if rest else [])))
+
+
+def _open(file: Path) -> Part | str:
+    """Read a footer, or say why it cannot be read."""
+    try:
+        metadata = pq.read_metadata(file)
+    except (OSError, pa.ArrowException, ValueError) as error:
+        return f"no whole parquet file: {sentence_of(error, 200)}"
+    version = (metadata.metadata or {}).get(VERSION_KEY)
+    if version is None:
+        return "parquet, but not of a rollout store"
+    if version != str(VERSION).encode():
+        return f"of version {version.decode(errors='replace')} of the format, this library reads {VERSION}: update it"
+    return Part(file, tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)))
+
+
+def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read one row group of a part.
+
+    Raises:
+        StoreError: The file is gone, damaged, or lacks a column.
+    """
+    try:
+        with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
+            table = file.read_row_group(index, columns=None if columns is None else [*columns])
+            table = table.select(SCHEMA.names if columns is None else columns)
+    except KeyError as error:
+        raise StoreError(f"{part.path} has no such columns as its footer claims: {error}") from error
+    except (OSError, pa.ArrowException, ValueError, IndexError) as error:
+        raise StoreError(f"{part.path} cannot be read any more: {sentence_of(error, 300)}") from error
+    if len(table) != part.row_groups[index]:
+        wanted = part.row_groups[index]
+        raise StoreError(f"{part.path} is not what its name says: {len(table)} rollouts in the place of {wanted}")
+    return table
+
+
+def _rename(unfinished: Path, path: Path) -> None:
+    if path.exists():  # nobody else makes it now: whoever does holds the unfinished file
+        raise FileExistsError(f"{path} is there already")
+    unfinished.rename(path)
+
+
+def _named(names: Iterator[str]) -> str:
+    every = list(names)
+    more = len(every) - _MOST_NAMED
+    return ", ".join(every[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _lock(file: IO[Any]) -> None:
+    """Show that this process is alive: the lock ends with it."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _is_locked(path: Path) -> bool:
+    if fcntl is None:
+        return False
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:  # it has its name now
+        return True
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force the new name to the disk, where folders can be."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

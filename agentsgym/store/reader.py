@@ -1,0 +1,242 @@
+"""Read a rollout store: lazily, by row, by slice, by filter, and as tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, cast, overload
+
+import numpy as np
+import pyarrow as pa
+
+from agentsgym.errors import ConfigError, StoreError, did_you_mean
+from agentsgym.store.jsonl import line_of, record_of_line
+from agentsgym.store.parts import Part, Scan, read_row_group, scan, warn_of_unfinished
+from agentsgym.store.records import StoredRollout
+from agentsgym.store.rows import record_of, trajectory_of
+from agentsgym.store.schema import SCALARS, SCHEMA, Expression, Table
+from agentsgym.store.writer import RolloutWriter
+from agentsgym.texts import sentence_of, shown
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from numpy.typing import NDArray
+    from pandas import DataFrame
+
+    from agentsgym.types import Trajectory
+
+_INDEX: Final = "__index__"
+
+
+class RolloutStore(Sequence["Trajectory"]):
+    """The rollouts of a folder, as they are when it is opened, in the order in which their parts were written.
+
+    Opening reads the names of its files. ``store[i]`` reads the 128 rollouts around it, of which the last are kept,
+    so that going through a store in order reads everything once. A slice and a filter are stores too, which read as
+    little.
+
+    Attributes:
+        path: The folder.
+        skipped: The parquet files in it that cannot be read, each with the reason; they are logged too.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Open a store.
+
+        Args:
+            path: The folder.
+
+        Raises:
+            StoreError: There is no such folder.
+        """
+        self.path = Path(path)
+        found = scan(self.path)
+        warn_of_unfinished(self.path)
+        self.skipped: Mapping[Path, str] = found.skipped
+        self._files = _Files(found)
+        self._rows: NDArray[np.int64] | range = range(self._files.num_rows)
+
+    @staticmethod
+    def writer(
+        path: str | Path, *, flush_every: int = 256, flush_seconds: float = 10.0, **shared: Any
+    ) -> RolloutWriter:
+        """Make a writer, and the folder if there is none.
+
+        Args:
+            path: The folder.
+            flush_every: Write a part when this many rollouts have come together.
+            flush_seconds: Write a part this long after its first rollout came.
+            **shared: Fields of :class:`~agentsgym.store.records.StoredRollout` that its rollouts have in common.
+
+        Raises:
+            StoreError: There can be no such folder.
+            ConfigError: A field is unknown, or a setting is not valid.
+        """
+        return RolloutWriter(path, flush_every=flush_every, flush_seconds=flush_seconds, **shared)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"RolloutStore({str(self.path)!r}, {len(self)} rollouts)"
+
+    @overload
+    def __getitem__(self, index: int) -> Trajectory: ...
+    @overload
+    def __getitem__(self, index: slice) -> RolloutStore: ...
+    def __getitem__(self, index: int | slice) -> Trajectory | RolloutStore:
+        """Read one rollout; a slice gives a store of those alone."""
+        if isinstance(index, slice):
+            return self._view(self._rows[index])
+        return trajectory_of(*self._files.locate(self._row(index)))
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        for row in self._rows:
+            yield trajectory_of(*self._files.locate(int(row)))
+
+    def record(self, index: int) -> StoredRollout:
+        """Read one rollout with everything that is stored beside its trajectory.
+
+        Raises:
+            StoreError: Its file is gone, or damaged.
+        """
+        return record_of(*self._files.locate(self._row(index)))
+
+    def records(self) -> Iterator[StoredRollout]:
+        """Read all of them, one after another."""
+        for row in self._rows:
+            yield record_of(*self._files.locate(int(row)))
+
+    def filter(self, expression: Expression | None = None, /, **columns: Any) -> RolloutStore:
+        """Keep the rollouts that pass, as a store; only the columns that are named are read.
+
+        Args:
+            expression: Over columns that are no lists, as in ``pyarrow.compute.field("final_reward") > 0``.
+            **columns: By column the value that is wanted (None: not known), or a function of the column's value.
+
+        Raises:
+            ConfigError: A column is unknown, or the expression is none that can be evaluated.
+        """
+        names = [*SCALARS] if expression is not None else []
+        table = self.table([*names, *(name for name in columns if name not in names)])
+        kept: NDArray[np.bool_] = np.ones(len(self), dtype=np.bool_)
+        for name, wanted in columns.items():
+            kept &= _passes(table.column(name), wanted)
+        if expression is not None:
+            try:
+                passed = table.append_column(_INDEX, pa.array(np.arange(len(self)))).filter(expression)
+            except (pa.ArrowException, TypeError) as error:
+                raise ConfigError(f"the filter cannot be evaluated: {sentence_of(error)}") from error
+            kept &= np.isin(np.arange(len(self)), passed.column(_INDEX).to_numpy())
+        return self._view(np.asarray(self._rows, dtype=np.int64)[kept])
+
+    def table(self, columns: Sequence[str] | None = None) -> Table:
+        """Read columns, all by default, as a ``pyarrow.Table`` with one row a rollout.
+
+        Raises:
+            ConfigError: A column is unknown.
+            StoreError: A file is gone, or damaged.
+        """
+        for name in columns or ():
+            if name not in SCHEMA.names:
+                raise ConfigError(f"a store has no column {name!r}{did_you_mean(name, SCHEMA.names)}")
+        return self._files.table(self._rows, columns)
+
+    def to_pandas(self, columns: Sequence[str] | None = None) -> DataFrame:
+        """Read columns as a ``pandas.DataFrame``; by default those with one value a rollout."""
+        return self.table(SCALARS if columns is None else columns).to_pandas()
+
+    def to_datasets(self, columns: Sequence[str] | None = None) -> Dataset:
+        """Read columns, all by default, as a ``datasets.Dataset``, in memory."""
+        from datasets import Dataset  # noqa: PLC0415  # slow to import
+        from datasets.table import InMemoryTable  # noqa: PLC0415
+
+        return Dataset(InMemoryTable(self.table(columns).replace_schema_metadata()))
+
+    def to_jsonl(self, path: str | Path) -> Path:
+        """Write the rollouts as lines of JSON, which :meth:`from_jsonl` reads bit for bit; a file there is replaced."""
+        path = Path(path)
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{line_of(record)}\n" for record in self.records())
+        return path
+
+    @classmethod
+    def from_jsonl(cls, source: str | Path, path: str | Path) -> Self:
+        """Add the rollouts of a file that :meth:`to_jsonl` wrote to a store, and open it.
+
+        Args:
+            source: The file.
+            path: The store; it is made if there is none.
+
+        Raises:
+            StoreError: A line is none of a rollout; those before it are in the store.
+        """
+        with RolloutWriter(path) as writer, Path(source).open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    writer.add_record(record_of_line(line))
+                except (StoreError, ConfigError, TypeError, ValueError, KeyError, json.JSONDecodeError) as error:
+                    raise StoreError(f"{source}, line {number}: no stored rollout: {shown(str(error))}") from error
+        return cls(path)
+
+    def _row(self, index: int) -> int:
+        try:
+            return int(self._rows[index])
+        except IndexError as error:
+            raise IndexError(f"{self!r} has no rollout {index}") from error
+
+    def _view(self, rows: NDArray[np.int64] | range) -> RolloutStore:
+        view = object.__new__(RolloutStore)
+        view.path, view.skipped, view._files, view._rows = self.path, self.skipped, self._files, rows
+        return view
+
+
+class _Files:
+    """The files of an open store, read one row group at a time."""
+
+    def __init__(self, found: Scan) -> None:
+        self._groups: list[tuple[Part, int]] = [
+            (part, index) for part in found.parts for index in range(len(part.row_groups))
+        ]
+        sizes = [size for part in found.parts for size in part.row_groups]
+        self._stops = np.cumsum(np.asarray(sizes, dtype=np.int64))
+        self._last: tuple[int, Table] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rollouts of all files."""
+        return int(self._stops[-1]) if len(self._stops) else 0
+
+    def locate(self, row: int) -> tuple[Table, int]:
+        """The row group that holds a row, and its place in it."""
+        group = int(np.searchsorted(self._stops, row, side="right"))
+        last = self._last  # once: another thread may put another there
+        if last is None or last[0] != group:
+            last = self._last = (group, read_row_group(*self._groups[group]))
+        return last[1], row - self._start(group)
+
+    def table(self, rows: NDArray[np.int64] | range, columns: Sequence[str] | None) -> Table:
+        """Read some rows, in their order, of some columns."""
+        wanted = np.asarray(rows, dtype=np.int64)
+        names = SCHEMA.names if columns is None else [*columns]
+        pieces = [SCHEMA.empty_table().select(names)]
+        groups = np.searchsorted(self._stops, wanted, side="right")
+        for own in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(groups)) + 1) if len(wanted) else ():
+            group = int(groups[own[0]])
+            part, index = self._groups[group]
+            table = read_row_group(part, index, names)
+            inside = wanted[own] - self._start(group)
+            is_whole = len(inside) == len(table) and bool((np.diff(inside) == 1).all())
+            pieces.append(table if is_whole else table.take(pa.array(inside)))
+        return pa.concat_tables([piece.replace_schema_metadata(SCHEMA.metadata) for piece in pieces])
+
+    def _start(self, group: int) -> int:
+        return int(self._stops[group - 1]) if group else 0
+
+
+def _passes(column: pa.ChunkedArray, wanted: Any) -> NDArray[np.bool_]:
+    """Which values are the one that is wanted, or pass the function."""
+    values = cast("list[Any]", column.to_pylist())
+    passes: Callable[[Any], Any] = wanted if callable(wanted) else lambda value: value == wanted
+    return np.fromiter((bool(passes(value)) for value in values), dtype=np.bool_, count=len(values))

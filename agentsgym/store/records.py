@@ -1,0 +1,88 @@
+"""A rollout as it is stored: its trajectory, and what only those who played it know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import is_int, is_str, or_none, require
+from agentsgym.store.schema import OWN_FLOATS, OWN_INTS, OWN_TEXTS
+from agentsgym.texts import shown
+from agentsgym.types import StopReason, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRollout:
+    """One finished rollout of a store. What is None was not given.
+
+    Attributes:
+        trajectory: It.
+        source: Where it was played: ``"evaluation"``, ``"training"``, ``"play"`` or a word of your own.
+        env_class_path: Its environment, as rows of a dataset name it.
+        env_config: The environment's configuration, defaults filled in.
+        step: Of training: the optimizer steps that were done when it was played.
+        generation: Of training: the number of its generation batch, from 1 on.
+        group: Of training: the index of its task group in that batch, over all ranks.
+        advantages: One number a token, (T,), 0.0 on environment tokens, before weights of the loss.
+        trainer_logprobs: The trained model's log-probability of each agent token, (T,), 0.0 on environment tokens,
+            NaN where the model did not compute it.
+        policy_version: Which weights played: in training the optimizer steps behind them.
+        agent: Who played, by a name.
+        run: The run that it belongs to, by a name.
+        created_at: When it was handed to the store.
+        extra: Anything else.
+        inexact: Of a rollout that was read: what of it could not be kept exactly, a sentence each.
+    """
+
+    trajectory: Trajectory
+    source: str = "rollout"
+    env_class_path: str | None = None
+    env_config: Mapping[str, Any] | None = None
+    step: int | None = None
+    generation: int | None = None
+    group: int | None = None
+    advantages: Sequence[float] | None = None
+    trainer_logprobs: Sequence[float] | None = None
+    policy_version: int | None = None
+    agent: str | None = None
+    run: str | None = None
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    inexact: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        trajectory = self.trajectory
+        if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"a store keeps trajectories, got {shown(trajectory)}")
+        if trajectory.stop_reason not in set(StopReason):
+            raise ConfigError(f"a trajectory's stop_reason must be a StopReason, got {shown(trajectory.stop_reason)}")
+        for name in OWN_TEXTS:
+            require(name, getattr(self, name), or_none(is_str), "a text or None")
+        for name in OWN_INTS:
+            require(name, getattr(self, name), or_none(_is_int64), "an int below 2**63 or None")
+        for name in ("env_config", "extra"):
+            require(name, getattr(self, name), or_none(lambda value: isinstance(value, Mapping)), "a dict")
+        for name in OWN_FLOATS:
+            values = getattr(self, name)
+            if values is not None and len(values) != len(trajectory.token_ids):
+                raise ConfigError(
+                    f"{name} needs one value a token, got {len(values)} for {len(trajectory.token_ids)} tokens"
+                )
+
+
+def _is_int64(value: Any) -> bool:
+    return is_int(-(2**63))(value) and value < 2**63
+
+
+COLUMNS: Final = tuple(one.name for one in fields(StoredRollout) if one.name not in {"trajectory", "inexact"})
+"""What a writer is told beside the trajectory."""
+
+
+def check_columns(given: Mapping[str, Any]) -> None:
+    """Raise :class:`ConfigError` for names that are none of a stored rollout."""
+    for name in given:
+        if name not in COLUMNS:
+            raise ConfigError(f"a stored rollout has no {name!r}{did_you_mean(name, COLUMNS)}")

@@ -1,0 +1,65 @@
+"""Read stored rollouts from the rows of an arrow table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+
+from agentsgym.store.records import StoredRollout
+from agentsgym.store.schema import FLOATS, INTS, JSONS, OWN_FLOATS, OWN_INTS, OWN_TEXTS, TURN_JSONS
+from agentsgym.store.values import from_json
+from agentsgym.types import StopReason, Trajectory, Turn
+
+_COPIED = (*INTS, "session_id", "final_reward", "error")
+
+
+def record_of(table: pa.Table, row: int) -> StoredRollout:
+    """Read one row."""
+    corrections = from_json(_value(table, "corrections", row) or "{}")
+    own = {name: _value(table, name, row) for name in (*OWN_INTS, *OWN_TEXTS, "created_at")}
+    config = _value(table, "env_config", row)
+    own["env_config"] = None if config is None else from_json(config)
+    own["extra"] = from_json(_value(table, "extra", row))
+    own |= {name: _numbers(table, name, row) for name in OWN_FLOATS}
+    own |= {name: value for name, value in corrections.items() if name in own}
+    return StoredRollout(
+        trajectory=_trajectory(table, row, corrections), inexact=_value(table, "inexact", row) or (), **own
+    )
+
+
+def trajectory_of(table: pa.Table, row: int) -> Trajectory:
+    """Read the trajectory of one row."""
+    return _trajectory(table, row, from_json(_value(table, "corrections", row) or "{}"))
+
+
+def _trajectory(table: pa.Table, row: int, corrections: Mapping[str, Any]) -> Trajectory:
+    values: dict[str, Any] = {name: _value(table, name, row) for name in _COPIED}
+    values |= {name: from_json(_value(table, name, row)) for name in JSONS}
+    values |= {name: _numbers(table, name, row) for name in ("token_ids", *FLOATS)}
+    values["stop_reason"] = StopReason(_value(table, "stop_reason", row))
+    values["turns"] = None if "turns" in corrections else _turns(_value(table, "turns", row))
+    values |= {name: value for name, value in corrections.items() if name in values}
+    if "turns" in corrections:
+        turns = [Turn(**turn) for turn in corrections["turns"]]
+        values["turns"] = tuple(turns) if isinstance(corrections["turns"], tuple) else turns
+    return Trajectory(**values)
+
+
+def _turns(rows: Sequence[dict[str, Any]]) -> list[Turn]:
+    turns: list[Turn] = []
+    for row in rows:
+        keys: dict[str, Any] = {name: None if row[name] is None else from_json(row[name]) for name in TURN_JSONS}
+        turns.append(Turn(**{**row, **keys}))
+    return turns
+
+
+def _value(table: pa.Table, name: str, row: int) -> Any:
+    return cast("Any", table.column(name)[row]).as_py()
+
+
+def _numbers(table: pa.Table, name: str, row: int) -> list[Any] | None:
+    """One list of numbers, much faster than by ``as_py``."""
+    values: Any = cast("Any", table.column(name)[row]).values
+    return None if values is None else values.to_numpy(zero_copy_only=False).tolist()

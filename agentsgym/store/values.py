@@ -1,0 +1,245 @@
+"""Write any Python value as JSON text: exactly where that is possible, and marked where it is not.
+
+JSON values stand for themselves. Whatever JSON has no form for is an object with one key that begins with ``$``, as
+``{"$tuple": [1, 2]}``; a dict with such a key of its own, or with keys that are no strings, is a list of pairs,
+``{"$dict": [[1, "one"]]}``. Nothing is ever imported or called by what is read.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+
+from agentsgym.errors import StoreError
+from agentsgym.texts import shown
+
+_MAX_DEPTH: Final = 100
+_TEXT_LIMIT: Final = 2000  # characters of a value that only its repr is kept of
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+_KEPT_KINDS: Final = "biuf"  # of numpy's data types: bool, int, unsigned, float
+_INT_RANGE = range(-(2**63), 2**63)
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Unkept:
+    """What is read in the place of a value that could not be stored.
+
+    Attributes:
+        type_name: Its type, with the module.
+        text: Its ``repr``, cut where that is long; of a function or a class its name.
+    """
+
+    type_name: str
+    text: str
+
+
+def to_json(value: Any, lost: list[str] | None = None) -> str:
+    r"""Write a value as JSON text.
+
+    Args:
+        value: Any value.
+        lost: What cannot be kept exactly is added to it, a phrase each.
+
+    >>> to_json({"board": (1, None), "score": float("-inf")})
+    '{"board":{"$tuple":[1,null]},"score":{"$float":"-inf"}}'
+    >>> from_json(to_json({(0, 1): "\ud800"}))
+    {(0, 1): '\ud800'}
+    """
+    if type(value) is dict and not value:
+        return "{}"
+    return _dumped(_Writer([] if lost is None else lost).write(value))
+
+
+def from_json(text: str) -> Any:
+    """Read what :func:`to_json` wrote.
+
+    Raises:
+        StoreError: It is no such text.
+    """
+    try:
+        return json.loads(text, object_hook=_read)
+    except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
+        raise StoreError(f"a stored value cannot be read ({error}): {shown(text)}") from error
+
+
+def messages_to_json(messages: Sequence[Mapping[str, Any]], lost: list[str]) -> str:
+    """Write a conversation as :func:`to_json` does, faster where all of it is text, as most conversations are."""
+    if type(messages) is list and all(map(_is_text, messages)):
+        text = _dumped(messages)
+        if is_utf8(text):
+            return text
+    return to_json(messages, lost)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text has no halves of surrogate pairs, which UTF-8 has no form for."""
+    return text.isascii() or _SURROGATE.search(text) is None
+
+
+def _is_text(message: Any) -> bool:
+    """Whether a message is a role and a text, and nothing else."""
+    return (
+        type(message) is dict
+        and len(cast("dict[Any, Any]", message)) == 2
+        and type(message.get("role")) is str
+        and type(message.get("content")) is str
+    )
+
+
+def _dumped(value: Any) -> str:
+    return _ENCODER.encode(value)
+
+
+class _Writer:
+    """Turns a value into what JSON has a form for."""
+
+    def __init__(self, lost: list[str]) -> None:
+        self._lost = lost
+        self._open: set[int] = set()  # containers that are being written: one that holds itself has no end
+
+    def write(self, value: Any) -> Any:
+        kind = cast("type[Any]", type(value))
+        scalar = _SCALARS.get(kind)
+        if scalar is not None:
+            return scalar(value)
+        if id(value) in self._open or len(self._open) >= _MAX_DEPTH:
+            return self._unkept(value)
+        self._open.add(id(value))
+        try:
+            if kind is list:
+                return [self.write(item) for item in value]
+            if kind is dict:
+                return self._dict(value)
+            return self._other(value, kind)
+        except Exception:  # noqa: BLE001  # foreign code: a type of one's own may raise anything
+            return self._unkept(value)
+        finally:
+            self._open.discard(id(value))
+
+    def _dict(self, value: dict[Any, Any]) -> dict[str, Any]:
+        if all(type(key) is str and key[:1] != "$" and is_utf8(key) for key in value):
+            return {key: self.write(item) for key, item in value.items()}
+        return {"$dict": [[self.write(key), self.write(item)] for key, item in value.items()]}
+
+    def _other(self, value: Any, kind: type[Any]) -> Any:
+        if kind is tuple:
+            return {"$tuple": [self.write(item) for item in value]}
+        if kind in {set, frozenset}:
+            return {f"${kind.__name__}": sorted((self.write(item) for item in value), key=_dumped)}
+        if isinstance(value, np.generic | np.ndarray):
+            return self._numpy(cast("Any", value))
+        for base, as_plain in _PLAIN.items():
+            if isinstance(value, base):
+                plain = as_plain(value)
+                self._lost.append(f"given as {kind.__qualname__}, kept as {type(plain).__name__}")
+                return {"$as": [_name(kind), self.write(plain)]}
+        return self._unkept(value)
+
+    def _numpy(self, value: Any) -> Any:
+        if value.dtype.kind not in _KEPT_KINDS or value.dtype.itemsize > 8:
+            return self._unkept(value)
+        if isinstance(value, np.generic):
+            return {"$numpy": [value.dtype.str, base64.b64encode(value.tobytes()).decode(), self.write(value.item())]}
+        return {"$array": [value.dtype.str, [*value.shape], base64.b64encode(value.tobytes()).decode()]}
+
+    def _unkept(self, value: Any) -> dict[str, Any]:
+        self._lost.append(f"of {type(value).__qualname__} only the text is kept")
+        if isinstance(value, Unkept):  # read from a store before
+            return {"$unkept": [value.type_name, value.text]}
+        is_named = callable(value) and hasattr(value, "__qualname__")
+        text = _name(value) if is_named else _ADDRESS.sub("", shown(value, _TEXT_LIMIT))
+        return {"$unkept": [_name(cast("type[Any]", type(value))), _as_utf8(text)]}
+
+
+def _text(value: str) -> Any:
+    return value if is_utf8(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
+
+
+def _int(value: int) -> Any:
+    return value if value in _INT_RANGE else {"$int": hex(value)}
+
+
+def _float(value: float) -> Any:
+    if math.isfinite(value):
+        return value
+    bits = struct.pack(">d", value)
+    is_usual = bits == struct.pack(">d", math.nan) or math.isinf(value)
+    return {"$float": repr(value) if is_usual else bits.hex()}
+
+
+def _as_itself(value: Any) -> Any:
+    return value
+
+
+def _as_utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _name(value: Any) -> str:
+    return _as_utf8(f"{value.__module__}.{value.__qualname__}")
+
+
+_SCALARS: Final[dict[type[Any], Callable[[Any], Any]]] = {
+    type(None): _as_itself,
+    bool: _as_itself,
+    str: _text,
+    int: _int,
+    float: _float,
+    bytes: lambda value: {"$bytes": base64.b64encode(value).decode()},
+}
+_PLAIN: Final[dict[type[Any], Callable[[Any], Any]]] = {
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+    Mapping: dict,
+    list: list,
+    tuple: tuple,
+}
+
+
+def _read(value: dict[str, Any]) -> Any:
+    if len(value) != 1:
+        return value
+    [(tag, given)] = value.items()
+    return _READERS[tag](given) if tag[:1] == "$" else value
+
+
+def _read_float(text: str) -> float:
+    return float(text) if text in {"nan", "inf", "-inf"} else struct.unpack(">d", bytes.fromhex(text))[0]
+
+
+def _numpy_of(data_type: str, data: str) -> Any:
+    kind = np.dtype(data_type)
+    if kind.kind not in _KEPT_KINDS:
+        raise ValueError(f"no data type of a number: {data_type!r}")
+    return np.frombuffer(base64.b64decode(data), dtype=kind)
+
+
+def _read_dict(pairs: Iterable[Any]) -> dict[Any, Any]:
+    return {key: item for key, item in pairs}  # noqa: C416  # each pair is a list of two
+
+
+_READERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "$str": lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
+    "$int": lambda text: int(text, 16),
+    "$float": _read_float,
+    "$bytes": base64.b64decode,
+    "$tuple": tuple,
+    "$set": set,
+    "$frozenset": frozenset,
+    "$dict": _read_dict,
+    "$numpy": lambda given: _numpy_of(given[0], given[1])[0],
+    "$array": lambda given: _numpy_of(given[0], given[2]).reshape(given[1]).copy(),
+    "$as": lambda given: given[1],
+    "$unkept": lambda given: Unkept(*given),
+}

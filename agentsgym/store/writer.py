@@ -1,0 +1,273 @@
+"""Write finished rollouts to a store, from any thread, while the next ones are played."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from agentsgym.errors import ConfigError, StoreError
+from agentsgym.fields import is_int, is_positive_number, require
+from agentsgym.store.columns import table_of
+from agentsgym.store.parts import encode, part_name, warn_of_unfinished, write_part
+from agentsgym.store.records import StoredRollout, check_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from agentsgym.types import Trajectory
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S: Final = 10.0  # from one attempt at a disk that is full to the next
+_MOST_NAMES: Final = 100  # that another writer has, by chance or because two have the same random draws
+_MOST_UNWRITTEN: Final = 1 << 30  # bytes of parts that wait for such a disk
+
+
+class _Encoded(NamedTuple):
+    """A part that is ready to be written."""
+
+    num_rollouts: int
+    data: pa.Buffer
+
+
+class RolloutWriter:
+    """Appends rollouts to a store, in parts: made by ``RolloutStore.writer``.
+
+    A rollout is on disk once its part is written: when ``flush_every`` have come together, ``flush_seconds`` after the
+    first of them, with :meth:`flush`, and with :meth:`close` at the latest, which a ``with`` and the end of the
+    process call. Parts are written in a thread of the writer's own. Any number of writers, in any processes, may write
+    to one folder.
+
+    Where the disk takes no more, that is logged once, and finished parts stay in memory (compressed, up to 1 GiB, the
+    oldest given up first) until a later attempt succeeds.
+
+    Attributes:
+        path: The folder.
+        shared: Columns that all rollouts have unless ``add`` says otherwise.
+    """
+
+    def __init__(self, path: str | Path, *, flush_every: int = 256, flush_seconds: float = 10.0, **shared: Any) -> None:
+        """Make the folder if there is none; see ``RolloutStore.writer``."""
+        require("flush_every", flush_every, is_int(1), "a positive int")
+        require("flush_seconds", flush_seconds, is_positive_number, "a positive number of seconds")
+        check_columns(shared)
+        self.path = Path(path)
+        self.shared = shared
+        self._flush_every, self._flush_seconds = flush_every, flush_seconds
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"there can be no rollout store at {self.path}: {error}") from error
+        warn_of_unfinished(self.path)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have nothing, as a new writer of this process."""
+        self._process = os.getpid()
+        self._id = secrets.token_hex(6)
+        self._changed = threading.Condition()
+        self._waiting: list[StoredRollout] = []
+        self._parts: deque[_Encoded] = deque()
+        self._thread: threading.Thread | None = None
+        self._due: float | None = None  # when what waits is to be written
+        self._is_asked = self._is_closed = self._has_complained = False
+        self._num_begun = self._num_attempted = self._num_parts = 0
+        self._error: Exception | None = None  # of the last attempt
+        self._bug: Exception | None = None
+
+    @property
+    def num_unwritten(self) -> int:
+        """The rollouts that are not on disk yet."""
+        with self._changed:
+            return len(self._waiting) + sum(part.num_rollouts for part in self._parts)
+
+    def add(self, trajectory: Trajectory, **columns: Any) -> None:
+        """Take a finished rollout; it is written soon.
+
+        Args:
+            trajectory: The rollout; it must not be changed any more.
+            **columns: Fields of :class:`~agentsgym.store.records.StoredRollout`.
+
+        Raises:
+            ConfigError: A column is unknown or not valid, or the writer is closed.
+        """
+        check_columns(columns)
+        self.add_record(StoredRollout(trajectory=trajectory, **{**self.shared, **columns}))
+
+    def add_record(self, record: StoredRollout) -> None:
+        """Take a rollout with all its columns, as one is that comes from another store."""
+        if os.getpid() != self._process:  # a fork: what the parent has not written yet is the parent's
+            self._begin()
+        with self._changed:
+            if self._is_closed:
+                raise ConfigError(f"the writer of {self.path} is closed: make another")
+            self._waiting.append(record)
+            if self._due is None:
+                self._due = time.monotonic() + self._flush_seconds
+            self._start()
+            if len(self._waiting) == 1 or len(self._waiting) >= self._flush_every:
+                self._changed.notify_all()
+
+    def flush(self, *, wait: bool = True) -> None:
+        """Have everything written that was added until now.
+
+        Args:
+            wait: Return when it is on disk, not at once.
+
+        Raises:
+            StoreError: It cannot be written; it stays in memory, and the next flush tries again.
+        """
+        with self._changed:
+            self._is_asked = True
+            wanted = self._num_begun + 1  # an attempt that has begun may have left the newest behind
+            self._start()
+            self._changed.notify_all()
+            if not wait:
+                return
+            while self._num_attempted < wanted:
+                self._changed.wait()
+            self._check()
+
+    def close(self, *, strict: bool = True) -> None:
+        """Write what is left and end the thread; a second call tries once more what could not be written.
+
+        Args:
+            strict: Whether what cannot be written raises; it is logged otherwise.
+
+        Raises:
+            StoreError: Some rollouts cannot be written: they stay in memory.
+        """
+        if os.getpid() != self._process:
+            return
+        with self._changed:
+            self._is_closed = True
+            if self._thread is None and not self._parts and not self._waiting:
+                return
+        try:
+            self.flush()
+        except Exception as error:
+            if strict or not isinstance(error, StoreError):
+                raise
+            logger.error("%s", error)  # noqa: TRY400  # the sentence says it all
+        else:
+            atexit.unregister(self._at_exit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(strict=error is None)
+
+    def _check(self) -> None:
+        if self._bug is not None:
+            bug, self._bug = self._bug, None
+            raise bug
+        if self._error is not None:
+            number = sum(part.num_rollouts for part in self._parts)
+            raise StoreError(f"{number} rollouts cannot be written to {self.path}: {self._error}") from self._error
+
+    def _at_exit(self) -> None:
+        with contextlib.suppress(Exception):  # logged where it happened
+            self.close(strict=False)
+
+    # The thread
+
+    def _start(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            atexit.unregister(self._at_exit)
+            atexit.register(self._at_exit)
+            self._thread = threading.Thread(target=self._run, name=f"rollouts to {self.path.name}", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        """Write what is due until the writer is closed."""
+        while True:
+            with self._changed:
+                while not self._is_due():
+                    if self._is_closed:
+                        self._thread = None
+                        return
+                    self._changed.wait(None if self._due is None else max(0.0, self._due - time.monotonic()))
+                batch, self._waiting, self._due, self._is_asked = self._waiting, [], None, False
+                self._num_begun += 1
+            parts = self._encoded(batch)
+            with self._changed:
+                self._parts += parts
+            error = self._write()
+            with self._changed:
+                self._error = error
+                if error is not None:
+                    self._due = time.monotonic() + max(_RETRY_S, self._flush_seconds)
+                self._num_attempted += 1
+                self._changed.notify_all()
+
+    def _is_due(self) -> bool:
+        is_late = self._due is not None and time.monotonic() >= self._due
+        return self._is_asked or is_late or len(self._waiting) >= self._flush_every
+
+    def _encoded(self, batch: Sequence[StoredRollout]) -> list[_Encoded]:
+        """Make a part of rollouts; should one of them be more than can be stored, parts of the others."""
+        if not batch:
+            return []
+        try:
+            return [_Encoded(len(batch), encode(table_of(batch)))]
+        except Exception as error:
+            if len(batch) > 1:
+                return [part for record in batch for part in self._encoded([record])]
+            logger.exception("session %s cannot be stored, and is lost to the store", batch[0].trajectory.session_id)
+            self._bug = error
+            return []
+
+    def _write(self) -> Exception | None:
+        """Write the parts that wait, oldest first; returns what went wrong."""
+        while self._parts:
+            part = self._parts[0]
+            try:
+                self._place(part)
+            except OSError as error:
+                self._complain(error)
+                self._give_up_oldest()
+                return error
+            with self._changed:
+                self._parts.popleft()
+        if self._has_complained:
+            logger.warning("%s: what could not be written before is written now", self.path)
+            self._has_complained = False
+        return None
+
+    def _place(self, part: _Encoded) -> None:
+        """Write a part under a name that nobody has."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for _ in range(_MOST_NAMES):
+            self._num_parts += 1
+            with contextlib.suppress(FileExistsError):
+                write_part(self.path, part_name(self._id, self._num_parts, part.num_rollouts), part.data)
+                return
+        raise OSError(f"{_MOST_NAMES} names of parts are taken")
+
+    def _complain(self, error: OSError) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            logger.error(
+                "%s: rollouts cannot be written (%s); they stay in memory, and every flush tries again",
+                self.path,
+                error,
+            )
+
+    def _give_up_oldest(self) -> None:
+        with self._changed:
+            while len(self._parts) > 1 and sum(part.data.size for part in self._parts) > _MOST_UNWRITTEN:
+                lost = self._parts.popleft()
+                logger.error("%s: %d rollouts are lost: too many wait for the disk", self.path, lost.num_rollouts)

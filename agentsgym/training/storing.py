@@ -1,0 +1,143 @@
+"""Keep the rollouts of a training run in a store, each rank its own files."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from accelerate import PartialState
+
+from agentsgym.credit.rewards import scatter_to_tokens
+from agentsgym.envs.rows.read import class_path
+from agentsgym.errors import StoreError
+from agentsgym.store.reader import RolloutStore
+from agentsgym.training.ranks import KeptError, all_gather_objects
+
+if TYPE_CHECKING:
+    import torch
+
+    from agentsgym.store.writer import RolloutWriter
+    from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.generation.environments import Environments
+    from agentsgym.training.generation.generator import GenerationBatch, Phase
+    from agentsgym.training.tensors.advantages import TokenAdvantages
+    from agentsgym.training.tensors.token_batch import TokenBatch
+
+_SOURCES = {"train": "training", "eval": "evaluation"}
+
+
+class TrainingStore:
+    """Where the rollouts of a run go; nowhere without ``args.store_rollouts``."""
+
+    def __init__(self, args: GRPOEnvConfig, environments: Environments) -> None:
+        """Open nothing yet: that is done on all ranks together.
+
+        Args:
+            args: The settings.
+            environments: The environments of the rows.
+        """
+        self._args, self._environments = args, environments
+        self._writer: RolloutWriter | None = None
+        self._run = ""
+
+    def add(
+        self,
+        batch: GenerationBatch,
+        phase: Phase,
+        tokens: TokenBatch,
+        mask: torch.Tensor,
+        advantages: TokenAdvantages,
+        model_logprobs: torch.Tensor | None,
+    ) -> None:
+        """Collective if rollouts are stored: hand this rank's rollouts to the store, which writes them meanwhile.
+
+        A disk that takes nothing is logged once, and the rollouts are kept until it does.
+
+        Args:
+            batch: What was played.
+            phase: What for.
+            tokens: Its rows.
+            mask: (B, L), 1 on the agent tokens that are trained on.
+            advantages: One number a token of each rollout.
+            model_logprobs: (B, L), the trained model's log-probabilities; None where they were not computed.
+
+        Raises:
+            StoreError: There can be no store at that place, on some rank; it is raised on all of them.
+        """
+        folder = self._args.rollout_folder
+        if folder is None:
+            return
+        error = KeptError()
+        if self._writer is None:
+            self._open(folder, error)
+        with error.keeping():
+            self._add(batch, phase, advantages, _by_token(batch, tokens, mask, model_logprobs))
+        all_gather_objects((), error.first)
+
+    @contextlib.contextmanager
+    def written_at_the_end(self) -> Generator[None]:
+        """Write what is left when the run ends, however it ends."""
+        try:
+            yield
+        finally:
+            if self._writer is not None:
+                with contextlib.suppress(StoreError):  # logged where it happened; the writer tries again at its end
+                    self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is left, and end the writer's thread."""
+        if self._writer is not None:
+            self._writer.close(strict=False)
+
+    def _open(self, folder: Path, error: KeptError) -> None:
+        """Collective: make this rank's writer, and agree on the name of the run."""
+        with error.keeping():
+            self._writer = RolloutStore.writer(folder, agent="policy")
+        name = f"training-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+        self._run = all_gather_objects([name], error.first)[0]
+
+    def _add(
+        self,
+        batch: GenerationBatch,
+        phase: Phase,
+        advantages: TokenAdvantages,
+        model_logprobs: Sequence[Sequence[float] | None],
+    ) -> None:
+        writer = cast("RolloutWriter", self._writer)
+        for i, trajectory in enumerate(batch.trajectories):
+            env = self._environments.of(batch.dataset_rows[i])
+            writer.add(
+                trajectory,
+                run=self._run,
+                source=_SOURCES[phase.kind],
+                env_class_path=class_path(type(env)),
+                env_config=env.env_config,
+                step=phase.step,
+                generation=phase.index if phase.is_training else None,
+                policy_version=phase.step,
+                group=batch.mine[i] // phase.num_rollouts,
+                advantages=list(advantages.advantages[i]),
+                trainer_logprobs=model_logprobs[i],
+                extra={"is_trained": advantages.included[i], "rank": PartialState().process_index},
+            )
+        writer.flush(wait=False)
+
+
+def _by_token(
+    batch: GenerationBatch, tokens: TokenBatch, mask: torch.Tensor, logprobs: torch.Tensor | None
+) -> list[list[float] | None]:
+    """Lay log-probabilities, (B, L), on the tokens of each rollout, (T,): NaN where an agent token has none."""
+    if logprobs is None:
+        return [None] * len(batch.trajectories)
+    nested = tokens.by_turn(
+        logprobs.float().masked_fill(mask == 0, math.nan), [len(one.turns) for one in batch.trajectories]
+    )
+    return [
+        scatter_to_tokens(trajectory, [numbers or math.nan for numbers in own])
+        for trajectory, own in zip(batch.trajectories, nested, strict=True)
+    ]

@@ -1,0 +1,260 @@
+"""What is stored comes back bit for bit, or is marked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import struct
+from array import array
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentsgym.errors import ConfigError, StoreError
+from agentsgym.store.columns import table_of
+from agentsgym.store.jsonl import line_of, record_of_line
+from agentsgym.store.reader import RolloutStore
+from agentsgym.store.records import StoredRollout
+from agentsgym.store.rows import record_of
+from agentsgym.store.values import Unkept, from_json, to_json
+from agentsgym.types import StopReason, Trajectory, Turn
+
+FLOATS = st.floats(width=64) | st.sampled_from([math.nan, -0.0, math.inf, -math.inf])
+TEXTS = st.text(st.characters(), max_size=6) | st.just("\ud83d\ude00")  # halves that are not to become one character
+INTS = st.integers() | st.sampled_from([2**63, -(2**63), -(2**63) - 1, 10**4000])
+KEYS = st.recursive(st.none() | st.booleans() | INTS | TEXTS | st.binary(max_size=4), lambda key: st.tuples(key, key))
+VALUES = st.recursive(
+    KEYS | FLOATS | st.frozensets(TEXTS, max_size=3),
+    lambda value: st.lists(value, max_size=3) | st.dictionaries(KEYS, value, max_size=3) | st.tuples(value),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(TEXTS | st.sampled_from(["$", "$tuple", "success"]), VALUES, max_size=3)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool"]), "content": TEXTS},
+        optional={"tool_calls": st.lists(OBJECTS, max_size=2), "name": TEXTS, "$dict": TEXTS},
+    ),
+    max_size=3,
+)
+
+
+def bits(value: Any) -> Any:
+    """A value that is equal for equal types and bits alone: -0.0 is not 0.0, NaN is NaN, a tuple no list."""
+    if isinstance(value, float):
+        return "float", struct.pack(">d", value)
+    if isinstance(value, list | tuple):
+        return type(value), [bits(one) for one in value]
+    if isinstance(value, dict):
+        return "dict", [(bits(key), bits(one)) for key, one in value.items()]
+    if dataclasses.is_dataclass(value):
+        return type(value), [bits(getattr(value, one.name)) for one in dataclasses.fields(value)]
+    return type(value), value
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    cuts = sorted(draw(st.lists(st.integers(0, 12), max_size=6)))
+    turns = [
+        Turn(
+            start=start,
+            stop=stop,
+            reward=draw(FLOATS),
+            invalid=draw(st.booleans()),
+            exact=draw(st.booleans()),
+            episode=draw(st.integers(0, 3)),
+            message_index=draw(st.integers(0, 2**40)),
+            state_key=draw(KEYS),
+            role=draw(KEYS),
+            potential=draw(st.none() | FLOATS),
+            prompt_messages=draw(st.none() | MESSAGES),
+            role_rewards=draw(st.none() | st.dictionaries(KEYS, FLOATS, max_size=2)),
+        )
+        for start, stop in zip(cuts[::2], cuts[1::2], strict=False)
+    ]
+
+    def numbers() -> Any:
+        return st.lists(FLOATS, min_size=12, max_size=12)
+
+    return Trajectory(
+        token_ids=draw(st.lists(st.integers(0, 2**31 - 1) | st.just(2**40), min_size=12, max_size=12)),
+        turns=turns if draw(st.booleans()) else tuple(turns),
+        messages=draw(MESSAGES),
+        final_reward=draw(FLOATS),
+        stop_reason=draw(st.sampled_from(StopReason)),
+        logprobs=draw(st.none() | numbers() | numbers().map(tuple)),
+        per_token_rewards=draw(st.just(()) | numbers()),
+        session_id=draw(TEXTS),
+        task_index=draw(INTS),
+        rollout_index=draw(st.integers(0, 9)),
+        info=draw(OBJECTS),
+        error=draw(st.none() | TEXTS),
+        num_close_errors=draw(st.integers(0, 3)),
+        num_retries=draw(st.integers(0, 3)),
+        final_rewards=draw(st.dictionaries(KEYS, FLOATS, max_size=2)),
+        task_data=draw(OBJECTS),
+    )
+
+
+RECORDS = st.builds(
+    StoredRollout,
+    trajectory=trajectories(),
+    source=st.sampled_from(["evaluation", "training"]) | TEXTS,
+    env_class_path=st.none() | TEXTS,
+    env_config=st.none() | OBJECTS,
+    step=st.none() | st.integers(-(2**63), 2**63 - 1),
+    group=st.none() | st.integers(0, 9),
+    advantages=st.none() | st.lists(FLOATS, min_size=12, max_size=12),
+    trainer_logprobs=st.none() | st.lists(FLOATS, min_size=12, max_size=12),
+    policy_version=st.none() | st.integers(0, 9),
+    agent=st.none() | TEXTS,
+    run=st.none() | TEXTS,
+    extra=OBJECTS,
+)
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=3))
+def test_records_come_back_bit_for_bit(records: list[StoredRollout]) -> None:
+    table = table_of(records)
+    for row, record in enumerate(records):
+        assert bits(record_of(table, row)) == bits(record)
+
+
+@given(RECORDS)
+def test_lines_of_json_come_back_bit_for_bit(record: StoredRollout) -> None:
+    line = line_of(record)
+    assert "\n" not in line
+    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert bits(record_of_line(line)) == bits(record)
+
+
+@given(VALUES)
+def test_values_come_back_bit_for_bit_and_as_strict_json(value: Any) -> None:
+    lost: list[str] = []
+    text = to_json(value, lost)
+    text.encode()
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert bits(from_json(text)) == bits(value)
+    assert not lost
+
+
+def record_of_info(info: dict[str, Any]) -> StoredRollout:
+    trajectory = Trajectory(
+        token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE, info=info
+    )
+    return record_of(table_of([StoredRollout(trajectory=trajectory)]), 0)
+
+
+def test_numbers_of_numpy_come_back_as_they_were() -> None:
+    given = {"scalar": np.float32(0.1), "flag": np.bool_(True), "board": np.array([[1, 2]], dtype=np.int8)}
+    read = record_of_info(given).trajectory.info
+    assert {name: value.dtype for name, value in read.items()} == {name: value.dtype for name, value in given.items()}
+    assert read["scalar"] == given["scalar"]
+    assert read["board"].tolist() == [[1, 2]]
+
+
+class Color(StrEnum):
+    RED = "red"
+
+
+class Board:
+    def __repr__(self) -> str:
+        return "three in a row"
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def test_what_cannot_be_kept_is_marked_and_loses_nothing_else() -> None:
+    itself: list[Any] = []
+    itself.append(itself)
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    given = {"board": Board(), "broken": Broken(), "color": Color.RED, "itself": itself, "deep": deep, "move": (1, 2)}
+    record = record_of_info(given)
+    read = record.trajectory.info
+    assert read["board"] == Unkept(f"{__name__}.Board", "three in a row")
+    assert read["broken"].text.startswith("<Broken object: its repr raised")
+    assert (read["color"], read["move"]) == ("red", (1, 2))
+    assert "info: of Board only the text is kept" in record.inexact
+    assert "info: given as Color, kept as str" in record.inexact
+    assert isinstance(read["itself"][0], Unkept)
+    again = record_of(table_of([record]), 0)  # and a copy of the store says the same
+    assert (again.trajectory, again.inexact[: len(record.inexact)]) == (record.trajectory, record.inexact)
+
+
+def test_arrays_in_the_place_of_lists_come_back_and_other_sequences_are_marked() -> None:
+    trajectory = Trajectory(
+        token_ids=np.array([5, 6, 7]),
+        turns=[],
+        messages=[],
+        final_reward=0,
+        stop_reason=StopReason.DONE,
+        logprobs=array("d", [0.5, math.nan, -0.0]),
+        per_token_rewards=[0, 1, 2**60 + 1],
+    )
+    record = record_of(table_of([StoredRollout(trajectory=trajectory)]), 0)
+    read: Any = record.trajectory
+    assert isinstance(read.token_ids, np.ndarray)
+    assert read.token_ids.tolist() == [5, 6, 7]
+    assert bits(read.logprobs) == bits([0.5, math.nan, -0.0])
+    assert record.inexact == ["logprobs: given as array, kept as list"]
+    assert read.per_token_rewards == [0, 1, 2**60 + 1]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"$nothing": 1}', "{", '{"$float": "xyz"}', '{"$array": ["O", [1], ""]}', '{"$set": 1}']
+)
+def test_a_text_that_nobody_wrote_is_an_error_with_the_text(text: str) -> None:
+    with pytest.raises(StoreError, match="a stored value cannot be read"):
+        from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"stepp": 1}, "a stored rollout has no 'stepp'; did you mean 'step'?"),
+        ({"step": "one"}, "step must be an int below 2"),
+        ({"advantages": [1.0]}, "advantages needs one value a token, got 1 for 2 tokens"),
+        ({"agent": 3}, "agent must be a text or None"),
+    ],
+)
+def test_columns_that_are_none_are_refused_at_once(columns: dict[str, Any], said: str, tmp_path: Path) -> None:
+    trajectory = Trajectory(token_ids=[1, 2], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE)
+    with RolloutStore.writer(tmp_path) as writer, pytest.raises(ConfigError, match=said):
+        writer.add(trajectory, **columns)
+
+
+def test_a_file_is_read_by_plain_pyarrow(tmp_path: Path) -> None:
+    trajectory = Trajectory(
+        token_ids=[7, 8, 9],
+        turns=[Turn(start=1, stop=3, reward=0.5, role="x")],
+        messages=[{"role": "user", "content": "<b>häßlich</b>"}],
+        final_reward=0.5,
+        stop_reason=StopReason.DONE,
+        logprobs=[0.0, -0.5, -0.25],
+        info={"success": True},
+        task_data={"seed": 3},
+    )
+    with RolloutStore.writer(tmp_path, source="evaluation", env_config={"max_steps_per_episode": 2}) as writer:
+        writer.add(trajectory, advantages=[0.0, 1.5, 1.5])
+    [file] = tmp_path.glob("*.parquet")
+    [row] = pq.read_table(file).to_pylist()
+    assert row["token_ids"] == [7, 8, 9]
+    assert row["agent_token_mask"] == [False, True, True]
+    assert row["advantages"] == [0.0, 1.5, 1.5]
+    assert json.loads(row["messages"]) == trajectory.messages
+    assert json.loads(row["env_config"]) == {"max_steps_per_episode": 2}
+    assert (row["seed"], row["success"], row["num_agent_tokens"], row["stop_reason"]) == (3, True, 2, "done")
+    assert [(turn["start"], turn["stop"], turn["reward"], turn["role"]) for turn in row["turns"]] == [
+        (1, 3, 0.5, '"x"')
+    ]

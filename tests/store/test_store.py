@@ -1,0 +1,158 @@
+"""Reading: rows, slices, filters, tables; and folders that are not as they should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from stored import indices_of, rollout, stored
+
+from agentsgym import RolloutStore
+from agentsgym.errors import ConfigError, StoreError
+from agentsgym.store import parts
+from agentsgym.store.schema import SCHEMA, VERSION_KEY
+from agentsgym.types import StopReason
+
+
+def test_parts_of_several_writers_are_one_store_in_the_order_of_writing(tmp_path: Path) -> None:
+    stored(tmp_path, range(100), agent="first")
+    store = stored(tmp_path, range(100, 150), agent="second")
+    assert len(store) == 150
+    assert indices_of(store) == [*range(150)]
+    assert list(store) == [rollout(index) for index in range(150)]
+    assert store[149] == store[-1] == rollout(149)
+    assert store.record(120).agent == "second"
+    assert repr(store) == f"RolloutStore({str(tmp_path)!r}, 150 rollouts)"
+    with pytest.raises(IndexError, match=r"150 rollouts.* has no rollout 150"):
+        store[150]
+
+
+def test_slices_and_filters_are_stores_and_go_together(tmp_path: Path) -> None:
+    stored(tmp_path, range(10), step=1)
+    store = stored(tmp_path, range(10, 20), agent="b")
+    assert indices_of(store[2:6][1:]) == [3, 4, 5]
+    assert indices_of(store[::-7]) == [19, 12, 5]
+    assert indices_of(store.filter(step=None)[:2]) == [10, 11]
+    assert indices_of(store.filter(agent="b", final_reward=lambda reward: reward > 17)) == [18, 19]
+    assert indices_of(store[5:15].filter(pc.field("seed") >= 9, step=1)) == [9]
+    assert store.filter(task_index=7).record(0).step == 1
+    assert len(store.filter(agent="c")) == 0
+    assert list(store.filter(agent="c")) == []
+    with pytest.raises(ConfigError, match="a store has no column 'stepp'; did you mean 'step'"):
+        store.filter(stepp=1)
+    with pytest.raises(ConfigError, match="the filter cannot be evaluated"):
+        store.filter(pc.field("nothing") > 1)
+
+
+def test_one_rollout_reads_one_row_group_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(tmp_path, range(128))
+    store = stored(tmp_path, range(128, 400))
+    read: list[int] = []
+    one_group = parts.read_row_group
+    monkeypatch.setattr(
+        "agentsgym.store.reader.read_row_group", lambda *a, **k: read.append(a[1]) or one_group(*a, **k)
+    )
+    assert store[140].task_index == 140
+    assert len(read) == 1
+    assert indices_of(store[128:256]) == [*range(128, 256)]
+    assert len(read) <= 2
+
+
+def test_tables_frames_and_datasets_hold_the_rows_of_the_view(tmp_path: Path) -> None:
+    store = stored(tmp_path, range(70))[60:65]
+    table = store.table(["task_index", "token_ids"])
+    assert table.column_names == ["task_index", "token_ids"]
+    assert table.column("task_index").to_pylist() == [*range(60, 65)]
+    assert store.table().schema.equals(SCHEMA)
+    frame = store.to_pandas()
+    assert frame["final_reward"].tolist() == [60.0, 61.0, 62.0, 63.0, 64.0]
+    assert "token_ids" not in frame
+    rows = store.to_datasets(["token_ids", "final_reward"])
+    assert rows[1] == {"token_ids": [61, 62, 63, 64], "final_reward": 61.0}
+    assert store.filter(task_index=-1).table().num_rows == 0
+
+
+def test_lines_of_json_make_the_same_store(tmp_path: Path) -> None:
+    store = stored(tmp_path / "a", range(5), step=3, env_config={"a": (1,)})
+    copy = RolloutStore.from_jsonl(store.to_jsonl(tmp_path / "rollouts.jsonl"), tmp_path / "b")
+    assert list(copy.records()) == list(store.records())
+    (tmp_path / "bad.jsonl").write_text('{"trajectory": {}}\n')
+    with pytest.raises(StoreError, match=r"bad.jsonl, line 1: no stored rollout"):
+        RolloutStore.from_jsonl(tmp_path / "bad.jsonl", tmp_path / "c")
+
+
+@pytest.mark.parametrize("name", ["missing", "file"])
+def test_a_folder_that_is_none_is_said_to_be(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=f"there is no rollout store at .*{name}: it must be a folder"):
+        RolloutStore(tmp_path / name)
+
+
+def test_an_empty_folder_is_a_store_without_rollouts(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path)
+    assert (len(store), list(store), store.table().num_rows, len(store.filter(step=1))) == (0, [], 0, 0)
+
+
+def test_files_that_cannot_be_read_are_named_and_the_others_stay_readable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored(tmp_path, range(3))
+    [good] = tmp_path.glob("*.parquet")
+    (tmp_path / "cut.parquet").write_bytes(good.read_bytes()[:-100])
+    (tmp_path / "empty.parquet").touch()
+    (tmp_path / "noise.parquet").write_bytes(b"PAR1" + b"x" * 1000)
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "foreign.parquet")
+    newer = pq.read_table(good).replace_schema_metadata({VERSION_KEY: b"99"})
+    pq.write_table(newer, tmp_path / "newer.parquet")
+    (tmp_path / "README.txt").write_text("no part")
+    store = RolloutStore(tmp_path)
+    assert indices_of(store) == [0, 1, 2]
+    assert {file.name for file in store.skipped} == {
+        f"{name}.parquet" for name in ("cut", "empty", "noise", "foreign", "newer")
+    }
+    assert store.skipped[tmp_path / "foreign.parquet"] == "parquet, but not of a rollout store"
+    assert "of version 99 of the format, this library reads 1" in store.skipped[tmp_path / "newer.parquet"]
+    [warning] = caplog.records
+    assert "5 of 6 parquet files cannot be read and are skipped: cut.parquet (no whole parquet file" in warning.message
+
+
+def test_a_part_that_is_damaged_or_gone_after_opening_is_an_error_that_names_it(tmp_path: Path) -> None:
+    store = stored(tmp_path, range(3))
+    [part] = tmp_path.glob("*.parquet")
+    data = bytearray(part.read_bytes())
+    data[len(data) // 4] ^= 0xFF
+    part.write_bytes(data)
+    with pytest.raises(StoreError, match=f"{part.name} cannot be read any more"):
+        list(store)
+    part.unlink()
+    with pytest.raises(StoreError, match=f"{part.name} cannot be read any more"):
+        store[0]
+
+
+def test_a_part_that_was_cut_is_skipped_and_one_whose_name_lies_is_an_error(tmp_path: Path) -> None:
+    stored(tmp_path, range(3))
+    [part] = tmp_path.glob("*.parquet")
+    data = part.read_bytes()
+    liar = part.rename(part.with_name(part.name.replace("-3.parquet", "-4.parquet")))
+    with pytest.raises(StoreError, match="is not what its name says: 3 rollouts in the place of 4"):
+        RolloutStore(tmp_path)[0]
+    liar.rename(tmp_path / "named otherwise.parquet")
+    part.write_bytes(data[:-1])
+    store = RolloutStore(tmp_path)
+    assert (indices_of(store), [*store.skipped]) == ([0, 1, 2], [part])
+
+
+def test_a_part_that_claims_our_format_without_its_columns_is_an_error_that_names_it(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({VERSION_KEY: b"1"}), tmp_path / "claims.parquet")
+    store = RolloutStore(tmp_path)
+    with pytest.raises(StoreError, match=r"claims\.parquet"):
+        store[0]
+    with pytest.raises(StoreError, match=r"claims\.parquet"):
+        store.table(["step"])
+
+
+def test_stop_reasons_come_back_as_the_enum(tmp_path: Path) -> None:
+    assert stored(tmp_path, range(1))[0].stop_reason is StopReason.DONE

@@ -1,0 +1,111 @@
+"""``store_rollouts``: every rollout of a run is kept as it was trained on; a disk never stops a run."""
+
+from __future__ import annotations
+
+import errno
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from games import GuessNumber, logged, settings, tasks, trainer_of
+from transformers import HfArgumentParser
+
+from agentsgym.envs.registry import class_path
+from agentsgym.errors import StoreError
+from agentsgym.store import parts
+from agentsgym.store.reader import RolloutStore
+from agentsgym.training.config import GRPOEnvConfig
+
+
+def test_every_rollout_is_kept_as_it_was_trained_on(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, store_rollouts=True, drift_interval=1)
+    trainer.train()
+    store = RolloutStore(tmp_path / "rollouts")
+    assert len(store) == 16
+    records = list(store.records())
+    assert [(record.generation, record.step, record.policy_version) for record in records] == [
+        (1, 0, 0) if index < 8 else (2, 1, 1) for index in range(16)
+    ]
+    assert [record.group for record in records] == [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4
+    assert {(record.source, record.env_class_path) for record in records} == {("training", class_path(GuessNumber))}
+    assert len({record.run for record in records}) == 1
+    for record in records:
+        trajectory, mask = record.trajectory, record.trajectory.agent_token_mask
+        assert trajectory.seed is not None
+        assert record.env_config is not None
+        assert record.extra == {"is_trained": True, "rank": 0}
+        assert record.advantages is not None
+        assert record.trainer_logprobs is not None
+        assert trajectory.logprobs is not None
+        for token, (is_agent, advantage) in enumerate(zip(mask, record.advantages, strict=True)):
+            assert is_agent or advantage == 0.0
+            assert record.trainer_logprobs[token] == pytest.approx(trajectory.logprobs[token], abs=1e-4)
+    for generation in (1, 2):  # what the trainer logged is what is kept
+        rewards = [one.final_reward for one in store.filter(generation=generation)]
+        assert sum(rewards) / 8 == pytest.approx(logged(trainer, "reward")[generation - 1])
+    assert any(any(record.advantages or ()) for record in records)
+
+
+def test_storing_changes_no_number_of_the_training(tmp_path: Path) -> None:
+    plain, storing = trainer_of(tmp_path / "a"), trainer_of(tmp_path / "b", store_rollouts=str(tmp_path / "c"))
+    plain.train()
+    storing.train()
+    assert logged(storing, "loss") == pytest.approx(logged(plain, "loss"), rel=1e-5)
+    assert all(record.trainer_logprobs is None for record in RolloutStore(tmp_path / "c").records())
+
+
+def test_evaluations_are_kept_apart_and_a_turn_layout_is_laid_back_on_tokens(tmp_path: Path) -> None:
+    trainer = trainer_of(
+        tmp_path, store_rollouts=True, layout="turn", drift_interval=1, max_steps=1, eval_dataset=tasks(2)
+    )
+    trainer.train()
+    trainer.evaluate()
+    store = RolloutStore(tmp_path / "rollouts")
+    assert (len(store.filter(source="training")), len(store.filter(source="evaluation"))) == (8, 8)
+    assert {record.generation for record in store.filter(source="evaluation").records()} == {None}
+    for record in store.filter(source="training").records():
+        assert record.trainer_logprobs is not None
+        for is_agent, ours, sampled in zip(
+            record.trajectory.agent_token_mask, record.trainer_logprobs, record.trajectory.logprobs or (), strict=True
+        ):
+            assert math.isnan(ours) or (ours == pytest.approx(sampled, abs=1e-4) and (is_agent or ours == 0.0))
+
+
+def test_a_full_disk_is_said_once_and_stops_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer = trainer_of(tmp_path, store_rollouts=True, max_steps=3)
+    with monkeypatch.context() as disk:
+        disk.setattr(parts.os, "fsync", full)
+        trainer.train()
+    assert trainer.state.global_step == 3
+    assert sum("rollouts cannot be written" in record.getMessage() for record in caplog.records) == 1
+    trainer.close()  # there is room again
+    assert len(RolloutStore(tmp_path / "rollouts")) == 24
+
+
+def test_a_place_that_can_be_none_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    trainer = trainer_of(tmp_path, store_rollouts=str(tmp_path / "file"))
+    with pytest.raises(StoreError, match="there can be no rollout store at"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"), [(None, None), (False, None), (True, "out/rollouts"), ("true", "out/rollouts"), ("x", "x")]
+)
+def test_the_setting_names_a_folder(given: Any, folder: str | None, tmp_path: Path) -> None:
+    args = settings(tmp_path, output_dir="out", store_rollouts=given)
+    assert args.rollout_folder == (None if folder is None else Path(folder))
+
+
+def test_a_command_line_can_ask_for_it(tmp_path: Path) -> None:
+    [args] = HfArgumentParser(GRPOEnvConfig).parse_args_into_dataclasses(
+        ["--output_dir", str(tmp_path), "--store_rollouts", "true", "--use_cpu", "true", "--report_to", "none"]
+    )
+    assert args.rollout_folder == tmp_path / "rollouts"
