@@ -68,7 +68,24 @@ def test_tensors_and_arrays_are_read_without_pickle() -> None:
             name, words = ast.unparse(call.func), {word.arg: ast.unparse(word.value) for word in call.keywords}
             assert name != "torch.load" or words.get("weights_only") == "True", path
             assert words.get("allow_pickle", "False") == "False", path
-            assert words.get("trust_remote_code", "False") == "False", path
+            assert words.get("trust_remote_code", "False") in {"False", "trust_remote_code"}, path  # or handed on
+
+
+def test_remote_code_is_trusted_by_nobody_by_default() -> None:
+    functions = [
+        (path, node.args)
+        for path, source in sources().items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    takers = [(path, args) for path, args in functions if "trust_remote_code" in {one.arg for one in args.kwonlyargs}]
+    assert takers
+    for path, args in takers:
+        [default] = [
+            d for one, d in zip(args.kwonlyargs, args.kw_defaults, strict=True) if one.arg == "trust_remote_code"
+        ]
+        assert default is None or ast.unparse(default) == "False", path
+    assert not any("trust_remote_code" in {one.arg for one in args.args} for _, args in functions)
 
 
 @pytest.mark.parametrize(
