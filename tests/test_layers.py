@@ -20,6 +20,7 @@ RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in
 GROUND = {"_renamed", "_lazy"}  # import nothing, and may be imported everywhere
 # Who may name what stands to its right, for a notebook to draw it with, and what: `_lazy.called_later`.
 DRAWN_BY = {
+    "store/reader.py": {"agentsgym.reports.html.rollouts_html"},
     "types.py": {"agentsgym.reports.html.trajectory_html", "agentsgym.reports.frames.trajectory_frame"},
     "evaluation/metrics.py": {"agentsgym.reports.html.evaluation_html", "agentsgym.reports.frames.evaluation_frame"},
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast, overload
 import numpy as np
 import pyarrow as pa
 
+from agentsgym._lazy import called_later
 from agentsgym.errors import ConfigError, StoreError, did_you_mean
 from agentsgym.store.jsonl import line_of, record_of_line
 from agentsgym.store.parts import Part, Scan, read_row_group, scan, warn_of_unfinished
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from agentsgym.types import Trajectory
 
 _INDEX: Final = "__index__"
+_html_of = called_later("agentsgym.reports.html", "rollouts_html")
 
 
 class RolloutStore(Sequence["Trajectory"]):
@@ -80,6 +82,9 @@ class RolloutStore(Sequence["Trajectory"]):
 
     def __repr__(self) -> str:
         return f"RolloutStore({str(self.path)!r}, {len(self)} rollouts)"
+
+    def _repr_html_(self) -> str:
+        return _html_of(self)
 
     @overload
     def __getitem__(self, index: int) -> Trajectory: ...

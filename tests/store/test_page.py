@@ -29,6 +29,7 @@ def test_the_snippets_run_one_after_another(tmp_path: Path, monkeypatch: pytest.
     assert len(names["won"]) == 4
     assert names["record"].agent == "scripted"
     assert names["table"].num_rows == len(names["frame"]) == 8
+    assert "8 rollouts" in RolloutStore("runs/first")._repr_html_()  # what a notebook shows
     assert RolloutStore("runs/mine").record(0).extra == {"note": "looked at"}
 
 
