@@ -82,17 +82,17 @@ def play_games(player: Player, plan: Plan) -> Games:
     played: list[Trajectory] = []
     num_resumed = 0
     evaluation, ended_by = None, None
-    with _bar(player.label, plan.num_games) as advance:
+    with _bar(player.label, plan.num_games) as (advance, begin_at):
 
         def finished(trajectory: Trajectory) -> None:
             played.append(trajectory)
-            advance(1)
+            advance()
 
         def resumed(known: Sequence[Trajectory]) -> None:
             nonlocal num_resumed
             num_resumed = len(known)
             played.extend(known)
-            advance(num_resumed)
+            begin_at(num_resumed)
             if known:
                 remark(f"{player.label}: {num_resumed} of {plan.num_games} games are kept and not played again")
 
@@ -156,8 +156,8 @@ def _mean_anchors(
 
 
 @contextmanager
-def _bar(label: str, total: int) -> Generator[Callable[[int], None]]:
-    """Show a progress bar on standard error, where that is a terminal."""
+def _bar(label: str, total: int) -> Generator[tuple[Callable[[], None], Callable[[int], None]]]:
+    """Show a progress bar on standard error, where that is a terminal; gives how to move it, and where it begins."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
     columns = (
@@ -168,4 +168,5 @@ def _bar(label: str, total: int) -> Generator[Callable[[int], None]]:
     )
     with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as progress:
         task = progress.add_task(cell(label).plain[:30], total=total)
-        yield lambda count: progress.advance(task, count)
+        # What was known before says nothing of the speed: a reset forgets it.
+        yield lambda: progress.advance(task), lambda count: progress.reset(task, completed=count)

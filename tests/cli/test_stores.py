@@ -152,6 +152,14 @@ def test_an_agent_that_goes_on_does_not_draw_again_what_it_drew(game: str, tmp_p
     assert [said[0, index] for index in range(30)] != [said[1, index] for index in range(30)]
 
 
+def test_what_a_killed_process_left_is_named_once(game: str, tmp_path: Path) -> None:
+    path = evaluated(game, tmp_path)
+    (path / "part.parquet.unfinished").write_bytes(b"PAR1")
+    done = ran("eval", game, "-a", "random", "-n", "3", "--store", path, "--resume")
+    assert done.code == 0
+    assert done.words.count("part.parquet.unfinished") == 1
+
+
 def test_other_settings_are_another_agent(game: str, tmp_path: Path) -> None:
     common = ("eval", game, "-a", "random", "--store", tmp_path / "store", "--resume", "--json")
     tasks = tasks_of(tmp_path / "tasks.json", [3] * 5)
