@@ -14,6 +14,8 @@
     results     what came of them, as tables and as JSON
     watching    a game as it is played
     files       what the command ``new`` writes
+    stores      rollout stores: where games are kept, and which rollouts of one are meant
+    auditing    what the rollouts of a store must be like
 
 Only ``options`` and ``console`` are imported at once, so that ``agentsgym --help`` is there at once too.
 """

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from agentsgym.cli.commands.audit import audit
 from agentsgym.cli.commands.check import check
 from agentsgym.cli.commands.envs import envs
 from agentsgym.cli.commands.eval import evaluate
+from agentsgym.cli.commands.export import export
 from agentsgym.cli.commands.new import new
 from agentsgym.cli.commands.play import play
 
@@ -26,6 +28,8 @@ app.command("check", short_help="Find what in an environment breaks the contract
 app.command("new", short_help="Write an environment of your own that runs.")(new)
 app.command("eval", short_help="Play many games and report how well agents play.")(evaluate)
 app.command("play", short_help="Play in the terminal, or watch an agent.")(play)
+app.command("audit", short_help="Check stored rollouts for what training relies on.")(audit)
+app.command("export", short_help="Write stored rollouts for other tools and for fine-tuning.")(export)
 
 
 def _version(value: bool) -> None:

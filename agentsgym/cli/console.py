@@ -169,8 +169,15 @@ def _set_up() -> Generator[None]:
 
 
 class _Remarks(logging.Handler):
-    """Prints what the library logs."""
+    """Prints what the library logs, each sentence once: a command may open the same store several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
-        remark(f"{record.levelname.lower()}: {record.getMessage()}", "yellow")
+        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        if text not in self._said:
+            self._said.add(text)
+            remark(text, "yellow")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.cli.console import cell, err
+from agentsgym.cli.console import cell, err, remark
 from agentsgym.cli.players import Player
 from agentsgym.envs.players import anchors_of
 from agentsgym.envs.rows.read import tasks_of_rows
@@ -35,6 +36,8 @@ class Plan:
         cluster_by: The key of a task whose equal values are one task to the intervals; None for each by itself.
         max_failed_fraction: The fraction of all rollouts that may fail.
         max_concurrent: How many are live at once.
+        store: The folder that keeps every game; None for nowhere.
+        resume: Whether games that it holds already, and that did not fail, are not played again.
     """
 
     tasks: Sequence[Any]
@@ -43,6 +46,8 @@ class Plan:
     cluster_by: str | None = None
     max_failed_fraction: float | None = None
     max_concurrent: int = MAX_CONCURRENT
+    store: Path | None = None
+    resume: bool = False
 
     @property
     def num_games(self) -> int:
@@ -58,6 +63,7 @@ class Games:
         label: The agent's.
         evaluation: Of what was played; None if no game was finished.
         planned: How many games were to be played.
+        num_resumed: How many of them were not played, but read from a store.
         ended_by: What ended them early, a sentence; None if nothing did.
         anchors: What random and optimal play earn on average, in these games; None where that is not known.
     """
@@ -65,6 +71,7 @@ class Games:
     label: str
     evaluation: Evaluation | None
     planned: int
+    num_resumed: int = 0
     ended_by: str | None = None
     anchors: Mapping[str, float] | None = None
 
@@ -73,12 +80,21 @@ def play_games(player: Player, plan: Plan) -> Games:
     """Play all games of a plan with one agent; errors and Ctrl-C end them, and what was played is kept."""
     references = anchors_of(player.env)
     played: list[Trajectory] = []
+    num_resumed = 0
     evaluation, ended_by = None, None
-    with _bar(player.label, plan.num_games) as advance:
+    with _bar(player.label, plan.num_games) as (advance, begin_at):
 
         def finished(trajectory: Trajectory) -> None:
             played.append(trajectory)
             advance()
+
+        def resumed(known: Sequence[Trajectory]) -> None:
+            nonlocal num_resumed
+            num_resumed = len(known)
+            played.extend(known)
+            begin_at(num_resumed)
+            if known:
+                remark(f"{player.label}: {num_resumed} of {plan.num_games} games are kept and not played again")
 
         try:
             evaluation = evaluate(
@@ -92,6 +108,10 @@ def play_games(player: Player, plan: Plan) -> Games:
                 on_finish=finished,
                 references=references,
                 max_concurrent=plan.max_concurrent,
+                store=plan.store,
+                resume="failed" if plan.resume else False,
+                agent_name=player.kept_as or player.label,
+                on_resume=resumed,
             )
         except AgentsGymError as error:
             ended_by = sentence_of(error)
@@ -103,6 +123,7 @@ def play_games(player: Player, plan: Plan) -> Games:
         label=player.label,
         evaluation=evaluation,
         planned=plan.num_games,
+        num_resumed=num_resumed,
         ended_by=ended_by,
         anchors=_mean_anchors(player, plan, played, references),
     )
@@ -135,8 +156,8 @@ def _mean_anchors(
 
 
 @contextmanager
-def _bar(label: str, total: int) -> Generator[Callable[[], None]]:
-    """Show a progress bar on standard error, where that is a terminal."""
+def _bar(label: str, total: int) -> Generator[tuple[Callable[[], None], Callable[[int], None]]]:
+    """Show a progress bar on standard error, where that is a terminal; gives how to move it, and where it begins."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
     columns = (
@@ -147,4 +168,5 @@ def _bar(label: str, total: int) -> Generator[Callable[[], None]]:
     )
     with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as progress:
         task = progress.add_task(cell(label).plain[:30], total=total)
-        yield lambda: progress.advance(task)
+        # What was known before says nothing of the speed: a reset forgets it.
+        yield lambda: progress.advance(task), lambda count: progress.reset(task, completed=count)

@@ -86,6 +86,15 @@ MaxTurnTokens = Annotated[
     int | None, typer.Option("--max-turn-tokens", metavar="N", min=1, help="The budget of one turn.")
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of tasks, players and intervals.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="COLUMN=VALUE",
+        help="Only rollouts with this value in this column; !=, <, <=, > and >= do too. Repeatable.",
+    ),
+]
+StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="The folder of a rollout store.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.cli.console import UsageError, usage
 from agentsgym.cli.naming import NamedEnv
-from agentsgym.errors import did_you_mean
-from agentsgym.texts import shown
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
@@ -29,6 +30,8 @@ class PlayerOptions:
         api_key_variable: The environment variable that holds its key.
         temperature: Of a policy or a server's model; None for what is usual.
         max_turn_tokens: Of one turn; None for what is usual.
+        num_before: Games that the agent has played already, in an evaluation that goes on: it is not to draw again
+            what it drew then.
     """
 
     seed: int = 0
@@ -36,6 +39,12 @@ class PlayerOptions:
     api_key_variable: str | None = None
     temperature: float | None = None
     max_turn_tokens: int | None = None
+    num_before: int = 0
+
+    @property
+    def draw_seed(self) -> int:
+        """The seed of what agents draw."""
+        return derive_seed("command line", self.seed, self.num_before) if self.num_before else self.seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +55,13 @@ class Player:
         label: What it is called.
         env: Its environment, with the policy's tokenizer where it needs one.
         agent: The agent.
+        kept_as: What a store calls it; its label if empty.
     """
 
     label: str
     env: MultistepEnv
     agent: Any
+    kept_as: str = ""
 
 
 def make_player(name: str, named: NamedEnv, options: PlayerOptions) -> Player:
@@ -70,21 +81,37 @@ def make_player(name: str, named: NamedEnv, options: PlayerOptions) -> Player:
         raise UsageError(f"--base-url is for openai:MODEL, got the agent {shown(name)}")
     with usage():
         env, agent = make(rest, named, options)
-    return Player(label=name, env=env, agent=agent)
+    return Player(label=name, env=env, agent=agent, kept_as=kept_name(name, options))
+
+
+def kept_name(name: str, options: PlayerOptions) -> str:
+    """Name an agent in a store: as it is typed, with the options that make it another.
+
+    >>> kept_name("random", PlayerOptions()), kept_name("policy:tiny", PlayerOptions(seed=3, temperature=0.5))
+    ('random', 'policy:tiny --temperature 0.5 --seed 3')
+    """
+    kind = name.partition(":")[0]
+    given = {
+        "--base-url": options.base_url,
+        "--temperature": options.temperature if kind in {"policy", "openai"} else None,
+        "--max-turn-tokens": options.max_turn_tokens if kind in {"policy", "openai"} else None,
+        "--seed": options.seed or None if kind in {"policy", "random", "reference"} else None,
+    }
+    return " ".join([name, *(f"{option} {value}" for option, value in given.items() if value is not None)])
 
 
 def _random(_: str, named: NamedEnv, options: PlayerOptions) -> tuple[MultistepEnv, Any]:
     from agentsgym.envs.players import random_player  # noqa: PLC0415
 
     env = named.build()
-    return env, random_player(env, options.seed)
+    return env, random_player(env, options.draw_seed)
 
 
 def _reference(_: str, named: NamedEnv, options: PlayerOptions) -> tuple[MultistepEnv, Any]:
     from agentsgym.envs.players import reference_player  # noqa: PLC0415
 
     env = named.build()
-    return env, reference_player(env, options.seed)
+    return env, reference_player(env, options.draw_seed)
 
 
 def _scripted(path: str, named: NamedEnv, _: PlayerOptions) -> tuple[MultistepEnv, Any]:
@@ -127,7 +154,7 @@ def _policy(source: str, named: NamedEnv, options: PlayerOptions) -> tuple[Multi
         model,
         tokenizer,
         sampling=SamplingParams(temperature=1.0 if options.temperature is None else options.temperature),
-        seed=options.seed,
+        seed=options.draw_seed,
         max_turn_tokens=options.max_turn_tokens or DEFAULT_TURN_TOKENS,
     )
     return named.build(tokenizer), agent
@@ -155,6 +182,22 @@ _MAKERS: dict[str, tuple[Callable[[str, NamedEnv, PlayerOptions], tuple[Any, Any
     "policy": (_policy, "PATH-OR-NAME"),
     "openai": (_openai, "MODEL"),
 }
+
+
+def tokenizer_of(source: str | None) -> Any:
+    """Load the tokenizer that ``--tokenizer`` names; None if it names none.
+
+    Raises:
+        ConfigError: None can be loaded.
+    """
+    if source is None:
+        return None
+    from agentsgym.agents.policy.loading import load_tokenizer  # noqa: PLC0415
+
+    try:
+        return load_tokenizer(source)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--tokenizer: none can be loaded from {source!r}: {sentence_of(error, 200)}") from error
 
 
 def _quiet_transformers() -> None:

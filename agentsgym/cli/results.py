@@ -85,6 +85,7 @@ def games_as_dict(one: Games, seed: int, cluster_of: Mapping[int, Any] | None = 
         "passes": {name: {"mean": e.mean, "interval": [e.low, e.high]} for name, e in estimates.items()},
         "known_rewards": None if one.anchors is None else dict(one.anchors),
         "num_planned": one.planned,
+        "num_resumed": one.num_resumed,
         "ended_by": one.ended_by,
     }
 

@@ -49,6 +49,7 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
     store: str | Path | RolloutWriter | None = None,
     resume: bool | Literal["failed"] = False,
     agent_name: str | None = None,
+    on_resume: Callable[[Sequence[Trajectory]], None] | None = None,
     **rollout_options: Any,
 ) -> Evaluation:
     """Play each task ``num_rollouts`` times and report win rate, reward and turns with 95 % intervals.
@@ -76,6 +77,7 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
             configuration, limits of tokens, tasks, rollout indices and ``agent_name``. With ``"failed"`` those that
             failed are played again. It needs ``agent_name``.
         agent_name: What the store calls the agent; by default the name of its class.
+        on_resume: Called once, before anything is played, with the stored rollouts that are not played again.
         **rollout_options: Handed to ``env.rollout``.
 
     Raises:
@@ -112,6 +114,8 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
             )
             play = stored.playing(play, num_rollouts)
             known = [*stored.known.values()]
+            if on_resume is not None:
+                on_resume(known)
         everything, trajectories = _played(play, num_rollouts, policy, _Kept(on_finish, known))
     evaluation = summarize(
         trajectories,

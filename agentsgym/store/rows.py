@@ -7,9 +7,11 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from agentsgym.errors import StoreError
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.schema import FLOATS, INTS, JSONS, OWN_FLOATS, OWN_INTS, OWN_TEXTS, TURN_JSONS
 from agentsgym.store.values import from_json
+from agentsgym.texts import sentence_of, shown
 from agentsgym.types import StopReason, Trajectory, Turn
 
 _COPIED = (*INTS, "session_id", "final_reward", "error")
@@ -35,6 +37,14 @@ def trajectory_of(table: pa.Table, row: int) -> Trajectory:
 
 
 def _trajectory(table: pa.Table, row: int, corrections: Mapping[str, Any]) -> Trajectory:
+    try:
+        return _built(table, row, corrections)
+    except (ValueError, TypeError) as error:
+        session = shown(_value(table, "session_id", row))
+        raise StoreError(f"the rollout of session {session} is no trajectory: {sentence_of(error)}") from error
+
+
+def _built(table: pa.Table, row: int, corrections: Mapping[str, Any]) -> Trajectory:
     values: dict[str, Any] = {name: _value(table, name, row) for name in _COPIED}
     values |= {name: from_json(_value(table, name, row)) for name in JSONS}
     values |= {name: _numbers(table, name, row) for name in ("token_ids", *FLOATS)}

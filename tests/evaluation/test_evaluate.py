@@ -188,8 +188,8 @@ def test_a_misspelled_keyword_names_the_nearest(option: str, nearest: str) -> No
 def test_an_unknown_keyword_names_those_of_evaluate_alone(option: str) -> None:
     known = (
         "'agent', 'agent_name', 'cluster_by', 'env', 'episode_timeout_s', 'failures', 'max_completion_length', "
-        "'max_concurrent', 'max_failed_fraction', 'max_turn_tokens', 'num_rollouts', 'on_finish', 'pool', "
-        "'references', 'resume', 'seed', 'store', 'tasks', 'turn_timeout_s'"
+        "'max_concurrent', 'max_failed_fraction', 'max_turn_tokens', 'num_rollouts', 'on_finish', 'on_resume', "
+        "'pool', 'references', 'resume', 'seed', 'store', 'tasks', 'turn_timeout_s'"
     )
     with pytest.raises(TypeError) as raised:
         evaluate(ENV, AGENT, tasks("a"), **{option: 2})

@@ -156,3 +156,19 @@ def test_a_part_that_claims_our_format_without_its_columns_is_an_error_that_name
 
 def test_stop_reasons_come_back_as_the_enum(tmp_path: Path) -> None:
     assert stored(tmp_path, range(1))[0].stop_reason is StopReason.DONE
+
+
+def test_a_row_that_is_no_trajectory_is_named(tmp_path: Path) -> None:
+    stored(tmp_path / "right", [1, 2])
+    [part] = (tmp_path / "right").glob("*.parquet")
+    table = pq.read_table(part)
+    index = table.schema.get_field_index("stop_reason")
+    wrong = table.set_column(index, table.schema.field(index), pa.array(["done", "bored"]))
+    (tmp_path / "wrong").mkdir()
+    pq.write_table(wrong, tmp_path / "wrong" / "part.parquet")
+    store = RolloutStore(tmp_path / "wrong")
+    assert store[0].task_index == 1
+    with pytest.raises(
+        StoreError, match="the rollout of session '' is no trajectory: 'bored' is not a valid StopReason"
+    ):
+        store.record(1)

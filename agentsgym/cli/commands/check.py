@@ -41,14 +41,14 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
     The exit code is 1 if anything does.
     """
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
-    from agentsgym.cli.players import PlayerOptions, make_player  # noqa: PLC0415
+    from agentsgym.cli.players import PlayerOptions, make_player, tokenizer_of  # noqa: PLC0415
     from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
     from agentsgym.envs.check.run import check_env  # noqa: PLC0415
 
     named = find_env(environment, options.env_config(config, config_file))
     with usage():
         player = None if agent is None else make_player(agent, named, PlayerOptions(seed=seed))
-        env: Any = named.build(_tokenizer(tokenizer)) if player is None or tokenizer else player.env
+        env: Any = named.build(tokenizer_of(tokenizer)) if player is None or tokenizer else player.env
     found = tasks_for(
         env,
         path=tasks,
@@ -73,19 +73,6 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
         _show(environment, report)
     if failed:
         raise typer.Exit(1)
-
-
-def _tokenizer(source: str | None) -> Any:
-    if source is None:
-        return None
-    from agentsgym.agents.policy.loading import load_tokenizer  # noqa: PLC0415
-    from agentsgym.errors import ConfigError  # noqa: PLC0415
-    from agentsgym.texts import sentence_of  # noqa: PLC0415
-
-    try:
-        return load_tokenizer(source)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--tokenizer: none can be loaded from {source!r}: {sentence_of(error, 200)}") from error
 
 
 def _show(name: str, report: EnvReport) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,20 +53,30 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     references: Annotated[
         bool, typer.Option("--references/--no-references", help="Play ENV's random and reference players beside.")
     ] = True,
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", metavar="PATH", help="The folder of a rollout store, which keeps every game."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Play only what the store does not hold yet, or holds as failed.")
+    ] = False,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
     """Play many games and report win rate, reward, turns, pass@k and pass^k with 95 % intervals over tasks.
 
-    What was played when something ends it early is shown all the same, and the exit code is 1.
+    What was played when something ends it early is shown all the same, and the exit code is 1. With --store it is kept
+    too, and the same command with --resume goes on there.
     """
     from agentsgym.cli.games import MAX_CONCURRENT, Plan  # noqa: PLC0415
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions  # noqa: PLC0415
+    from agentsgym.cli.stores import check_place  # noqa: PLC0415
     from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
 
     if not agent:
         raise UsageError("eval needs an agent, such as --agent random or --agent policy:PATH")
+    check_place(store, resume=resume)
     named = find_env(environment, options.env_config(config, config_file))
     settings = PlayerOptions(
         seed=seed,
@@ -86,6 +97,8 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         cluster_by=cluster_by,
         max_failed_fraction=max_failed,
         max_concurrent=max_concurrent or MAX_CONCURRENT,
+        store=store,
+        resume=resume,
     )
     games = _played(list(dict.fromkeys(agent)), named, settings, plan, references=references)
     _show(games, named, plan, as_json=as_json)
@@ -98,7 +111,7 @@ def _played(
     from agentsgym.cli.games import play_games  # noqa: PLC0415
     from agentsgym.cli.players import make_player  # noqa: PLC0415
 
-    players = [make_player(name, named, settings) for name in names]
+    players = [make_player(name, named, _going_on(name, settings, plan)) for name in names]
     games: list[Games] = []
     for player in players:
         games.append(play_games(player, plan))
@@ -107,6 +120,18 @@ def _played(
     if references and games[0].anchors is None:
         games += _beside(names, named, settings, plan)
     return games
+
+
+def _going_on(name: str, settings: PlayerOptions, plan: Plan) -> PlayerOptions:
+    """Tell an agent that goes on how many games it has played."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    from agentsgym.cli.players import kept_name  # noqa: PLC0415
+    from agentsgym.cli.stores import num_kept  # noqa: PLC0415
+
+    if plan.store is None or not plan.resume:
+        return settings
+    return replace(settings, num_before=num_kept(plan.store, kept_name(name, settings)))
 
 
 def _beside(names: Sequence[str], named: NamedEnv, settings: PlayerOptions, plan: Plan) -> list[Games]:
@@ -122,7 +147,7 @@ def _beside(names: Sequence[str], named: NamedEnv, settings: PlayerOptions, plan
         if name in names or (name == "random" and not has_random_player(named.env_class)):
             continue
         try:
-            player = make_player(name, named, PlayerOptions(seed=settings.seed))
+            player = make_player(name, named, _going_on(name, PlayerOptions(seed=settings.seed), plan))
         except UsageError:
             continue  # it has no such player
         games.append(play_games(player, replace(plan, num_rollouts=1)))
@@ -154,6 +179,8 @@ def _show(games: Sequence[Games], named: NamedEnv, plan: Plan, *, as_json: bool)
     if ended is not None:
         num_played = len(ended.evaluation.trajectories) if ended.evaluation else 0
         remark(f"{ended.label} finished {num_played} of {ended.planned} games")
+        if plan.store is not None:
+            remark("the same command with --resume goes on from there")
         raise FailureError(ended.ended_by)
     if any(one.evaluation is None or not one.evaluation.num_episodes for one in games):
         raise FailureError("every game failed")

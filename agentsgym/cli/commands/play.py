@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,6 +37,12 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
         int | None,
         typer.Option("--seed", metavar="N", min=0, help="Chooses the task; by default each game is another."),
     ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            "--store", metavar="PATH", help="The folder of a rollout store, which keeps the game once it is over."
+        ),
+    ] = None,
 ) -> None:
     """Play a game in the terminal, or watch --agent play one.
 
@@ -43,10 +50,12 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     name(argument=value), or as JSON. Ctrl-D or Ctrl-C leaves.
     """
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
-    from agentsgym.cli.players import PlayerOptions  # noqa: PLC0415
+    from agentsgym.cli.players import PlayerOptions, kept_name  # noqa: PLC0415
+    from agentsgym.cli.stores import check_place, keep  # noqa: PLC0415
     from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
     from agentsgym.cli.watching import show_summary  # noqa: PLC0415
 
+    check_place(store)
     draw = random.Random(seed)
     named = find_env(environment, options.env_config(config, config_file))
     settings = PlayerOptions(
@@ -61,8 +70,12 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     found = tasks_for(env, path=tasks, split=split, options=dataset_options, most=_MOST_TASKS, seed=settings.seed)
     trajectory = _one_game(env, player, draw.choice(found), is_person=agent is None)
     if trajectory is None:
+        if store is not None:
+            out().print("A game that is not over has no reward: it is not kept.")
         return
     show_summary(trajectory)
+    if store is not None:
+        keep(store, trajectory, env, "person" if agent is None else kept_name(agent, settings))
     if trajectory.failed:
         raise FailureError("the game failed")
 

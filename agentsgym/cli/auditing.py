@@ -1,0 +1,83 @@
+"""Audit the rollouts of a store, each as its environment and its configuration would have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.registry import find
+from agentsgym.errors import AgentsGymError
+from agentsgym.record_audit import audit
+from agentsgym.record_audit.report import AuditReport
+from agentsgym.store.values import from_json
+
+if TYPE_CHECKING:
+    from agentsgym.store.reader import RolloutStore
+
+_CHUNK: Final = 512  # rollouts that are in memory at once
+_UNKNOWN: Final[dict[str, Any]] = {"turn_credit": None, "token_credit": None, "final_reward_is_sum": False}
+
+
+def audit_store(store: RolloutStore, vocabulary_size: int | None = None) -> tuple[AuditReport, list[str]]:
+    """Audit all rollouts of a store; returns the report, and the environments whose rewards cannot be compared.
+
+    Args:
+        store: The rollouts; the problems' indices are its own.
+        vocabulary_size: Every id must be below it; None for no limit.
+
+    Raises:
+        StoreError: A file is gone, or damaged.
+    """
+    table = store.table(["env_class_path", "env_config"])
+    columns = [cast("list[str | None]", table.column(name).to_pylist()) for name in table.column_names]
+    rows: dict[tuple[str | None, ...], list[int]] = {}
+    for row, key in enumerate(zip(*columns, strict=True)):
+        rows.setdefault(key, []).append(row)
+    reports: list[AuditReport] = []
+    unknown: list[str] = []
+    for (path, config), own in rows.items():
+        expected = _expected(path, config)
+        if expected is _UNKNOWN:
+            unknown.append(path or "an environment that is not named")
+        for part in _chunks(own):
+            report = audit([store[row] for row in part], vocabulary_size=vocabulary_size, **expected)
+            problems = tuple(replace(one, trajectory=part[one.trajectory]) for one in report.problems)
+            reports.append(replace(report, problems=problems))
+    return _together(reports), list(dict.fromkeys(unknown))
+
+
+def _expected(path: str | None, config: str | None) -> dict[str, Any]:
+    """What the environment and its configuration say of the rewards, where they are known."""
+    if path is None or config is None:
+        return _UNKNOWN
+    try:
+        env_class = find(path)
+    except AgentsGymError:
+        return _UNKNOWN  # a class of a user's own is not imported because a file names it
+    known = from_json(config)
+    if not isinstance(known, Mapping):
+        return _UNKNOWN
+    settings = cast("Mapping[str, Any]", known)
+    places_its_own = _has_own(env_class, "_calculate_rewards")
+    return {
+        "turn_credit": None if places_its_own else settings.get("turn_credit"),
+        "token_credit": None if places_its_own else settings.get("token_credit"),
+        "final_reward_is_sum": not _has_own(env_class, "_final_reward"),
+    }
+
+
+def _has_own(env_class: type[MultistepEnv], hook: str) -> bool:
+    order = env_class.__mro__
+    return any(hook in vars(one) for one in order[: order.index(MultistepEnv)])
+
+
+def _chunks(rows: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK))
+
+
+def _together(reports: Sequence[AuditReport]) -> AuditReport:
+    counts = {one.name: sum(getattr(report, one.name) for report in reports) for one in fields(AuditReport)[:-1]}
+    problems = sorted((one for report in reports for one in report.problems), key=lambda one: one.trajectory)
+    return AuditReport(**counts, problems=tuple(problems))

@@ -1,0 +1,48 @@
+"""``agentsgym audit``: check stored rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from agentsgym.cli import options
+from agentsgym.cli.console import print_json, remark, reported, say
+
+
+@reported
+def audit(
+    path: options.StorePath,
+    where: options.Where = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", metavar="PATH-OR-NAME", help="Check that every token id is one of its own."),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Check in stored rollouts everything that training relies on: spans, masks, log-probabilities, rewards, messages.
+
+    The exit code is 1 if anything is wrong, or a file of the store cannot be read.
+    """
+    from agentsgym.cli.auditing import audit_store  # noqa: PLC0415
+    from agentsgym.cli.stores import open_store  # noqa: PLC0415
+
+    store = open_store(path, where)
+    report, unknown = audit_store(store, None if tokenizer is None else _size(tokenizer))
+    for name in unknown:
+        remark(f"{name} is not known here: where its rewards belong is not checked", "yellow")
+    if as_json:
+        problems = [asdict(one) for one in report.problems]
+        skipped: dict[str, Any] = {file.name: why for file, why in store.skipped.items()}
+        print_json(asdict(report) | {"ok": report.ok and not skipped, "problems": problems, "skipped": skipped})
+    else:
+        say(str(report))
+    if not report.ok or store.skipped:
+        raise typer.Exit(1)
+
+
+def _size(source: str) -> int:
+    from agentsgym.cli.players import tokenizer_of  # noqa: PLC0415
+
+    return len(tokenizer_of(source))

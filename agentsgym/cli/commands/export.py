@@ -1,0 +1,108 @@
+"""``agentsgym export``: stored rollouts as files for other tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from agentsgym.cli import options
+from agentsgym.cli.console import FailureError, UsageError, cell, out, reported
+
+if TYPE_CHECKING:
+    from agentsgym.store.reader import RolloutStore
+
+_FORMATS = ("jsonl", "sft", "dpo", "kto")
+
+
+@reported
+def export(
+    path: options.StorePath,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="|".join(_FORMATS),
+            help="Whole rollouts, or examples as TRL's trainers read them.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="It must not be there yet.", show_default=False),
+    ],
+    where: options.Where = None,
+    min_reward: Annotated[
+        float | None,
+        typer.Option(
+            "--min-reward",
+            metavar="R",
+            help="Of a rollout that counts as won, in place of what the environment says; for sft and kto.",
+        ),
+    ] = None,
+) -> None:
+    """Write stored rollouts as lines of JSON: whole, or as examples for fine-tuning.
+
+    jsonl: whole rollouts. sft: the conversations that were won. dpo: of rollouts of one task, the answers in which the
+    better and the worse first differ. kto: every answer, with whether its rollout was won. Nothing is overwritten.
+    """
+    from agentsgym.cli.stores import open_store  # noqa: PLC0415
+
+    if to not in _FORMATS:
+        raise UsageError(f"--to is one of {', '.join(_FORMATS)}, got {to!r}")
+    if min_reward is not None and to not in {"sft", "kto"}:
+        raise UsageError("--min-reward is for --to sft and --to kto")
+    store = open_store(path, where)
+    count = _write(output, _lines(store, to, min_reward))
+    what = "rollouts" if to == "jsonl" else "examples"
+    out().print(cell(f"wrote {count} {what} of {len(store)} rollouts to {output}"), soft_wrap=True)
+
+
+def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[str]:
+    import json  # noqa: PLC0415
+
+    from agentsgym.store import examples  # noqa: PLC0415
+    from agentsgym.store.jsonl import line_of  # noqa: PLC0415
+
+    if to == "jsonl":
+        return map(line_of, store.records())
+    if to == "sft":
+        found = examples.sft_examples(store, min_reward)
+    elif to == "kto":
+        found = examples.kto_examples(store, min_reward)
+    else:
+        found = examples.dpo_examples(store.records())
+    return (json.dumps(one, ensure_ascii=False) for one in found)
+
+
+def _write(path: Path, lines: Iterable[str]) -> int:
+    """Write lines to a new file; whatever ends it early, none is left behind."""
+    try:
+        file = path.open("x", encoding="utf-8", errors="backslashreplace", newline="\n")  # half a pair, as JSON has it
+    except FileExistsError as error:
+        raise UsageError(f"--output: {path} is there already, and nothing is overwritten") from error
+    except OSError as error:
+        raise UsageError(f"--output: {path} cannot be written: {error}") from error
+    try:
+        with file:
+            return _fill(file, lines)
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise FailureError(f"{path} cannot be written: {error}") from error
+        raise
+
+
+def _fill(file: IO[str], lines: Iterable[str]) -> int:
+    count = 0
+    for line in lines:
+        file.write(f"{line}\n")
+        count += 1
+    if not count:
+        raise FailureError(
+            "there is no example in these rollouts: sft and kto need rollouts of which is known whether they were won "
+            "(--min-reward says it), sft one that was, and dpo two of one task with different rewards"
+        )
+    return count
