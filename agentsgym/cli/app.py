@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from agentsgym.cli.commands.check import check
+from agentsgym.cli.commands.compare import compare
 from agentsgym.cli.commands.envs import envs
 from agentsgym.cli.commands.eval import evaluate
 from agentsgym.cli.commands.new import new
 from agentsgym.cli.commands.play import play
+from agentsgym.cli.commands.replay import replay
 
 # Plain help is the same with and without color and in any width, and loads nothing but typer.
 app = typer.Typer(
@@ -26,6 +28,8 @@ app.command("check", short_help="Find what in an environment breaks the contract
 app.command("new", short_help="Write an environment of your own that runs.")(new)
 app.command("eval", short_help="Play many games and report how well agents play.")(evaluate)
 app.command("play", short_help="Play in the terminal, or watch an agent.")(play)
+app.command("replay", short_help="Play stored rollouts again, and say where they differ.")(replay)
+app.command("compare", short_help="Compare two runs, task by task.")(compare)
 
 
 def _version(value: bool) -> None:
