@@ -46,12 +46,13 @@ class Played:
 def first_difference(recorded: Trajectory, played: Played) -> Difference | None:
     """Find where a replay first differs from its record; None if it does not."""
     now = played.trajectory
-    num_played = len(now.turns)
-    num_seen = 0, 0
+    num_common, num_seen = min(len(recorded.turns), len(now.turns)), (0, 0)
     for k, (before, after) in enumerate(zip(recorded.turns, now.turns, strict=False)):
         seen = recorded.messages[num_seen[0] : before.message_index], now.messages[num_seen[1] : after.message_index]
         difference = _of_observations(k, *seen)
-        if difference is None and not (k == num_played - 1 and now.failed and not played.goes_on):
+        if difference is None and (recorded.failed or now.failed) and k == num_common - 1:
+            difference = _of_ends(recorded, played)  # a step that raised paid nothing: not its reward is what differs
+        if difference is None:
             difference = _of_turns(k, before, after)
         if difference is not None:
             return difference

@@ -110,5 +110,5 @@ def _line(task: SharedTask) -> str:
     )
     env = f"{task.env.rpartition('.')[2]} " if task.env else ""
     text = json.dumps(json.loads(to_json(task.task_data)), ensure_ascii=False)
-    how = "lost" if task.change < 0 else "won "
-    return f"  {how} {wins}  reward {task.reward_a:z.2f} -> {task.reward_b:z.2f}  {env}{text}"
+    how = "lost" if task.change < 0 else "won"
+    return f"{how} {wins}, reward {task.reward_a:z.2f} -> {task.reward_b:z.2f}: {env}{text}"
