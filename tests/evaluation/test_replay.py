@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_answers_cut_by_a_limit_and_calls_of_tools(max_turn_tokens: int, tmp_pat
     env = PriceListEnv(tokenizer)
     call = '<tool_call>{"name": "price", "arguments": {"good": "egg"}}</tool_call>'
     script = ScriptedAgent([call, "<tool_call>not JSON</tool_call>", "It costs a lot."], repeat_last=True)
-    evaluate(env, script, [{"seed": 1}, {"seed": 2}], store=tmp_path, max_turn_tokens=max_turn_tokens)
+    evaluate(env, script, env.get_eval_dataset().select(range(2)), store=tmp_path, max_turn_tokens=max_turn_tokens)
     for given_env in (None, env):
         results = [*replay_all(RolloutStore(tmp_path).records(), given_env)]
         assert [result.outcome for result in results] == ["same", "same"]
@@ -193,7 +194,7 @@ def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
 
 def test_a_record_imports_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "evil_game.py").write_text("raise SystemExit('imported')")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     [trajectory] = Walk().rollout([{"seed": 1}], ScriptedAgent(["down"], repeat_last=True))
     with RolloutStore.writer(tmp_path / "store") as writer:
         writer.add(trajectory, env_class_path="evil_game.Game")
