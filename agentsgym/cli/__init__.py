@@ -13,6 +13,7 @@
     games       many games of one agent, with a progress bar
     results     what came of them, as tables and as JSON
     watching    a game as it is played
+    selection   which rollouts of a store a command is about
     files       what the command ``new`` writes
     stores      rollout stores: where games are kept, and which rollouts of one are meant
     auditing    what the rollouts of a store must be like

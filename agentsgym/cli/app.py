@@ -9,11 +9,13 @@ import typer
 
 from agentsgym.cli.commands.audit import audit
 from agentsgym.cli.commands.check import check
+from agentsgym.cli.commands.compare import compare
 from agentsgym.cli.commands.envs import envs
 from agentsgym.cli.commands.eval import evaluate
 from agentsgym.cli.commands.export import export
 from agentsgym.cli.commands.new import new
 from agentsgym.cli.commands.play import play
+from agentsgym.cli.commands.replay import replay
 
 # Plain help is the same with and without color and in any width, and loads nothing but typer.
 app = typer.Typer(
@@ -30,6 +32,8 @@ app.command("eval", short_help="Play many games and report how well agents play.
 app.command("play", short_help="Play in the terminal, or watch an agent.")(play)
 app.command("audit", short_help="Check stored rollouts for what training relies on.")(audit)
 app.command("export", short_help="Write stored rollouts for other tools and for fine-tuning.")(export)
+app.command("replay", short_help="Play stored rollouts again, and say where they differ.")(replay)
+app.command("compare", short_help="Compare two runs, task by task.")(compare)
 
 
 def _version(value: bool) -> None:

@@ -76,6 +76,7 @@ class Trial:
         task_index: Index of the task in the list given to ``rollout``.
         rollout_index: Index among the rollouts of that task.
         num_retries: How often it was played before, and failed.
+        episodes: Which episodes are played, by their indices; None for all.
         conversation: What is recorded; of the last episode alone, unless they share one.
         num_close_errors: How often ``_close_episode`` raised.
         place: Episode and turn that are being played, each None before it begins.
@@ -90,6 +91,7 @@ class Trial:
     task_index: int = 0
     rollout_index: int = 0
     num_retries: int = 0
+    episodes: range | None = None
     conversation: Conversation = field(init=False)
     num_close_errors: int = field(default=0, init=False)
     place: tuple[int | None, int | None] = field(default=(None, None), init=False)
@@ -157,7 +159,7 @@ class Trial:
     def _episodes(self) -> Generator[TurnRequest, Action, Trajectory]:
         config = self.env.env_config
         stop_reason = StopReason.DONE
-        for episode in range(config["episodes_per_trial"]):
+        for episode in range(config["episodes_per_trial"]) if self.episodes is None else self.episodes:
             if not config["keep_history"]:
                 self.conversation = self._new_conversation()
             self._close()

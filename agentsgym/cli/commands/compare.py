@@ -1,0 +1,114 @@
+"""``agentsgym compare``: two runs, task by task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentsgym.cli import options
+from agentsgym.cli.console import FailureError, UsageError, cell, out, print_json, reported
+
+if TYPE_CHECKING:
+    from agentsgym.evaluation.compare import Comparison, PairedDifference, SharedTask
+
+_PERCENT, _NUMBER = "{:z.1%}", "{:z.2f}"
+WhereA = Annotated[
+    list[str] | None,
+    typer.Option("--where-a", metavar="COLUMN=VALUE", help="The same of the first run alone. Repeatable."),
+]
+WhereB = Annotated[
+    list[str] | None,
+    typer.Option("--where-b", metavar="COLUMN=VALUE", help="The same of the second run alone. Repeatable."),
+]
+
+
+@reported
+def compare(  # noqa: PLR0913, PLR0917  # options of a command
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="The folder of a rollout store.", show_default=False)],
+    run_b: Annotated[
+        Path | None, typer.Argument(metavar="RUN_B", help="Another; left out: the same.", show_default=False)
+    ] = None,
+    where: options.Where = None,
+    where_a: WhereA = None,
+    where_b: WhereB = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=0, help="How many changed tasks are listed at most.")
+    ] = 20,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the intervals.")] = 0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare two runs, or two agents of one, on the tasks that both played, and list the tasks that changed.
+
+    The differences are RUN_B minus RUN_A, with 95 % intervals over the shared tasks.
+    """
+    from agentsgym.cli.stores import open_store  # noqa: PLC0415
+    from agentsgym.evaluation.compare import compare as compared  # noqa: PLC0415
+
+    if (run_b is None or run_b.resolve() == run_a.resolve()) and (where_a or []) == (where_b or []):
+        raise UsageError("one store has two runs where --where-a and --where-b tell them apart, as in agent=random")
+    first = open_store(run_a, [*(where or ()), *(where_a or ())])
+    second = open_store(run_b or run_a, [*(where or ()), *(where_b or ())])
+    comparison = compared(first, second, seed=seed)
+    if as_json:
+        print_json(comparison.as_dict())
+    else:
+        _show(comparison, limit)
+    if not comparison.tasks:
+        raise FailureError("the runs share no task: environment, task_data and seed are to be the same")
+
+
+def _show(comparison: Comparison, limit: int) -> None:
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("", "A", "B", "B - A", "95 % interval"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=not name)
+    rows = (("win rate", comparison.win_rate, _PERCENT), ("reward", comparison.reward, _NUMBER))
+    for name, estimate, form in rows:
+        if estimate is not None:
+            table.add_row(name, *_numbers(estimate, form))
+    number = len(comparison.tasks)
+    out().print(cell(f"{number} shared task{'' if number == 1 else 's'}", "bold"))
+    if number:
+        out().print(table)
+    _show_changed(comparison, limit)
+    only = f"tasks of A alone: {comparison.num_only_a}, of B alone: {comparison.num_only_b}"
+    failed = f"failed rollouts, left out: {comparison.num_failed_a} of A, {comparison.num_failed_b} of B"
+    for line in (only, failed):
+        out().print(cell(line), style="dim")
+
+
+def _numbers(estimate: PairedDifference, form: str) -> list[str]:
+    texts = [form.format(value) for value in (estimate.a, estimate.b)]
+    signed = form.replace(":", ":+")
+    interval = "-"
+    if estimate.low is not None and estimate.high is not None:
+        interval = f"[{signed.format(estimate.low)}, {signed.format(estimate.high)}]"
+    return [*texts, signed.format(estimate.difference), interval]
+
+
+def _show_changed(comparison: Comparison, limit: int) -> None:
+    """List the tasks that changed, a line each."""
+    changed = comparison.changed
+    lost = sum(task.change < 0 for task in changed)
+    out().print(cell(f"{lost} lost, {len(changed) - lost} won, of the tasks that changed"))
+    for task in changed[:limit]:
+        out().print(cell(_line(task)), soft_wrap=True)
+    if len(changed) > limit:
+        out().print(cell(f"and {len(changed) - limit} more (--limit)"), style="dim")
+
+
+def _line(task: SharedTask) -> str:
+    from agentsgym.store.values import to_json  # noqa: PLC0415
+
+    wins = " -> ".join(
+        f"{round(share * number)}/{number}"
+        for share, number in ((task.wins_a or 0.0, task.num_a), (task.wins_b or 0.0, task.num_b))
+    )
+    env = f"{task.env.rpartition('.')[2]} " if task.env else ""
+    text = json.dumps(json.loads(to_json(task.task_data)), ensure_ascii=False)
+    how = "lost" if task.change < 0 else "won"
+    return f"{how} {wins}, reward {task.reward_a:z.2f} -> {task.reward_b:z.2f}: {env}{text}"

@@ -1,0 +1,97 @@
+"""``agentsgym replay``: whether stored rollouts go as they went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import tee
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentsgym.cli import options
+from agentsgym.cli.console import FailureError, cell, out, plain, print_json, remark, reported
+
+if TYPE_CHECKING:
+    from agentsgym.evaluation.replay import Replay
+    from agentsgym.evaluation.replay_difference import Difference
+    from agentsgym.store.records import StoredRollout
+
+_MOST_SHOWN, _BEFORE = 50, 15  # characters of a text that differs, and of them in front of the first that does
+
+
+@reported
+def replay(  # options of a command
+    path: options.StorePath,
+    where: options.Where = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="How many at most.")] = None,
+    environment: Annotated[
+        str | None,
+        typer.Option(
+            "--env",
+            metavar="ENV",
+            help="The environment to play in, with each record's configuration; by default the one that the record "
+            "names, if it is the package's or registered.",
+        ),
+    ] = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Play the actions of stored rollouts again, and say where the environment differs from what is on record.
+
+    The exit code is 1 if any rollout differs, or none can be replayed.
+    """
+    from agentsgym.cli.stores import open_store  # noqa: PLC0415
+    from agentsgym.evaluation.replay import EnvsOfRecords, replay_all  # noqa: PLC0415
+
+    env_of = EnvsOfRecords(env_config=options.key_values(config, "--config"))
+    if environment is not None:
+        from agentsgym.cli.naming import find_env  # noqa: PLC0415
+
+        named = find_env(environment, options.key_values(config, "--config"))
+        env_of = EnvsOfRecords(named.env_class, named.env_config)
+    store = open_store(path, where)[:limit]
+    records, played = tee(store.records())  # one at a time: a store may be larger than the memory
+    counts, told = _told(zip(records, replay_all(played, env_of), strict=True), as_json=as_json)
+    if as_json:
+        print_json({"counts": counts, "rollouts": told})
+    else:
+        summary = f"{counts['same']} the same, {counts['differs']} different, {counts['impossible']} not replayed"
+        out().print(cell(f"{len(store)} rollout{'' if len(store) == 1 else 's'}: {summary}", "bold"))
+    if counts["impossible"] and environment is None:
+        remark("--env ENV names the environment where the records cannot", "dim")
+    if counts["differs"]:
+        raise FailureError(f"{counts['differs']} of {len(store)} rollouts differ")
+    if not counts["same"]:
+        raise FailureError("none of the rollouts can be replayed")
+
+
+def _told(
+    results: Iterable[tuple[StoredRollout, Replay]], *, as_json: bool
+) -> tuple[Counter[str], list[dict[str, Any]]]:
+    """Count how they went; print what differs and what cannot be replayed, or give all as JSON values."""
+    counts, told, reasons = Counter[str](same=0, differs=0, impossible=0), list[dict[str, Any]](), Counter[str]()
+    for record, result in results:
+        counts[result.outcome] += 1
+        if as_json:
+            names = {"run": record.run, "agent": record.agent, "env_class_path": record.env_class_path}
+            told.append({**names, **result.as_dict()})
+        elif result.difference is not None:
+            who = f"{record.agent}, " if record.agent else ""
+            place = f"{who}task {result.recorded.task_index}, rollout {result.recorded.rollout_index}"
+            out().print(cell(f"{place}, {_in_short(result.difference)}"), soft_wrap=True)
+        elif result.impossible is not None:
+            reasons[result.impossible] += 1
+    for reason, number in reasons.most_common():
+        out().print(plain(f"{number} cannot be replayed: {reason}", style="yellow"), soft_wrap=True)
+    return counts, told
+
+
+def _in_short(difference: Difference) -> str:
+    """Write a difference so that what differs is in sight: long texts begin shortly before it."""
+    pairs = zip(difference.recorded, difference.played, strict=False)
+    num_equal = next((index for index, (one, other) in enumerate(pairs) if one != other), _MOST_SHOWN)
+    skipped = num_equal - _BEFORE if num_equal >= _MOST_SHOWN else 0
+    texts = [text[skipped : skipped + _MOST_SHOWN] for text in (difference.recorded, difference.played)]
+    before, after = (f"{'…' if skipped else ''}{text}" for text in texts)
+    return str(difference._replace(recorded=before, played=after))

@@ -1,0 +1,273 @@
+"""Play the actions of a recorded rollout again, in the environment as it is now, and say where it first differs.
+
+A record holds what the environment was told (the task with its seed) and what the agent said; everything else is the
+environment's to say again. What it says again in another way has changed since: its code, its data, a package or a
+server that it uses, or a draw that does not come from ``self.rng``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.conversation import Budget
+from agentsgym.envs.registry import make
+from agentsgym.envs.trial import Trial
+from agentsgym.errors import AgentError, ConfigError, MissingDependencyError, TaskError, TemplateError
+from agentsgym.evaluation.replay_difference import Difference, Played, first_difference
+from agentsgym.store.records import StoredRollout
+from agentsgym.store.values import Unkept, to_json
+from agentsgym.texts import sentence_of, shown
+from agentsgym.types import Action, FinishReason, StopReason, ToolCall, Trajectory, TurnRequest
+
+_NOT_PLAYABLE = (ConfigError, TaskError, TemplateError, MissingDependencyError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What came of playing a recorded rollout again.
+
+    Attributes:
+        recorded: The rollout as it was recorded.
+        played: As it was played now, up to the last recorded action; None if it cannot be replayed.
+        difference: Where the two first differ; None if they do not.
+        impossible: Why it cannot be replayed, a sentence; else None.
+    """
+
+    recorded: Trajectory
+    played: Trajectory | None = None
+    difference: Difference | None = None
+    impossible: str | None = None
+
+    @property
+    def outcome(self) -> Literal["same", "differs", "impossible"]:
+        """How it went, in a word."""
+        if self.impossible is not None:
+            return "impossible"
+        return "same" if self.difference is None else "differs"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give which rollout it is and how it went as plain JSON values."""
+        return {
+            "session_id": self.recorded.session_id,
+            "task_index": self.recorded.task_index,
+            "rollout_index": self.recorded.rollout_index,
+            "outcome": self.outcome,
+            "difference": None if self.difference is None else self.difference._asdict(),
+            "impossible": self.impossible,
+        }
+
+
+def replay(rollout: StoredRollout | Trajectory, env: MultistepEnv | None = None) -> Replay:
+    """Play the recorded actions again, with the task and the seed of the record, and compare turn by turn.
+
+    Compared are what the environment said before each turn, the role, whether the action was invalid, the reward, and
+    at the end the stop reason, ``info["success"]`` and the final reward. Not compared: tokens, and the end of a rollout
+    in which the agent failed or that a limit of tokens ended, where the environment only has to go on as it did.
+
+    With an environment that has the tokenizer of the record, actions come with their token ids, and calls of tools are
+    read from them again; without one they come as text, with the calls that were read then.
+
+    Args:
+        rollout: A record from a store (``store.record(i)``), or a trajectory.
+        env: The environment; by default the one that the record names, if it is one of the package or registered. No
+            code is imported because a record names it.
+
+    Raises:
+        ConfigError: A trajectory comes without an environment.
+    """
+    if isinstance(rollout, Trajectory) and env is None:
+        raise ConfigError("a trajectory does not say which environment it is of: replay(trajectory, env)")
+    record = StoredRollout(trajectory=rollout) if isinstance(rollout, Trajectory) else rollout
+    [result] = replay_all([record], env)
+    return result
+
+
+def replay_all(
+    rollouts: Iterable[StoredRollout], env: MultistepEnv | Callable[[StoredRollout], MultistepEnv] | None = None
+) -> Iterator[Replay]:
+    """Do as :func:`replay` for one record after another, lazily.
+
+    Args:
+        rollouts: The records.
+        env: One environment for all; or what gives each record's; by default :class:`EnvsOfRecords`.
+    """
+    env_of = EnvsOfRecords() if env is None else env
+    for record in rollouts:
+        try:
+            yield _replay(record.trajectory, env_of if isinstance(env_of, MultistepEnv) else env_of(record))
+        except _NOT_PLAYABLE as error:
+            yield Replay(recorded=record.trajectory, impossible=sentence_of(error))
+
+
+class EnvsOfRecords:
+    """Makes the environment of a record, without a tokenizer, each once."""
+
+    def __init__(
+        self, env_class: type[MultistepEnv] | None = None, env_config: Mapping[str, Any] | None = None
+    ) -> None:
+        """Make none yet.
+
+        Args:
+            env_class: The class of all; by default the one that a record names.
+            env_config: Keys that replace those of the records.
+        """
+        self._env_class, self._env_config = env_class, dict(env_config or {})
+        self._made: dict[tuple[str | None, str], MultistepEnv] = {}
+
+    def __call__(self, record: StoredRollout) -> MultistepEnv:
+        """Make it, or find it among those that were made before.
+
+        Raises:
+            ConfigError: The record does not say which it is, nobody registered that, or the configuration is not valid.
+        """
+        path, config = record.env_class_path, {**(record.env_config or {}), **self._env_config}
+        unkept = _unkept(config)
+        if unkept is not None:
+            raise ConfigError(f"its env_config had {unkept}, which no store can hold: give the environment")
+        key = (path, to_json(config))
+        if key not in self._made:
+            self._made[key] = self._make(path, config)
+        return self._made[key]
+
+    def _make(self, path: str | None, config: dict[str, Any]) -> MultistepEnv:
+        if self._env_class is not None:
+            return self._env_class(None, config)
+        if path is None:
+            raise ConfigError("the record does not say which environment it is of")
+        return make({"env_class_path": path, "env_config": config})
+
+
+def _unkept(value: Any) -> str | None:
+    """Find a value that could not be stored, at any depth; None if there is none."""
+    if isinstance(value, Unkept):
+        return f"{shown(value.text, 80)} of {value.type_name}"
+    if isinstance(value, Mapping):
+        value = [*cast("Mapping[Any, Any]", value).values()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return next((found for one in cast("Sequence[Any]", value) if (found := _unkept(one)) is not None), None)
+    return None
+
+
+def _replay(recorded: Trajectory, env: MultistepEnv) -> Replay:
+    episodes = _episodes(recorded, env)
+    _check_task(recorded, env)
+    finishes: list[FinishReason] = ["stop"] * len(recorded.turns)
+    played = _play(recorded, env, episodes, finishes)
+    difference = first_difference(recorded, played)
+    while difference is not None and env.takes_actions:
+        # A record does not say whether an answer was cut, which such an environment sees.
+        turn = _action_before(difference)
+        if turn < 0 or finishes[turn] == "length":
+            break
+        finishes[turn] = "length"
+        other = _play(recorded, env, episodes, finishes)
+        later = first_difference(recorded, other)
+        if later is not None and _action_before(later) <= turn:
+            break
+        played, difference = other, later
+    if difference is not None and _is_text_of_ids(recorded, env, _action_before(difference)):
+        raise ConfigError(
+            f"of the answer of turn {_action_before(difference)} only tokens say how it called tools: give an "
+            "environment with the tokenizer that it was played with"
+        )
+    return Replay(recorded=recorded, played=played.trajectory, difference=difference)
+
+
+def _action_before(difference: Difference) -> int:
+    """The turn whose action the environment answered with what differs; -1 before the first."""
+    return difference.turn - (difference.what == "observation")
+
+
+def _is_text_of_ids(recorded: Trajectory, env: MultistepEnv, turn: int) -> bool:
+    """Whether an answer may have called tools in a way that its message does not hold: calls that cannot be read."""
+    if not env.takes_actions or env.tokenizer is not None or turn < 0:
+        return False
+    known = recorded.turns[turn]
+    return known.exact and known.stop > known.start and not recorded.messages[known.message_index].get("tool_calls")
+
+
+def _episodes(recorded: Trajectory, env: MultistepEnv) -> range | None:
+    """Which episodes of the trial are on record; None for all."""
+    config = env.env_config
+    if config["keep_history"] or config["episodes_per_trial"] == 1:
+        return None
+    if recorded.turns:
+        return range(recorded.turns[0].episode, recorded.turns[0].episode + 1)
+    if recorded.failed:
+        raise ConfigError("it failed before the first turn of an episode, and nobody knows of which")
+    return range(config["episodes_per_trial"] - 1, config["episodes_per_trial"])
+
+
+def _check_task(recorded: Trajectory, env: MultistepEnv) -> None:
+    if type(env).rollout is not MultistepEnv.rollout:
+        raise ConfigError(f"{type(env).__name__} has a rollout of its own, which a record does not tell of")
+    if recorded.seed is None:
+        raise TaskError("the record does not hold the task with its seed")
+    unkept = _unkept(recorded.task_data)
+    if unkept is not None:
+        raise TaskError(f"its task had {unkept}, which no store can hold")
+
+
+class _Spent(Budget):
+    """A budget that leaves no room for an action."""
+
+    def room(self, *, length: int, prompt_length: int) -> int | None:
+        """Count the tokens that the next action may have: none."""
+        del length, prompt_length
+        return 0
+
+
+def _play(recorded: Trajectory, env: MultistepEnv, episodes: range | None, finishes: Sequence[FinishReason]) -> Played:
+    """Play the recorded actions, and no others."""
+    [trial] = env.trials([{"task_data": recorded.task_data}])
+    trial.episodes = episodes
+    trial.task_index, trial.rollout_index = recorded.task_index, recorded.rollout_index
+    game = trial.play()
+    try:
+        return _advance(trial, game, recorded, finishes)
+    finally:
+        game.close()
+
+
+def _advance(
+    trial: Trial,
+    game: Generator[TurnRequest, Action, Trajectory],
+    recorded: Trajectory,
+    finishes: Sequence[FinishReason],
+) -> Played:
+    last = len(recorded.turns) - 1
+    is_cut = recorded.stop_reason is StopReason.MAX_TOKENS  # its limits are not on record: they end it here as there
+    try:
+        if last < 0 and is_cut:
+            trial.budget = _Spent()
+        next(game)
+        for turn in range(last + 1):
+            action = _action(recorded, turn, finishes[turn], has_tokens=trial.env.chat_format is not None)
+            if turn == last and is_cut:
+                trial.budget = _Spent()
+            game.send(action)
+    except StopIteration as over:
+        return Played(trajectory=over.value, goes_on=False)
+    return Played(trajectory=trial.abandon(AgentError("the record has no further action")), goes_on=True)
+
+
+def _action(recorded: Trajectory, index: int, finish_reason: FinishReason, *, has_tokens: bool) -> Action:
+    """What the agent said in a turn, as far as the record and the environment have it."""
+    turn = recorded.turns[index]
+    message = recorded.messages[turn.message_index]
+    has_ids = has_tokens and turn.exact and turn.stop > turn.start
+    return Action(
+        text=message["content"],
+        token_ids=[*recorded.token_ids[turn.start : turn.stop]] if has_ids else None,
+        tool_calls=() if has_ids else [_call(one) for one in message.get("tool_calls", ())],
+        reasoning=message.get("reasoning_content"),
+        finish_reason=finish_reason,
+    )
+
+
+def _call(written: Mapping[str, Any]) -> ToolCall:
+    function = cast("Mapping[str, Any]", written["function"])
+    return ToolCall(name=function["name"], arguments=function["arguments"], id=written.get("id"))

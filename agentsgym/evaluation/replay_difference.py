@@ -1,0 +1,135 @@
+"""Compare a recorded rollout with its replay: where they first differ, and in what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from agentsgym.failures import headline
+from agentsgym.texts import shown
+from agentsgym.types import Message, StopReason, Trajectory, Turn
+
+_GOES_ON = "goes on"
+_REL, _ABS = 1e-9, 1e-12  # rewards that another machine has rounded otherwise are equal
+
+
+class Difference(NamedTuple):
+    """Where a replay first differs from its record.
+
+    Attributes:
+        turn: The turn, from 0 on: before its action for an observation, after it for everything else.
+        what: ``"observation"``, ``"role"``, ``"invalid"``, ``"reward"``, ``"rewards by role"``, ``"stop reason"``,
+            ``"success"`` or ``"final reward"``.
+        recorded: How it was.
+        played: How it is now.
+    """
+
+    turn: int
+    what: str
+    recorded: str
+    played: str
+
+    def __str__(self) -> str:
+        return f"turn {self.turn}: the {self.what} was {self.recorded!r} and is {self.played!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A replay: its trajectory, and whether the environment asks for an action that the record does not have."""
+
+    trajectory: Trajectory
+    goes_on: bool
+
+
+def first_difference(recorded: Trajectory, played: Played) -> Difference | None:
+    """Find where a replay first differs from its record; None if it does not."""
+    now = played.trajectory
+    num_common, num_seen = min(len(recorded.turns), len(now.turns)), (0, 0)
+    for k, (before, after) in enumerate(zip(recorded.turns, now.turns, strict=False)):
+        seen = recorded.messages[num_seen[0] : before.message_index], now.messages[num_seen[1] : after.message_index]
+        difference = _of_observations(k, *seen)
+        if difference is None and (recorded.failed or now.failed) and k == num_common - 1:
+            difference = _of_ends(recorded, played)  # a step that raised paid nothing: not its reward is what differs
+        if difference is None:
+            difference = _of_turns(k, before, after)
+        if difference is not None:
+            return difference
+        num_seen = before.message_index + 1, after.message_index + 1
+    if not recorded.turns and recorded.messages and now.messages:
+        difference = _of_observations(0, recorded.messages, now.messages)
+        if difference is not None:
+            return difference
+    return _of_ends(recorded, played)
+
+
+def _of_observations(turn: int, before: Sequence[Message], after: Sequence[Message]) -> Difference | None:
+    if [*map(_said, before)] == [*map(_said, after)]:
+        return None
+    pair = next((pair for pair in zip(before, after, strict=False) if _said(pair[0]) != _said(pair[1])), None)
+    if pair is None:  # one says more
+        return Difference(
+            turn, "observation", *("\n\n".join(one["content"] for one in each) for each in (before, after))
+        )
+    if pair[0]["content"] != pair[1]["content"]:
+        return Difference(turn, "observation", pair[0]["content"], pair[1]["content"])
+    return Difference(turn, "observation", *(f"{one['role']} {one.get('name', '')}: {one['content']}" for one in pair))
+
+
+def _said(message: Message) -> tuple[Any, ...]:
+    """What an environment says with a message; ids of calls are the agent's."""
+    return message["role"], message["content"], message.get("name")
+
+
+def _of_turns(k: int, before: Turn, after: Turn) -> Difference | None:
+    if before.role != after.role:
+        return Difference(k, "role", shown(before.role), shown(after.role))
+    if before.invalid != after.invalid:
+        return Difference(k, "invalid", str(before.invalid), str(after.invalid))
+    if not _are_equal_maps(before.role_rewards or {}, after.role_rewards or {}):
+        return Difference(k, "rewards by role", shown(before.role_rewards), shown(after.role_rewards))
+    # Where roles are paid, what a turn bears depends on the turns that follow; each step's payments are compared above.
+    if before.role_rewards is None and after.role_rewards is None and not _are_equal(before.reward, after.reward):
+        return Difference(k, "reward", f"{before.reward!r}", f"{after.reward!r}")
+    return None
+
+
+def _of_ends(recorded: Trajectory, played: Played) -> Difference | None:
+    now = played.trajectory
+    turn = max(0, len(now.turns) - 1)
+    has_asked = len(now.turns) < len(recorded.turns) or (recorded.failed and _is_agents(recorded.error))
+    before, after = _GOES_ON if has_asked else _end(recorded), _GOES_ON if played.goes_on else _end(now)
+    if recorded.failed and now.failed and not (has_asked or played.goes_on):
+        return None  # both in the environment's code; the sentences may name addresses and times
+    if before != after:
+        return Difference(turn, "stop reason", before, after)
+    return None if has_asked else _of_results(turn, recorded, now)
+
+
+def _of_results(turn: int, recorded: Trajectory, now: Trajectory) -> Difference | None:
+    if recorded.success != now.success:
+        return Difference(turn, "success", str(recorded.success), str(now.success))
+    if not _are_equal(recorded.final_reward, now.final_reward):
+        return Difference(turn, "final reward", f"{recorded.final_reward!r}", f"{now.final_reward!r}")
+    if not _are_equal_maps(recorded.final_rewards, now.final_rewards):
+        return Difference(turn, "final reward", shown(recorded.final_rewards), shown(now.final_rewards))
+    return None
+
+
+def _end(trajectory: Trajectory) -> str:
+    reason = trajectory.stop_reason
+    return f"{reason}: {headline(trajectory.error or '')}" if reason is StopReason.FAILED else reason.value
+
+
+def _is_agents(error: str | None) -> bool:
+    """Whether an error is the agent's: the environment had asked for one more action."""
+    return any(line.startswith("AgentError:") for line in (error or "").splitlines()[:2])
+
+
+def _are_equal_maps(before: Mapping[Any, float], after: Mapping[Any, float]) -> bool:
+    return before.keys() == after.keys() and all(_are_equal(value, after[key]) for key, value in before.items())
+
+
+def _are_equal(before: float, after: float) -> bool:
+    return (math.isnan(before) and math.isnan(after)) or math.isclose(before, after, rel_tol=_REL, abs_tol=_ABS)
