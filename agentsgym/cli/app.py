@@ -12,6 +12,7 @@ from agentsgym.cli.commands.envs import envs
 from agentsgym.cli.commands.eval import evaluate
 from agentsgym.cli.commands.new import new
 from agentsgym.cli.commands.play import play
+from agentsgym.cli.commands.train import train
 
 # Plain help is the same with and without color and in any width, and loads nothing but typer.
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.command("check", short_help="Find what in an environment breaks the contract
 app.command("new", short_help="Write an environment of your own that runs.")(new)
 app.command("eval", short_help="Play many games and report how well agents play.")(evaluate)
 app.command("play", short_help="Play in the terminal, or watch an agent.")(play)
+app.command("train", short_help="Train a policy as a file says.")(train)
 
 
 def _version(value: bool) -> None:

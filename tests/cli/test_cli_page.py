@@ -25,7 +25,7 @@ def with_help(page: str) -> str:
 def test_the_help_texts_are_those_of_the_commands() -> None:
     page = PAGE.read_text(encoding="utf-8")
     commands = [match[1].split()[1] for match in BLOCK.finditer(page)]
-    assert commands == ["--help", "envs", "check", "new", "eval", "play"]
+    assert commands == ["--help", "envs", "check", "new", "eval", "play", "train"]
     assert with_help(page) == page
 
 

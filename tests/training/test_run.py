@@ -194,7 +194,7 @@ def test_the_policy_is_sampled_alike_at_each_call_unless_a_seed_says_otherwise(t
 
 def test_the_whole_run_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
-    block = re.findall(r"^```python\n(.*?)^```", page.partition("\n## Whole runs\n")[2], re.M | re.S)[0]
+    block = re.findall(r"^```python\n(.*?)^```", page.partition("\n## Whole runs\n")[2], re.M | re.S)[1]
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "training.md", "exec"), {})
     written = {path.name for path in (tmp_path / "outputs" / "whole_run").iterdir()}
