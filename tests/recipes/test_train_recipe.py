@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from transformers import AutoModelForCausalLM
 
 import agentsgym
 from agentsgym import ConfigError, PolicyAgent, RolloutStore, TwentyQuestionsEnv, evaluate, tiny_policy
+from agentsgym.recipes.lessons import played_lessons
+from agentsgym.recipes.train import prepare
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 
@@ -139,3 +142,30 @@ def test_on_two_ranks_the_first_writes_and_both_end_with_one_policy(tmp_path: Pa
     bars = [line for line in done.stderr.replace("\r", "\n").splitlines() if line.startswith("after: 100%")]
     assert len(set(bars)) == 1
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["after"]["num_episodes"] == 8
+
+
+def test_the_file_of_the_page_can_be_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
+    (tmp_path / "tools.yaml").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    course = prepare(tmp_path / "tools.yaml")
+    [world] = course.worlds
+    assert (world.label, len(course.worlds.eval["PriceList"]), len(course.worlds.train["PriceList"])) == (
+        "PriceList", 600, 1600,
+    )  # fmt: skip
+    assert course.run.args.learning_rate == 3e-4
+    assert list(tmp_path.iterdir()) == [tmp_path / "tools.yaml"]
+
+
+def test_noise_is_the_share_of_episodes_that_the_random_player_plays(tmp_path: Path) -> None:
+    warm_start = {"player": "reference", "noise": 0.25, "num_episodes": 8, "max_steps": 1}
+    course = prepare(recipe(tmp_path, warm_start=warm_start))
+    assert course.recipe.warm_start is not None
+    played = played_lessons(course.run, course.worlds, course.recipe.warm_start)
+    assert len(played) == 8
+    best = prepare(recipe(tmp_path, warm_start={**warm_start, "noise": 0.0}))
+    assert best.recipe.warm_start is not None
+    others = played_lessons(best.run, best.worlds, best.recipe.warm_start)
+    assert all(game.success for game in others)
+    assert [game.token_ids for game in played[2:]] == [game.token_ids for game in others[2:]]

@@ -125,8 +125,8 @@ def test_a_signal_in_the_warm_start_keeps_the_policy_and_skips_what_would_be_lea
     signum: signal.Signals, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class StoppingBar(Stop, scripts.LossBar):
-        def __init__(self, label: str, num_steps: int) -> None:
-            scripts.LossBar.__init__(self, label, num_steps)
+        def __init__(self, label: str, num_steps: int, **options: Any) -> None:
+            scripts.LossBar.__init__(self, label, num_steps, **options)
             self.signum, self.step = signum, 2
 
     monkeypatch.setattr("agentsgym.training.run.LossBar", StoppingBar)
