@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from agentsgym.evaluation.run import evaluate
     from agentsgym.failure_policy import FailurePolicy
     from agentsgym.fields import Field
+    from agentsgym.recipes.recipe import Recipe
+    from agentsgym.recipes.train import train
     from agentsgym.record_audit import audit
     from agentsgym.rollouts.process_pool import EnvProcessPool
     from agentsgym.rollouts.thread_pool import EnvThreadPool
@@ -105,6 +107,7 @@ __all__ = [
     "PriceListEnv",
     "RandomAgent",
     "ReasoningEvalsEnv",
+    "Recipe",
     "RolloutStore",
     "SamplingParams",
     "ScoredRollout",
@@ -138,6 +141,7 @@ __all__ = [
     "register",
     "register_tools",
     "tiny_policy",
+    "train",
 ]
 
 _HOMES = {
@@ -182,6 +186,8 @@ _HOMES = {
     "fields": ("Field",),
     "rollouts.thread_pool": ("EnvThreadPool",),
     "rollouts.process_pool": ("EnvProcessPool",),
+    "recipes.recipe": ("Recipe",),
+    "recipes.train": ("train",),
     "record_audit": ("audit",),
     "store.reader": ("RolloutStore",),
     "tiny": ("tiny_policy",),

@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LINE = (
     "texts → errors → interruptions → types → failures → seeding → fields → failure_policy → tokens → {credit, "
-    "rollouts, agents, store} → {batch, record_audit} → envs → evaluation → {tiny, testing} → reports → training → cli"
+    "rollouts, agents, store} → {batch, record_audit} → envs → evaluation → {tiny, testing} → reports → training → "
+    "recipes → cli"
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
 GROUND = {"_renamed", "_lazy"}  # import nothing, and may be imported everywhere
@@ -91,8 +92,8 @@ def complaint_of_layer(own: str, other: str) -> str | None:
         return f"agentsgym.{other} is no layer: {list(RANK)}"
     if RANK[other] > RANK[own]:
         return f"{own} stands before {other}"
-    if other in {"tiny", "testing"} and own not in {other, "cli"}:
-        return f"only cli may use {other}"
+    if other in {"tiny", "testing"} and own not in {other, "recipes", "cli"}:
+        return f"only recipes and cli may use {other}"
     return None
 
 

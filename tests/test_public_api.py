@@ -47,6 +47,7 @@ PUBLIC = {
     "PriceListEnv",
     "RandomAgent",
     "ReasoningEvalsEnv",
+    "Recipe",
     "RolloutStore",
     "SamplingParams",
     "ScoredRollout",
@@ -80,6 +81,7 @@ PUBLIC = {
     "register",
     "register_tools",
     "tiny_policy",
+    "train",
 }
 
 

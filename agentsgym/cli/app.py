@@ -16,6 +16,7 @@ from agentsgym.cli.commands.export import export
 from agentsgym.cli.commands.new import new
 from agentsgym.cli.commands.play import play
 from agentsgym.cli.commands.replay import replay
+from agentsgym.cli.commands.train import train
 
 # Plain help is the same with and without color and in any width, and loads nothing but typer.
 app = typer.Typer(
@@ -34,6 +35,7 @@ app.command("audit", short_help="Check stored rollouts for what training relies 
 app.command("export", short_help="Write stored rollouts for other tools and for fine-tuning.")(export)
 app.command("replay", short_help="Play stored rollouts again, and say where they differ.")(replay)
 app.command("compare", short_help="Compare two runs, task by task.")(compare)
+app.command("train", short_help="Train a policy as a file says.")(train)
 
 
 def _version(value: bool) -> None:

@@ -142,7 +142,7 @@ def _policy(source: str, named: NamedEnv, options: PlayerOptions) -> tuple[Multi
     from agentsgym.agents.policy.loading import limit_threads, load_policy  # noqa: PLC0415
     from agentsgym.agents.policy.sampling import SamplingParams  # noqa: PLC0415
 
-    _quiet_transformers()
+    quiet_transformers()
     if source == "tiny":
         from agentsgym.tiny import tiny_policy  # noqa: PLC0415
 
@@ -200,7 +200,7 @@ def tokenizer_of(source: str | None) -> Any:
         raise ConfigError(f"--tokenizer: none can be loaded from {source!r}: {sentence_of(error, 200)}") from error
 
 
-def _quiet_transformers() -> None:
+def quiet_transformers() -> None:
     """Leave out transformers' own bars and remarks about a model that is loaded."""
     from transformers.utils import logging as transformers_logging  # noqa: PLC0415
 

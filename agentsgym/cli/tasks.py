@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.cli.console import UsageError, usage
+from agentsgym.envs.own_tasks import tasks_of
 from agentsgym.envs.rows.read import tasks_of_rows
-from agentsgym.seeding import derive_seed
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
@@ -62,41 +61,14 @@ def tasks_for(
             raise UsageError("--dataset is for ENV's own tasks, and --tasks gives others")
         tasks = read_tasks(path)[:most]
     else:
-        own = _own_tasks(env, split, options, most)
-        seeds = [{"seed": derive_seed("command line", split, seed, index)} for index in range(most)]
-        tasks = seeds if own is None else own
+        with usage():
+            tasks = tasks_of(env, split, options, most, seed=seed)
     if not tasks:
         raise UsageError(f"there is no task to play in {path}" if path else "the environment's dataset is empty")
     with usage():
         for index, task in enumerate(tasks_of_rows(env, tasks, "tasks")):
             env.check_task(task, f"tasks[{index}]")
     return tasks
-
-
-def _own_tasks(env: MultistepEnv, split: str, options: Mapping[str, Any], most: int) -> list[Any] | None:
-    """Give the rows of the environment's own dataset; None if it has none."""
-    make: Any = env.get_train_dataset if split == "train" else env.get_eval_dataset
-    with usage():
-        try:
-            rows = _rows(make, options, most)
-        except NotImplementedError:
-            if options:
-                raise UsageError(f"{type(env).__name__} has no dataset of its own: --dataset says nothing") from None
-            return None
-    return list(islice(rows, most))
-
-
-def _rows(make: Any, options: Mapping[str, Any], most: int) -> Any:
-    """Ask for as many rows as are wanted, where the dataset can be asked for a number."""
-    if "size" not in options:
-        try:
-            return make(**{"size": most, **options})
-        except TypeError:
-            pass  # a class of a user's own may have no such option
-    try:
-        return make(**options)
-    except TypeError as error:
-        raise UsageError(f"--dataset: {error}") from error
 
 
 def _line(number: int, line: str, path: Path) -> Any:

@@ -1,7 +1,7 @@
 """Find an environment's own players: one that plays at random, one to measure against, and what both earn.
 
-A class of your own offers them by defining ``random_player(self, seed)``, ``reference_player(self, seed)`` and
-``anchors_of(self, task_data)``, of which each may be missing.
+A class of your own offers them by defining ``random_player(self, seed)``, ``reference_player(self, seed)``,
+``imitation_player(self, seed)`` and ``anchors_of(self, task_data)``, of which each may be missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentsgym.envs.references.anchors import Anchors
 from agentsgym.envs.rows.read import class_path
 from agentsgym.errors import ConfigError
 
-_RANDOM, _REFERENCE = "random_player", "reference_player"
+_RANDOM, _REFERENCE, _IMITATION = "random_player", "reference_player", "imitation_player"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,7 @@ _PACKAGED = {
         ("TextArena.players", "TextArenaEnv", "LegalAgent", ""),
     )
 }
+_DEMONSTRATED = ("agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv", "agentsgym.envs.PriceList.PriceListEnv")
 _TEXT_ARENA = "agentsgym.envs.TextArena.TextArenaEnv"
 
 
@@ -85,6 +86,25 @@ def reference_player(env: MultistepEnv, seed: int = 0) -> Any:
         )
     player = getattr(importlib.import_module(packaged.module), packaged.reference)
     return player(env) if packaged.reference == "OptimalPlayer" else player(env, seed=seed)
+
+
+def imitation_player(env: MultistepEnv, seed: int = 0) -> Any:
+    """Make the demonstrator of a warm start: it shows much of what can be done, the best and other things.
+
+    Raises:
+        ConfigError: The environment brings none.
+    """
+    own: Callable[[int], Any] | None = getattr(env, _IMITATION, None)
+    if own is not None:
+        return own(seed)
+    path = class_path(type(env))
+    if path not in _DEMONSTRATED:
+        known = ", ".join(sorted(one.rpartition(".")[2] for one in _DEMONSTRATED))
+        raise ConfigError(
+            f"{type(env).__name__} brings no demonstrator (those that do: {known}); a class of yours offers one by "
+            f"defining {_IMITATION}(self, seed)"
+        )
+    return importlib.import_module(_PACKAGED[path].module).ImitationPlayer(env, seed=seed)
 
 
 def anchors_of(env: MultistepEnv) -> Callable[[Mapping[str, Any]], Anchors | None] | None:

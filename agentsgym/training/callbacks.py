@@ -65,7 +65,7 @@ class LearningCurve(TrainerCallback):
             initial=state.global_step,
             desc="reinforcement learning",
             unit="step",
-            disable=args.disable_tqdm,
+            disable=args.disable_tqdm or not state.is_world_process_zero,
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -21,6 +21,7 @@ from trl import ModelConfig, TrlParser
 from agentsgym.errors import ConfigError
 from agentsgym.training.config import GRPOEnvConfig
 
+COMMON_DEFAULTS: Mapping[str, Any] = {"logging_steps": 20, "save_strategy": "no", "report_to": "none"}
 _REFUSED = ("load_in_8bit", "load_in_4bit")  # fields of ModelConfig that the trainer does not support yet
 
 
@@ -67,9 +68,7 @@ def parse_options(
     parser: Any = TrlParser(dataclasses)
     common = {
         "output_dir": output_dir,
-        "logging_steps": 20,
-        "save_strategy": "no",
-        "report_to": "none",
+        **COMMON_DEFAULTS,
         "dataloader_pin_memory": torch.accelerator.is_available(),
     }
     parser.set_defaults(**(common | dict(defaults or {})))
@@ -83,9 +82,22 @@ def parse_options(
     return options, args, model_config
 
 
-def _check_model(options: PolicyOptions, model_config: ModelConfig) -> None:
+def check_model_config(model_config: ModelConfig, *, prefix: str = "") -> None:
+    """Refuse what the trainer does not support.
+
+    Args:
+        model_config: TRL's settings of the model.
+        prefix: What stands before the name of a field where it is given.
+
+    Raises:
+        ConfigError: The model would be quantized.
+    """
     for name in _REFUSED:
         if getattr(model_config, name):
-            raise ConfigError(f"--{name} is not supported yet: the trainer takes a model that is not quantized")
+            raise ConfigError(f"{prefix}{name} is not supported yet: the trainer takes a model that is not quantized")
+
+
+def _check_model(options: PolicyOptions, model_config: ModelConfig) -> None:
+    check_model_config(model_config, prefix="--")
     if options.model and model_config.model_name_or_path:
         raise ConfigError("--model and --model_name_or_path are the same: give one of them")

@@ -10,10 +10,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accelerate import PartialState
 from transformers import AutoModelForCausalLM, PrinterCallback, ProgressCallback
 from trl import get_peft_config
 
@@ -47,6 +49,9 @@ class TrainingRun:
     Ctrl-C or SIGTERM in a warm start or in training ends that step and keeps the policy as it is then; the steps of
     learning that follow do nothing, the evaluations and the summary are made as ever, and ``phases.status`` is what the
     process is to exit with. While episodes are played outside of training, a signal ends the process as it always does.
+
+    Under several ranks, as ``accelerate launch`` starts them, every rank makes the same calls. All play the same
+    evaluations and demonstrations; the first alone shows progress and writes files.
 
     ::
 
@@ -89,10 +94,15 @@ class TrainingRun:
         self.model, self.tokenizer = policy
         self.args = args
         self.output = Path(args.output_dir or "outputs")
-        self.phases = Phases()
+        self.phases = Phases(is_quiet=not self.is_main)
         self.evaluations: dict[str, Evaluation] = {}
         self._unit = unit
         self._peft_config = get_peft_config(model_config) if model_config else None
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the rank that shows progress and writes files; True where there is but one."""
+        return self.args.process_index == 0
 
     def policy(self, *, seed: int | None = None) -> PolicyAgent:
         """Give the policy as it is now as an agent, sampled at temperature 1 without top-k or top-p.
@@ -129,7 +139,7 @@ class TrainingRun:
         options = {"max_concurrent": _MAX_CONCURRENT, **options}
         agent, label = agent or self.policy(), label or name
         num_episodes = len(tasks) * options.get("num_rollouts", 1)
-        with self.phases.measure(label), episodes_bar(label, num_episodes, unit=self._unit) as on_finish:
+        with self.phases.measure(label), self._bar(label, num_episodes) as on_finish:
             if env is None:
                 found = evaluate_mixed(agent, tasks, self.tokenizer, on_finish=on_finish, **options)
             else:
@@ -149,7 +159,7 @@ class TrainingRun:
         Returns:
             The trajectories, in the order of the tasks.
         """
-        with self.phases.measure(label), episodes_bar(label, len(tasks), unit=self._unit) as on_finish:
+        with self.phases.measure(label), self._bar(label, len(tasks)) as on_finish:
             return env.rollout(tasks, agent, max_concurrent=_MAX_CONCURRENT, on_finish=on_finish)
 
     def warm_start(
@@ -174,7 +184,7 @@ class TrainingRun:
         with (
             self.phases.measure("warm start"),
             self.phases.interruptible(),
-            LossBar("warm start", config.max_steps) as bar,
+            LossBar("warm start", config.max_steps, is_shown=self.is_main) as bar,
         ):
             imitate(
                 self.model,
@@ -202,7 +212,7 @@ class TrainingRun:
                 raise ConfigError(f"the learning curve shows the evaluation {name!r}, which was not made{known}")
         win_rates = {name: found.win_rate for name, found in self.evaluations.items() if found.win_rate}
         return LearningCurve(
-            self.output / "learning_curve.png",
+            self.output / "learning_curve.png" if self.is_main else None,
             before=win_rates.get(before),
             references={name: win_rates[name] for name in references if name in win_rates},
         )
@@ -262,30 +272,45 @@ class TrainingRun:
         """Load the policy anew where the trainer reads it from its path: for a reference model, and for vLLM."""
         if self.args.beta or self.args.use_vllm:
             self.save_policy("start")
+            PartialState().wait_for_everyone()
             self.model = AutoModelForCausalLM.from_pretrained(self.output / "start")
 
+    def _bar(self, label: str, num_episodes: int) -> AbstractContextManager[Callable[[Trajectory], None]]:
+        return episodes_bar(label, num_episodes, unit=self._unit, is_shown=self.is_main)
+
     def save_policy(self, folder: str = "model") -> None:
-        """Write the policy and its tokenizer as they are now, into a folder of ``output``."""
+        """Write the policy and its tokenizer as they are now, into a folder of ``output``; the first rank does."""
+        if not self.is_main:
+            return
         self.model.save_pretrained(self.output / folder)
         self.tokenizer.save_pretrained(self.output / folder)
 
     def write_transcripts(self, *names: str) -> None:
-        """Write the episodes of evaluations as text, each to ``transcripts_<name>.txt``."""
+        """Write the episodes of evaluations as text, each to ``transcripts_<name>.txt``; the first rank does."""
+        if not self.is_main:
+            return
         self.output.mkdir(parents=True, exist_ok=True)
         for name in names:
             write_transcripts(self.output / f"transcripts_{name}.txt", self.evaluations[name].trajectories)
 
-    def write_summary(self, **more: Any) -> None:
-        """Write ``summary.json``: every evaluation, ``seconds`` by phase, ``seed``, and whether it was ``interrupted``.
-
-        Args:
-            **more: What else it holds; a key from above is replaced. What JSON cannot hold is written as its ``str``.
-        """
-        summary = {name: found.as_dict() for name, found in self.evaluations.items()} | {
+    def summary(self) -> dict[str, Any]:
+        """Give every evaluation by name, ``seconds`` by phase, ``seed``, and whether it was ``interrupted``."""
+        return {name: found.as_dict() for name, found in self.evaluations.items()} | {
             "seconds": self.phases.seconds,
             "seed": self.args.seed,
             "interrupted": self.phases.interrupted,
         }
+
+    def write_summary(self, **more: Any) -> None:
+        """Write :meth:`summary` to ``summary.json``.
+
+        The first rank does.
+
+        Args:
+            **more: What else it holds; a key from above is replaced. What JSON cannot hold is written as its ``str``.
+        """
+        if not self.is_main:
+            return
         self.output.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(summary | more, indent=2, default=str)
+        text = json.dumps(self.summary() | more, indent=2, default=str)
         (self.output / "summary.json").write_text(text + "\n", encoding="utf-8")

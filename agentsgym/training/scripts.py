@@ -37,7 +37,13 @@ class Phases:
         status: What the process is to exit with: 0, or 143 after SIGTERM.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        """Start with no phase.
+
+        Args:
+            is_quiet: Whether nothing is said of a phase that was stopped, as on all ranks but the first.
+        """
+        self._is_quiet = is_quiet
         self.seconds: dict[str, float] = {}
         self.cpu_seconds: dict[str, float] = {}
         self.interrupted = False
@@ -78,7 +84,8 @@ class Phases:
         except (KeyboardInterrupt, SystemExit) as stopped:
             self.interrupted = True
             self.status = 0 if isinstance(stopped, KeyboardInterrupt) else 128 + signal.SIGTERM
-            print("\nstopped here; keeping the policy as it is now (Ctrl-C again to quit)", flush=True)
+            if not self._is_quiet:
+                print("\nstopped here; keeping the policy as it is now (Ctrl-C again to quit)", flush=True)
 
 
 @contextmanager
@@ -97,10 +104,11 @@ class LossBar(TrainerCallback):
     Args:
         label: Stands before the bar.
         num_steps: How many there will be.
+        is_shown: Whether there is a bar at all.
     """
 
-    def __init__(self, label: str, num_steps: int) -> None:
-        self._bar = tqdm(total=num_steps, desc=label, unit="step")
+    def __init__(self, label: str, num_steps: int, *, is_shown: bool = True) -> None:
+        self._bar = tqdm(total=num_steps, desc=label, unit="step", disable=not is_shown)
 
     def __enter__(self) -> LossBar:
         return self
@@ -119,9 +127,11 @@ class LossBar(TrainerCallback):
 
 
 @contextmanager
-def episodes_bar(label: str, num_episodes: int, unit: str = "episode") -> Generator[Callable[[Trajectory], None]]:
+def episodes_bar(
+    label: str, num_episodes: int, unit: str = "episode", *, is_shown: bool = True
+) -> Generator[Callable[[Trajectory], None]]:
     """Show a progress bar over episodes, and give what ``on_finish`` of a rollout takes."""
-    with tqdm(total=num_episodes, desc=label, unit=unit) as bar:
+    with tqdm(total=num_episodes, desc=label, unit=unit, disable=not is_shown) as bar:
 
         def on_finish(_: Trajectory) -> None:
             bar.update()

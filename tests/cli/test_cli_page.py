@@ -25,7 +25,19 @@ def with_help(page: str) -> str:
 def test_the_help_texts_are_those_of_the_commands() -> None:
     page = PAGE.read_text(encoding="utf-8")
     commands = [match[1].split()[1] for match in BLOCK.finditer(page)]
-    assert commands == ["--help", "envs", "check", "new", "eval", "play", "audit", "export", "replay", "compare"]
+    assert commands == [
+        "--help",
+        "envs",
+        "check",
+        "new",
+        "eval",
+        "play",
+        "audit",
+        "export",
+        "replay",
+        "compare",
+        "train",
+    ]
     assert with_help(page) == page
 
 

@@ -125,8 +125,8 @@ def test_a_signal_in_the_warm_start_keeps_the_policy_and_skips_what_would_be_lea
     signum: signal.Signals, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class StoppingBar(Stop, scripts.LossBar):
-        def __init__(self, label: str, num_steps: int) -> None:
-            scripts.LossBar.__init__(self, label, num_steps)
+        def __init__(self, label: str, num_steps: int, **options: Any) -> None:
+            scripts.LossBar.__init__(self, label, num_steps, **options)
             self.signum, self.step = signum, 2
 
     monkeypatch.setattr("agentsgym.training.run.LossBar", StoppingBar)
@@ -194,7 +194,7 @@ def test_the_policy_is_sampled_alike_at_each_call_unless_a_seed_says_otherwise(t
 
 def test_the_whole_run_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
-    block = re.findall(r"^```python\n(.*?)^```", page.partition("\n## Whole runs\n")[2], re.M | re.S)[0]
+    block = re.findall(r"^```python\n(.*?)^```", page.partition("\n## Whole runs\n")[2], re.M | re.S)[1]
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "training.md", "exec"), {})
     written = {path.name for path in (tmp_path / "outputs" / "whole_run").iterdir()}

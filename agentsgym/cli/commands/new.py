@@ -31,5 +31,6 @@ def new(
         f"agentsgym check {source}:{names.class_name}",
         f"agentsgym play {source}:{names.class_name}",
         f"agentsgym eval {source}:{names.class_name} --agent random",
+        f"agentsgym train {paths[2]}",
     ):
         out().print(cell(f"  {command}", "bold"), soft_wrap=True)

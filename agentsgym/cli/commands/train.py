@@ -1,0 +1,69 @@
+"""``agentsgym train``: a whole training run from a configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentsgym.cli import options
+from agentsgym.cli.console import FailureError, out, plain, print_json, reported, usage
+
+if TYPE_CHECKING:
+    from agentsgym.training.run import TrainingRun
+
+
+@reported
+def train(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="A file of YAML, as agentsgym new writes one.", show_default=False)
+    ],
+    set_values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            "-s",
+            metavar="KEY=VALUE",
+            help="Replace a value of CONFIG, as in training.max_steps=20 or environments.0.env_config.highest=8; "
+            "the value is JSON, or else a text. Repeatable.",
+        ),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Train a policy: evaluate, imitate, train, evaluate again.
+
+    Everything is written to output_dir. Ctrl-C in the warm start or in training keeps the policy as it is then; the
+    last evaluation and the files are made all the same, and the exit code is 1.
+
+    On several processes: accelerate launch -m agentsgym.cli.app train CONFIG.
+    """
+    from agentsgym.cli.players import quiet_transformers  # noqa: PLC0415
+    from agentsgym.recipes.train import prepare  # noqa: PLC0415
+
+    quiet_transformers()
+    with usage():
+        course = prepare(config, overrides=options.key_values(set_values, "--set"))
+    with contextlib.redirect_stdout(sys.stderr):  # what is said on the way is no result
+        run = course.follow()
+    if not run.is_main:
+        return
+    if as_json:
+        print_json({"output_dir": str(run.output), **run.summary()})
+    else:
+        _show(run)
+    if run.phases.status:
+        raise typer.Exit(run.phases.status)
+    if run.phases.interrupted:
+        raise FailureError(f"stopped; the policy as it was then is in {run.output / 'model'}")
+
+
+def _show(run: TrainingRun) -> None:
+    """Print the evaluations beside each other, and where the files are."""
+    from agentsgym.reports.tables import comparison_table  # noqa: PLC0415
+
+    out().print(plain(comparison_table(run.evaluations)), soft_wrap=True)
+    files = "model/, summary.json, learning_curve.png, transcripts_before.txt, transcripts_after.txt"
+    out().print(plain(f"\n{run.phases.total_seconds:.0f} s in all. In {run.output}: {files}"))

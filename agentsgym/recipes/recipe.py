@@ -1,0 +1,295 @@
+"""What a training run is made of, read from a file of YAML or from plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from agentsgym.errors import ConfigError
+from agentsgym.fields import is_bool, is_fraction, is_int, is_positive_number, is_str, or_none
+from agentsgym.recipes.sections import (
+    Keys,
+    PlacedError,
+    as_mapping,
+    check_section,
+    is_mapping,
+    must_be,
+    read_section,
+)
+from agentsgym.texts import sentence_of
+
+_WHOLE = "a positive int"
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_class(value: Any) -> bool:
+    return _is_name(value) or isinstance(value, type)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentPart:
+    """An environment that is trained on.
+
+    Attributes:
+        class_: As on the command line: ``TwentyQuestions``, ``TextArena:Wordle-v0``, ``file.py:Class`` (relative to the
+            configuration), a path of a class; in Python also the class itself.
+        env_config: Its configuration.
+        dataset: Options of its own dataset of tasks.
+        weight: How many of the tasks are its, beside the weights of the others.
+        label: What metrics call it; None for what ``class`` says.
+    """
+
+    class_: Any = field(metadata=must_be("a text that names an environment", _is_class))
+    env_config: dict[str, Any] = field(
+        default_factory=dict[str, Any], metadata=must_be("keys and their values", is_mapping)
+    )
+    dataset: dict[str, Any] = field(
+        default_factory=dict[str, Any], metadata=must_be("keys and their values", is_mapping)
+    )
+    weight: float = field(default=1.0, metadata=must_be("a number above 0", is_positive_number))
+    label: str | None = field(
+        default=None,
+        metadata=must_be("a text without '/', or null", or_none(lambda one: _is_name(one) and "/" not in one)),
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """What the policy imitates first.
+
+    Attributes:
+        player: ``"random"``, ``"reference"`` or ``"imitation"``, the environment's own players, or the folder of a
+            rollout store.
+        noise: The share of the episodes that the random player plays instead.
+        num_episodes: How many are played, or read from the store at most.
+        filters: Of a store, which of its rollouts: by column the value that is wanted, or ``{min: …, max: …}``.
+        max_steps: Optimizer steps.
+        observation_loss: Whether the policy also learns to predict observations.
+        settings: Further fields of TRL's ``SFTConfig``.
+    """
+
+    player: str = field(metadata=must_be("random, reference, imitation, or the folder of a rollout store", _is_name))
+    noise: float = field(default=0.0, metadata=must_be("a number in [0, 1]", is_fraction))
+    num_episodes: int = field(default=2000, metadata=must_be(_WHOLE, is_int(1)))
+    filters: dict[str, Any] = field(
+        default_factory=dict[str, Any], metadata=must_be("columns and what they are to be", is_mapping)
+    )
+    max_steps: int = field(default=300, metadata=must_be(_WHOLE, is_int(1)))
+    observation_loss: bool = field(default=False, metadata=must_be("true or false", is_bool))
+    settings: dict[str, Any] = field(
+        default_factory=dict[str, Any], metadata=must_be("fields of SFTConfig and their values", is_mapping)
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        if self.from_store and self.noise:
+            raise PlacedError(("noise",), "is for games that are played, and the player is a store of rollouts")
+        if self.filters and not self.from_store:
+            raise PlacedError(("filters",), f"are for the folder of a rollout store, and the player is {self.player!r}")
+
+    @property
+    def from_store(self) -> bool:
+        """Whether stored rollouts are imitated."""
+        return self.player not in PLAYERS
+
+
+PLAYERS = ("random", "reference", "imitation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPart:
+    """How the policy is evaluated before and after training.
+
+    Attributes:
+        num_tasks: How many tasks at most.
+        num_rollouts: Games of each, by the policy. The random and the reference player play each once.
+    """
+
+    num_tasks: int = field(default=200, metadata=must_be(_WHOLE, is_int(1)))
+    num_rollouts: int = field(default=1, metadata=must_be(_WHOLE, is_int(1)))
+
+    def __post_init__(self) -> None:
+        check_section(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A training run.
+
+    Attributes:
+        environments: What is trained on, one or several.
+        model: ``"tiny"`` for the embedded policy, a folder, or a name on the Hub.
+        tiny: Sizes of the embedded policy, as :func:`agentsgym.tiny_policy` takes them.
+        model_settings: Fields of TRL's ``ModelConfig``: adapters, dtype and attention.
+        warm_start: What is imitated first; None for nothing.
+        training: Fields of :class:`agentsgym.GRPOEnvConfig`.
+        num_train_tasks: How many different tasks of an environment there are at most.
+        evaluation: Before and after.
+        folder: Where relative paths of ``class`` and ``player`` begin.
+        name: What the run is called where ``training`` has no ``output_dir``.
+    """
+
+    environments: tuple[EnvironmentPart, ...]
+    model: str = field(default="tiny", metadata=must_be("tiny, a folder, or a name on the Hub", _is_name))
+    tiny: dict[str, Any] = field(
+        default_factory=dict[str, Any], metadata=must_be("sizes of the embedded policy", is_mapping)
+    )
+    model_settings: dict[str, Any] = field(
+        default_factory=dict[str, Any], metadata=must_be("fields of ModelConfig and their values", is_mapping)
+    )
+    warm_start: WarmStart | None = None
+    training: dict[str, Any] = field(
+        default_factory=dict[str, Any], metadata=must_be("fields of GRPOEnvConfig and their values", is_mapping)
+    )
+    num_train_tasks: int = field(default=10_000, metadata=must_be(_WHOLE, is_int(1)))
+    evaluation: EvaluationPart = field(default_factory=EvaluationPart)
+    folder: Path = Path()
+    name: str = field(default="run", metadata=must_be("a text", is_str))
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        if not self.environments:
+            raise PlacedError(("environments",), "must hold at least one environment")
+        if self.tiny and self.model != "tiny":
+            raise PlacedError(("tiny",), f"is for the embedded policy, and the model is {self.model!r}")
+
+
+def read_recipe(config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a configuration.
+
+    Args:
+        config: A file of YAML, or what such a file holds.
+        overrides: Values by their place, as in ``{"training.max_steps": 20, "environments.0.weight": 2}``, which
+            replace what ``config`` says.
+
+    Raises:
+        ConfigError: The file cannot be read, a key is unknown or missing, or a value is not valid; the place is named.
+    """
+    with naming_the_file(config, overrides):
+        if not isinstance(config, str | Path):
+            return _recipe(_overridden(as_mapping(config), overrides or {}), {})
+        path = Path(config)
+        values = _overridden(as_mapping(yaml.safe_load(_text_of(path))), overrides or {})
+        return _recipe(values, {"folder": path.parent, "name": path.stem})
+
+
+@contextmanager
+def naming_the_file(config: Any, overrides: Mapping[str, Any] | None) -> Generator[None]:
+    """Let an error about a value name the file and the line that hold it, where a file does."""
+    path = Path(config) if isinstance(config, str | Path) else None
+    try:
+        yield
+    except PlacedError as error:
+        if path is None:
+            raise
+        is_replaced = any(error.keys[: len(keys)] == keys for keys in map(_keys, overrides or {}))
+        line = None if is_replaced else _line_of(_text_of(path), error.keys)
+        raise ConfigError(f"{path}{f', line {line}' if line else ''}: {sentence_of(error)}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+
+
+def _recipe(values: dict[str, Any], own: Mapping[str, Any]) -> Recipe:
+    """Make a recipe of plain values, section by section."""
+    for name in own:
+        if name in values:
+            raise PlacedError((name,), "is not for a file, which has its own")
+    sections: dict[str, Any] = {**values, **own}
+    if values.get("environments") is not None:
+        given = values["environments"]
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise PlacedError(("environments",), "must be a list of environments, each with its 'class'")
+        parts = [_section(EnvironmentPart, one, "environments", i) for i, one in enumerate(cast("list[Any]", given))]
+        sections["environments"] = tuple(parts)
+    else:
+        raise PlacedError((), "has no 'environments', which must be a list of environments, each with its 'class'")
+    for name, section in (("warm_start", WarmStart), ("evaluation", EvaluationPart)):
+        if values.get(name) is not None:
+            sections[name] = _section(section, values[name], name)
+        elif name == "evaluation":
+            sections.pop(name, None)
+    return read_section(Recipe, sections)
+
+
+def _section(section: type[Any], values: Any, *keys: str | int) -> Any:
+    if isinstance(values, section):
+        return values
+    try:
+        return read_section(section, values)
+    except PlacedError as error:
+        raise error.below(*keys) from None
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration {path} cannot be read: {sentence_of(error)}") from error
+
+
+def _keys(place: str) -> Keys:
+    """Read a place: the numbers in it are places in lists."""
+    parts = place.replace("[", ".").replace("]", "").split(".")
+    return tuple(int(part) if part.isdecimal() else part for part in parts)
+
+
+def _overridden(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace values by their places, in a copy."""
+    for place, value in overrides.items():
+        values = _replaced(values, _keys(place), value, ())
+    return values
+
+
+def _replaced(values: Any, keys: Keys, value: Any, above: Keys) -> Any:
+    if not keys:
+        return value
+    first, *rest = keys
+    if isinstance(values, list) and isinstance(first, int):
+        own = [*cast("list[Any]", values)]
+        if first >= len(own):
+            raise PlacedError((*above, first), f"is not there to be set: there are {len(own)}, counted from 0")
+        own[first] = _replaced(own[first], tuple(rest), value, (*above, first))
+        return own
+    if values is not None and not is_mapping(values):
+        raise PlacedError(above, f"has no {first!r} to be set")
+    known: dict[str, Any] = {} if values is None else as_mapping(values)
+    return {**known, str(first): _replaced(known.get(str(first)), tuple(rest), value, (*above, first))}
+
+
+def _line_of(text: str, keys: Keys) -> int | None:
+    """Find the line of a value in a file, counted from 1; of the section that it should be in where it is missing."""
+    untyped: Any = yaml
+    node: Any = untyped.compose(text, Loader=yaml.SafeLoader)
+    line: int | None = None
+    for one in keys:
+        if isinstance(node, yaml.SequenceNode) and isinstance(one, int) and one < len(node.value):
+            node = node.value[one]
+            line = node.start_mark.line + 1
+            continue
+        pairs: list[Any] = node.value if isinstance(node, yaml.MappingNode) else []
+        found = next((pair for pair in pairs if pair[0].value == one), None)
+        if found is None:
+            break
+        line, node = found[0].start_mark.line + 1, found[1]
+    return line
+
+
+def as_values(recipe: Recipe) -> dict[str, Any]:
+    """Give a recipe as plain values, for a summary."""
+    values = dataclasses.asdict(recipe)
+    del values["folder"]
+    for one in values["environments"]:
+        one["class"] = one.pop("class_")
+    return values

@@ -1,0 +1,228 @@
+"""Train a policy as a recipe says: one call for what a training script does.
+
+::
+
+    recipe ─▶ worlds, policy ─▶ TrainingRun: references ─▶ warm start ─▶ before ─▶ learn ─▶ after ─▶ files
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentsgym.agents.policy.loading import limit_threads
+from agentsgym.envs.players import anchors_of, has_random_player
+from agentsgym.errors import ConfigError
+from agentsgym.recipes.lessons import open_store, played_lessons, player_of, stored_lessons
+from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_recipe
+from agentsgym.recipes.sections import PlacedError
+from agentsgym.recipes.worlds import Worlds
+from agentsgym.texts import sentence_of
+from agentsgym.tiny import HasVocabulary, tiny_policy
+from agentsgym.training.from_values import FieldError, imitation_values, model_settings, training_settings
+from agentsgym.training.run import TrainingRun
+from agentsgym.training.scripts import load_policy
+
+if TYPE_CHECKING:
+    from agentsgym.recipes.worlds import World
+    from agentsgym.store.reader import RolloutStore
+    from agentsgym.training.config import GRPOEnvConfig
+
+_REFERENCES = ("random", "reference")
+
+
+def train(
+    config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mapping[str, Any] | None = None
+) -> TrainingRun:
+    """Train a policy as a configuration says, and write what came of it to ``output_dir``.
+
+    The policy is evaluated beside the environments' random and reference players, where they have them; imitates, if
+    there is a warm start; is evaluated, trained, and evaluated again. ``summary.json``, ``learning_curve.png``,
+    ``transcripts_before.txt``, ``transcripts_after.txt`` and ``model/`` are written. Ctrl-C or SIGTERM in the warm
+    start or in training keeps the policy as it is then: see :class:`~agentsgym.training.run.TrainingRun`.
+
+    Args:
+        config: A file of YAML (docs/cli.md has its keys), what such a file holds, or a recipe.
+        overrides: Values by their place in a file, as in ``{"training.max_steps": 20}``.
+
+    Returns:
+        The run: the policy, its evaluations by name (``"random"``, ``"reference"``, ``"before"``, ``"after"``; the
+        players of several environments as ``"random, LABEL"``), how long each step took.
+
+    Raises:
+        ConfigError: A key is unknown, or a value is not valid; the place is named. Nothing is played then.
+    """
+    return prepare(config, overrides=overrides).follow()
+
+
+def prepare(config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mapping[str, Any] | None = None) -> Course:
+    """Check a configuration, and make everything that its run needs; nothing is played or written yet.
+
+    Args:
+        config: As :func:`train` takes it.
+        overrides: Likewise.
+
+    Raises:
+        ConfigError: A key is unknown, or a value is not valid; the place is named.
+    """
+    if isinstance(config, Recipe):
+        if overrides:
+            raise ConfigError("overrides are for a file or for plain values, and the configuration is made already")
+        recipe = config
+    else:
+        recipe = read_recipe(config, overrides)
+    with naming_the_file(config, overrides):
+        return Course(recipe)
+
+
+class Course:
+    """The run of a recipe: everything is checked and made first, then played.
+
+    Attributes:
+        recipe: The recipe.
+        run: The run.
+        worlds: Its environments.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Find and make everything.
+
+        Raises:
+            PlacedError: A value of the recipe is not valid.
+        """
+        with _in_section("training"):
+            args = training_settings(recipe.training, output_dir=f"outputs/{recipe.name}")
+        with _in_section("model_settings"):
+            models = model_settings(recipe.model_settings)
+        if recipe.warm_start is not None:
+            with _in_section("warm_start", "settings"):
+                imitation_values(recipe.warm_start.settings)
+        self.recipe = recipe
+        self.worlds = Worlds(recipe, seed=args.seed, num_train_tasks=_num_train_tasks(args, recipe.num_train_tasks))
+        store: RolloutStore | None = None
+        if recipe.warm_start is not None and recipe.warm_start.from_store:
+            store = open_store(recipe)
+        elif recipe.warm_start is not None:
+            for world in self.worlds:
+                player_of(world, recipe.warm_start.player, args.seed)
+        if recipe.model == "tiny":
+            policy = _tiny_policy(recipe, self.worlds, args.seed)
+        else:
+            with _in_section("model"):
+                policy = _loaded(recipe, models, args)
+        limit_threads(policy[0])
+        self.run = TrainingRun(policy, args, models)
+        self.env = None if len(self.worlds) > 1 else self.worlds[0].named.build(self.run.tokenizer)
+        self.stored = None if store is None else stored_lessons(self.run.tokenizer, store)
+        self.references: list[str] = []
+
+    def follow(self) -> TrainingRun:
+        """Play, imitate, train, and write the files."""
+        self.evaluate_references()
+        self.warm_up()
+        self.learn()
+        return self.run
+
+    def evaluate_references(self) -> None:
+        """Let the environments' own players play the tasks of the evaluation, where there are such players."""
+        for world in self.worlds:
+            env = world.named.build(self.run.tokenizer)
+            for name in _REFERENCES:
+                player = _reference(world, name, self.run.args.seed, env)
+                if player is not None:
+                    label = name if len(self.worlds) == 1 else f"{name}, {world.label}"
+                    tasks = self.worlds.eval[world.label]
+                    self.run.evaluate(label, env, tasks, player, references=anchors_of(env))
+                    self.references.append(label)
+
+    def warm_up(self) -> None:
+        """Let the policy imitate, if it is to."""
+        warm_start = self.recipe.warm_start
+        if warm_start is None:
+            return
+        lessons = played_lessons(self.run, self.worlds, warm_start) if self.stored is None else self.stored
+        with _in_section("warm_start"):
+            self.run.warm_start(
+                lessons, warm_start.max_steps, observation_loss=warm_start.observation_loss, **warm_start.settings
+            )
+
+    def learn(self) -> None:
+        """Evaluate, train, evaluate again, and write the files."""
+        run = self.run
+        self.evaluate("before")
+        single = len(self.worlds) == 1
+        curve = run.learning_curve(references=self.references if single else ())
+        run.learn(self.env, self.worlds.train_rows(), callbacks=[curve])
+        after = self.evaluate("after")
+        curve.draw(after=after.win_rate)
+        run.write_transcripts("before", "after")
+        run.write_summary(configuration=as_values(self.recipe))
+
+    def evaluate(self, name: str) -> Any:
+        """Evaluate the policy as it is now."""
+        num_rollouts = self.recipe.evaluation.num_rollouts
+        if self.env is None:
+            return self.run.evaluate(name, None, self.worlds.eval_rows(), num_rollouts=num_rollouts)
+        tasks = self.worlds.eval[self.worlds[0].label]
+        return self.run.evaluate(name, self.env, tasks, num_rollouts=num_rollouts, references=anchors_of(self.env))
+
+
+def _num_train_tasks(args: GRPOEnvConfig, most: int) -> int:
+    """How many tasks the steps of a run take, where that is known, and at most so many."""
+    if args.max_steps <= 0:
+        return most
+    untyped: Any = args
+    world_size: int = untyped.world_size
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size
+    needed = args.max_steps * per_step / (args.num_generations or 1) / (args.num_iterations or 1)
+    whole_batch = (args.generation_batch_size or per_step) // (args.num_generations or 1)
+    return min(most, max(math.ceil(needed), whole_batch, 1))
+
+
+def _tiny_policy(recipe: Recipe, worlds: Worlds, seed: int) -> Any:
+    """Make the embedded policy of the environments' words; one that gives none is played by who is imitated."""
+    name = recipe.warm_start.player if recipe.warm_start is not None and not recipe.warm_start.from_store else "random"
+    players = {one.label: player_of(one, name, seed) for one in worlds if not isinstance(one.env, HasVocabulary)}
+    with _in_section("tiny"):
+        sizes = {"seed": seed, **recipe.tiny}
+        if len(worlds) > 1:
+            return tiny_policy(worlds.eval_rows(), agent=players, **sizes)
+        world: World = worlds[0]
+        player = players.get(world.label)
+        return tiny_policy(world.env, tasks=player and worlds.train[world.label], agent=player, **sizes)
+
+
+def _loaded(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:
+    beside = recipe.folder / recipe.model
+    source = str(beside) if beside.is_dir() else recipe.model
+    try:
+        return load_policy(source, models, trust_remote_code=args.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        reason = sentence_of(error, 300).partition("\n")[0]
+        raise ConfigError(f"cannot be loaded from {source!r}: {reason}") from error
+
+
+def _reference(world: World, name: str, seed: int, env: Any) -> Any:
+    """Make a player to compare with; None where the environment has none that knows it."""
+    if name == "random" and not has_random_player(world.named.env_class):
+        return None
+    try:
+        return player_of(world, name, seed, env)
+    except ConfigError:
+        return None
+
+
+@contextmanager
+def _in_section(*keys: str) -> Generator[None]:
+    """Let an error name the section whose value it is about."""
+    try:
+        yield
+    except PlacedError:
+        raise
+    except FieldError as error:
+        raise PlacedError((*keys, error.name), error.problem) from error
+    except (ConfigError, TypeError) as error:
+        raise PlacedError(keys, f"is not valid: {sentence_of(error)}") from error

@@ -1,0 +1,86 @@
+"""``agentsgym train``: the file that ``new`` writes trains, and the exit code says what came of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import ran
+from transformers import TrainerCallback
+
+from agentsgym.training.callbacks import LearningCurve
+
+pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
+
+SHORT = (
+    *("--set", "training.max_steps=2", "--set", "training.per_device_train_batch_size=8"),
+    *("--set", "training.use_cpu=true", "--set", "warm_start.settings.use_cpu=true"),
+    *("--set", "warm_start.num_episodes=8", "--set", "warm_start.max_steps=2", "--set", "evaluation.num_tasks=5"),
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """What ``new`` writes, with its output beside it."""
+    assert ran("new", "TrainIt", "--folder", tmp_path).code == 0
+    sys.modules.pop("train_it", None)  # of the test before
+    path = tmp_path / "train_it.yaml"
+    path.write_text(path.read_text().replace("outputs/", f"{tmp_path}/outputs/"))
+    return path
+
+
+def test_what_new_writes_is_trained(config: Path) -> None:
+    done = ran("train", config, *SHORT)
+    assert done.code == 0, done.err
+    rows = {line.split()[0]: line.split() for line in done.out.splitlines() if line.strip()}
+    assert [rows[name][-1] for name in ("random", "reference", "before", "after")] == ["5", "5", "20", "20"]
+    assert "transcripts_after.txt" in done.words
+    assert (config.parent / "outputs" / "train_it" / "model" / "model.safetensors").exists()
+
+
+def test_json_is_the_summary_alone(config: Path) -> None:
+    found = ran("train", config, *SHORT, "--set", "evaluation.num_rollouts=2", "--json").json
+    assert found["after"]["num_episodes"] == 10
+    assert found["output_dir"].endswith("train_it")
+
+
+def test_ctrl_c_keeps_the_policy_and_is_a_failure(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopping(LearningCurve):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert issubclass(Stopping, TrainerCallback)
+    monkeypatch.setattr("agentsgym.training.run.LearningCurve", Stopping)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    try:
+        done = ran("train", config, *SHORT, "--set", "training.logging_steps=1")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.code == 1
+    assert "stopped; the policy as it was then is in" in done.words
+    assert "after" in done.out
+    assert (config.parent / "outputs" / "train_it" / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "training.max_stepps=2"], "training.max_stepps is unknown; did you mean 'max_steps'?"),
+        (["--set", "environments.0.env_config.highest=1"], "env_config['highest'] must be an int of at least 2, got 1"),
+        (["--set", "max_steps"], "--set takes KEY=VALUE"),
+    ],
+)
+def test_what_is_wrong_in_a_configuration_is_a_usage_error(arguments: list[str], said: str, config: Path) -> None:
+    done = ran("train", config, *arguments)
+    assert done.code == 2
+    assert said in done.words
+
+
+def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    done = ran("train", tmp_path / "none.yaml")
+    assert done.code == 2
+    assert "cannot be read" in done.words

@@ -1,0 +1,132 @@
+"""A configuration is read whole before anything is played; what is wrong in it is named with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentsgym import ConfigError
+from agentsgym.envs.PriceList import PriceListEnv
+from agentsgym.recipes.recipe import read_recipe
+from agentsgym.training.from_values import training_settings
+
+pytestmark = pytest.mark.filterwarnings("default")  # TRL is imported
+
+FILE = """\
+environments:
+  - class: PriceList
+    env_config: {max_price: 5}
+  - class: games.py:Mine
+    weight: 3
+warm_start:
+  player: random
+training:
+  learning_rate: 1e-3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_file_is_read_with_the_defaults_of_what_it_does_not_say(file: Path) -> None:
+    recipe = read_recipe(file)
+    assert [part.class_ for part in recipe.environments] == ["PriceList", "games.py:Mine"]
+    assert [part.weight for part in recipe.environments] == [1.0, 3]
+    assert (recipe.model, recipe.evaluation.num_tasks, recipe.evaluation.num_rollouts) == ("tiny", 200, 1)
+    assert recipe.warm_start is not None
+    assert (recipe.warm_start.from_store, recipe.warm_start.max_steps) == (False, 300)
+    assert (recipe.folder, recipe.name) == (file.parent, "mine")
+
+
+def test_plain_values_may_hold_a_class() -> None:
+    assert read_recipe({"environments": [{"class": PriceListEnv}]}).environments[0].class_ is PriceListEnv
+
+
+def test_overrides_replace_values_by_their_place(file: Path) -> None:
+    recipe = read_recipe(
+        file,
+        {
+            "environments.1.weight": 2,
+            "environments[0].env_config.max_price": 9,
+            "warm_start": None,
+            "tiny.num_layers": 1,
+        },
+    )
+    assert recipe.environments[1].weight == 2
+    assert recipe.environments[0].env_config == {"max_price": 9}
+    assert recipe.warm_start is None
+    assert recipe.tiny == {"num_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("weight: 3", "wieght: 3", r"mine.yaml, line 5: environments\[1\].wieght is unknown; did you mean 'weight'\?"),
+        ("weight: 3", "weight: 0", r"line 5: environments\[1\].weight must be a number above 0, got 0"),
+        ("class: PriceList", "label: x", r"line 2: environments\[0\] has no 'class'"),
+        ("player: random", "noise: 0.5", r"line 6: warm_start has no 'player'"),
+        (
+            "player: random",
+            "{player: random, noise: 2}",
+            r"line 7: warm_start.noise must be a number in \[0, 1\], got 2",
+        ),
+        ("player: random", "{player: random, filters: {success: true}}", "warm_start.filters are for the folder"),
+        ("training:", "trainig:", "line 8: trainig is unknown; did you mean 'training'"),
+        ("environments:", "environment:", "has no 'environments'"),
+        ("warm_start:", "folder: x\nwarm_start:", "line 6: folder is not for a file"),
+        ("weight: 3", "weight: [", "mine.yaml is no YAML"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(old: str, new: str, said: str, file: Path) -> None:
+    file.write_text(FILE.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=said):
+        read_recipe(file)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"environments.1.weight": "x"}, r"mine.yaml: environments\[1\].weight must be a number above 0, got 'x'"),
+        ({"environments.2.weight": 1}, r"environments\[2\] is not there to be set: there are 2"),
+        ({"warm_start.player.name": 1}, "warm_start.player has no 'name' to be set"),
+    ],
+)
+def test_an_override_that_fits_nowhere_is_named_without_a_line(
+    overrides: dict[str, Any], said: str, file: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_recipe(file, overrides)
+
+
+def test_a_file_that_is_not_there_or_holds_no_keys(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_recipe(tmp_path / "none.yaml")
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(ConfigError, match="the configuration must have keys and their values"):
+        read_recipe(tmp_path / "list.yaml")
+
+
+def test_a_number_that_yaml_takes_for_a_text_is_one(tmp_path: Path) -> None:
+    args = training_settings({"learning_rate": "1e-3", "use_cpu": True}, output_dir=str(tmp_path))
+    assert (args.learning_rate, args.logging_steps, args.save_strategy) == (1e-3, 20, "no")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"max_stepps": 1}, "max_stepps is unknown; did you mean 'max_steps'"),
+        ({"max_steps": "ten"}, "max_steps must be a whole number, got 'ten'"),
+        ({"learning_rate": "fast"}, "learning_rate must be a number, got 'fast'"),
+        ({"discount": 2.0}, r"discount must be a number in \[0, 1\]"),
+        ({"per_device_train_batch_size": 3, "num_generations": 2}, "num_generations"),
+    ],
+)
+def test_settings_of_training_that_are_not_valid(values: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        training_settings({"use_cpu": True, **values}, output_dir=str(tmp_path))

@@ -1,0 +1,171 @@
+"""A configuration is a whole run: of one environment or several, from games or stored rollouts, on one rank or two."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recipe_ranks
+import yaml
+from launch import launch
+from transformers import AutoModelForCausalLM
+
+import agentsgym
+from agentsgym import ConfigError, PolicyAgent, RolloutStore, TwentyQuestionsEnv, evaluate, tiny_policy
+from agentsgym.recipes.lessons import played_lessons
+from agentsgym.recipes.train import prepare
+
+pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
+
+GAME: dict[str, Any] = {
+    "class": "TwentyQuestions",
+    "env_config": {"objects": ["cat", "clock"], "max_steps_per_episode": 2, "system_prompt": ""},
+    "dataset": {"split": "all"},
+}
+PRICES: dict[str, Any] = {
+    "class": "PriceList",
+    "env_config": {"kinds": ["price"], "max_steps_per_episode": 2, "system_prompt": ""},
+}
+
+
+def recipe(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A run of seconds."""
+    training = {
+        "output_dir": str(folder / "out"),
+        "max_steps": 1,
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_turn_tokens": 8,
+        "use_cpu": True,
+    }
+    return {
+        "environments": [GAME],
+        "tiny": {"hidden_size": 16, "num_layers": 1, "num_heads": 2},
+        "warm_start": {"player": "imitation", "num_episodes": 8, "max_steps": 2, "settings": {"use_cpu": True}},
+        "training": training,
+        "evaluation": {"num_tasks": 4, "num_rollouts": 2},
+        **changes,
+    }
+
+
+def test_a_run_of_one_environment_writes_everything(tmp_path: Path) -> None:
+    run = agentsgym.train(recipe(tmp_path))
+    assert list(run.evaluations) == ["random", "reference", "before", "after"]
+    assert [one.num_episodes for one in run.evaluations.values()] == [4, 4, 8, 8]
+    assert {path.name for path in run.output.iterdir()} == {
+        "model", "summary.json", "learning_curve.png", "transcripts_before.txt", "transcripts_after.txt",
+    }  # fmt: skip
+    summary = json.loads((run.output / "summary.json").read_text())
+    assert summary["configuration"]["environments"][0]["class"] == "TwentyQuestions"
+    assert summary["after"]["num_episodes"] == 8
+    saved = AutoModelForCausalLM.from_pretrained(run.output / "model").state_dict()
+    assert all(saved[name].equal(tensor) for name, tensor in run.model.state_dict().items())
+
+
+def test_equal_configurations_give_equal_games(tmp_path: Path) -> None:
+    one, other = (agentsgym.train(recipe(tmp_path / name)) for name in ("one", "other"))
+    first, second = ([game.token_ids for game in run.evaluations["after"].trajectories] for run in (one, other))
+    assert first == second
+
+
+def test_several_environments_are_trained_on_by_weight(tmp_path: Path) -> None:
+    parts = [{**GAME, "label": "words"}, {**PRICES, "weight": 3}]
+    run = agentsgym.train(recipe(tmp_path, environments=parts))
+    assert list(run.evaluations) == [
+        "random, words", "reference, words", "random, PriceList", "reference, PriceList", "before", "after",
+    ]  # fmt: skip
+    assert {name: part.num_episodes for name, part in run.evaluations["after"].by_environment.items()} == {
+        "words": 8,
+        "PriceList": 8,
+    }
+
+
+def test_stored_rollouts_are_imitated_where_they_are_of_this_tokenizer(tmp_path: Path) -> None:
+    config, sizes = GAME["env_config"], {"hidden_size": 16, "num_layers": 1, "num_heads": 2}
+    model, tokenizer = tiny_policy(TwentyQuestionsEnv(None, config), **sizes)
+    env = TwentyQuestionsEnv(tokenizer, config)
+    tasks = [{"solution": name} for name in config["objects"]]
+    agent = PolicyAgent(model, tokenizer, max_turn_tokens=8)
+    evaluate(env, agent, tasks, 4, store=tmp_path / "games")
+    assert len(RolloutStore(tmp_path / "games")) == 8
+    warm_start = {
+        "player": str(tmp_path / "games"), "filters": {"final_reward": {"max": 5}}, "max_steps": 2,
+        "settings": {"use_cpu": True},
+    }  # fmt: skip
+    run = agentsgym.train(recipe(tmp_path, warm_start=warm_start))
+    assert "warm start" in run.phases.seconds
+    assert "demonstrations" not in run.phases.seconds
+    with pytest.raises(ConfigError, match="none is left by its filters"):
+        agentsgym.train(recipe(tmp_path, warm_start={**warm_start, "filters": {"final_reward": {"min": 5}}}))
+    with pytest.raises(ConfigError, match=r"warm_start\.filters cannot be used: .*finl_reward.*final_reward"):
+        agentsgym.train(recipe(tmp_path, warm_start={**warm_start, "filters": {"finl_reward": 1}}))
+    other = {**GAME, "env_config": {**config, "objects": ["dog", "apple"]}}
+    with pytest.raises(ConfigError, match=r"warm_start\.player has rollouts that were not recorded with the tokenizer"):
+        agentsgym.train(recipe(tmp_path, warm_start=warm_start, environments=[other]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"environments": [{"class": "TwentyQestions"}]}, r"environments\[0\] cannot be used: .*did you mean TwentyQ"),
+        ({"environments": [{**GAME, "dataset": {"splitt": "all"}}]}, r"environments\[0\] cannot be used: .*splitt"),
+        ({"warm_start": {"player": "nowhere"}}, r"warm_start\.player must be one of random, reference, imitation or"),
+        ({"environments": [{"class": "Gymnasium:Taxi-v4"}]}, r"warm_start\.player is 'imitation': .* no demonstrator"),
+        ({"model": "no/such/folder", "tiny": {}}, r"model is not valid: cannot be loaded from 'no/such/folder'"),
+        ({"tiny": {"width": 3}}, "tiny is not valid: .*width"),
+        ({"training": {"max_stepps": 3}}, r"training\.max_stepps is unknown; did you mean 'max_steps'"),
+        (
+            {"warm_start": {"player": "random", "settings": {"learning_rat": 3}}},
+            r"warm_start\.settings\.learning_rat is",
+        ),
+        ({"model_settings": {"load_in_4bit": True}}, "load_in_4bit is not supported yet"),
+    ],
+)
+def test_what_cannot_be_used_is_named_before_anything_is_played(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        agentsgym.train(recipe(tmp_path, **changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_on_two_ranks_the_first_writes_and_both_end_with_one_policy(tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(recipe(tmp_path)))
+    done = launch(Path(recipe_ranks.__file__), tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
+    assert (first["is_main"], second["is_main"]) == (True, False)
+    assert (first["weights"], first["games"]) == (second["weights"], second["games"])
+    bars = [line for line in done.stderr.replace("\r", "\n").splitlines() if line.startswith("after: 100%")]
+    assert len(set(bars)) == 1
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["after"]["num_episodes"] == 8
+
+
+def test_the_file_of_the_page_can_be_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
+    (tmp_path / "tools.yaml").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    course = prepare(tmp_path / "tools.yaml")
+    [world] = course.worlds
+    assert (world.label, len(course.worlds.eval["PriceList"]), len(course.worlds.train["PriceList"])) == (
+        "PriceList", 600, 1600,
+    )  # fmt: skip
+    assert course.run.args.learning_rate == 3e-4
+    assert list(tmp_path.iterdir()) == [tmp_path / "tools.yaml"]
+
+
+def test_noise_is_the_share_of_episodes_that_the_random_player_plays(tmp_path: Path) -> None:
+    warm_start = {"player": "reference", "noise": 0.25, "num_episodes": 8, "max_steps": 1}
+    course = prepare(recipe(tmp_path, warm_start=warm_start))
+    assert course.recipe.warm_start is not None
+    played = played_lessons(course.run, course.worlds, course.recipe.warm_start)
+    assert len(played) == 8
+    best = prepare(recipe(tmp_path, warm_start={**warm_start, "noise": 0.0}))
+    assert best.recipe.warm_start is not None
+    others = played_lessons(best.run, best.worlds, best.recipe.warm_start)
+    assert all(game.success for game in others)
+    assert [game.token_ids for game in played[2:]] == [game.token_ids for game in others[2:]]
