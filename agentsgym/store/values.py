@@ -186,7 +186,8 @@ def _as_utf8(text: str) -> str:
 
 
 def _name(value: Any) -> str:
-    return _as_utf8(f"{value.__module__}.{value.__qualname__}")
+    module = getattr(value, "__module__", None)  # a method of a built-in class has none
+    return _as_utf8(f"{module}.{value.__qualname__}" if isinstance(module, str) else value.__qualname__)
 
 
 _SCALARS: Final[dict[type[Any], Callable[[Any], Any]]] = {

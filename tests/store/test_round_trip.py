@@ -180,9 +180,11 @@ def test_what_cannot_be_kept_is_marked_and_loses_nothing_else() -> None:
     for _ in range(5000):
         deep = [deep]
     given = {"board": Board(), "broken": Broken(), "color": Color.RED, "itself": itself, "deep": deep, "move": (1, 2)}
+    given["method"] = str.upper  # names no module
     record = record_of_info(given)
     read = record.trajectory.info
     assert read["board"] == Unkept(f"{__name__}.Board", "three in a row")
+    assert read["method"] == Unkept("builtins.method_descriptor", "str.upper")
     assert read["broken"].text.startswith("<Broken object: its repr raised")
     assert (read["color"], read["move"]) == ("red", (1, 2))
     assert "info: of Board only the text is kept" in record.inexact
