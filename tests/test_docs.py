@@ -11,13 +11,15 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from trl import GRPOConfig
+import yaml
+from trl import GRPOConfig, ModelConfig
 
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.envs.registry import find
+from agentsgym.recipes.recipe import read_recipe
 from agentsgym.training.config import GRPOEnvConfig
 
 ROOT = Path(__file__).parent.parent
@@ -72,18 +74,38 @@ def test_the_examples_of_search_and_reasoning_run(
         assert capsys.readouterr().out.strip() == expected
 
 
-def test_the_page_about_looking_prints_what_it_says(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.filterwarnings("default")  # some of the code imports TRL
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("looking-at-rollouts.md", ["by_turn.png", "group.png", "lengths.png"]),
+        ("choosing-an-estimator.md", []),
+        ("settings-that-work.md", []),
+        ("coming-from.md", []),
+    ],
+)
+def test_a_page_prints_what_it_says(
+    name: str, files: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the pictures go to outputs/
-    page = (ROOT / "docs" / "looking-at-rollouts.md").read_text()
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     for block, printed in re.findall(
         r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", page, re.MULTILINE | re.DOTALL
     ):
-        exec(compile(block, "looking-at-rollouts.md", "exec"), names)
+        exec(compile(block, name, "exec"), names)
         assert capsys.readouterr().out == printed
-    assert sorted(file.name for file in Path("outputs").iterdir()) == ["by_turn.png", "group.png", "lengths.png"]
+    assert sorted(file.name for file in Path("outputs").glob("*")) == files
+
+
+@pytest.mark.filterwarnings("default")  # TRL's settings
+def test_the_configuration_of_the_page_about_settings_is_valid() -> None:
+    page = (ROOT / "docs" / "settings-that-work.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    recipe = read_recipe(yaml.safe_load(text))
+    args = GRPOEnvConfig(output_dir="outputs", **recipe.training)
+    assert cast("int", args.generation_batch_size) // args.num_generations == 8
+    assert ModelConfig(**recipe.model_settings).lora_target_modules == "all-linear"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
