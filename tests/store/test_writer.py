@@ -229,6 +229,34 @@ def test_a_forked_process_writes_its_own_rollouts_alone(tmp_path: Path) -> None:
     assert sorted(indices_of(RolloutStore(tmp_path))) == [0, 1]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_that_only_flushes_writes_nothing_and_waits_for_nobody(tmp_path: Path) -> None:
+    store = RolloutStore.writer(tmp_path)
+    store.add(rollout(0))
+    with store._changed:  # as the writer's thread may hold it when the process forks
+        child = os.fork()
+        if not child:
+            signal.alarm(5)
+            store.flush()
+            os._exit(store.num_unwritten)
+    assert os.waitpid(child, 0)[1] == 0
+    store.close()
+    assert indices_of(RolloutStore(tmp_path)) == [0]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_end_of_a_child_of_multiprocessing_is_the_end_of_a_process(tmp_path: Path, method: str) -> None:
+    code = """if __name__ == "__main__":
+        import multiprocessing, sys
+        from stored import add_one
+        child = multiprocessing.get_context(sys.argv[2]).Process(target=add_one, args=(sys.argv[1],))
+        child.start()
+        child.join()"""
+    run_python(code, tmp_path, method)
+    assert indices_of(RolloutStore(tmp_path)) == [7]
+
+
 def test_a_rollout_that_cannot_be_stored_does_not_take_others_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
