@@ -58,8 +58,8 @@ def dpo_examples(records: Iterable[StoredRollout]) -> Iterator[Example]:
 
     Of the rollouts of one task the best is paired with the worst, the second best with the second worst, and so on as
     long as the rewards differ. A pair is the first turn in which the answers differ, behind the conversation that both
-    have in common: everything in a completion is trained on, and what the environment says is not to be. Of the two, the
-    answer is chosen whose role was paid more in the end, which in self-play may be that of the other rollout. Two
+    have in common: everything in a completion is trained on, and what the environment says is not to be. Of the two,
+    the answer is chosen whose role was paid more in the end, which in self-play may be that of the other rollout. Two
     rollouts that the environment led apart, by chance, give no pair; ids of calls lead nothing apart.
     """
     tasks: dict[tuple[Any, ...], list[Trajectory]] = {}

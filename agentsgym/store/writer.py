@@ -82,7 +82,7 @@ class RolloutWriter:
         self._thread: threading.Thread | None = None
         self._at_end: Finalize | None = None
         self._due: float | None = None  # when what waits is to be written
-        self._is_asked = self._is_closed = self._has_complained = False
+        self._is_asked = self._is_closed = self._has_complained = self._has_told = False
         self._num_begun = self._num_attempted = self._num_parts = 0
         self._error: Exception | None = None  # of the last attempt
         self._bug: Exception | None = None
@@ -164,10 +164,13 @@ class RolloutWriter:
         try:
             self.flush()
         except Exception as error:
+            is_known, self._has_told = self._has_told, True
             if strict or not isinstance(error, StoreError):
                 raise
-            logger.error("%s", error)  # noqa: TRY400  # the sentence says it all
+            if not is_known:
+                logger.error("%s", error)  # noqa: TRY400  # the sentence says it all
         else:
+            self._has_told = False
             self._forget_the_end()
 
     def __enter__(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import sys
@@ -16,6 +17,7 @@ from command_line import GAME, Ran, ran, shell
 from http_server import Asked, Reply, chat, serving
 
 from agentsgym.cli.stores import COLUMNS
+from agentsgym.store import writer
 from agentsgym.store.examples import dpo_examples, kto_examples, sft_examples
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
@@ -67,6 +69,24 @@ def test_every_game_of_every_player_is_kept(game: str, tmp_path: Path) -> None:
     rewards = [one.final_reward for one in by_agent[agent]]
     assert sum(rewards) / len(rewards) == results(done)["results"]["mean_reward"]
     assert {one.source for one in store.records()} == {"evaluation"}
+
+
+def test_games_that_a_full_disk_does_not_keep_are_a_failure_that_is_said_once(
+    game: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    agent = script(tmp_path / "script.json", "1", "2", "3", "4")
+    command = ("eval", game, "-a", agent, *tasks_of(tmp_path / "tasks.json", [1, 2, 3]), "--store", tmp_path / "store")
+    with monkeypatch.context() as context:
+        context.setattr(writer, "write_part", full)
+        done = ran(*command)
+    assert done.code == 1
+    assert "win rate" in done.words
+    assert "3 rollouts cannot be written to" in done.words
+    assert done.words.count("No space left on device") == 2  # as it happens, and as the reason of the failure
+    assert ran(*command, "--resume").code == 0
 
 
 def test_a_server_that_was_down_is_asked_again_for_what_is_missing(game: str, tmp_path: Path) -> None:

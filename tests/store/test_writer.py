@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import signal
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -97,6 +98,26 @@ def test_a_full_disk_is_said_once_and_a_later_flush_writes_everything(
         store.add(rollout(3))
         store.flush()
     assert indices_of(RolloutStore(tmp_path)) == [0, 1, 2, 3]
+
+
+def test_what_a_caller_was_told_of_a_full_disk_is_not_said_again_at_the_end_of_the_process(tmp_path: Path) -> None:
+    code = """
+        import errno, sys
+        from stored import rollout
+        from agentsgym.errors import StoreError
+        from agentsgym.store import parts
+        from agentsgym.store.reader import RolloutStore
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left")
+        parts.os.fsync = full
+        try:
+            with RolloutStore.writer(sys.argv[1]) as store:
+                store.add(rollout(0))
+        except StoreError as error:
+            print(error)"""
+    done = run_python(textwrap.dedent(code), tmp_path)
+    assert "1 rollouts cannot be written" in done.stdout
+    assert len(done.stderr.splitlines()) == 1  # when it first happened
 
 
 def test_a_disk_that_stays_full_raises_at_the_end_unless_something_else_did(
