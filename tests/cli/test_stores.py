@@ -279,7 +279,9 @@ def test_a_damaged_file_is_a_failure(game: str, tmp_path: Path) -> None:
     for command in (("audit", path), ("export", path, "--to", "jsonl", "-o", tmp_path / "out.jsonl")):
         done = ran(*command)
         assert done.code == 1
-        assert "cannot be read any more" in done.words
+        assert f"{part} cannot be read any more" in done.words
+        assert "move it out of the folder to read the others" in done.words
+        assert "cannot be written" not in done.words
     assert not (tmp_path / "out.jsonl").exists()
 
 
