@@ -195,7 +195,9 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
     except KeyError as error:
         raise StoreError(f"{part.path} has no such columns as its footer claims: {error}; {_GO_ON}") from error
     except (OSError, pa.ArrowException, ValueError, IndexError) as error:
-        raise StoreError(f"{part.path} cannot be read any more: {sentence_of(error, 300).rstrip()}; {_GO_ON}") from error
+        raise StoreError(
+            f"{part.path} cannot be read any more: {sentence_of(error, 300).rstrip()}; {_GO_ON}"
+        ) from error
     if len(table) != part.row_groups[index]:
         wanted = part.row_groups[index]
         raise StoreError(
