@@ -147,7 +147,7 @@ def _failing() -> Generator[None]:
 def _end(sentence: str, code: int) -> None:
     from rich.text import Text  # noqa: PLC0415
 
-    err().print(Text.assemble(("error: ", "bold red"), plain(sentence)))
+    err().print(Text.assemble(("error: ", "bold red"), plain(sentence)), soft_wrap=not err().is_terminal)
     raise typer.Exit(code) from None
 
 

@@ -12,14 +12,16 @@ from agentsgym.cli.console import cell, err, remark
 from agentsgym.cli.players import Player
 from agentsgym.envs.players import anchors_of
 from agentsgym.envs.rows.read import tasks_of_rows
-from agentsgym.errors import AgentsGymError
+from agentsgym.errors import AgentsGymError, StoreError
 from agentsgym.evaluation.metrics import Evaluation, summarize
 from agentsgym.evaluation.optimality import anchors_of_info
 from agentsgym.evaluation.run import evaluate
+from agentsgym.store.reader import RolloutStore
 from agentsgym.texts import sentence_of
 
 if TYPE_CHECKING:
     from agentsgym.envs.references.anchors import Anchors
+    from agentsgym.store.writer import RolloutWriter
     from agentsgym.types import Trajectory
 
 MAX_CONCURRENT = 256  # episodes that are live at once: more take memory and, of a small model, bring no more speed
@@ -96,6 +98,7 @@ def play_games(player: Player, plan: Plan) -> Games:
             if known:
                 remark(f"{player.label}: {num_resumed} of {plan.num_games} games are kept and not played again")
 
+        writer = None if plan.store is None else RolloutStore.writer(plan.store)
         try:
             evaluation = evaluate(
                 player.env,
@@ -108,7 +111,7 @@ def play_games(player: Player, plan: Plan) -> Games:
                 on_finish=finished,
                 references=references,
                 max_concurrent=plan.max_concurrent,
-                store=plan.store,
+                store=writer,
                 resume="failed" if plan.resume else False,
                 agent_name=player.kept_as or player.label,
                 on_resume=resumed,
@@ -117,6 +120,7 @@ def play_games(player: Player, plan: Plan) -> Games:
             ended_by = sentence_of(error)
         except KeyboardInterrupt:
             ended_by = "stopped by Ctrl-C"
+        ended_by = ended_by or _unkept(writer)
     if evaluation is None and played:
         evaluation = _partial(player, plan, played, references)
     return Games(
@@ -127,6 +131,16 @@ def play_games(player: Player, plan: Plan) -> Games:
         ended_by=ended_by,
         anchors=_mean_anchors(player, plan, played, references),
     )
+
+
+def _unkept(writer: RolloutWriter | None) -> str | None:
+    """Have everything on disk; why it is not there, a sentence, else None."""
+    try:
+        if writer is not None:
+            writer.close()
+    except StoreError as error:
+        return sentence_of(error)
+    return None
 
 
 def _partial(player: Player, plan: Plan, played: Sequence[Trajectory], references: Any) -> Evaluation:

@@ -71,8 +71,8 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
         references: What random and optimal play earn, for ``Evaluation.fraction_of_optimal``: one
             :class:`~agentsgym.envs.references.anchors.Anchors` for all tasks, or a function of ``task_data`` that
             gives them, or None where they are not known. Left out, they are what the environment says in ``info``.
-        store: Keeps every rollout as soon as it is finished: the folder of a rollout store, or a writer of one, which
-            stays open.
+        store: Keeps every rollout, on disk ten seconds after it is finished at most: the folder of a rollout store, or
+            a writer of one, which stays open.
         resume: Do not play again what the store holds of this evaluation: rollouts of the same environment,
             configuration, limits of tokens, tasks, rollout indices and ``agent_name``. With ``"failed"`` those that
             failed are played again. It needs ``agent_name``.

@@ -127,17 +127,14 @@ class StoredEvaluation:
         tasks = [task for task, _ in self._tasks]
         trials = self._env.trials(tasks, num_rollouts, **limits)
         missing = [one for one in trials if (one.task_index, one.rollout_index) not in self.known]
-        played = (
-            play_under_policy(
-                missing,
-                as_agent(self._agent),
-                as_policy(failures),
-                self._storing(on_finish),
-                finished_before=[*self.known.values()],
-                **options,
-            )
-            if missing
-            else []
+        # Also where nothing is missing: more of the known ones may have failed than is allowed this time.
+        played = play_under_policy(
+            missing,
+            as_agent(self._agent),
+            as_policy(failures),
+            self._storing(on_finish),
+            finished_before=[*self.known.values()],
+            **options,
         )
         results = self.known | {(one.task_index, one.rollout_index): one for one in played}
         everything = [results[one.task_index, one.rollout_index] for one in trials]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import numpy as np
@@ -113,7 +114,7 @@ class _Columns:
         self._add_tokens(record, lost, corrections)
         self._add_turns(record.trajectory, lost, corrections)
         self._values["corrections"].append(to_json(corrections, lost) if corrections else None)
-        self._values["inexact"].append(lost or None)
+        self._values["inexact"].append([*dict.fromkeys(lost)] or None)  # what was read from a store is known already
 
     def table(self) -> pa.Table:
         """The table of all that was added."""
@@ -180,13 +181,12 @@ class _Columns:
     def _add_turns(self, trajectory: Trajectory, lost: list[str], corrections: dict[str, Any]) -> None:
         turns = trajectory.turns
         is_held = all(map(_is_usual, turns))
+        seen = turns if is_held else [_nearest_turn(turn) for turn in turns]
         for name in (*TURN_INTS, *TURN_FLAGS, "reward", "potential"):
-            if is_held:
-                self._turns[name] += [getattr(turn, name) for turn in turns]
+            self._turns[name] += [getattr(turn, name) for turn in seen]
         for name in TURN_JSONS:
-            if is_held:
-                given = [getattr(turn, name) for turn in turns]
-                self._turns[name] += [None if one is None else to_json(one, lost) for one in given]
+            given = [getattr(turn, name) for turn in seen]
+            self._turns[name] += [None if one is None else to_json(one, lost) for one in given]
         self._turn_ends.append(len(self._turns["start"]))
         if not is_held or type(turns) is not list:
             plain = [{name: getattr(turn, name) for name in _TURN_FIELDS} for turn in turns]
@@ -203,6 +203,18 @@ def _is_usual(turn: Turn) -> bool:
         and type(turn.invalid) is type(turn.exact) is bool
         and _is_float(turn.reward)
         and (turn.potential is None or _is_float(turn.potential))
+    )
+
+
+def _nearest_turn(turn: Turn) -> Turn:
+    """The turn that other tools see in the place of one that the columns cannot hold."""
+    numbers = {name: int(getattr(turn, name)) for name in TURN_INTS}
+    return replace(
+        turn,
+        **{name: value if value in _INT64 else 0 for name, value in numbers.items()},
+        **{name: bool(getattr(turn, name)) for name in TURN_FLAGS},
+        reward=_nearest(turn.reward),
+        potential=_nearest(turn.potential),
     )
 
 
@@ -224,7 +236,15 @@ def _float(trajectory: Trajectory, corrections: dict[str, Any]) -> float | None:
     if _is_float(value):
         return value
     corrections["final_reward"] = value
-    return None
+    return _nearest(value)
+
+
+def _nearest(value: Any) -> float | None:
+    """The float64 that filters and other tools see in the place of a number that is none."""
+    try:
+        return float(value)
+    except _REFUSED:
+        return None
 
 
 def _text(owner: Any, name: str, corrections: dict[str, Any]) -> str | None:

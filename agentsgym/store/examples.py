@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentsgym.store.records import StoredRollout
@@ -17,7 +17,8 @@ def sft_examples(trajectories: Iterable[Trajectory], min_reward: float | None = 
     """Give the conversations that were won, up to the last answer: ``{"messages": …}``, for ``SFTTrainer``.
 
     Where a history was rewritten, the agent never saw the conversation as it stands in the end: each answer is then an
-    example of its own, behind the conversation that it answered.
+    example of its own, behind the conversation that it answered. Where an agent played against itself, one conversation
+    has the answers of winner and loser, so that it is no example unless every role that spoke has won.
 
     Args:
         trajectories: Rollouts.
@@ -25,7 +26,7 @@ def sft_examples(trajectories: Iterable[Trajectory], min_reward: float | None = 
             rollout of which it says nothing is left out.
     """
     for trajectory in trajectories:
-        if not _is_won(trajectory, min_reward) or not trajectory.turns:
+        if not trajectory.turns or not all(_is_won(trajectory, turn, min_reward) for turn in trajectory.turns):
             continue
         is_rewritten = any(turn.prompt_messages is not None for turn in trajectory.turns)
         for turn in trajectory.turns if is_rewritten else trajectory.turns[-1:]:
@@ -33,7 +34,7 @@ def sft_examples(trajectories: Iterable[Trajectory], min_reward: float | None = 
 
 
 def kto_examples(trajectories: Iterable[Trajectory], min_reward: float | None = None) -> Iterator[Example]:
-    """Give every answer with whether its rollout was won: ``{"prompt": …, "completion": …, "label": …}``.
+    """Give every answer with whether its role won the rollout: ``{"prompt": …, "completion": …, "label": …}``.
 
     An answer by itself, because everything in a completion is trained on, and what the environment says is not to be.
 
@@ -42,9 +43,9 @@ def kto_examples(trajectories: Iterable[Trajectory], min_reward: float | None = 
         min_reward: As for :func:`sft_examples`.
     """
     for trajectory in trajectories:
-        label = _is_won(trajectory, min_reward)
-        if label is not None:
-            for turn in trajectory.turns:
+        for turn in trajectory.turns:
+            label = _is_won(trajectory, turn, min_reward)
+            if label is not None:
                 yield as_json({
                     "prompt": _prompt(trajectory, turn),
                     "completion": [_answer(trajectory, turn)],
@@ -57,8 +58,9 @@ def dpo_examples(records: Iterable[StoredRollout]) -> Iterator[Example]:
 
     Of the rollouts of one task the best is paired with the worst, the second best with the second worst, and so on as
     long as the rewards differ. A pair is the first turn in which the answers differ, behind the conversation that both
-    have in common: everything in a completion is trained on, and what the environment says is not to be. Two rollouts
-    that the environment led apart, by chance, give no pair.
+    have in common: everything in a completion is trained on, and what the environment says is not to be. Of the two,
+    the answer is chosen whose role was paid more in the end, which in self-play may be that of the other rollout. Two
+    rollouts that the environment led apart, by chance, give no pair; ids of calls lead nothing apart.
     """
     tasks: dict[tuple[Any, ...], list[Trajectory]] = {}
     for record in records:
@@ -71,22 +73,38 @@ def dpo_examples(records: Iterable[StoredRollout]) -> Iterator[Example]:
                 yield from _first_difference(better, worse)
 
 
-def _is_won(trajectory: Trajectory, min_reward: float | None) -> bool | None:
-    """Whether a rollout was won; None where that is not known, or it failed."""
+def _is_won(trajectory: Trajectory, turn: Turn, min_reward: float | None) -> bool | None:
+    """Whether the role of a turn won; None where that is not known, or the rollout failed."""
     if trajectory.failed:
         return None
-    return trajectory.success if min_reward is None else trajectory.final_reward >= min_reward
+    earned = _earned(trajectory, turn)
+    if min_reward is not None:
+        return earned >= min_reward
+    return trajectory.success if earned == trajectory.final_reward else None
+
+
+def _earned(trajectory: Trajectory, turn: Turn) -> float:
+    """What the role of a turn was paid in all."""
+    return trajectory.final_rewards.get(turn.role, trajectory.final_reward)
 
 
 def _first_difference(better: Trajectory, worse: Trajectory) -> Iterator[Example]:
     for one, other in zip(better.turns, worse.turns, strict=False):
         prompt = _prompt(better, one)
-        if [*prompt] != [*_prompt(worse, other)]:
+        if [*map(_said, prompt)] != [*map(_said, _prompt(worse, other))]:
             return
-        chosen, rejected = _answer(better, one), _answer(worse, other)
-        if chosen != rejected:
-            yield as_json({"prompt": prompt, "chosen": [chosen], "rejected": [rejected]})
+        answers = [(_earned(better, one), _answer(better, one)), (_earned(worse, other), _answer(worse, other))]
+        (most, chosen), (least, rejected) = sorted(answers, key=lambda answer: -answer[0])
+        if _said(chosen) != _said(rejected):
+            if most > least:
+                yield as_json({"prompt": prompt, "chosen": [chosen], "rejected": [rejected]})
             return
+
+
+def _said(message: Message) -> Mapping[str, Any]:
+    """A message without the ids of its calls, which servers draw anew each time."""
+    calls = [{key: value for key, value in call.items() if key != "id"} for call in message.get("tool_calls", ())]
+    return {**message, "tool_calls": calls, "tool_call_id": None}
 
 
 def _task(record: StoredRollout) -> tuple[Any, ...]:

@@ -38,6 +38,7 @@ _NUM_READERS: Final = 8
 _OWN_NAME: Final = re.compile(rf"part-v{VERSION}-\d{{8}}T\d{{6}}\.\d{{9}}-\w+-\d+-([1-9]\d*)\{SUFFIX}")
 _MAGIC: Final = b"PAR1"  # begins and ends a parquet file
 _MOST_NAMED: Final = 5  # files in a warning
+_GO_ON: Final = "move it out of the folder to read the others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +193,16 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
             table = file.read_row_group(index, columns=None if columns is None else [*columns])
             table = table.select(SCHEMA.names if columns is None else columns)
     except KeyError as error:
-        raise StoreError(f"{part.path} has no such columns as its footer claims: {error}") from error
+        raise StoreError(f"{part.path} has no such columns as its footer claims: {error}; {_GO_ON}") from error
     except (OSError, pa.ArrowException, ValueError, IndexError) as error:
-        raise StoreError(f"{part.path} cannot be read any more: {sentence_of(error, 300)}") from error
+        raise StoreError(
+            f"{part.path} cannot be read any more: {sentence_of(error, 300).rstrip()}; {_GO_ON}"
+        ) from error
     if len(table) != part.row_groups[index]:
         wanted = part.row_groups[index]
-        raise StoreError(f"{part.path} is not what its name says: {len(table)} rollouts in the place of {wanted}")
+        raise StoreError(
+            f"{part.path} is not what its name says: {len(table)} rollouts in the place of {wanted}; {_GO_ON}"
+        )
     return table
 
 

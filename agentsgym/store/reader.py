@@ -16,7 +16,8 @@ from agentsgym.store.jsonl import line_of, record_of_line
 from agentsgym.store.parts import Part, Scan, read_row_group, scan, warn_of_unfinished
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.rows import record_of, trajectory_of
-from agentsgym.store.schema import SCALARS, SCHEMA, Expression, Table
+from agentsgym.store.schema import JSONS, SCALARS, SCHEMA, Expression, Table
+from agentsgym.store.values import from_json
 from agentsgym.store.writer import RolloutWriter
 from agentsgym.texts import sentence_of, shown
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from agentsgym.types import Trajectory
 
 _INDEX: Final = "__index__"
+_JSON_COLUMNS: Final = (*JSONS, "env_config", "extra")
 _html_of = called_later("agentsgym.reports.html", "rollouts_html")
 
 
@@ -118,7 +120,8 @@ class RolloutStore(Sequence["Trajectory"]):
 
         Args:
             expression: Over columns that are no lists, as in ``pyarrow.compute.field("final_reward") > 0``.
-            **columns: By column the value that is wanted (None: not known), or a function of the column's value.
+            **columns: By column the value that is wanted (None: not known), or a function of the column's value; of a
+                column of JSON the value is what the text says, such as the dict that ``task_data`` is.
 
         Raises:
             ConfigError: A column is unknown, or the expression is none that can be evaluated.
@@ -127,12 +130,16 @@ class RolloutStore(Sequence["Trajectory"]):
         table = self.table([*names, *(name for name in columns if name not in names)])
         kept: NDArray[np.bool_] = np.ones(len(self), dtype=np.bool_)
         for name, wanted in columns.items():
-            kept &= _passes(table.column(name), wanted)
+            values = cast("list[Any]", table.column(name).to_pylist())
+            if name in _JSON_COLUMNS:
+                values = [None if value is None else from_json(value) for value in values]
+            kept &= _passing(values, wanted)
         if expression is not None:
             try:
                 passed = table.append_column(_INDEX, pa.array(np.arange(len(self)))).filter(expression)
             except (pa.ArrowException, TypeError) as error:
-                raise ConfigError(f"the filter cannot be evaluated: {sentence_of(error)}") from error
+                why = sentence_of(error).splitlines()[0]  # arrow adds the whole schema
+                raise ConfigError(f"the filter cannot be evaluated: {why}") from error
             kept &= np.isin(np.arange(len(self)), passed.column(_INDEX).to_numpy())
         return self._view(np.asarray(self._rows, dtype=np.int64)[kept])
 
@@ -171,16 +178,17 @@ class RolloutStore(Sequence["Trajectory"]):
         """Add the rollouts of a file that :meth:`to_jsonl` wrote to a store, and open it.
 
         Args:
-            source: The file.
+            source: The file; empty lines in it are passed over.
             path: The store; it is made if there is none.
 
         Raises:
             StoreError: A line is none of a rollout; those before it are in the store.
         """
-        with RolloutWriter(path) as writer, Path(source).open(encoding="utf-8") as lines:
+        with RolloutWriter(path) as writer, Path(source).open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    writer.add_record(record_of_line(line))
+                    if text := line.decode("utf-8-sig" if number == 1 else "utf-8").strip():
+                        writer.add_record(record_of_line(text))
                 except (StoreError, ConfigError, TypeError, ValueError, KeyError, json.JSONDecodeError) as error:
                     raise StoreError(f"{source}, line {number}: no stored rollout: {shown(str(error))}") from error
         return cls(path)
@@ -240,8 +248,7 @@ class _Files:
         return int(self._stops[group - 1]) if group else 0
 
 
-def _passes(column: pa.ChunkedArray, wanted: Any) -> NDArray[np.bool_]:
+def _passing(values: Sequence[Any], wanted: Any) -> NDArray[np.bool_]:
     """Which values are the one that is wanted, or pass the function."""
-    values = cast("list[Any]", column.to_pylist())
     passes: Callable[[Any], Any] = wanted if callable(wanted) else lambda value: value == wanted
     return np.fromiter((bool(passes(value)) for value in values), dtype=np.bool_, count=len(values))

@@ -25,6 +25,7 @@ _MAX_DEPTH: Final = 100
 _TEXT_LIMIT: Final = 2000  # characters of a value that only its repr is kept of
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _KEPT_KINDS: Final = "biuf"  # of numpy's data types: bool, int, unsigned, float
+_TEXT_KINDS: Final = "US"  # kept as Python's own texts, bytes, and lists of them
 _INT_RANGE = range(-(2**63), 2**63)
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -136,7 +137,7 @@ class _Writer:
             return {"$tuple": [self.write(item) for item in value]}
         if kind in {set, frozenset}:
             return {f"${kind.__name__}": sorted((self.write(item) for item in value), key=_dumped)}
-        if isinstance(value, np.generic | np.ndarray):
+        if isinstance(value, np.generic | np.ndarray) and cast("Any", value).dtype.kind not in _TEXT_KINDS:
             return self._numpy(cast("Any", value))
         for base, as_plain in _PLAIN.items():
             if isinstance(value, base):
@@ -153,8 +154,10 @@ class _Writer:
         return {"$array": [value.dtype.str, [*value.shape], base64.b64encode(value.tobytes()).decode()]}
 
     def _unkept(self, value: Any) -> dict[str, Any]:
-        self._lost.append(f"of {type(value).__qualname__} only the text is kept")
-        if isinstance(value, Unkept):  # read from a store before
+        is_read = isinstance(value, Unkept)  # from a store, where it was lost before
+        name = value.type_name.rpartition(".")[2] if is_read else type(value).__qualname__
+        self._lost.append(f"of {name} only the text is kept")
+        if is_read:
             return {"$unkept": [value.type_name, value.text]}
         is_named = callable(value) and hasattr(value, "__qualname__")
         text = _name(value) if is_named else _ADDRESS.sub("", shown(value, _TEXT_LIMIT))
@@ -200,6 +203,8 @@ _SCALARS: Final[dict[type[Any], Callable[[Any], Any]]] = {
 }
 _PLAIN: Final[dict[type[Any], Callable[[Any], Any]]] = {
     str: str.__str__,
+    bytes: bytes,
+    np.ndarray: lambda array: array.tolist(),
     int: int.__int__,
     float: float.__float__,
     Mapping: dict,

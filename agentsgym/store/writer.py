@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -11,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 10.0  # from one attempt at a disk that is full to the next
+_AT_END: Final = 0  # the lowest priority: what others do at the end of the process may still add rollouts
 _MOST_NAMES: Final = 100  # that another writer has, by chance or because two have the same random draws
 _MOST_UNWRITTEN: Final = 1 << 30  # bytes of parts that wait for such a disk
 
@@ -79,15 +80,22 @@ class RolloutWriter:
         self._waiting: list[StoredRollout] = []
         self._parts: deque[_Encoded] = deque()
         self._thread: threading.Thread | None = None
+        self._at_end: Finalize | None = None
         self._due: float | None = None  # when what waits is to be written
-        self._is_asked = self._is_closed = self._has_complained = False
+        self._is_asked = self._is_closed = self._has_complained = self._has_told = False
         self._num_begun = self._num_attempted = self._num_parts = 0
         self._error: Exception | None = None  # of the last attempt
         self._bug: Exception | None = None
 
+    def _begin_if_forked(self) -> None:
+        """Leave to the parent what it has not written yet, and its lock, which it may have held."""
+        if os.getpid() != self._process:
+            self._begin()
+
     @property
     def num_unwritten(self) -> int:
         """The rollouts that are not on disk yet."""
+        self._begin_if_forked()
         with self._changed:
             return len(self._waiting) + sum(part.num_rollouts for part in self._parts)
 
@@ -106,8 +114,7 @@ class RolloutWriter:
 
     def add_record(self, record: StoredRollout) -> None:
         """Take a rollout with all its columns, as one is that comes from another store."""
-        if os.getpid() != self._process:  # a fork: what the parent has not written yet is the parent's
-            self._begin()
+        self._begin_if_forked()
         with self._changed:
             if self._is_closed:
                 raise ConfigError(f"the writer of {self.path} is closed: make another")
@@ -127,6 +134,7 @@ class RolloutWriter:
         Raises:
             StoreError: It cannot be written; it stays in memory, and the next flush tries again.
         """
+        self._begin_if_forked()
         with self._changed:
             self._is_asked = True
             wanted = self._num_begun + 1  # an attempt that has begun may have left the newest behind
@@ -156,11 +164,14 @@ class RolloutWriter:
         try:
             self.flush()
         except Exception as error:
+            is_known, self._has_told = self._has_told, True
             if strict or not isinstance(error, StoreError):
                 raise
-            logger.error("%s", error)  # noqa: TRY400  # the sentence says it all
+            if not is_known:
+                logger.error("%s", error)  # noqa: TRY400  # the sentence says it all
         else:
-            atexit.unregister(self._at_exit)
+            self._has_told = False
+            self._forget_the_end()
 
     def __enter__(self) -> Self:
         return self
@@ -178,6 +189,12 @@ class RolloutWriter:
             number = sum(part.num_rollouts for part in self._parts)
             raise StoreError(f"{number} rollouts cannot be written to {self.path}: {self._error}") from self._error
 
+    def _forget_the_end(self) -> None:
+        """Have nothing to do when the process ends."""
+        if self._at_end is not None:
+            self._at_end.cancel()
+            self._at_end = None
+
     def _at_exit(self) -> None:
         with contextlib.suppress(Exception):  # logged where it happened
             self.close(strict=False)
@@ -186,8 +203,9 @@ class RolloutWriter:
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            atexit.unregister(self._at_exit)
-            atexit.register(self._at_exit)
+            self._forget_the_end()
+            # Not atexit, which the children of multiprocessing do not come to.
+            self._at_end = Finalize(None, self._at_exit, exitpriority=_AT_END)
             self._thread = threading.Thread(target=self._run, name=f"rollouts to {self.path.name}", daemon=True)
             self._thread.start()
 

@@ -78,13 +78,14 @@ def checked_values(settings: type[Any], values: Mapping[str, Any]) -> dict[str, 
     Raises:
         FieldError: A field is unknown or of the wrong type.
     """
-    known = {one.name for one in dataclasses.fields(settings) if one.init}
+    known = {one.name: one for one in dataclasses.fields(settings) if one.init}
     hints = _hints(settings)
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
             raise FieldError(name, f"is unknown{did_you_mean(name, known)}")
-        checked[name] = _as(hints[name], value, name)
+        is_valid = known[name].metadata.get("env_valid")  # of a setting of our own: it may take more than its type says
+        checked[name] = value if is_valid is not None and is_valid(value) else _as(hints[name], value, name)
     return checked
 
 

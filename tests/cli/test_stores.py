@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import sys
@@ -16,7 +17,8 @@ from command_line import GAME, Ran, ran, shell
 from http_server import Asked, Reply, chat, serving
 
 from agentsgym.cli.stores import COLUMNS
-from agentsgym.store.examples import dpo_examples, sft_examples
+from agentsgym.store import writer
+from agentsgym.store.examples import dpo_examples, kto_examples, sft_examples
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.schema import SCALARS
@@ -67,6 +69,24 @@ def test_every_game_of_every_player_is_kept(game: str, tmp_path: Path) -> None:
     rewards = [one.final_reward for one in by_agent[agent]]
     assert sum(rewards) / len(rewards) == results(done)["results"]["mean_reward"]
     assert {one.source for one in store.records()} == {"evaluation"}
+
+
+def test_games_that_a_full_disk_does_not_keep_are_a_failure_that_is_said_once(
+    game: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    agent = script(tmp_path / "script.json", "1", "2", "3", "4")
+    command = ("eval", game, "-a", agent, *tasks_of(tmp_path / "tasks.json", [1, 2, 3]), "--store", tmp_path / "store")
+    with monkeypatch.context() as context:
+        context.setattr(writer, "write_part", full)
+        done = ran(*command)
+    assert done.code == 1
+    assert "win rate" in done.words
+    assert "3 rollouts cannot be written to" in done.words
+    assert done.words.count("No space left on device") == 2  # as it happens, and as the reason of the failure
+    assert ran(*command, "--resume").code == 0
 
 
 def test_a_server_that_was_down_is_asked_again_for_what_is_missing(game: str, tmp_path: Path) -> None:
@@ -259,7 +279,9 @@ def test_a_damaged_file_is_a_failure(game: str, tmp_path: Path) -> None:
     for command in (("audit", path), ("export", path, "--to", "jsonl", "-o", tmp_path / "out.jsonl")):
         done = ran(*command)
         assert done.code == 1
-        assert "cannot be read any more" in done.words
+        assert f"{part} cannot be read any more" in done.words
+        assert "move it out of the folder to read the others" in done.words
+        assert "cannot be written" not in done.words
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -342,6 +364,49 @@ def test_rollouts_that_chance_led_apart_or_that_earned_as_much_are_no_pair() -> 
     assert pairs(told(1.0, "q", "a"), told(1.0, "q", "b")) == 0
     assert pairs(told(1.0, "q", "a"), told(0.0, "q", "b"), told(0.5, "q", "c")) == 1  # the one between has no other
     assert pairs(told(1.0, "q", "a"), replace(told(0.0, "q", "b"), task_data={"seed": 2})) == 0
+
+
+def self_play(*moves: str, paid: Sequence[float]) -> Trajectory:
+    """A game in which one agent speaks for both roles in turns; ``paid`` has what each role earned."""
+    messages: list[Any] = []
+    for move in moves:
+        messages += [{"role": "user", "content": "move"}, {"role": "assistant", "content": move}]
+    return replace(
+        told(paid[0], "q", "a"),
+        messages=messages,
+        turns=[Turn(start=0, stop=0, reward=0.0, message_index=2 * k + 1, role=k % 2) for k in range(len(moves))],
+        final_rewards=dict(enumerate(paid)),
+    )
+
+
+def test_in_self_play_the_answers_of_the_loser_are_none_of_a_winner() -> None:
+    lost, won = self_play("a", "b", paid=[-1.0, 1.0]), self_play("a", "c", paid=[1.0, -1.0])
+    assert [row["label"] for row in kto_examples([lost], min_reward=1.0)] == [False, True]
+    assert [row["label"] for row in kto_examples([replace(lost, info={"success": False})])] == [False]  # of role 0
+    assert [*sft_examples([lost, won], min_reward=1.0)] == []
+    assert len([*sft_examples([self_play("a", "b", paid=[1.0, 1.0])], min_reward=1.0)]) == 1
+    [pair] = dpo_examples(StoredRollout(trajectory=one) for one in (lost, won))
+    assert [pair[name][0]["content"] for name in ("chosen", "rejected")] == ["b", "c"]  # of role 1, which won with b
+
+
+def calling(reward: float, call_id: str, answer: str) -> Trajectory:
+    """A rollout that calls a tool, and answers."""
+    call = {"id": call_id, "type": "function", "function": {"name": "price", "arguments": {"good": "egg"}}}
+    messages: list[Any] = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": call_id},
+        {"role": "assistant", "content": answer},
+    ]
+    turns = [Turn(start=0, stop=0, reward=reward, message_index=index) for index in (1, 3)]
+    return replace(told(reward, "q", "a"), messages=messages, turns=turns)
+
+
+def test_ids_of_calls_lead_no_two_rollouts_apart() -> None:
+    rollouts = calling(1.0, "call_x", "3"), calling(0.0, "call_y", "4")
+    [pair] = dpo_examples(StoredRollout(trajectory=one) for one in rollouts)
+    assert [pair[name][0]["content"] for name in ("chosen", "rejected")] == ["3", "4"]
+    assert len(pair["prompt"]) == 3
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,13 @@ def test_failures_that_are_stored_count_toward_the_limit(tmp_path: Path) -> None
     assert play(tasks=tasks, store=tmp_path, resume=True, agent_name="me").num_failed == 4
 
 
+def test_the_limit_holds_where_everything_is_stored(tmp_path: Path) -> None:
+    tasks = [{"word": "crash"}, {"word": "a"}]
+    assert play(tasks=tasks, store=tmp_path, agent_name="me").num_failed == 2
+    with pytest.raises(TooManyFailuresError, match="2 of 4 rollouts failed"):
+        play(tasks=tasks, store=tmp_path, resume=True, agent_name="me", max_failed_fraction=0.3)
+
+
 def test_a_writer_of_ones_own_stays_open_and_its_columns_count(tmp_path: Path) -> None:
     with RolloutStore.writer(tmp_path, run="mine", agent="me", extra={"note": 1}) as writer:
         play(store=writer)

@@ -117,6 +117,12 @@ def test_a_number_that_yaml_takes_for_a_text_is_one(tmp_path: Path) -> None:
     assert (args.learning_rate, args.logging_steps, args.save_strategy) == (1e-3, 20, "no")
 
 
+@pytest.mark.parametrize(("given", "folder"), [(True, "out/rollouts"), (False, None), ("games", "games"), (None, None)])
+def test_the_store_of_a_run_is_given_as_in_python(given: Any, folder: str | None) -> None:
+    args = training_settings({"store_rollouts": given, "use_cpu": True}, output_dir="out")
+    assert args.rollout_folder == (None if folder is None else Path(folder))
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

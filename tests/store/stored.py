@@ -38,6 +38,11 @@ def stored(path: Path, indices: Sequence[int], **columns: Any) -> RolloutStore:
     return RolloutStore(path)
 
 
+def add_one(path: str) -> None:
+    """Add a rollout, and leave its writing to the end of the process."""
+    RolloutStore.writer(path, flush_seconds=60.0).add(rollout(7))
+
+
 def indices_of(store: RolloutStore) -> list[int]:
     return [one.task_index for one in store]
 

@@ -7,6 +7,7 @@ import json
 import math
 import struct
 from array import array
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,36 @@ def test_what_cannot_be_kept_is_marked_and_loses_nothing_else() -> None:
     assert (again.trajectory, again.inexact[: len(record.inexact)]) == (record.trajectory, record.inexact)
 
 
+def test_a_copy_of_a_copy_says_no_more_of_what_was_lost_than_the_first(tmp_path: Path) -> None:
+    record = record_of_info({"board": Board()})
+    for number in range(3):
+        with RolloutStore.writer(tmp_path / str(number)) as writer:
+            writer.add_record(record)
+        lines = RolloutStore(tmp_path / str(number)).to_jsonl(tmp_path / f"{number}.jsonl")
+        record = RolloutStore.from_jsonl(lines, tmp_path / f"{number} again").record(0)
+        assert record.inexact == ["info: of Board only the text is kept"]
+
+
+def test_texts_of_numpy_are_kept_as_texts() -> None:
+    given = {"word": np.str_("clock"), "bytes": np.bytes_(b"a"), "words": np.array([["a", "b"]])}
+    record = record_of_info(given)
+    assert record.trajectory.info == {"word": "clock", "bytes": b"a", "words": [["a", "b"]]}
+    assert "info: given as str_, kept as str" in record.inexact
+
+
+@pytest.mark.parametrize("reward", [True, np.float32(1.0), 2**60 + 1])
+def test_columns_have_a_reward_that_is_no_float_as_the_nearest_one(tmp_path: Path, reward: Any) -> None:
+    turn = Turn(start=0, stop=0, reward=reward, message_index=np.int64(1), role="x")  # pyright: ignore[reportArgumentType]
+    given = dataclasses.replace(record_of_info({}).trajectory, final_reward=reward, turns=[turn])
+    with RolloutStore.writer(tmp_path) as writer:
+        writer.add(given)
+    store = RolloutStore(tmp_path)
+    [row] = store.table(["final_reward", "turns"]).to_pylist()
+    [seen] = row["turns"]
+    assert (row["final_reward"], seen["reward"], seen["message_index"]) == (float(reward), float(reward), 1)
+    assert (store[0], type(store[0].final_reward)) == (given, type(reward))
+
+
 def test_arrays_in_the_place_of_lists_come_back_and_other_sequences_are_marked() -> None:
     trajectory = Trajectory(
         token_ids=np.array([5, 6, 7]),
@@ -228,6 +259,8 @@ def test_a_text_that_nobody_wrote_is_an_error_with_the_text(text: str) -> None:
         ({"step": "one"}, "step must be an int below 2"),
         ({"advantages": [1.0]}, "advantages needs one value a token, got 1 for 2 tokens"),
         ({"agent": 3}, "agent must be a text or None"),
+        ({"created_at": "today"}, "created_at must be a datetime with its time zone"),
+        ({"created_at": datetime(2026, 1, 1)}, "created_at must be a datetime with its time zone"),
     ],
 )
 def test_columns_that_are_none_are_refused_at_once(columns: dict[str, Any], said: str, tmp_path: Path) -> None:

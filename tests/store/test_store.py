@@ -39,11 +39,13 @@ def test_slices_and_filters_are_stores_and_go_together(tmp_path: Path) -> None:
     assert indices_of(store.filter(agent="b", final_reward=lambda reward: reward > 17)) == [18, 19]
     assert indices_of(store[5:15].filter(pc.field("seed") >= 9, step=1)) == [9]
     assert store.filter(task_index=7).record(0).step == 1
+    assert indices_of(store.filter(task_data=lambda task: task["seed"] > 17)) == [18, 19]
+    assert indices_of(store.filter(task_data={"seed": 3}, env_config=None, extra={})) == [3]
     assert len(store.filter(agent="c")) == 0
     assert list(store.filter(agent="c")) == []
     with pytest.raises(ConfigError, match="a store has no column 'stepp'; did you mean 'step'"):
         store.filter(stepp=1)
-    with pytest.raises(ConfigError, match="the filter cannot be evaluated"):
+    with pytest.raises(ConfigError, match=r"the filter cannot be evaluated: .*nothing.*\Z"):
         store.filter(pc.field("nothing") > 1)
 
 
@@ -79,6 +81,11 @@ def test_lines_of_json_make_the_same_store(tmp_path: Path) -> None:
     store = stored(tmp_path / "a", range(5), step=3, env_config={"a": (1,)})
     copy = RolloutStore.from_jsonl(store.to_jsonl(tmp_path / "rollouts.jsonl"), tmp_path / "b")
     assert list(copy.records()) == list(store.records())
+    (tmp_path / "spaced.jsonl").write_text("\ufeff" + (tmp_path / "rollouts.jsonl").read_text() + "\n\n")
+    assert [*RolloutStore.from_jsonl(tmp_path / "spaced.jsonl", tmp_path / "spaced")] == [*store]
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff")
+    with pytest.raises(StoreError, match=r"bytes.jsonl, line 1: no stored rollout"):
+        RolloutStore.from_jsonl(tmp_path / "bytes.jsonl", tmp_path / "c")
     (tmp_path / "bad.jsonl").write_text('{"trajectory": {}}\n')
     with pytest.raises(StoreError, match=r"bad.jsonl, line 1: no stored rollout"):
         RolloutStore.from_jsonl(tmp_path / "bad.jsonl", tmp_path / "c")

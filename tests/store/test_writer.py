@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import signal
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -97,6 +98,26 @@ def test_a_full_disk_is_said_once_and_a_later_flush_writes_everything(
         store.add(rollout(3))
         store.flush()
     assert indices_of(RolloutStore(tmp_path)) == [0, 1, 2, 3]
+
+
+def test_what_a_caller_was_told_of_a_full_disk_is_not_said_again_at_the_end_of_the_process(tmp_path: Path) -> None:
+    code = """
+        import errno, sys
+        from stored import rollout
+        from agentsgym.errors import StoreError
+        from agentsgym.store import parts
+        from agentsgym.store.reader import RolloutStore
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left")
+        parts.os.fsync = full
+        try:
+            with RolloutStore.writer(sys.argv[1]) as store:
+                store.add(rollout(0))
+        except StoreError as error:
+            print(error)"""
+    done = run_python(textwrap.dedent(code), tmp_path)
+    assert "1 rollouts cannot be written" in done.stdout
+    assert len(done.stderr.splitlines()) == 1  # when it first happened
 
 
 def test_a_disk_that_stays_full_raises_at_the_end_unless_something_else_did(
@@ -227,6 +248,34 @@ def test_a_forked_process_writes_its_own_rollouts_alone(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     store.close()
     assert sorted(indices_of(RolloutStore(tmp_path))) == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_that_only_flushes_writes_nothing_and_waits_for_nobody(tmp_path: Path) -> None:
+    store = RolloutStore.writer(tmp_path)
+    store.add(rollout(0))
+    with store._changed:  # as the writer's thread may hold it when the process forks
+        child = os.fork()
+        if not child:
+            signal.alarm(5)
+            store.flush()
+            os._exit(store.num_unwritten)
+    assert os.waitpid(child, 0)[1] == 0
+    store.close()
+    assert indices_of(RolloutStore(tmp_path)) == [0]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_end_of_a_child_of_multiprocessing_is_the_end_of_a_process(tmp_path: Path, method: str) -> None:
+    code = """if __name__ == "__main__":
+        import multiprocessing, sys
+        from stored import add_one
+        child = multiprocessing.get_context(sys.argv[2]).Process(target=add_one, args=(sys.argv[1],))
+        child.start()
+        child.join()"""
+    run_python(code, tmp_path, method)
+    assert indices_of(RolloutStore(tmp_path)) == [7]
 
 
 def test_a_rollout_that_cannot_be_stored_does_not_take_others_with_it(

@@ -79,6 +79,8 @@ def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[s
 
 def _write(path: Path, lines: Iterable[str]) -> int:
     """Write lines to a new file; whatever ends it early, none is left behind."""
+    from agentsgym.errors import StoreError  # noqa: PLC0415
+
     try:
         file = path.open("x", encoding="utf-8", errors="backslashreplace", newline="\n")  # half a pair, as JSON has it
     except FileExistsError as error:
@@ -90,7 +92,7 @@ def _write(path: Path, lines: Iterable[str]) -> int:
             return _fill(file, lines)
     except BaseException as error:
         path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not isinstance(error, StoreError):
             raise FailureError(f"{path} cannot be written: {error}") from error
         raise
 
