@@ -28,7 +28,7 @@ from agentsgym.envs.config import COMMON_FIELDS
 ROOT = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium")
 EMPTY = frozenset(("area", "base", "br", "circle", "hr", "img", "input", "link", "meta", "path", "source", "wbr"))
-NO_TEXT = frozenset(("code", "pre", "script", "style", "svg"))
+NO_TEXT = frozenset(("code", "pre", "script", "style", "svg", "h1", "h2", "h3"))  # a heading may begin with "1."
 #: What Markdown leaves of itself in a text that it did not read as its writer meant it.
 LEFT_OVER = re.compile(
     r"(?:^|\n)\s*(?:[-*] |\d+\. |#+ |\|.*\|)|```|`|\]\(|\*\*|:\w+:`|>>> |::|(?<![\w.])_[a-z ]+_(?![\w(])"
