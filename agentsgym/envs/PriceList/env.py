@@ -87,6 +87,12 @@ class PriceListEnv(ToolEnv):
     """Look up prices, add or multiply them, and answer: 1 for the right number, 0 for any other.
 
     A task is ``{"goods": ["pear", "egg"], "times": None, "prices": {...}}``; :meth:`tasks` draws some.
+
+    Keys of ``env_config`` beside the common ones and those of :class:`ToolEnv`:
+
+    - ``goods``: what there is to buy.
+    - ``kinds``: the kinds of question that are asked.
+    - ``max_price``: the most that a good may cost; each costs at least 1.
     """
 
     config_fields: ClassVar[Mapping[str, Field]] = {

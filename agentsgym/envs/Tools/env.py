@@ -71,6 +71,22 @@ class ToolEnv(MultistepEnv):
     An episode ends with an answer without a call, with the submit tool, with a call or an answer that says so, or where
     a budget is spent. ``info`` counts ``num_calls`` (made), ``num_failed_calls`` (made and failed, or not made) and
     ``num_unreadable_calls`` of the episode so far, and says in ``tool_failed`` whether one failed in this turn.
+
+    Keys of ``env_config`` beside the common ones:
+
+    - ``tools``: names that :func:`~agentsgym.envs.Tools.sources.register_tools` knows.
+    - ``parallel_tools``: tools whose calls run side by side, or ``"all"``; beside those marked ``@parallel``.
+    - ``tool_timeout_s``: the limit of one call; None for none.
+    - ``setup_timeout_s``: the limit of making, and of closing, the object of a session; None for none.
+    - ``max_result_length``: characters of one result; what is longer is cut, and a sentence says so.
+    - ``max_calls_per_turn``: further calls are not made.
+    - ``max_calls_per_episode``: one more ends the episode.
+    - ``submit_tool``: the name of a tool that takes the answer; a turn without a call is then invalid.
+    - ``answer_match``: how the answer is compared with the task's.
+    - ``answer_reward``, ``wrong_answer_reward``: what a right answer is paid, and any other where one is expected.
+    - ``call_reward``, ``failed_call_reward``: what a call is paid that was made and did not fail, and one that failed
+      or could not be read or made.
+    - ``invalid_reward``: what a turn is paid of which nothing could be made.
     """
 
     config_fields: ClassVar[Mapping[str, Field]] = TOOL_FIELDS
