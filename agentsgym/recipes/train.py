@@ -114,7 +114,7 @@ class Course:
             with _in_section("model"):
                 policy = _loaded(recipe, models, args)
         limit_threads(policy[0])
-        self.run = TrainingRun(policy, args, models)
+        self.run = TrainingRun(policy, args, models, store_evaluations=recipe.evaluation.store)
         self.env = None if len(self.worlds) > 1 else self.worlds[0].named.build(self.run.tokenizer)
         self.stored = None if store is None else stored_lessons(self.run.tokenizer, store)
         self.references: list[str] = []

@@ -15,8 +15,10 @@ from transformers import AutoModelForCausalLM
 
 import agentsgym
 from agentsgym import ConfigError, PolicyAgent, RolloutStore, TwentyQuestionsEnv, evaluate, tiny_policy
+from agentsgym.evaluation.compare import compare
 from agentsgym.recipes.lessons import played_lessons
 from agentsgym.recipes.train import prepare
+from agentsgym.reports.plots.stored import curve_of
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 
@@ -169,3 +171,37 @@ def test_noise_is_the_share_of_episodes_that_the_random_player_plays(tmp_path: P
     others = played_lessons(best.run, best.worlds, best.recipe.warm_start)
     assert all(game.success for game in others)
     assert [game.token_ids for game in played[2:]] == [game.token_ids for game in others[2:]]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_before_and_after_are_kept_beside_training_and_can_be_compared(tmp_path: Path, *, several: bool) -> None:
+    parts = [{**GAME, "label": "words"}, PRICES] if several else [GAME]
+    given = recipe(tmp_path, environments=parts)
+    run = agentsgym.train(given, overrides={"training.store_rollouts": True})
+    store = RolloutStore(run.output / "rollouts")
+    assert {one.run for one in store.records()} == {run.run_name}
+    assert len(store.filter(source="training")) == 8
+    for name, found in run.evaluations.items():
+        kept = store.filter(source="evaluation", agent=name)
+        assert sum(one.final_reward for one in kept) == sum(one.final_reward for one in found.trajectories)
+        assert len(kept) == found.num_episodes
+    steps = {(one.agent, one.step) for one in store.records() if one.source == "evaluation"}
+    assert {one for one in steps if one[1] is not None} == {("before", 0), ("after", 1)}
+    before, after = (store.filter(agent=name) for name in ("before", "after"))
+    found = compare(before, after)
+    assert len(found.tasks) == (8 if several else 4)
+    curve = curve_of(store)
+    after_training = run.evaluations["after"].win_rate
+    assert after_training is not None
+    assert [(x, one.mean) for x, one in curve.evaluations][1:] == [(8, after_training.mean)]
+    assert {*curve.references} == {*run.evaluations} - {"before", "after"}
+
+
+def test_evaluations_alone_are_kept_or_left_out_as_asked(tmp_path: Path) -> None:
+    run = agentsgym.train(recipe(tmp_path, evaluation={"num_tasks": 2, "store": True}))
+    assert {(one.source, one.agent) for one in RolloutStore(run.output / "rollouts").records()} == {
+        ("evaluation", name) for name in run.evaluations
+    }
+    out = recipe(tmp_path / "b", evaluation={"num_tasks": 2, "store": False})
+    run = agentsgym.train(out, overrides={"training.store_rollouts": True})
+    assert {one.source for one in RolloutStore(run.output / "rollouts").records()} == {"training"}
