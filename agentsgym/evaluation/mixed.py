@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -111,6 +111,36 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
             everything = play(on_finish=kept.add)
             counted = policy.without_small_groups(everything)
     return _summary(counted, everything, players.labels, seed)
+
+
+def pooled(parts: Mapping[str, Evaluation], *, seed: int = 0) -> Evaluation:
+    """Sum up evaluations that were made environment by environment, as :func:`evaluate_mixed` does of all at once.
+
+    So players that know one environment each become one, to be held against a policy that plays all.
+
+    Args:
+        parts: The evaluations, by the names of their environments; each holds its rollouts.
+        seed: Of the bootstrap.
+
+    Returns:
+        The estimates over all rollouts, tasks numbered through, and in ``by_environment`` those of each environment.
+
+    Raises:
+        ConfigError: There are none, or they hold no rollouts.
+    """
+    trajectories: list[Trajectory] = []
+    labels: list[str] = []
+    clusters: list[Hashable] = []
+    first = 0
+    for name, part in parts.items():
+        own = part.trajectories
+        clusters += [(name, key) for key in part.clusters or [one.task_index for one in own]]
+        trajectories += [replace(one, task_index=first + one.task_index) for one in own]
+        labels += [name] * len(own)
+        first += 1 + max((one.task_index for one in own), default=-1)
+    if not trajectories:
+        raise ConfigError(f"there is nothing to pool: {len(parts)} evaluations without rollouts")
+    return summarize(trajectories, clusters=clusters, environments=labels, seed=seed)
 
 
 def label_of(row: DatasetRow) -> str:

@@ -154,7 +154,8 @@ class TrainingRun:
             StoreError: There can be no store at its place.
         """
         options = {"max_concurrent": _MAX_CONCURRENT, **options}
-        step = self._num_steps if agent is None else None
+        is_own = agent is None or getattr(agent, "model", None) is self.model
+        step = self._num_steps if is_own else None
         agent, label = agent or self.policy(), label or name
         num_episodes = len(tasks) * options.get("num_rollouts", 1)
         with (
@@ -233,25 +234,30 @@ class TrainingRun:
             )
         self.save_policy()
 
-    def learning_curve(self, *, before: str = "before", references: Sequence[str] = ()) -> LearningCurve:
+    def learning_curve(
+        self, *, before: str = "before", references: Sequence[str] | Mapping[str, Evaluation] = ()
+    ) -> LearningCurve:
         """Make the plot ``learning_curve.png`` that :meth:`learn` draws.
 
         Args:
             before: The evaluation of the policy before training.
-            references: The evaluations of other players, drawn as lines.
+            references: The evaluations of other players, drawn as lines: their names here, or evaluations by the name
+                of the line, say those that :func:`~agentsgym.evaluation.mixed.pooled` makes of several environments'.
 
         Raises:
             ConfigError: There is no evaluation of such a name.
         """
-        for name in (before, *references):
+        others = references if isinstance(references, Mapping) else {}
+        for name in (before, *(name for name in references if name not in others)):
             if name not in self.evaluations:
-                known = did_you_mean(name, self.evaluations) if self.evaluations else "; nothing was evaluated yet"
-                raise ConfigError(f"the learning curve shows the evaluation {name!r}, which was not made{known}")
-        win_rates = {name: found.win_rate for name, found in self.evaluations.items() if found.win_rate}
+                near = did_you_mean(name, self.evaluations) if self.evaluations else "; nothing was evaluated yet"
+                raise ConfigError(f"the learning curve shows the evaluation {name!r}, which was not made{near}")
+        known = {**self.evaluations, **others}
+        lines = {name: known[name].win_rate for name in references}
         return LearningCurve(
             self.output / "learning_curve.png" if self.is_main else None,
-            before=win_rates.get(before),
-            references={name: win_rates[name] for name in references if name in win_rates},
+            before=self.evaluations[before].win_rate,
+            references={name: win_rate for name, win_rate in lines.items() if win_rate is not None},
         )
 
     def learn(

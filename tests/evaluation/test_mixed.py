@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "envs"))
 from mixed_envs import Guess, LookUp, SayTheColor
 
 from agentsgym import ConfigError, FailurePolicy, RolloutStore, TaskError, evaluate, evaluate_mixed, mix
+from agentsgym.evaluation.mixed import pooled
 from agentsgym.tiny import call_text
 
 
@@ -149,3 +150,21 @@ def test_a_store_serves_one_environment_alone_as_it_does_in_a_mixture(tmp_path: 
     env = Guess(env_config={"highest": 10**9, "max_steps_per_episode": 2})
     found = evaluate(env, Stopping(0), tasks, store=tmp_path, agent_name="player", resume=True)
     assert found.num_episodes == 4
+
+
+def test_evaluations_of_single_environments_pool_to_that_of_the_mixture() -> None:
+    whole = evaluate_mixed(Player(), ROWS, num_rollouts=2)
+    parts: dict[str, Any] = {}
+    for name in ("color", "guess", "hard", "tool"):
+        rows = [row for row in ROWS if row["environment"] == name]
+        parts[name] = evaluate_mixed(Player(), rows, num_rollouts=2)
+    found = pooled(parts)
+    assert found.reward is not None
+    assert whole.reward is not None
+    assert (found.num_episodes, found.reward.mean) == (32, pytest.approx(whole.reward.mean))
+    assert {name: one.win_rate for name, one in found.by_environment.items()} == {
+        name: one.win_rate for name, one in whole.by_environment.items()
+    }
+    assert len({one.task_index for one in found.trajectories}) == 16
+    with pytest.raises(ConfigError, match="nothing to pool"):
+        pooled({})

@@ -19,6 +19,7 @@ from agentsgym.evaluation.compare import compare
 from agentsgym.recipes.lessons import played_lessons
 from agentsgym.recipes.train import prepare
 from agentsgym.reports.plots.stored import curve_of
+from agentsgym.training.callbacks import LearningCurve
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 
@@ -73,9 +74,20 @@ def test_equal_configurations_give_equal_games(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_several_environments_are_trained_on_by_weight(tmp_path: Path) -> None:
+def test_several_environments_are_trained_on_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [{**GAME, "label": "words"}, {**PRICES, "weight": 3}]
+    lines: list[dict[str, Any]] = []
+    drawn = LearningCurve.__init__
+
+    def noted(self: LearningCurve, *args: Any, references: Any = None, **options: Any) -> None:
+        lines.append(references)
+        drawn(self, *args, references=references, **options)
+
+    monkeypatch.setattr(LearningCurve, "__init__", noted)
     run = agentsgym.train(recipe(tmp_path, environments=parts))
+    for name in ("random", "reference"):  # as one player, over all environments
+        rates = [run.evaluations[f"{name}, {label}"].win_rate for label in ("words", "PriceList")]
+        assert lines[0][name].mean == sum(rate.mean for rate in rates if rate) / 2
     assert list(run.evaluations) == [
         "random, words", "reference, words", "random, PriceList", "reference, PriceList", "before", "after",
     ]  # fmt: skip
