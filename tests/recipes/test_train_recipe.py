@@ -15,8 +15,10 @@ from transformers import AutoModelForCausalLM
 
 import agentsgym
 from agentsgym import ConfigError, PolicyAgent, RolloutStore, TwentyQuestionsEnv, evaluate, tiny_policy
+from agentsgym.envs.PriceList import PriceListEnv, ReferencePlayer
+from agentsgym.envs.TwentyQuestions import ImitationPlayer
 from agentsgym.evaluation.compare import compare
-from agentsgym.recipes.lessons import played_lessons
+from agentsgym.recipes.lessons import played_lessons, stored_lessons
 from agentsgym.recipes.train import prepare
 from agentsgym.reports.plots.stored import curve_of
 from agentsgym.training.callbacks import LearningCurve
@@ -97,6 +99,36 @@ def test_several_environments_are_trained_on_by_weight(tmp_path: Path, monkeypat
     }
 
 
+def test_stored_texts_are_encoded_anew_to_be_imitated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = GAME["env_config"]
+    env = TwentyQuestionsEnv(None, config)
+    tasks = [{"solution": name, "seed": 1} for name in config["objects"]]
+    evaluate(env, ImitationPlayer(env, seed=0), tasks, 4, store=tmp_path / "texts")
+    _, tokenizer = tiny_policy(env, hidden_size=16, num_layers=1, num_heads=2)
+    with caplog.at_level("WARNING"):
+        lessons = stored_lessons(tokenizer, RolloutStore(tmp_path / "texts"))
+    assert "8 of 8 rollouts to imitate were not recorded with the tokenizer of this policy" in caplog.text
+    # exactly what the same games are where they are played with this tokenizer
+    with_tokens = TwentyQuestionsEnv(tokenizer, config)
+    played = with_tokens.rollout(tasks, ImitationPlayer(with_tokens, seed=0), 4)
+    assert [one.messages for one in lessons] == [one.messages for one in played]
+    for lesson, same in zip(lessons, played, strict=True):
+        assert lesson.token_ids == same.token_ids[: len(lesson.token_ids)]
+        assert [(one.start, one.stop) for one in lesson.turns] == [(one.start, one.stop) for one in same.turns]
+        assert not lesson.exact
+    warm_start = {"player": str(tmp_path / "texts"), "max_steps": 2, "settings": {"use_cpu": True}}
+    run = agentsgym.train(recipe(tmp_path, warm_start=warm_start))
+    assert "warm start" in run.phases.seconds
+
+
+def test_calls_of_tools_are_not_encoded_anew(tmp_path: Path) -> None:
+    env = PriceListEnv(None, PRICES["env_config"])
+    evaluate(env, ReferencePlayer(env, seed=0), env.tasks(2, seed=0, part="train"), store=tmp_path / "calls")
+    warm_start = {"player": str(tmp_path / "calls"), "max_steps": 2}
+    with pytest.raises(ConfigError, match=r"cannot be encoded with it: there are calls of tools"):
+        agentsgym.train(recipe(tmp_path, warm_start=warm_start, environments=[PRICES]))
+
+
 def test_stored_rollouts_are_imitated_where_they_are_of_this_tokenizer(tmp_path: Path) -> None:
     config, sizes = GAME["env_config"], {"hidden_size": 16, "num_layers": 1, "num_heads": 2}
     model, tokenizer = tiny_policy(TwentyQuestionsEnv(None, config), **sizes)
@@ -117,7 +149,7 @@ def test_stored_rollouts_are_imitated_where_they_are_of_this_tokenizer(tmp_path:
     with pytest.raises(ConfigError, match=r"warm_start\.filters cannot be used: .*finl_reward.*final_reward"):
         agentsgym.train(recipe(tmp_path, warm_start={**warm_start, "filters": {"finl_reward": 1}}))
     other = {**GAME, "env_config": {**config, "objects": ["dog", "apple"]}}
-    with pytest.raises(ConfigError, match=r"warm_start\.player has rollouts that were not recorded with the tokenizer"):
+    with pytest.raises(ConfigError, match=r"warm_start\.player has .* the tokenizer has no token for a part"):
         agentsgym.train(recipe(tmp_path, warm_start=warm_start, environments=[other]))
 
 
