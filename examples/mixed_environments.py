@@ -48,6 +48,7 @@ from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.TextArena.references import reference_for
 from agentsgym.evaluation.metrics import Evaluation, fraction_of_optimal
+from agentsgym.evaluation.mixed import pooled
 from agentsgym.reports.tables import text_table
 from agentsgym.seeding import derive_seed
 from agentsgym.training.command_line import PolicyOptions, parse_options
@@ -181,7 +182,8 @@ def main() -> None:
     if options.model is None:
         run.warm_start(demonstrate(run, sources, options), options.warm_start_steps, observation_loss=True)
         run.evaluate("imitation", None, tasks, run.policy(seed=args.seed))
-    curve = run.learning_curve(before=next(reversed(run.evaluations)))
+    lines = {kind: pooled(parts) for kind, parts in references.items()}
+    curve = run.learning_curve(before=next(reversed(run.evaluations)), references=lines)
     curriculum = None if options.weights else Curriculum("environment", low=0.02, high=0.95)
     state = run.learn(None, rows, callbacks=[curve], curriculum=curriculum)
     trained = run.evaluate("trained", None, tasks, run.policy(seed=args.seed))

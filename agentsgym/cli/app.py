@@ -17,6 +17,7 @@ from agentsgym.cli.commands.new import new
 from agentsgym.cli.commands.play import play
 from agentsgym.cli.commands.replay import replay
 from agentsgym.cli.commands.train import train
+from agentsgym.cli.completion import whole_words
 
 # Plain help is the same with and without color and in any width, and loads nothing but typer.
 app = typer.Typer(
@@ -58,7 +59,8 @@ def agentsgym_command(
 
 def main() -> None:
     """Run the command line."""
-    app(prog_name="agentsgym")
+    with whole_words():
+        app(prog_name="agentsgym")
 
 
 if __name__ == "__main__":

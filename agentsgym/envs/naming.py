@@ -6,7 +6,7 @@ import difflib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -85,6 +85,19 @@ def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
     if given.get(key, game) != game:
         raise ConfigError(f"the game is given twice: {shown(game)} in {shown(name)}, and {key}={given[key]!r}")
     return NamedEnv(name=name, env_class=env_class, env_config={**given, key: game})
+
+
+def name_of_env(class_path: str | None, env_config: Mapping[str, Any]) -> str | None:
+    """Name an environment as :func:`find_env` knows it; a class that it does not know by its own name alone.
+
+    >>> name_of_env("agentsgym.envs.TextArena.TextArenaEnv", {"game": "Wordle-v0"}), name_of_env("games.Guess", {})
+    ('TextArena:Wordle-v0', 'Guess')
+    """
+    groups = [group for group, path in GROUPS.items() if path == class_path]
+    if not groups:
+        return None if class_path is None else class_path.rpartition(".")[2]
+    game = env_config.get(GAME_KEYS.get(groups[0], ""))
+    return groups[0] if game is None else f"{groups[0]}:{game}"
 
 
 def known_names() -> list[str]:

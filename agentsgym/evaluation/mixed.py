@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
@@ -15,6 +18,7 @@ from agentsgym.envs.registry import make
 from agentsgym.envs.rows.read import DatasetRow
 from agentsgym.errors import ConfigError, TaskError, check_options
 from agentsgym.evaluation.metrics import Evaluation, summarize
+from agentsgym.evaluation.run import KeptRollouts
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import is_int, require
 from agentsgym.rollouts.driver import drive
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from agentsgym.envs.trial import Trial
+    from agentsgym.store.writer import RolloutWriter
     from agentsgym.types import Trajectory
 
 _LIMITS = ("max_turn_tokens", "max_completion_length")
@@ -40,6 +45,10 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
     seed: int = 0,
     failures: FailurePolicy | None = None,
     on_finish: Callable[[Trajectory], None] | None = None,
+    store: str | Path | RolloutWriter | None = None,
+    resume: bool | Literal["failed"] = False,
+    agent_name: str | None = None,
+    on_resume: Callable[[Sequence[Trajectory]], None] | None = None,
     **options: Any,
 ) -> Evaluation:
     """Play rows of several environments at once, each in its own, and report every environment and the whole.
@@ -52,6 +61,11 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
         seed: Of the bootstrap, and of the tasks that come without a seed.
         failures: What becomes of failed rollouts; by default they are counted, and the others go on.
         on_finish: Called with each rollout as soon as it is finished.
+        store: As of :func:`~agentsgym.evaluation.run.evaluate`: a folder, or a writer, that keeps every rollout, each
+            with its own environment.
+        resume: Likewise.
+        agent_name: Likewise.
+        on_resume: Likewise.
         **options: ``max_turn_tokens`` and ``max_completion_length``, and what
             :func:`~agentsgym.rollouts.driver.drive` takes: ``max_concurrent``, ``pool``, ``turn_timeout_s``,
             ``episode_timeout_s``.
@@ -65,7 +79,10 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
         ConfigError: There is no row, or one names no environment that can be built.
         TaskError: Some task cannot be played; nothing has been played then.
         TypeError: An option is unknown.
+        StoreError: There can be no store at that place.
         TooManyFailuresError: More rollouts failed than ``failures`` allows.
+
+        Whatever of these ends it, the rollouts finished until then are the error's ``trajectories``.
     """
     check_options(options, evaluate_mixed, drive, MultistepEnv.trials)
     require("num_rollouts", num_rollouts, is_int(1), "a positive int")
@@ -75,15 +92,55 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"rows must be dataset rows of several environments, got {shown(cast('object', rows))}")
     players = _Players(tokenizer, seed, limits)
-    for index, row in enumerate(cast("Iterable[Any]", rows)):
-        try:
-            players.add(row, num_rollouts)
-        except (ConfigError, TaskError) as error:
-            raise type(error)(f"row {index}: {error}") from error
-    if not players.trials:
-        raise ConfigError("there must be at least one row to evaluate on, got none")
-    everything = play_under_policy(players.trials, actor, policy, on_finish, **options)
-    return _summary(policy.without_small_groups(everything), everything, players.labels, seed)
+    players.add_all(cast("Iterable[Any]", rows), num_rollouts)
+    play = partial(play_under_policy, players.trials, actor, policy, **options)
+    known: list[Trajectory] = []
+    with contextlib.ExitStack() as stack:
+        if store is not None or resume:
+            from agentsgym.evaluation.stored import StoredEvaluation  # noqa: PLC0415  # pyarrow, a tenth of a second
+
+            settings: dict[str, Any] = {"store": store, "resume": resume, "agent_name": agent_name}
+            stored = stack.enter_context(StoredEvaluation(players.envs, agent, players.tasks, limits, **settings))
+            stored.look_up(num_rollouts)
+            play = partial(stored.play_missing, players.trials, policy, **options)
+            known = [*stored.known.values()]
+            if on_resume is not None:
+                on_resume(known)
+        kept = KeptRollouts(on_finish, known)
+        with kept.in_errors():
+            everything = play(on_finish=kept.add)
+            counted = policy.without_small_groups(everything)
+    return _summary(counted, everything, players.labels, seed)
+
+
+def pooled(parts: Mapping[str, Evaluation], *, seed: int = 0) -> Evaluation:
+    """Sum up evaluations that were made environment by environment, as :func:`evaluate_mixed` does of all at once.
+
+    So players that know one environment each become one, to be held against a policy that plays all.
+
+    Args:
+        parts: The evaluations, by the names of their environments; each holds its rollouts.
+        seed: Of the bootstrap.
+
+    Returns:
+        The estimates over all rollouts, tasks numbered through, and in ``by_environment`` those of each environment.
+
+    Raises:
+        ConfigError: There are none, or they hold no rollouts.
+    """
+    trajectories: list[Trajectory] = []
+    labels: list[str] = []
+    clusters: list[Hashable] = []
+    first = 0
+    for name, part in parts.items():
+        own = part.trajectories
+        clusters += [(name, key) for key in part.clusters or [one.task_index for one in own]]
+        trajectories += [replace(one, task_index=first + one.task_index) for one in own]
+        labels += [name] * len(own)
+        first += 1 + max((one.task_index for one in own), default=-1)
+    if not trajectories:
+        raise ConfigError(f"there is nothing to pool: {len(parts)} evaluations without rollouts")
+    return summarize(trajectories, clusters=clusters, environments=labels, seed=seed)
 
 
 def label_of(row: DatasetRow) -> str:
@@ -101,17 +158,35 @@ class _Players:
 
     Attributes:
         trials: Those of all rows so far, task-major.
+        envs: The environment of each row.
+        tasks: The task of each row, with its seed.
         labels: The name of each row's environment.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, seed: int, limits: Mapping[str, Any]) -> None:
         self.trials: list[Trial] = []
+        self.envs: list[MultistepEnv] = []
+        self.tasks: list[dict[str, Any]] = []
         self.labels: list[str] = []
         self._built: dict[str, MultistepEnv] = {}
         self._tokenizer, self._seed, self._limits = tokenizer, seed, limits
 
-    def add(self, row: Any, num_rollouts: int) -> None:
-        """Set up the trials of the next row, not started yet."""
+    def add_all(self, rows: Iterable[Any], num_rollouts: int) -> None:
+        """Set up the trials of all rows, not started yet.
+
+        Raises:
+            ConfigError: There is none, or one names no environment that can be built.
+            TaskError: Some task cannot be played.
+        """
+        for index, row in enumerate(rows):
+            try:
+                self._add(row, num_rollouts)
+            except (ConfigError, TaskError) as error:
+                raise type(error)(f"row {index}: {error}") from error
+        if not self.trials:
+            raise ConfigError("there must be at least one row to evaluate on, got none")
+
+    def _add(self, row: Any, num_rollouts: int) -> None:
         if not isinstance(row, Mapping) or not isinstance(cast("DatasetRow", row).get("task_data"), Mapping):
             raise ConfigError(f"it must be a dataset row with a 'task_data' (a dict), got {shown(cast('object', row))}")
         fields = cast("DatasetRow", row)
@@ -119,10 +194,13 @@ class _Players:
         task = dict(fields["task_data"])
         if task.get("seed") is None:
             task["seed"] = derive_seed("evaluation", self._seed, index)
-        trials = self._environment(fields).trials([task], num_rollouts, **self._limits)
+        env = self._environment(fields)
+        trials = env.trials([task], num_rollouts, **self._limits)
         for trial in trials:
             trial.task_index = index
         self.trials += trials
+        self.envs.append(env)
+        self.tasks.append(task)
         self.labels.append(label_of(fields))
 
     def _environment(self, row: DatasetRow) -> MultistepEnv:

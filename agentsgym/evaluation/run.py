@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -109,14 +109,20 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
 
             stored = stack.enter_context(
                 StoredEvaluation(
-                    env, agent, task_data, rollout_options, store=store, resume=resume, agent_name=agent_name
+                    [env] * len(task_data),
+                    agent,
+                    task_data,
+                    rollout_options,
+                    store=store,
+                    resume=resume,
+                    agent_name=agent_name,
                 )
             )
             play = stored.playing(play, num_rollouts)
             known = [*stored.known.values()]
             if on_resume is not None:
                 on_resume(known)
-        everything, trajectories = _played(play, num_rollouts, policy, _Kept(on_finish, known))
+        everything, trajectories = _played(play, num_rollouts, policy, KeptRollouts(on_finish, known))
     evaluation = summarize(
         trajectories,
         clusters=[keys[one.task_index] for one in trajectories],
@@ -132,7 +138,7 @@ def _num_summed(env_config: Mapping[str, Any]) -> int:
 
 
 def _played(
-    play: Callable[..., list[Trajectory]], num_rollouts: int, policy: FailurePolicy, kept: _Kept
+    play: Callable[..., list[Trajectory]], num_rollouts: int, policy: FailurePolicy, kept: KeptRollouts
 ) -> tuple[list[Trajectory], list[Trajectory]]:
     """Play, and return all rollouts and those that the estimates are made of."""
     options: dict[str, Any] = {}
@@ -140,15 +146,12 @@ def _played(
         policy.check_size(num_rollouts)
         # What is left out of the estimates is left out here, where it is still known.
         options["failures"] = replace(policy, min_group_size=0)
-    try:
+    with kept.in_errors():
         everything = play(on_finish=kept.add, **options)
         return everything, policy.without_small_groups(everything)
-    except AgentsGymError as error:
-        error.trajectories = kept.trajectories
-        raise
 
 
-class _Kept:
+class KeptRollouts:
     """Keeps rollouts as they are finished.
 
     Attributes:
@@ -158,6 +161,15 @@ class _Kept:
     def __init__(self, on_finish: OnFinish | None, finished_before: Sequence[Trajectory]) -> None:
         self.trajectories = [*finished_before]
         self._on_finish = on_finish
+
+    @contextlib.contextmanager
+    def in_errors(self) -> Generator[None]:
+        """Hand them to an error that ends the evaluation."""
+        try:
+            yield
+        except AgentsGymError as error:
+            error.trajectories = self.trajectories
+            raise
 
     def add(self, trajectory: Trajectory) -> None:
         """Keep one."""

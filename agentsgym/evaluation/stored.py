@@ -28,11 +28,12 @@ from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from agentsgym.envs.play import OnFinish
+    from agentsgym.envs.trial import Trial
     from agentsgym.types import Trajectory
 
     Play = Callable[..., list[Trajectory]]
 
-_LIMITS = ("max_turn_tokens", "max_completion_length")  # without them an episode is another
+LIMITS = ("max_turn_tokens", "max_completion_length")  # without them an episode is another
 _KEY = "evaluation_key"
 
 
@@ -45,7 +46,7 @@ class StoredEvaluation:
 
     def __init__(  # noqa: PLR0913  # what an evaluation is made of
         self,
-        env: MultistepEnv,
+        envs: Sequence[MultistepEnv],
         agent: Any,
         task_data: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
@@ -57,10 +58,10 @@ class StoredEvaluation:
         """Open the store; nothing is played.
 
         Args:
-            env: The environment.
+            envs: The environment of each task.
             agent: The agent.
             task_data: The tasks as they are asked for, each with its seed.
-            options: What ``env.rollout`` takes besides.
+            options: What ``env.rollout`` takes besides; of several environments, the limits of tokens.
             store: A folder, or a writer.
             resume: Whether to look for what is there; ``"failed"``: for what is there and did not fail.
             agent_name: What the agent is called.
@@ -72,17 +73,21 @@ class StoredEvaluation:
         self._is_own = not isinstance(store, RolloutWriter)
         name = agent_name or (store.shared.get("agent") if isinstance(store, RolloutWriter) else None)
         _check(store, resume, name)
-        self._env, self._agent, self._options = env, agent, options
+        self._envs, self._agent, self._options = envs, agent, options
         self._resume = resume
         self._name = name or type(agent).__name__
-        self._prefix = [
-            class_path(type(env)),
-            _canonical(env.env_config),
-            {limit: options.get(limit) for limit in _LIMITS},
-            env.tokenizer is not None,
-            self._name,
-        ]
-        self._tasks = _numbered(task_data)
+        limits = {limit: options.get(limit) for limit in LIMITS}
+        self._prefixes = {
+            id(env): [
+                class_path(type(env)),
+                _canonical(env.env_config),
+                limits,
+                env.tokenizer is not None,
+                self._name,
+            ]
+            for env in {id(env): env for env in envs}.values()
+        }
+        self._tasks = _numbered(envs, task_data)
         self._writer = RolloutWriter(store) if isinstance(store, str | Path) else cast("RolloutWriter", store)
         self.known: dict[tuple[int, int], Trajectory] = {}
         self._run: str | None = self._writer.shared.get("run")
@@ -100,59 +105,68 @@ class StoredEvaluation:
             self._writer.flush(wait=False)
 
     def playing(self, play: Play, num_rollouts: int) -> Play:
-        """Give a function that plays as the given one does, stores what it plays, and leaves out what is stored."""
-        self.known = self._find(num_rollouts) if self._resume else {}
-        self._run = self._run or f"evaluation-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+        """Give a function that plays as the given one does, stores what it plays, and leaves out what is stored.
+
+        It is for one environment, whose ``rollout`` is the given function.
+        """
+        self.look_up(num_rollouts)
         if not self.known:
             return partial(self._play_all, play)
-        if type(self._env).rollout is not MultistepEnv.rollout:
+        env = self._envs[0]
+        if type(env).rollout is not MultistepEnv.rollout:
             raise ConfigError(
-                f"{type(self._env).__name__} has a rollout of its own, so that single rollouts cannot be left out: "
+                f"{type(env).__name__} has a rollout of its own, so that single rollouts cannot be left out: "
                 "resume=False plays all of them"
             )
-        return partial(self._play_missing, num_rollouts)
+        return partial(self._play_missing, env, num_rollouts)
+
+    def look_up(self, num_rollouts: int) -> None:
+        """Find what is stored already, if it is not to be played again."""
+        self.known = self._find(num_rollouts) if self._resume else {}
+        self._run = self._run or f"evaluation-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+
+    def play_missing(
+        self, trials: Sequence[Trial], policy: FailurePolicy, on_finish: OnFinish, **options: Any
+    ) -> list[Trajectory]:
+        """Play the trials that are not stored, store them, and give all rollouts in the order of the trials."""
+        missing = [one for one in trials if (one.task_index, one.rollout_index) not in self.known]
+        finished = [*self.known.values()]
+        # Also where nothing is missing: more of the known ones may have failed than is allowed this time.
+        played = play_under_policy(
+            missing, as_agent(self._agent), policy, self._storing(on_finish), finished_before=finished, **options
+        )
+        results = self.known | {(one.task_index, one.rollout_index): one for one in played}
+        return [results[one.task_index, one.rollout_index] for one in trials]
 
     def _play_all(self, play: Play, *, on_finish: OnFinish, **options: Any) -> list[Trajectory]:
         return play(on_finish=self._storing(on_finish), **options)
 
     def _play_missing(
         self,
+        env: MultistepEnv,
         num_rollouts: int,
         *,
         on_finish: OnFinish,
         failures: FailurePolicy | None = None,
     ) -> list[Trajectory]:
         options = dict(self._options)
-        limits = {name: options.pop(name) for name in _LIMITS if name in options}
-        tasks = [task for task, _ in self._tasks]
-        trials = self._env.trials(tasks, num_rollouts, **limits)
-        missing = [one for one in trials if (one.task_index, one.rollout_index) not in self.known]
-        # Also where nothing is missing: more of the known ones may have failed than is allowed this time.
-        played = play_under_policy(
-            missing,
-            as_agent(self._agent),
-            as_policy(failures),
-            self._storing(on_finish),
-            finished_before=[*self.known.values()],
-            **options,
-        )
-        results = self.known | {(one.task_index, one.rollout_index): one for one in played}
-        everything = [results[one.task_index, one.rollout_index] for one in trials]
-        self._env.check_starts(everything)
+        limits = {name: options.pop(name) for name in LIMITS if name in options}
+        trials = env.trials([task for task, _ in self._tasks], num_rollouts, **limits)
+        everything = self.play_missing(trials, as_policy(failures), on_finish, **options)
+        env.check_starts(everything)
         return everything
 
     def _storing(self, on_finish: OnFinish) -> OnFinish:
-        columns: dict[str, Any] = {
-            "source": "evaluation",
-            "env_class_path": self._prefix[0],
-            "env_config": self._env.env_config,
-            "agent": self._name,
-            "run": self._run,
-        }
-
         def finished(trajectory: Trajectory) -> None:
             key = self._key(trajectory.task_index, trajectory.rollout_index)
-            shared = self._writer.shared
+            env, shared = self._envs[trajectory.task_index], self._writer.shared
+            columns: dict[str, Any] = {
+                "source": "evaluation",
+                "env_class_path": class_path(type(env)),
+                "env_config": env.env_config,
+                "agent": self._name,
+                "run": self._run,
+            }
             given = {name: value for name, value in columns.items() if name not in shared}
             self._writer.add(trajectory, **given, extra={**shared.get("extra", {}), _KEY: key})
             on_finish(trajectory)
@@ -162,7 +176,8 @@ class StoredEvaluation:
     def _key(self, task_index: int, rollout_index: int) -> str:
         """Name one rollout of this evaluation, equal for equal arguments in any process."""
         task, number = self._tasks[task_index]
-        text = json.dumps([*self._prefix, _canonical(task), number, rollout_index], sort_keys=True)
+        prefix = self._prefixes[id(self._envs[task_index])]
+        text = json.dumps([*prefix, _canonical(task), number, rollout_index], sort_keys=True)
         return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
     def _find(self, num_rollouts: int) -> dict[tuple[int, int], Trajectory]:
@@ -200,14 +215,14 @@ def _check(store: Any, resume: Any, agent_name: str | None) -> None:
         raise ConfigError("resume needs agent_name, which says whose rollouts in the store are to be gone on with")
 
 
-def _numbered(tasks: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:
-    """Each task with its number among those that are equal to it."""
-    seen: Counter[str] = Counter()
+def _numbered(envs: Sequence[MultistepEnv], tasks: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:
+    """Each task with its number among those of its environment that are equal to it."""
+    seen: Counter[tuple[int, str]] = Counter()
     numbered: list[tuple[Mapping[str, Any], int]] = []
-    for task in tasks:
-        text = _canonical(task)
-        numbered.append((task, seen[text]))
-        seen[text] += 1
+    for env, task in zip(envs, tasks, strict=True):
+        key = (id(env), _canonical(task))
+        numbered.append((task, seen[key]))
+        seen[key] += 1
     return numbered
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, cast
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agentsgym.envs.players import imitation_player, random_player, reference_player
 from agentsgym.errors import ConfigError, StoreError
 from agentsgym.fields import is_number
+from agentsgym.recipes.encoding import Encoder
 from agentsgym.recipes.sections import PlacedError, is_mapping
 from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from agentsgym.recipes.worlds import World, Worlds
     from agentsgym.training.run import TrainingRun
     from agentsgym.types import Trajectory
+
+logger = logging.getLogger(__name__)
 
 _PLAYERS: Mapping[str, Callable[[MultistepEnv, int], Any]] = {
     "random": random_player,
@@ -103,19 +107,36 @@ def _played(
 
 
 def stored_lessons(tokenizer: Any, store: RolloutStore) -> list[Trajectory]:
-    """Read what the policy is to imitate, which must be recorded with its tokenizer.
+    """Read what the policy is to imitate: the tokens, where they are of its tokenizer, else the texts, encoded anew.
 
     Raises:
-        PlacedError: It was recorded with another, or without one.
+        PlacedError: The texts of some rollout cannot be encoded.
     """
-    lessons = list(store)
-    for index, one in enumerate(lessons):
-        problem = _misfit(tokenizer, one)
-        if problem is not None:
+    lessons: list[Trajectory] = []
+    encoder = Encoder(tokenizer)
+    problems: list[str] = []
+    for index, record in enumerate(store.records()):
+        problem = _misfit(tokenizer, record.trajectory)
+        if problem is None:
+            lessons.append(record.trajectory)
+            continue
+        problems.append(f"{problem} in rollout {index}")
+        try:
+            lessons.append(encoder.encode(record))
+        except ConfigError as error:
             raise PlacedError(
                 ("warm_start", "player"),
-                f"has rollouts that were not recorded with the tokenizer of this policy: {problem} in rollout {index}",
-            )
+                f"has rollouts that were not recorded with the tokenizer of this policy ({problems[-1]}), and whose "
+                f"texts cannot be encoded with it: {sentence_of(error)}",
+            ) from error
+    if problems:
+        logger.warning(
+            "%d of %d rollouts to imitate were not recorded with the tokenizer of this policy, and their texts are "
+            "encoded anew: %s",
+            len(problems),
+            len(lessons),
+            problems[0],
+        )
     return lessons
 
 

@@ -115,10 +115,12 @@ class EvaluationPart:
     Attributes:
         num_tasks: How many tasks at most.
         num_rollouts: Games of each, by the policy. The random and the reference player play each once.
+        store: Whether all these games are kept in the run's rollout store; None: if those of training are.
     """
 
     num_tasks: int = field(default=200, metadata=must_be(_WHOLE, is_int(1)))
     num_rollouts: int = field(default=1, metadata=must_be(_WHOLE, is_int(1)))
+    store: bool | None = field(default=None, metadata=must_be("true, false, or null", or_none(is_bool)))
 
     def __post_init__(self) -> None:
         check_section(self)

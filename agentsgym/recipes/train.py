@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agentsgym.agents.policy.loading import limit_threads
 from agentsgym.envs.players import anchors_of, has_random_player
 from agentsgym.errors import ConfigError
+from agentsgym.evaluation.mixed import pooled
 from agentsgym.recipes.lessons import open_store, played_lessons, player_of, stored_lessons
 from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_recipe
 from agentsgym.recipes.sections import PlacedError
@@ -27,6 +28,7 @@ from agentsgym.training.run import TrainingRun
 from agentsgym.training.scripts import load_policy
 
 if TYPE_CHECKING:
+    from agentsgym.evaluation.metrics import Evaluation
     from agentsgym.recipes.worlds import World
     from agentsgym.store.reader import RolloutStore
     from agentsgym.training.config import GRPOEnvConfig
@@ -114,10 +116,10 @@ class Course:
             with _in_section("model"):
                 policy = _loaded(recipe, models, args)
         limit_threads(policy[0])
-        self.run = TrainingRun(policy, args, models)
+        self.run = TrainingRun(policy, args, models, store_evaluations=recipe.evaluation.store)
         self.env = None if len(self.worlds) > 1 else self.worlds[0].named.build(self.run.tokenizer)
         self.stored = None if store is None else stored_lessons(self.run.tokenizer, store)
-        self.references: list[str] = []
+        self.references: dict[str, dict[str, Evaluation]] = {}
 
     def follow(self) -> TrainingRun:
         """Play, imitate, train, and write the files."""
@@ -135,8 +137,8 @@ class Course:
                 if player is not None:
                     label = name if len(self.worlds) == 1 else f"{name}, {world.label}"
                     tasks = self.worlds.eval[world.label]
-                    self.run.evaluate(label, env, tasks, player, references=anchors_of(env))
-                    self.references.append(label)
+                    found = self.run.evaluate(label, env, tasks, player, references=anchors_of(env))
+                    self.references.setdefault(name, {})[world.label] = found
 
     def warm_up(self) -> None:
         """Let the policy imitate, if it is to."""
@@ -153,8 +155,8 @@ class Course:
         """Evaluate, train, evaluate again, and write the files."""
         run = self.run
         self.evaluate("before")
-        single = len(self.worlds) == 1
-        curve = run.learning_curve(references=self.references if single else ())
+        everywhere = {name: one for name, one in self.references.items() if len(one) == len(self.worlds)}
+        curve = run.learning_curve(references={name: pooled(parts) for name, parts in everywhere.items()})
         run.learn(self.env, self.worlds.train_rows(), callbacks=[curve])
         after = self.evaluate("after")
         curve.draw(after=after.win_rate)

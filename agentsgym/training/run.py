@@ -10,8 +10,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,11 @@ from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import evaluate_mixed
 from agentsgym.evaluation.run import evaluate
 from agentsgym.seeding import derive_seed
+from agentsgym.store.reader import RolloutStore
 from agentsgym.training.callbacks import LearningCurve
 from agentsgym.training.imitate import imitate, tiny_imitation_config
 from agentsgym.training.scripts import LossBar, Phases, episodes_bar, write_transcripts
+from agentsgym.training.storing import new_run_name
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class TrainingRun:
         output: The folder of all that is written, ``args.output_dir``.
         phases: How long each step took, and whether one was stopped.
         evaluations: What :meth:`evaluate` found, by name.
+        run_name: What the run is called in its rollout store.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class TrainingRun:
         model_config: ModelConfig | None = None,
         *,
         unit: str = "episode",
+        store_evaluations: bool | None = None,
     ) -> None:
         """Set up; nothing is played or written.
 
@@ -90,13 +94,20 @@ class TrainingRun:
             args: The settings of the trainer.
             model_config: TRL's settings of the model, of which those of adapters are used; None for no adapters.
             unit: What progress bars call an episode.
+            store_evaluations: Whether the rollouts of :meth:`evaluate` are kept, beside those of training: in the
+                folder of ``args.store_rollouts``, or where that keeps none in ``rollouts/``. None: if training keeps
+                its own.
         """
         self.model, self.tokenizer = policy
         self.args = args
         self.output = Path(args.output_dir or "outputs")
         self.phases = Phases(is_quiet=not self.is_main)
         self.evaluations: dict[str, Evaluation] = {}
+        self.run_name = new_run_name()
         self._unit = unit
+        self._num_steps = 0
+        keeps = args.rollout_folder is not None if store_evaluations is None else store_evaluations
+        self._folder = (args.rollout_folder or self.output / "rollouts") if keeps else None
         self._peft_config = get_peft_config(model_config) if model_config else None
 
     @property
@@ -133,19 +144,46 @@ class TrainingRun:
             label: What the progress bar and ``phases`` call it; None for ``name``.
             **options: What :func:`agentsgym.evaluate` or, without ``env``, :func:`agentsgym.evaluate_mixed` takes.
 
+        Where evaluations are kept, the rollouts are in the store under ``agent=name``, those of the policy with the
+        optimizer steps of :meth:`learn` that it has behind it as their ``step``.
+
         Returns:
             The evaluation.
+
+        Raises:
+            StoreError: There can be no store at its place.
         """
         options = {"max_concurrent": _MAX_CONCURRENT, **options}
+        is_own = agent is None or getattr(agent, "model", None) is self.model
+        step = self._num_steps if is_own else None
         agent, label = agent or self.policy(), label or name
         num_episodes = len(tasks) * options.get("num_rollouts", 1)
-        with self.phases.measure(label), self._bar(label, num_episodes) as on_finish:
+        with (
+            self._keeping(name, step) as kept,
+            self.phases.measure(label),
+            self._bar(label, num_episodes) as on_finish,
+        ):
+            options = {**kept, **options, "on_finish": on_finish}
             if env is None:
-                found = evaluate_mixed(agent, tasks, self.tokenizer, on_finish=on_finish, **options)
+                found = evaluate_mixed(agent, tasks, self.tokenizer, **options)
             else:
-                found = evaluate(env, agent, tasks, on_finish=on_finish, **options)
+                found = evaluate(env, agent, tasks, **options)
         self.evaluations[name] = found
         return found
+
+    @contextmanager
+    def _keeping(self, name: str, step: int | None) -> Generator[dict[str, Any]]:
+        """Give what an evaluation needs to keep its rollouts; a disk that takes nothing is logged, and ends nothing."""
+        if self._folder is None or not self.is_main:
+            yield {}
+            return
+        writer = RolloutStore.writer(
+            self._folder, source="evaluation", run=self.run_name, agent=name, step=step, policy_version=step
+        )
+        try:
+            yield {"store": writer, "agent_name": name}
+        finally:
+            writer.close(strict=False)
 
     def play(self, label: str, env: MultistepEnv, tasks: Sequence[Mapping[str, Any]], agent: Agent) -> list[Trajectory]:
         """Let an agent play each task once behind a progress bar, to record demonstrations.
@@ -196,25 +234,30 @@ class TrainingRun:
             )
         self.save_policy()
 
-    def learning_curve(self, *, before: str = "before", references: Sequence[str] = ()) -> LearningCurve:
+    def learning_curve(
+        self, *, before: str = "before", references: Sequence[str] | Mapping[str, Evaluation] = ()
+    ) -> LearningCurve:
         """Make the plot ``learning_curve.png`` that :meth:`learn` draws.
 
         Args:
             before: The evaluation of the policy before training.
-            references: The evaluations of other players, drawn as lines.
+            references: The evaluations of other players, drawn as lines: their names here, or evaluations by the name
+                of the line, say those that :func:`~agentsgym.evaluation.mixed.pooled` makes of several environments'.
 
         Raises:
             ConfigError: There is no evaluation of such a name.
         """
-        for name in (before, *references):
+        others = references if isinstance(references, Mapping) else {}
+        for name in (before, *(name for name in references if name not in others)):
             if name not in self.evaluations:
-                known = did_you_mean(name, self.evaluations) if self.evaluations else "; nothing was evaluated yet"
-                raise ConfigError(f"the learning curve shows the evaluation {name!r}, which was not made{known}")
-        win_rates = {name: found.win_rate for name, found in self.evaluations.items() if found.win_rate}
+                near = did_you_mean(name, self.evaluations) if self.evaluations else "; nothing was evaluated yet"
+                raise ConfigError(f"the learning curve shows the evaluation {name!r}, which was not made{near}")
+        known = {**self.evaluations, **others}
+        lines = {name: known[name].win_rate for name in references}
         return LearningCurve(
             self.output / "learning_curve.png" if self.is_main else None,
-            before=win_rates.get(before),
-            references={name: win_rates[name] for name in references if name in win_rates},
+            before=self.evaluations[before].win_rate,
+            references={name: win_rate for name, win_rate in lines.items() if win_rate is not None},
         )
 
     def learn(
@@ -255,10 +298,12 @@ class TrainingRun:
             peft_config=self._peft_config,
             **trainer_options,
         )
+        trainer._rollouts.run = self.run_name
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)
         with trainer, self.phases.measure(label), self.phases.interruptible(handle_sigterm=False):
             trainer.train(resume_from_checkpoint=self.args.resume_from_checkpoint)
+        self._num_steps = trainer.state.global_step
         for callback in callbacks:
             if isinstance(callback, LearningCurve):
                 callback.close()

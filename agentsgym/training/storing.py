@@ -31,8 +31,17 @@ if TYPE_CHECKING:
 _SOURCES = {"train": "training", "eval": "evaluation"}
 
 
+def new_run_name() -> str:
+    """Make a name for a run."""
+    return f"training-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+
+
 class TrainingStore:
-    """Where the rollouts of a run go; nowhere without ``args.store_rollouts``."""
+    """Where the rollouts of a run go; nowhere without ``args.store_rollouts``.
+
+    Attributes:
+        run: What the run is called there; the first rank's counts. Empty for a new name.
+    """
 
     def __init__(self, args: GRPOEnvConfig, environments: Environments) -> None:
         """Open nothing yet: that is done on all ranks together.
@@ -43,7 +52,7 @@ class TrainingStore:
         """
         self._args, self._environments = args, environments
         self._writer: RolloutWriter | None = None
-        self._run = ""
+        self.run = ""
 
     def add(
         self,
@@ -98,8 +107,7 @@ class TrainingStore:
         """Collective: make this rank's writer, and agree on the name of the run."""
         with error.keeping():
             self._writer = RolloutStore.writer(folder, agent="policy")
-        name = f"training-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
-        self._run = all_gather_objects([name], error.first)[0]
+        self.run = all_gather_objects([self.run or new_run_name()], error.first)[0]
 
     def _add(
         self,
@@ -113,7 +121,7 @@ class TrainingStore:
             env = self._environments.of(batch.dataset_rows[i])
             writer.add(
                 trajectory,
-                run=self._run,
+                run=self.run,
                 source=_SOURCES[phase.kind],
                 env_class_path=class_path(type(env)),
                 env_config=env.env_config,

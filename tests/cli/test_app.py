@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +88,29 @@ def test_completion_offers_environments_and_agents() -> None:
     assert {"TwentyQuestions", "TextArena"} <= offered("agentsgym eval T")
     assert "TextArena:Wordle-v0" in offered("agentsgym eval TextArena:Wor")
     assert {"random", "reference"} <= offered("agentsgym eval TwentyQuestions --agent r")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_games_behind_a_colon(tmp_path: Path) -> None:
+    command = tmp_path / "agentsgym"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m agentsgym.cli.app "$@"\n')
+    command.chmod(0o755)
+    variables = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+    def bash(script: str, **more: str) -> list[str]:
+        run = ["bash", "--norc", "-c", script]
+        return subprocess.run(run, env=variables | more, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    completion = "\n".join(bash("agentsgym", _AGENTSGYM_COMPLETE="source_bash"))
+
+    def offered(*words: str) -> list[str]:  # as bash splits what was typed
+        given = f"COMP_WORDS=({' '.join(map(shlex.quote, words))}) COMP_CWORD={len(words) - 1}"
+        return bash(f"{completion}\n{given}\n_agentsgym_completion agentsgym\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"")
+
+    assert offered("agentsgym", "eval", "TextArena", ":", "Wordle-v0-h") == ["Wordle-v0-hardcore"]
+    assert "FrozenLake-v1" in offered("agentsgym", "eval", "Gymnasium", ":")
+    assert offered("agentsgym", "eval", "TextArena", ":", "Wordle-v0", "--agent", "ran") == ["random"]
+    assert offered("agentsgym", "eval", "TextArena:Wordle-v0-h") == ["TextArena:Wordle-v0-hardcore"]  # not split
 
 
 @pytest.mark.parametrize("command", [("envs",), ("check",), ("play",), ("eval", "--agent", "random"), ("play", "-a")])

@@ -336,6 +336,23 @@ def test_a_pair_is_where_two_rollouts_of_a_task_first_differ(game: str, tmp_path
     assert [row[name][0]["content"] for name in ("chosen", "rejected")] == ["3", "2"]
 
 
+def test_rollouts_become_logs_that_inspect_reads(game: str, tmp_path: Path) -> None:
+    log = pytest.importorskip("inspect_ai.log")
+    path = evaluated(game, tmp_path)
+    done = ran("export", path, "--to", "inspect", "-o", tmp_path / "log.eval", "--where", "success=true")
+    assert done.code == 0
+    assert "wrote 1 log of 2 rollouts" in done.words
+    found = log.read_eval_log(str(tmp_path / "log.eval"))
+    assert (found.eval.task, [one.scores["success"].value for one in found.samples]) == ("Guess", ["C", "C"])
+    ran("eval", game, "-a", "random", "-n", "2", "--store", path)
+    for place, said in (("log.eval", "is there already"), ("other.json", "need several"), ("x.txt", "or a folder")):
+        done = ran("export", path, "--to", "inspect", "-o", tmp_path / place)
+        assert (done.code, said in done.words) == (2, True)
+    done = ran("export", path, "--to", "inspect", "-o", tmp_path / "logs")
+    assert "wrote 2 logs of 6 rollouts" in done.words
+    assert len(log.list_eval_logs(str(tmp_path / "logs"))) == 2
+
+
 def told(reward: float, *texts: str, **turn: Any) -> Trajectory:
     """A rollout of one answer, the last text."""
     messages = [{"role": "user", "content": text} for text in texts[:-1]]
@@ -412,7 +429,7 @@ def test_ids_of_calls_lead_no_two_rollouts_apart() -> None:
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--to", "csv"], 2, "--to is one of jsonl, sft, dpo, kto, got 'csv'"),
+        (["--to", "csv"], 2, "--to is one of jsonl, sft, dpo, kto, inspect, got 'csv'"),
         (["--to", "dpo", "--min-reward", "1"], 2, "--min-reward is for --to sft and --to kto"),
         (["--to", "jsonl", "--where", "reward=1"], 2, "--where knows no column 'reward'; did you mean"),
         (["--to", "jsonl", "--where", "success"], 2, "--where takes COLUMN=VALUE"),

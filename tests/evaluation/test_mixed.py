@@ -11,7 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "envs"))
 from mixed_envs import Guess, LookUp, SayTheColor
 
-from agentsgym import ConfigError, FailurePolicy, TaskError, evaluate_mixed, mix
+from agentsgym import ConfigError, FailurePolicy, RolloutStore, TaskError, evaluate, evaluate_mixed, mix
+from agentsgym.evaluation.mixed import pooled
 from agentsgym.tiny import call_text
 
 
@@ -107,3 +108,63 @@ def test_rows_that_cannot_be_played_are_named(rows: Any, kind: Any, says: str) -
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(TypeError, match="did you mean 'num_rollouts'"):
         evaluate_mixed(Player(), ROWS, num_rollout=2)
+
+
+class Stopping(Player):
+    """Refuses to go on after some answers."""
+
+    def __init__(self, num_answers: int) -> None:
+        self.num_answers = num_answers
+
+    def get_action(self, messages: list[Any], agent_state: Any) -> tuple[str, Any]:
+        if not self.num_answers:
+            raise ConfigError("the key is refused")
+        self.num_answers -= 1
+        return super().get_action(messages, agent_state)
+
+
+def test_a_resumed_evaluation_plays_what_is_missing_in_each_environment(tmp_path: Path) -> None:
+    rows = [*ROWS, *ROWS]  # every task is there twice, so that equal ones are told apart
+    options: dict[str, Any] = {"store": tmp_path, "agent_name": "player", "num_rollouts": 2, "max_concurrent": 3}
+    with pytest.raises(ConfigError, match="the key is refused") as stopped:
+        evaluate_mixed(Stopping(40), rows, **options)
+    kept = RolloutStore(tmp_path)
+    assert 0 < len(kept) == len(stopped.value.trajectories) < 64
+    resumed: list[int] = []
+    result = evaluate_mixed(Player(), rows, resume=True, on_resume=lambda known: resumed.append(len(known)), **options)
+    assert resumed == [len(kept)]
+    whole = evaluate_mixed(Player(), rows, num_rollouts=2)
+    assert result.as_dict() == whole.as_dict()
+    store = RolloutStore(tmp_path)
+    assert len(store) == 64
+    assert {(one.task_index, one.rollout_index) for one in store} == {(i, j) for i in range(32) for j in range(2)}
+    classes = {one.env_class_path for one in store.records()}
+    assert {str(one).rpartition(".")[2] for one in classes} == {"SayTheColor", "Guess", "LookUp"}
+    again = evaluate_mixed(Stopping(0), rows, resume="failed", **options)
+    assert again.as_dict() == whole.as_dict()
+
+
+def test_a_store_serves_one_environment_alone_as_it_does_in_a_mixture(tmp_path: Path) -> None:
+    evaluate_mixed(Player(), ROWS, store=tmp_path, agent_name="player")
+    tasks = [row["task_data"] for row in ROWS if row["environment"] == "hard"]
+    env = Guess(env_config={"highest": 10**9, "max_steps_per_episode": 2})
+    found = evaluate(env, Stopping(0), tasks, store=tmp_path, agent_name="player", resume=True)
+    assert found.num_episodes == 4
+
+
+def test_evaluations_of_single_environments_pool_to_that_of_the_mixture() -> None:
+    whole = evaluate_mixed(Player(), ROWS, num_rollouts=2)
+    parts: dict[str, Any] = {}
+    for name in ("color", "guess", "hard", "tool"):
+        rows = [row for row in ROWS if row["environment"] == name]
+        parts[name] = evaluate_mixed(Player(), rows, num_rollouts=2)
+    found = pooled(parts)
+    assert found.reward is not None
+    assert whole.reward is not None
+    assert (found.num_episodes, found.reward.mean) == (32, pytest.approx(whole.reward.mean))
+    assert {name: one.win_rate for name, one in found.by_environment.items()} == {
+        name: one.win_rate for name, one in whole.by_environment.items()
+    }
+    assert len({one.task_index for one in found.trajectories}) == 16
+    with pytest.raises(ConfigError, match="nothing to pool"):
+        pooled({})

@@ -15,8 +15,13 @@ from transformers import AutoModelForCausalLM
 
 import agentsgym
 from agentsgym import ConfigError, PolicyAgent, RolloutStore, TwentyQuestionsEnv, evaluate, tiny_policy
-from agentsgym.recipes.lessons import played_lessons
+from agentsgym.envs.PriceList import PriceListEnv, ReferencePlayer
+from agentsgym.envs.TwentyQuestions import ImitationPlayer
+from agentsgym.evaluation.compare import compare
+from agentsgym.recipes.lessons import played_lessons, stored_lessons
 from agentsgym.recipes.train import prepare
+from agentsgym.reports.plots.stored import curve_of
+from agentsgym.training.callbacks import LearningCurve
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 
@@ -71,9 +76,20 @@ def test_equal_configurations_give_equal_games(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_several_environments_are_trained_on_by_weight(tmp_path: Path) -> None:
+def test_several_environments_are_trained_on_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [{**GAME, "label": "words"}, {**PRICES, "weight": 3}]
+    lines: list[dict[str, Any]] = []
+    drawn = LearningCurve.__init__
+
+    def noted(self: LearningCurve, *args: Any, references: Any = None, **options: Any) -> None:
+        lines.append(references)
+        drawn(self, *args, references=references, **options)
+
+    monkeypatch.setattr(LearningCurve, "__init__", noted)
     run = agentsgym.train(recipe(tmp_path, environments=parts))
+    for name in ("random", "reference"):  # as one player, over all environments
+        rates = [run.evaluations[f"{name}, {label}"].win_rate for label in ("words", "PriceList")]
+        assert lines[0][name].mean == sum(rate.mean for rate in rates if rate) / 2
     assert list(run.evaluations) == [
         "random, words", "reference, words", "random, PriceList", "reference, PriceList", "before", "after",
     ]  # fmt: skip
@@ -81,6 +97,36 @@ def test_several_environments_are_trained_on_by_weight(tmp_path: Path) -> None:
         "words": 8,
         "PriceList": 8,
     }
+
+
+def test_stored_texts_are_encoded_anew_to_be_imitated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = GAME["env_config"]
+    env = TwentyQuestionsEnv(None, config)
+    tasks = [{"solution": name, "seed": 1} for name in config["objects"]]
+    evaluate(env, ImitationPlayer(env, seed=0), tasks, 4, store=tmp_path / "texts")
+    _, tokenizer = tiny_policy(env, hidden_size=16, num_layers=1, num_heads=2)
+    with caplog.at_level("WARNING"):
+        lessons = stored_lessons(tokenizer, RolloutStore(tmp_path / "texts"))
+    assert "8 of 8 rollouts to imitate were not recorded with the tokenizer of this policy" in caplog.text
+    # exactly what the same games are where they are played with this tokenizer
+    with_tokens = TwentyQuestionsEnv(tokenizer, config)
+    played = with_tokens.rollout(tasks, ImitationPlayer(with_tokens, seed=0), 4)
+    assert [one.messages for one in lessons] == [one.messages for one in played]
+    for lesson, same in zip(lessons, played, strict=True):
+        assert lesson.token_ids == same.token_ids[: len(lesson.token_ids)]
+        assert [(one.start, one.stop) for one in lesson.turns] == [(one.start, one.stop) for one in same.turns]
+        assert not lesson.exact
+    warm_start = {"player": str(tmp_path / "texts"), "max_steps": 2, "settings": {"use_cpu": True}}
+    run = agentsgym.train(recipe(tmp_path, warm_start=warm_start))
+    assert "warm start" in run.phases.seconds
+
+
+def test_calls_of_tools_are_not_encoded_anew(tmp_path: Path) -> None:
+    env = PriceListEnv(None, PRICES["env_config"])
+    evaluate(env, ReferencePlayer(env, seed=0), env.tasks(2, seed=0, part="train"), store=tmp_path / "calls")
+    warm_start = {"player": str(tmp_path / "calls"), "max_steps": 2}
+    with pytest.raises(ConfigError, match=r"cannot be encoded with it: there are calls of tools"):
+        agentsgym.train(recipe(tmp_path, warm_start=warm_start, environments=[PRICES]))
 
 
 def test_stored_rollouts_are_imitated_where_they_are_of_this_tokenizer(tmp_path: Path) -> None:
@@ -103,7 +149,7 @@ def test_stored_rollouts_are_imitated_where_they_are_of_this_tokenizer(tmp_path:
     with pytest.raises(ConfigError, match=r"warm_start\.filters cannot be used: .*finl_reward.*final_reward"):
         agentsgym.train(recipe(tmp_path, warm_start={**warm_start, "filters": {"finl_reward": 1}}))
     other = {**GAME, "env_config": {**config, "objects": ["dog", "apple"]}}
-    with pytest.raises(ConfigError, match=r"warm_start\.player has rollouts that were not recorded with the tokenizer"):
+    with pytest.raises(ConfigError, match=r"warm_start\.player has .* the tokenizer has no token for a part"):
         agentsgym.train(recipe(tmp_path, warm_start=warm_start, environments=[other]))
 
 
@@ -169,3 +215,37 @@ def test_noise_is_the_share_of_episodes_that_the_random_player_plays(tmp_path: P
     others = played_lessons(best.run, best.worlds, best.recipe.warm_start)
     assert all(game.success for game in others)
     assert [game.token_ids for game in played[2:]] == [game.token_ids for game in others[2:]]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_before_and_after_are_kept_beside_training_and_can_be_compared(tmp_path: Path, *, several: bool) -> None:
+    parts = [{**GAME, "label": "words"}, PRICES] if several else [GAME]
+    given = recipe(tmp_path, environments=parts)
+    run = agentsgym.train(given, overrides={"training.store_rollouts": True})
+    store = RolloutStore(run.output / "rollouts")
+    assert {one.run for one in store.records()} == {run.run_name}
+    assert len(store.filter(source="training")) == 8
+    for name, found in run.evaluations.items():
+        kept = store.filter(source="evaluation", agent=name)
+        assert sum(one.final_reward for one in kept) == sum(one.final_reward for one in found.trajectories)
+        assert len(kept) == found.num_episodes
+    steps = {(one.agent, one.step) for one in store.records() if one.source == "evaluation"}
+    assert {one for one in steps if one[1] is not None} == {("before", 0), ("after", 1)}
+    before, after = (store.filter(agent=name) for name in ("before", "after"))
+    found = compare(before, after)
+    assert len(found.tasks) == (8 if several else 4)
+    curve = curve_of(store)
+    after_training = run.evaluations["after"].win_rate
+    assert after_training is not None
+    assert [(x, one.mean) for x, one in curve.evaluations][1:] == [(8, after_training.mean)]
+    assert {*curve.references} == {*run.evaluations} - {"before", "after"}
+
+
+def test_evaluations_alone_are_kept_or_left_out_as_asked(tmp_path: Path) -> None:
+    run = agentsgym.train(recipe(tmp_path, evaluation={"num_tasks": 2, "store": True}))
+    assert {(one.source, one.agent) for one in RolloutStore(run.output / "rollouts").records()} == {
+        ("evaluation", name) for name in run.evaluations
+    }
+    out = recipe(tmp_path / "b", evaluation={"num_tasks": 2, "store": False})
+    run = agentsgym.train(out, overrides={"training.store_rollouts": True})
+    assert {one.source for one in RolloutStore(run.output / "rollouts").records()} == {"training"}

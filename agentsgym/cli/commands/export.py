@@ -9,12 +9,13 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import FailureError, UsageError, cell, out, reported
+from agentsgym.cli.console import FailureError, UsageError, cell, out, reported, usage
+from agentsgym.errors import AgentsGymError
 
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
 
-_FORMATS = ("jsonl", "sft", "dpo", "kto")
+_FORMATS = ("jsonl", "sft", "dpo", "kto", "inspect")
 
 
 @reported
@@ -25,13 +26,19 @@ def export(
         typer.Option(
             "--to",
             metavar="|".join(_FORMATS),
-            help="Whole rollouts, or examples as TRL's trainers read them.",
+            help="Whole rollouts, examples as TRL's trainers read them, or logs of Inspect.",
             show_default=False,
         ),
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FILE", help="It must not be there yet.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="It must not be there yet; for inspect FILE.eval, FILE.json or a folder.",
+            show_default=False,
+        ),
     ],
     where: options.Where = None,
     min_reward: Annotated[
@@ -43,10 +50,11 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write stored rollouts as lines of JSON: whole, or as examples for fine-tuning.
+    """Write stored rollouts for other tools: whole, as examples for fine-tuning, or as logs of Inspect.
 
     jsonl: whole rollouts. sft: the conversations that were won. dpo: of rollouts of one task, the answers in which the
-    better and the worse first differ. kto: every answer, with whether its rollout was won. Nothing is overwritten.
+    better and the worse first differ. kto: every answer, with whether its rollout was won. inspect: conversations and
+    scores, for inspect view. Nothing is overwritten.
     """
     from agentsgym.cli.stores import open_store  # noqa: PLC0415
 
@@ -55,9 +63,26 @@ def export(
     if min_reward is not None and to not in {"sft", "kto"}:
         raise UsageError("--min-reward is for --to sft and --to kto")
     store = open_store(path, where)
+    if to == "inspect":
+        _write_inspect(store, output)
+        return
     count = _write(output, _lines(store, to, min_reward))
     what = "rollouts" if to == "jsonl" else "examples"
     out().print(cell(f"wrote {count} {what} of {len(store)} rollouts to {output}"), soft_wrap=True)
+
+
+def _write_inspect(store: RolloutStore, path: Path) -> None:
+    from agentsgym.reports.inspect_logs import write_inspect_logs  # noqa: PLC0415
+
+    try:
+        with usage():
+            written = write_inspect_logs(store, path)
+    except OSError as error:
+        if isinstance(error, AgentsGymError):  # a file of the store, which is named already
+            raise
+        raise FailureError(f"{path} cannot be written: {error}") from error
+    logs = "1 log" if len(written) == 1 else f"{len(written)} logs"
+    out().print(cell(f"wrote {logs} of {len(store)} rollouts to {path}"), soft_wrap=True)
 
 
 def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[str]:

@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from agentsgym.errors import ConfigError
 from agentsgym.reports.colors import BLUE, FAINT_INK, GRAY, INK, LINE, NEGATIVE, OUTCOMES, POSITIVE
+from agentsgym.reports.plots.stored import turns_of
 from agentsgym.reports.plots.style import (
     Picture,
     TokenValues,
@@ -23,6 +24,8 @@ from agentsgym.reports.plots.style import (
     finished,
     plain,
 )
+from agentsgym.store.reader import RolloutStore
+from agentsgym.store.records import StoredRollout
 from agentsgym.types import Trajectory
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ _MOST_LABELS = 24  # of turns
 
 
 def credit_along(
-    trajectory: Trajectory,
+    trajectory: Trajectory | StoredRollout,
     *,
     advantages: Sequence[float] | None = None,
     path: str | Path | None = None,
@@ -45,14 +48,18 @@ def credit_along(
     vermilion and stands below it.
 
     Args:
-        trajectory: The rollout, with tokens.
-        advantages: (T,), one a token; None leaves that panel out.
+        trajectory: The rollout, with tokens; ``store.record(i)`` brings its advantages along.
+        advantages: (T,), one a token; None for those of a stored rollout; without any that panel is left
+            out.
         path: Where to write a PNG too; its folder is made if needed.
         title: The headline; None for the rollout's own.
 
     Raises:
         ConfigError: The rollout has no tokens, or there is not one advantage a token.
     """
+    if isinstance(trajectory, StoredRollout):
+        advantages = trajectory.advantages if advantages is None else advantages
+        trajectory = trajectory.trajectory
     if not len(trajectory.token_ids):
         raise ConfigError("credit is drawn along tokens, and this rollout has none: it was played without a tokenizer")
     check_values("advantages", None if advantages is None else [advantages], [trajectory])
@@ -79,7 +86,7 @@ def credit_along(
 
 
 def rollout_group(
-    trajectories: Sequence[Trajectory],
+    trajectories: Sequence[Trajectory] | RolloutStore,
     *,
     advantages: TokenValues | None = None,
     path: str | Path | None = None,
@@ -90,19 +97,23 @@ def rollout_group(
     Of more than 16 rollouts the first 16 are drawn, and the headline says so.
 
     Args:
-        trajectories: Rollouts of the same task.
-        advantages: (T,) for each of them; a turn's is the mean over its tokens. None draws rewards only.
+        trajectories: Rollouts of the same task; of a store, which is filtered to them, the columns that are drawn.
+        advantages: (T,) for each of them; a turn's is the mean over its tokens. None for those of a store; where there
+            are none, rewards only are drawn.
         path: Where to write a PNG too; its folder is made if needed.
         title: The headline; None for the task's index.
 
     Raises:
         ConfigError: There is no rollout, they are of several tasks, or some advantage is missing.
     """
+    source, drawn = trajectories, turns_of(trajectories)
+    trajectories = drawn.trajectories
     tasks = sorted({one.task_index for one in trajectories})
     if len(tasks) != 1:
         found = f"those of tasks {', '.join(map(str, tasks[:8]))}{', …' if len(tasks) > 8 else ''}" if tasks else "none"
         raise ConfigError(f"a rollout group is the rollouts of one task, got {found}")
     check_values("advantages", advantages, trajectories)
+    advantages = drawn.advantages if advantages is None else advantages
     shown = trajectories[:_MOST_ROLLOUTS]
     num_columns = min(4, len(shown))
     num_rows = -(-len(shown) // num_columns)
@@ -113,7 +124,8 @@ def rollout_group(
     for axes in grid[len(shown) :]:
         axes.set_visible(False)
     more = f", {len(shown)} of {len(trajectories)} rollouts" if len(shown) < len(trajectories) else ""
-    headline = plain(title or f"Task {tasks[0]}") + more
+    named = "Rollouts of one task" if isinstance(source, RolloutStore) else f"Task {tasks[0]}"
+    headline = plain(title or named) + more
     picture.suptitle(headline, x=0.01, ha="left", fontsize=13, fontweight="bold")
     picture.supxlabel("turn", color=FAINT_INK, fontsize=9)
     if advantages is not None:

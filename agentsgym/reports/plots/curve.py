@@ -15,7 +15,9 @@ from matplotlib.ticker import PercentFormatter
 
 from agentsgym.evaluation.metrics import Estimate
 from agentsgym.reports.colors import BLUE, PAPER, REFERENCES, VERMILION
+from agentsgym.reports.plots.stored import curve_of
 from agentsgym.reports.plots.style import Picture, draw_frame, draw_legend, finished
+from agentsgym.store.reader import RolloutStore
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +26,7 @@ _TRAINING, _EVALUATION = BLUE, VERMILION
 
 
 def learning_curve(
-    points: Sequence[tuple[float, float]],
+    points: Sequence[tuple[float, float]] | RolloutStore,
     path: str | Path | None = None,
     *,
     evaluations: Sequence[tuple[float, Estimate]] = (),
@@ -39,13 +41,22 @@ def learning_curve(
     again while someone looks at it.
 
     Args:
-        points: (x, win rate in [0, 1]) of training, x ascending; may be empty.
+        points: (x, win rate in [0, 1]) of training, x ascending; may be empty. Or a store of training
+            (``store_rollouts``), which has a point for each generation batch, and the evaluations and references too;
+            those that are given are drawn beside.
         path: The PNG; its folder is made if needed. None to write nothing.
         evaluations: (x, estimate), say before and after training.
         references: Other agents' win rates by name, say random and greedy play.
         x_label: What x counts.
         title: The headline.
+
+    Raises:
+        ConfigError: The store has neither rollouts of training nor evaluations.
     """
+    if isinstance(points, RolloutStore):
+        found = curve_of(points)
+        points, evaluations = found.points, [*found.evaluations, *evaluations]
+        references = {**found.references, **(references or {})}
     picture = Picture()
     axes = picture.add_subplot()
     _draw_percent_frame(axes, x_label, title)

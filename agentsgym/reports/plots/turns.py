@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation.intervals import bootstrap_intervals
 from agentsgym.reports.colors import BLUE, BROWN, FAINT_INK, GRAY, OUTCOMES, VERMILION, VIOLET
+from agentsgym.reports.plots.stored import lengths_of, turns_of
 from agentsgym.reports.plots.style import (
     Picture,
     TokenValues,
@@ -28,6 +29,8 @@ from agentsgym.types import Trajectory, Turn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from agentsgym.store.reader import RolloutStore
 
 _MOST_TURNS = 50
 _NUM_RESAMPLES = 2000
@@ -54,7 +57,7 @@ class TurnMeans:
 
 
 def by_turn(
-    trajectories: Sequence[Trajectory],
+    trajectories: Sequence[Trajectory] | RolloutStore,
     *,
     advantages: TokenValues | None = None,
     entropies: TokenValues | None = None,
@@ -68,8 +71,8 @@ def by_turn(
     sampled from. Failed rollouts are left out; of longer ones the first 50 turns are drawn.
 
     Args:
-        trajectories: The rollouts.
-        advantages: (T,) for each of them; None leaves that panel out.
+        trajectories: The rollouts. Of a store the columns that are drawn are read, and no others.
+        advantages: (T,) for each of them; None for those of a store, which leaves that panel out where there are none.
         entropies: (T,) for each of them.
         path: Where to write a PNG too; its folder is made if needed.
         title: The headline.
@@ -77,8 +80,11 @@ def by_turn(
     Raises:
         ConfigError: No rollout has a turn, or some value is missing.
     """
+    drawn = turns_of(trajectories, logprobs=entropies is None)
+    trajectories = drawn.trajectories
     check_values("advantages", advantages, trajectories)
     check_values("entropies", entropies, trajectories)
+    advantages = drawn.advantages if advantages is None else advantages
     rows = [index for index, one in enumerate(trajectories) if one.turns and not one.failed]
     if not rows:
         raise ConfigError("there is nothing to draw by turn: no rollout that did not fail has a turn")
@@ -104,18 +110,22 @@ def by_turn(
 
 
 def lengths(
-    trajectories: Sequence[Trajectory], *, path: str | Path | None = None, title: str = "Lengths of rollouts"
+    trajectories: Sequence[Trajectory] | RolloutStore,
+    *,
+    path: str | Path | None = None,
+    title: str = "Lengths of rollouts",
 ) -> Picture:
     """Draw how many turns and how many tokens rollouts have, by how they ended.
 
     Args:
-        trajectories: The rollouts.
+        trajectories: The rollouts. Of a store the columns that are drawn are read, and no others.
         path: Where to write a PNG too; its folder is made if needed.
         title: The headline.
 
     Raises:
         ConfigError: There is no rollout.
     """
+    trajectories = lengths_of(trajectories)
     if not trajectories:
         raise ConfigError("there are no rollouts whose lengths could be drawn")
     picture = Picture(3.6)

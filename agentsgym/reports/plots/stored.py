@@ -1,0 +1,191 @@
+"""What the plots read of a rollout store: the columns that they draw, in pieces, and none of the others."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any, Final
+
+from agentsgym.errors import ConfigError
+from agentsgym.evaluation.metrics import Estimate, summarize
+from agentsgym.reports.plots.style import TokenValues
+from agentsgym.store.reader import RolloutStore
+from agentsgym.types import StopReason, Trajectory, Turn
+
+_PIECE: Final = 2048  # rollouts that are read at once
+_OUTCOME: Final = ("stop_reason", "success", "final_reward")
+_TASK: Final = ("run", "generation", "group", "env_class_path", "env_config", "task_data", "task_index")
+_TURN: Final = ("start", "stop", "reward", "prompt_start")
+_CURVE: Final = ("source", "step", "agent", "num_turns")
+
+Rollouts = Sequence[Trajectory]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """Rollouts as far as a plot needs them.
+
+    Attributes:
+        trajectories: Of a store, without their messages and token ids; equal ``task_index`` is the same task, or in
+            training the same task group of the same batch.
+        advantages: (T,) for each, empty where it is not known; None if no rollout has any.
+    """
+
+    trajectories: Rollouts
+    advantages: TokenValues | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveOfStore:
+    """A learning curve, as a store of training has it.
+
+    Attributes:
+        points: (rollouts played so far, win rate), one a generation batch.
+        evaluations: (rollouts played before it, win rate) of the policy's evaluations.
+        references: The win rates of other players, by their names.
+    """
+
+    points: list[tuple[float, float]]
+    evaluations: list[tuple[float, Estimate]] = field(default_factory=list[tuple[float, Estimate]])
+    references: dict[str, Estimate] = field(default_factory=dict[str, Estimate])
+
+
+def lengths_of(source: Rollouts | RolloutStore) -> Rollouts:
+    """Give rollouts with their lengths and outcomes alone."""
+    if not isinstance(source, RolloutStore):
+        return source
+    return [
+        _rollout(row, turns=[_EMPTY] * row["num_turns"])
+        for row in _rows(source, (*_OUTCOME, "num_turns", "num_tokens"))
+    ]
+
+
+def turns_of(source: Rollouts | RolloutStore, *, logprobs: bool = False) -> Drawn:
+    """Give rollouts with their turns, and those of a store with their advantages."""
+    if not isinstance(source, RolloutStore):
+        return Drawn(trajectories=source)
+    lists = ("advantages", "logprobs") if logprobs else ("advantages",)
+    scalars = (*_OUTCOME, *_TASK, "rollout_index", "num_tokens", "turns")
+    trajectories: list[Trajectory] = []
+    advantages: list[Sequence[float]] = []
+    tasks: dict[Hashable, int] = {}
+    for row in _rows(source, scalars, lists):
+        turns = [
+            Turn(**{name: one[name] for name in ("start", "stop", "reward", "prompt_start")}) for one in row["turns"]
+        ]
+        task = tasks.setdefault(_task(row), len(tasks))
+        more = {"task_index": task, "rollout_index": row["rollout_index"], "logprobs": row.get("logprobs")}
+        trajectories.append(_rollout(row, turns=turns, **more))
+        advantages.append(row["advantages"] or ())
+    return Drawn(trajectories=trajectories, advantages=advantages if any(map(len, advantages)) else None)
+
+
+def curve_of(store: RolloutStore) -> CurveOfStore:
+    """Find the learning curve in a store of training.
+
+    Raises:
+        ConfigError: It has neither rollouts of training nor evaluations.
+    """
+    batches: dict[int, _Batch] = {}
+    evaluated: dict[tuple[str, str | None, int | None], list[Trajectory]] = {}
+    tasks: dict[Hashable, int] = {}
+    for row in _rows(store, (*_OUTCOME, *_TASK, *_CURVE)):
+        task = tasks.setdefault(_task({**row, "run": None, "group": None}), len(tasks))
+        one = _rollout({**row, "num_tokens": 0}, turns=[_EMPTY] * row["num_turns"], task_index=task)
+        if row["generation"] is not None:
+            batch = batches.get(row["generation"])
+            if batch is None or batch.run != row["run"]:  # a run that goes on plays some batches again
+                batch = batches[row["generation"]] = _Batch(run=row["run"], step=row["step"] or 0)
+            batch.rollouts.append(one)
+        elif row["source"] == "evaluation":
+            evaluated.setdefault((str(row["agent"]), row["run"], row["step"]), []).append(one)
+    if not batches and not evaluated:
+        raise ConfigError(f"{store!r} has no learning curve: no rollout is of training, and none of an evaluation")
+    return _curve([batches[generation] for generation in sorted(batches)], evaluated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """A generation batch.
+
+    Attributes:
+        run: Its run.
+        step: The optimizer steps that were done before it.
+        rollouts: What was played.
+    """
+
+    run: str | None
+    step: int
+    rollouts: list[Trajectory] = field(default_factory=list[Trajectory])
+
+    @property
+    def win_rate(self) -> float | None:
+        """The share of its rollouts that was won; None if the environment does not say of any."""
+        wins = [bool(one.success) for one in self.rollouts if not one.failed]
+        is_known = any(one.success is not None for one in self.rollouts)
+        return sum(wins) / len(wins) if wins and is_known else None
+
+
+def _curve(
+    batches: Sequence[_Batch], evaluated: Mapping[tuple[str, str | None, int | None], Sequence[Trajectory]]
+) -> CurveOfStore:
+    """Lay everything along the rollouts that were played until then."""
+    played = [*accumulate(len(batch.rollouts) for batch in batches)]
+    curve = CurveOfStore(
+        points=[
+            (float(count), batch.win_rate)
+            for count, batch in zip(played, batches, strict=True)
+            if batch.win_rate is not None
+        ]
+    )
+    for (name, _, step), rollouts in evaluated.items():
+        win_rate = summarize(rollouts).win_rate
+        if win_rate is None:
+            continue
+        if step is None:  # not of the policy in training
+            curve.references[name] = win_rate
+        else:
+            before = [count for count, batch in zip(played, batches, strict=True) if batch.step < step]
+            curve.evaluations.append((float(max(before, default=0)), win_rate))
+    curve.evaluations.sort(key=itemgetter(0))
+    return curve
+
+
+_EMPTY: Final = Turn(start=0, stop=0, reward=0.0)
+
+
+def _rollout(row: Mapping[str, Any], *, turns: Sequence[Turn], **fields: Any) -> Trajectory:
+    """A rollout without what was not read; its ids are placeholders."""
+    return Trajectory(
+        token_ids=range(row["num_tokens"]),
+        turns=turns,
+        messages=(),
+        final_reward=row["final_reward"],
+        stop_reason=StopReason(row["stop_reason"]),
+        info={"success": row["success"]},
+        **fields,
+    )
+
+
+def _task(row: Mapping[str, Any]) -> Hashable:
+    """What rollouts of one task, or of one task group of training, have in common."""
+    if row["group"] is not None:
+        return tuple(row[name] for name in ("run", "generation", "group"))
+    given = row["task_data"] if row["task_data"] not in {None, "{}"} else (row["run"], row["task_index"])
+    return row["env_class_path"], row["env_config"], given
+
+
+def _rows(store: RolloutStore, scalars: Sequence[str], lists: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Read columns row by row; those of ``lists`` as arrays of numbers, None where a rollout has none."""
+    for start in range(0, len(store), _PIECE):
+        table = store[start : start + _PIECE].table([*dict.fromkeys([*scalars, *lists])])
+        plain: list[dict[str, Any]] = table.select([*dict.fromkeys(scalars)]).to_pylist()
+        for index, row in enumerate(plain):
+            yield row | {name: _numbers(table.column(name)[index].values) for name in lists}
+
+
+def _numbers(values: Any) -> array[float] | None:
+    return None if values is None else array("d", values.to_numpy(zero_copy_only=False).astype("float64").tobytes())

@@ -1,0 +1,133 @@
+"""A plot of a store shows what a plot of its rollouts shows, and reads only the columns that it draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+from stored import rollout
+
+from agentsgym.errors import ConfigError
+from agentsgym.evaluation.metrics import summarize
+from agentsgym.reports.plots import Picture, by_turn, credit_along, learning_curve, lengths, rollout_group
+from agentsgym.reports.plots.stored import curve_of
+from agentsgym.store.reader import RolloutStore
+from agentsgym.store.records import StoredRollout
+from agentsgym.types import StopReason, Trajectory, Turn
+
+
+def played(task: int, rewards: Sequence[float], **fields: Any) -> Trajectory:
+    """Two tokens a turn, the second the agent's."""
+    turns = [Turn(start=2 * k + 1, stop=2 * k + 2, reward=reward) for k, reward in enumerate(rewards)]
+    values: dict[str, Any] = {
+        "turns": turns,
+        "info": {"success": sum(rewards) > 0},
+        "final_reward": sum(rewards),
+        "logprobs": [value for k in range(len(rewards)) for value in (0.0, -k - 0.5)],
+        "per_token_rewards": [value for reward in rewards for value in (0.0, reward)],
+    }
+    return rollout(task, 2 * len(rewards), **(values | fields))
+
+
+ROWS = [
+    played(0, [0.0, 1.0]),
+    played(0, [0.5], rollout_index=1),
+    played(1, [-1.0, 0.0, 0.25]),
+    played(2, [1.0], stop_reason=StopReason.FAILED, error="gone", logprobs=None),
+]
+ADVANTAGES = [[float(index) for index in range(len(one.token_ids))] for one in ROWS]
+
+
+def kept(path: Path, rows: Sequence[Trajectory], **columns: Any) -> RolloutStore:
+    with RolloutStore.writer(path, **columns) as writer:
+        for one in rows:
+            writer.add(one)
+    return RolloutStore(path)
+
+
+def trained(path: Path) -> RolloutStore:
+    with RolloutStore.writer(path, source="training", generation=1) as writer:
+        for one, advantages in zip(ROWS, ADVANTAGES, strict=True):
+            writer.add(one, advantages=advantages, group=one.task_index)
+    return RolloutStore(path)
+
+
+def drawn(picture: Picture) -> list[Any]:
+    """Every line, bar and band, with the title of its axes."""
+
+    def of(axes: Axes) -> Any:
+        lines = [[[float(x), float(y)] for x, y in line.get_xydata()] for line in axes.lines]  # pyright: ignore
+        bars: list[Any] = [patch for container in axes.containers for patch in container]
+        return axes.get_title(loc="left"), lines, [(one.get_x(), one.get_y(), one.get_height()) for one in bars]
+
+    return [of(axes) for axes in picture.axes if axes.get_visible()]
+
+
+def test_a_plot_of_a_store_is_that_of_its_rollouts(tmp_path: Path) -> None:
+    store = kept(tmp_path / "a", ROWS)
+    assert drawn(by_turn(store)) == drawn(by_turn(ROWS))
+    assert drawn(lengths(store)) == drawn(lengths(ROWS))
+    one_task = store.filter(task_index=0)
+    assert drawn(rollout_group(one_task)) == drawn(rollout_group(ROWS[:2]))
+    with_advantages = trained(tmp_path / "b")
+    assert drawn(by_turn(with_advantages)) == drawn(by_turn(ROWS, advantages=ADVANTAGES))
+    group = rollout_group(with_advantages.filter(group=0))
+    assert drawn(group) == drawn(rollout_group(ROWS[:2], advantages=ADVANTAGES[:2]))
+    alone = credit_along(with_advantages.record(2))
+    assert drawn(alone) == drawn(credit_along(ROWS[2], advantages=ADVANTAGES[2]))
+
+
+def test_only_the_columns_that_are_drawn_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = kept(tmp_path / "store", ROWS)
+    read: set[str] = set()
+    table = RolloutStore.table
+
+    def noted(self: RolloutStore, columns: Sequence[str] | None = None) -> Any:
+        read.update(columns or ["everything"])
+        return table(self, columns)
+
+    monkeypatch.setattr(RolloutStore, "table", noted)
+    lengths(store)
+    assert read == {"stop_reason", "success", "final_reward", "num_turns", "num_tokens"}
+    by_turn(store)
+    assert not read & {"everything", "token_ids", "messages", "per_token_rewards", "info", "trainer_logprobs"}
+
+
+def test_tasks_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
+    rows = [played(0, [1.0], task_data={"seed": seed}) for seed in (1, 2)]
+    store = kept(tmp_path / "store", rows)
+    with pytest.raises(ConfigError, match="a rollout group is the rollouts of one task"):
+        rollout_group(store)
+    again = kept(tmp_path / "again", [rows[0], replace(rows[0], task_index=5, rollout_index=1)])
+    assert len([axes for axes in rollout_group(again).axes if axes.get_visible()]) == 2
+
+
+def test_a_store_of_training_has_a_learning_curve(tmp_path: Path) -> None:
+    won, lost = played(0, [1.0]), played(0, [0.0])
+    evaluated = [replace(won, task_index=index, task_data={"seed": index}) for index in range(3)] + [lost]
+    with RolloutStore.writer(tmp_path) as writer:
+
+        def add(rows: Sequence[Trajectory], **columns: Any) -> None:
+            for one in rows:
+                writer.add_record(StoredRollout(trajectory=one, **columns))
+
+        add([lost, won], source="evaluation", agent="random", run="x")
+        add(evaluated[2:], source="evaluation", agent="before", run="x", step=0)
+        add([won, lost, lost, lost], source="training", generation=1, step=0, run="killed")
+        add([lost] * 4, source="training", generation=2, step=2, run="killed")
+        add([won, won, lost, lost], source="training", generation=2, step=2, run="resumed")
+        add([won, won, won, lost, ROWS[3]], source="training", generation=3, step=4, run="resumed")
+        add(evaluated, source="evaluation", agent="after", run="x", step=6)
+    curve = curve_of(RolloutStore(tmp_path))
+    assert curve.points == [(4, 0.25), (8, 0.5), (13, 0.75)]
+    assert [(x, estimate.mean) for x, estimate in curve.evaluations] == [(0, 0.5), (13, 0.75)]
+    assert curve.evaluations[1][1] == summarize(evaluated).win_rate
+    assert {name: estimate.mean for name, estimate in curve.references.items()} == {"random": 0.5}
+    [axes] = learning_curve(RolloutStore(tmp_path)).axes
+    assert {text.get_text() for text in axes.texts} == {"random 50%", "50%", "75%"}
+    with pytest.raises(ConfigError, match="has no learning curve"):
+        learning_curve(kept(tmp_path / "played", ROWS))
