@@ -40,7 +40,9 @@ HEAVY = {
     "nltk": ((), ("envs/TextArena",)),
     "mcp": ((), ("envs/Tools/mcp_client.py",)),
     "typer": (("cli",), ()),
-    "rich": ((), ("cli",)),
+    "rich": ((), ("cli", "training/reporting")),
+    "trackio": ((), ("training/reporting",)),
+    "wandb": ((), ("training/reporting",)),
 }
 
 

@@ -347,7 +347,7 @@ def test_rollouts_that_chance_led_apart_or_that_earned_as_much_are_no_pair() -> 
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--to", "csv"], 2, "--to is one of jsonl, sft, dpo, kto, got 'csv'"),
+        (["--to", "csv"], 2, "--to is one of jsonl, sft, dpo, kto, trackio, got 'csv'"),
         (["--to", "dpo", "--min-reward", "1"], 2, "--min-reward is for --to sft and --to kto"),
         (["--to", "jsonl", "--where", "reward=1"], 2, "--where knows no column 'reward'; did you mean"),
         (["--to", "jsonl", "--where", "success"], 2, "--where takes COLUMN=VALUE"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
@@ -9,30 +10,31 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import FailureError, UsageError, cell, out, reported
+from agentsgym.cli.console import FailureError, UsageError, cell, out, reported, usage
 
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
 
-_FORMATS = ("jsonl", "sft", "dpo", "kto")
+_FILES = ("jsonl", "sft", "dpo", "kto")
+_FORMATS = (*_FILES, "trackio")
 
 
 @reported
-def export(
+def export(  # noqa: PLR0913, PLR0917  # options of a command
     path: options.StorePath,
     to: Annotated[
         str,
         typer.Option(
             "--to",
             metavar="|".join(_FORMATS),
-            help="Whole rollouts, or examples as TRL's trainers read them.",
+            help="Whole rollouts, examples as TRL's trainers read them, or curves and traces in trackio.",
             show_default=False,
         ),
     ],
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="FILE", help="It must not be there yet.", show_default=False),
-    ],
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Of all but trackio; it must not be there yet."),
+    ] = None,
     where: options.Where = None,
     min_reward: Annotated[
         float | None,
@@ -42,22 +44,53 @@ def export(
             help="Of a rollout that counts as won, in place of what the environment says; for sft and kto.",
         ),
     ] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", metavar="NAME", help="Of trackio; it is made if there is none.")
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", metavar="NAME", help="Of trackio, in place of the stored run's or the agent's name."),
+    ] = None,
 ) -> None:
-    """Write stored rollouts as lines of JSON: whole, or as examples for fine-tuning.
+    """Write stored rollouts as lines of JSON, whole or as examples for fine-tuning, or into trackio.
 
     jsonl: whole rollouts. sft: the conversations that were won. dpo: of rollouts of one task, the answers in which the
-    better and the worse first differ. kto: every answer, with whether its rollout was won. Nothing is overwritten.
+    better and the worse first differ. kto: every answer, with whether its rollout was won. trackio: metrics by step,
+    and every rollout as a trace, in trackio's database on this machine. Nothing is overwritten or sent anywhere.
     """
     from agentsgym.cli.stores import open_store  # noqa: PLC0415
 
+    _check(to, output, min_reward, project, run)
+    store = open_store(path, where)
+    if output is None:
+        _to_trackio(store, str(project), run)
+        return
+    count = _write(output, _lines(store, to, min_reward))
+    what = "rollouts" if to == "jsonl" else "examples"
+    out().print(cell(f"wrote {count} {what} of {len(store)} rollouts to {output}"), soft_wrap=True)
+
+
+def _check(to: str, output: Path | None, min_reward: float | None, project: str | None, run: str | None) -> None:
     if to not in _FORMATS:
         raise UsageError(f"--to is one of {', '.join(_FORMATS)}, got {to!r}")
     if min_reward is not None and to not in {"sft", "kto"}:
         raise UsageError("--min-reward is for --to sft and --to kto")
-    store = open_store(path, where)
-    count = _write(output, _lines(store, to, min_reward))
-    what = "rollouts" if to == "jsonl" else "examples"
-    out().print(cell(f"wrote {count} {what} of {len(store)} rollouts to {output}"), soft_wrap=True)
+    if to == "trackio" and (output is not None or not project):
+        raise UsageError("--to trackio writes into trackio's own database: it takes --project NAME, and no --output")
+    if to != "trackio" and (project is not None or run is not None):
+        raise UsageError("--project and --run are for --to trackio")
+    if to != "trackio" and output is None:
+        raise UsageError(f"--to {to} needs the file to write: --output FILE")
+
+
+def _to_trackio(store: RolloutStore, project: str, run: str | None) -> None:
+    with usage():
+        from agentsgym.training.reporting.trackio_export import export_to_trackio  # noqa: PLC0415
+
+        runs = export_to_trackio(store, project, run)
+    many = f"{len(runs)} runs" if len(runs) > 1 else f"the run {runs[0]}"
+    out().print(cell(f"wrote {len(store)} rollouts as {many} of trackio's project {project}"), soft_wrap=True)
+    out().print(cell(f"see them with: trackio show --project {shlex.quote(project)}"), soft_wrap=True)
 
 
 def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[str]:
