@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from agentsgym.training.metrics.listed import LISTED
+from agentsgym.training.settings.metric_groups import GROUPS
 
-GROUPS: Final[Mapping[str, str]] = MappingProxyType({
-    "summary": "what a person reads first: reward, wins, failures, loss, entropy",
-    "stops": "why rollouts ended, and what went wrong in them",
-    "lengths": "turns and tokens",
-    "by_turn": "one key for every turn index",
-    "by_role": "one key for every role",
-    "by_environment": "one key for every environment of a mixed batch",
-    "credit": "what advantages are made from: spread, groups, filters, curriculum, value head",
-    "loss": "what the loss and the optimizer do",
-    "sampler": "how far the sampler is from the model",
-})  # fmt: skip
-"""The groups of metrics, and what each holds. ``GRPOEnvConfig.log_metrics`` chooses among them."""
+__all__ = ["GROUPS", "METRICS", "Metric", "metric_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

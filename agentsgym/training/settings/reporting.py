@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int
 from agentsgym.texts import shown
-from agentsgym.training.metrics.registry import GROUPS
 from agentsgym.training.settings.fields import number
+from agentsgym.training.settings.metric_groups import GROUPS
 
 _ALL: Final = "all"
 
