@@ -296,10 +296,10 @@ def test_a_tracker_does_not_stop_ctrl_c(tmp_path: Path, monkeypatch: pytest.Monk
 # Settings
 
 
-@pytest.mark.parametrize("value", ["all", ["all"], "by_turn", ["summary", "loss"], ("summary",)])
+@pytest.mark.parametrize("value", ["all", ["all"], None, "by_turn", ["summary", "loss"], ("summary",)])
 def test_groups_may_be_given_in_any_form(value: Any, tmp_path: Path) -> None:
     args = settings(tmp_path, log_metrics=value)
-    names = [value] if isinstance(value, str) else [*value]
+    names = [value or "all"] if value is None or isinstance(value, str) else [*value]
     assert args.tracked_groups == (set(GROUPS) if names == ["all"] else set(names))
     assert args.printed_groups == ({"summary"} if names == ["all"] else set(names))
     args.to_json_string()
@@ -312,7 +312,6 @@ def test_groups_may_be_given_in_any_form(value: Any, tmp_path: Path) -> None:
         ({"log_metrics": "sumary"}, "did you mean 'summary'"),
         ({"log_metrics": ["all", "loss", "\x1b"]}, "has no group 'all'"),
         ({"log_metrics": []}, "log_metrics must be 'all' or a list of names"),
-        ({"log_metrics": None}, "log_metrics must be 'all' or a list of names"),
         ({"log_metrics": [1]}, "log_metrics must be 'all' or a list of names"),
         ({"log_conversations": -1}, "log_conversations must be a non-negative int"),
         ({"log_conversations": True}, "log_conversations must be a non-negative int"),

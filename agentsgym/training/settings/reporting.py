@@ -14,7 +14,7 @@ from agentsgym.training.settings.metric_groups import GROUPS
 _ALL: Final = "all"
 
 if TYPE_CHECKING:
-    Groups = str | list[str]
+    Groups = str | list[str] | None
 else:
     Groups = list[str]  # a command line has but one type a setting: --log_metrics summary by_turn
 
@@ -63,8 +63,8 @@ class ReportSettings:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    """The names that are given; none if the value is not valid."""
-    given = [value] if isinstance(value, str) else value
+    """The names that are given; none if the value is not valid. None is what command lines make of no value."""
+    given = [_ALL if value is None else value] if value is None or isinstance(value, str) else value
     if not isinstance(given, list | tuple):
         return ()
     names = cast("list[Any]", given)
