@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ from typing import Any
 import pytest
 import trackio
 from command_line import GAME, ran
+from disks import no_room
 from trackio.sqlite_storage import SQLiteStorage
 from trackio.utils import TRACKIO_DIR
 
@@ -152,17 +150,6 @@ def test_hostile_text_arrives_inert(tmp_path: Path) -> None:
     assert max(len(one["content"]) for trace in traces for one in trace["messages"]) <= 20_000
 
 
-@contextmanager
-def full_disk(num_bytes: int) -> Generator[None]:
-    """No file can grow beyond a size."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_full_disk_is_a_failure_after_which_it_can_be_tried_again(is_new: bool, tmp_path: Path, store: Path) -> None:
     project = f"full-{is_new}"
@@ -172,7 +159,7 @@ def test_a_full_disk_is_a_failure_after_which_it_can_be_tried_again(is_new: bool
         for step in range(40):
             for seed in range(8):
                 writer.add(played(1.0, seed, answer="x" * 10_000), run="large", source="training", step=step)
-    with full_disk(3_000_000):
+    with no_room(3_000_000):
         done = ran("export", tmp_path / "large", "--to", "trackio", "--project", project)
     assert done.code == 1
     assert f"trackio's database in {TRACKIO_DIR} cannot be written" in done.words
