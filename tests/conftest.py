@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: a second thread c
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
+_trackers = tempfile.TemporaryDirectory(
+    prefix="agentsgym-trackio-"
+)  # read when trackio is imported, and gone at the end
+os.environ["TRACKIO_DIR"] = _trackers.name
 
 settings.register_profile("agentsgym", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("agentsgym")

@@ -41,7 +41,9 @@ HEAVY = {
     "mcp": ((), ("envs/Tools/mcp_client.py",)),
     "inspect_ai": (("reports/inspect_samples.py",), ("reports/inspect_logs.py",)),
     "typer": (("cli",), ()),
-    "rich": ((), ("cli",)),
+    "rich": ((), ("cli", "training/reporting")),
+    "trackio": ((), ("training/reporting",)),
+    "wandb": ((), ("training/reporting",)),
 }
 
 

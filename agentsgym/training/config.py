@@ -26,6 +26,7 @@ from agentsgym.fields import is_fraction, is_int, is_number, is_positive_number,
 from agentsgym.training.settings.fields import choice as _choice
 from agentsgym.training.settings.fields import number as _number
 from agentsgym.training.settings.pools import PoolSettings
+from agentsgym.training.settings.reporting import ReportSettings
 from agentsgym.training.settings.storing import StoreSettings
 from agentsgym.training.tensors.importance import CORRECTIONS, ImportanceCorrection
 from agentsgym.training.tensors.loss_types import LOSS_TYPES, LossType
@@ -45,7 +46,7 @@ _GRACE: Final[dict[str, Any]] = {"expected": "a non-negative number or None", "v
 
 
 @dataclass
-class GRPOEnvConfig(PoolSettings, StoreSettings, GRPOConfig):
+class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, GRPOConfig):
     """TRL's ``GRPOConfig`` with the settings of multi-turn training.
 
     Fields of TRL that matter most here: ``num_generations`` (rollouts a task), ``max_completion_length`` (everything
@@ -54,7 +55,8 @@ class GRPOEnvConfig(PoolSettings, StoreSettings, GRPOConfig):
     ``gradient_checkpointing``, both on by TRL's default, are off unless they are set.
 
     Where the environments run is that of :class:`~agentsgym.training.settings.pools.PoolSettings`, where rollouts are
-    kept that of :class:`~agentsgym.training.settings.storing.StoreSettings`.
+    kept that of :class:`~agentsgym.training.settings.storing.StoreSettings`, what is shown and tracked that of
+    :class:`~agentsgym.training.settings.reporting.ReportSettings`.
 
     Attributes:
         advantage_estimator: Name of a function of :mod:`agentsgym.credit.advantages`, or one of your own with its

@@ -30,10 +30,12 @@ from agentsgym.training.lifecycle.resuming import generations_before
 from agentsgym.training.loss import MicrobatchLoss, row_sum, sort_by_length
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
-from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metrics, rollout_metrics
+from agentsgym.training.metrics.rollouts import evaluation_metrics, rollout_metrics
 from agentsgym.training.policy.build import build_policy, build_value_model, check_model, check_parts
 from agentsgym.training.policy.value_head import StepValueHead
-from agentsgym.training.ranks import all_gather_objects, count_real_rollouts, gather_to_main, raise_on_all_ranks
+from agentsgym.training.ranks import all_gather_objects, count_real_rollouts, raise_on_all_ranks
+from agentsgym.training.reporting.reports import Reports
+from agentsgym.training.reporting.trackers import begin_trackio
 from agentsgym.training.storing import TrainingStore
 from agentsgym.training.tensors.advantages import AdvantageAssigner, TokenAdvantages
 from agentsgym.training.tensors.importance import gap_metrics
@@ -156,6 +158,8 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.statistics = LossStatistics(args.loss, **seam.clip_epsilons, device=seam.device)
         self.value_model = build_value_model(policy, args, accelerator)
         self._microbatch_loss = MicrobatchLoss(seam, args, self.statistics, self.value_model)
+        self._reports = Reports(args, self.callback_handler.callbacks)
+        self.add_callback(self._reports)
         self.add_callback(FlushMetrics(self.flush_statistics))
         if self.value_model is not None:
             self.add_callback(StepValueHead(self.value_model))
@@ -282,6 +286,7 @@ class GRPOEnvTrainer(RestartableTrainer):
                 f"({num_rollouts}), so that the rollouts of a task stay together, got {batch_size}"
             )
         self._evaluated = PlayedEvaluation()
+        begin_trackio(self.callback_handler.callbacks, self.args, self.state, self.control, model=self.model)
         self.generator.policy.weights_changed()  # evaluate() may follow any weight change
         with (
             self.generator.keeping_workers(),
@@ -387,10 +392,6 @@ class GRPOEnvTrainer(RestartableTrainer):
         if logprobs.comparison is not None:
             metrics |= gap_metrics(all_gather_objects([logprobs.comparison]))
         seam.record_metrics(metrics, is_training=is_training)
-        shown = [
-            CompletionRow.of(trajectory, own)
-            for trajectory, own in zip(batch.trajectories, advantages.advantages, strict=True)
-        ]
-        seam.record_completions(gather_to_main(shown) if self.args.log_completions else shown)
+        self._reports.add(seam, batch, advantages, phase)
         if not is_training:
             self._evaluated.add(batch)

@@ -64,6 +64,7 @@ def check_settings(args: Any) -> None:
     """Raise :class:`ConfigError` for a value that is not valid, or values that do not go together."""
     errors = [*_range_errors(args), *_refusals(args), *_choice_errors(args)]
     if not errors:
+        args.check_groups()
         args.estimator()  # raises if it is wrong; the combinations read values that are valid by themselves
     for name, is_refused, reason in () if errors else _COMBINATIONS:
         if is_refused(args):

@@ -429,7 +429,7 @@ def test_ids_of_calls_lead_no_two_rollouts_apart() -> None:
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--to", "csv"], 2, "--to is one of jsonl, sft, dpo, kto, inspect, got 'csv'"),
+        (["--to", "csv"], 2, "--to is one of jsonl, sft, dpo, kto, inspect, trackio, got 'csv'"),
         (["--to", "dpo", "--min-reward", "1"], 2, "--min-reward is for --to sft and --to kto"),
         (["--to", "jsonl", "--where", "reward=1"], 2, "--where knows no column 'reward'; did you mean"),
         (["--to", "jsonl", "--where", "success"], 2, "--where takes COLUMN=VALUE"),

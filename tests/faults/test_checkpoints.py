@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import resource
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from disks import no_room
 from games import GuessNumber, policy, settings, trainer_of
 from transformers import TrainerCallback
 
@@ -108,17 +108,6 @@ def test_without_a_whole_checkpoint_a_run_begins_only_where_that_is_asked_for(fi
     assert run(tmp_path / "empty", "auto").state.global_step == 3
     with pytest.raises(ConfigError, match="is no folder"):
         run(tmp_path, str(tmp_path / "checkpoint-17"))
-
-
-@contextlib.contextmanager
-def no_room(num_bytes: int) -> Generator[None]:
-    """Let no file grow beyond a size."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("room", [70_000, 120_000], ids=["weights", "optimizer"])

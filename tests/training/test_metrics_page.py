@@ -1,4 +1,7 @@
-"""Every key that a run logs has its line in ``docs/metrics.md``."""
+"""Every key that a run logs is a metric of the registry, of which ``docs/metrics.md`` is made.
+
+``python tests/training/test_metrics_page.py`` writes the tables of the page anew.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from typing import Any
 import pytest
 from games import correcting, tasks, trainer_of
 
-PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+from agentsgym.training.metrics.registry import GROUPS, METRICS, metric_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 # What transformers sums up of a whole run, which its own pages tell.
 OF_TRANSFORMERS = {
     *("train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos"),
@@ -23,14 +28,90 @@ RUNS: list[dict[str, Any]] = [
     {"advantage_estimator": "turn_gae", "value_head": "shared"},
     {"eval_dataset": tasks(2), "eval_strategy": "steps", "eval_steps": 1},
 ]
+# What other tests play: roles, mixed batches, references, curricula, a reference model, mixtures of experts.
+PLAYED_ELSEWHERE = {
+    *(metric.name for metric in METRICS if "by_role" in metric.name or "by_environment" in metric.name),
+    *("fraction_of_optimal", "curriculum/levels_known", "curriculum/levels_in_bounds", "kl", "aux_loss"),
+}
 
 
-@pytest.mark.parametrize("changes", RUNS)
-def test_every_key_has_a_line(changes: dict[str, Any], tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, **changes)
-    trainer.train()
-    keys = {key for log in trainer.state.log_history for key in log} - OF_TRANSFORMERS - {"step"}
-    assert len(keys) > 40
-    named = {re.sub(r"turn_\d+$", "turn_00", key) for key in keys}
-    missing = {key for key in named if f"`{key}`" not in PAGE and f"`{key.removeprefix('eval_')}`" not in PAGE}
-    assert not missing
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
+    """What each run logs."""
+    logged: list[set[str]] = []
+    for changes in RUNS:
+        trainer = trainer_of(tmp_path_factory.mktemp("run"), **changes)
+        trainer.train()
+        found = {key for log in trainer.state.log_history for key in log}
+        logged.append(found - OF_TRANSFORMERS - {"step"})
+    return logged
+
+
+def test_every_key_that_is_logged_is_listed(keys: list[set[str]]) -> None:
+    assert min(map(len, keys)) > 40
+    assert {key for found in keys for key in found if metric_of(key) is None} == set()
+
+
+def test_every_metric_that_is_listed_is_logged(keys: list[set[str]]) -> None:
+    found = {metric.name for own in keys for key in own if (metric := metric_of(key))}
+    assert {metric.name for metric in METRICS} - found == PLAYED_ELSEWHERE
+
+
+def test_a_key_belongs_to_the_metric_that_it_names() -> None:
+    named = {
+        "reward": "reward",
+        "reward/turn_123": "reward/turn_00",
+        "eval_reward/turn_01": "reward/turn_00",
+        "reward/by_role/player x": "reward/by_role/…",
+        "eval_easy_tasks_win_rate": "win_rate",
+        "eval_easy_tasks_win_rate_low": "eval_win_rate_low",
+        "eval_num_failed": "eval_num_failed",
+        "eval_policy_loss": "policy_loss",
+        "clip_ratio/turn_00": "clip_ratio/turn_00",
+    }
+    found = {key: metric_of(key) for key in named}
+    assert {key: metric and metric.name for key, metric in found.items()} == named
+    assert [metric_of(key) for key in ("eval_loss_of_mine", "train_runtime", "rewards", "turn_00", "")] == [None] * 5
+
+
+def test_every_metric_is_of_one_group_that_there_is() -> None:
+    assert {metric.group for metric in METRICS} == set(GROUPS)
+    names = [metric.name for metric in METRICS]
+    assert len(names) == len(set(names))
+
+
+def with_tables(page: str) -> str:
+    """The page with its tables as the registry has them now."""
+    for section in dict.fromkeys(metric.section for metric in METRICS):
+        page = re.sub(
+            rf"(^## {section}\n(?:(?!\n## |\n\| key).)*\n)(?:\|[^\n]*\n)+",
+            lambda match, section=section: match[1] + table(section),
+            page,
+            flags=re.MULTILINE | re.DOTALL,
+        )
+    groups = "".join(f"| `{name}` | {content} |\n" for name, content in GROUPS.items())
+    return re.sub(r"(\| group \| content \|\n\| --- \| --- \|\n)(?:\|[^\n]*\n)+", lambda match: match[1] + groups, page)
+
+
+def table(section: str) -> str:
+    """The table of a section, with a last column where it says when a key is logged."""
+    rows = [metric for metric in METRICS if metric.section == section]
+    has_last = any(metric.logged for metric in rows)
+    lines = ["| key | group | meaning |", "| --- | --- | --- |"]
+    if has_last:
+        lines = ["| key | group | meaning | when logged |", "| --- | --- | --- | --- |"]
+    for metric in rows:
+        last = f" {metric.logged} |" if has_last else ""
+        lines.append(f"| `{metric.name}` | `{metric.group}` | {metric.meaning} |{last}")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_has_the_tables_of_the_registry() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_tables(page) == page
+    assert all(table(section) in page for section in {metric.section for metric in METRICS})
+    assert all(f"| `{name}` | {content} |" in page for name, content in GROUPS.items())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -83,6 +83,8 @@ UNWANTED: dict[str, tuple[list[Any], list[Any]]] = {
     "episode_timeout_s": ([float("inf")], [None, 2]),
     "preemption_grace_s": ([-1.0, "soon"], [None, 0.0, 30]),
     "drift_interval": ([-1, 0.5], [0, 3]),
+    "log_metrics": ([[], [1], 1, {}], ["all", "by_turn", ["summary", "loss"], None]),
+    "log_conversations": ([-1, 1.5, True, None], [0, 3]),
     "store_rollouts": ([1, ""], [None, True, False, "runs/one"]),
     "stop_strings": (["\n", [""], [1]], [None, [], ["\n"]]),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
@@ -15,31 +16,30 @@ from agentsgym.errors import AgentsGymError
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
 
-_FORMATS = ("jsonl", "sft", "dpo", "kto", "inspect")
+_FORMATS = ("jsonl", "sft", "dpo", "kto", "inspect", "trackio")
 
 
 @reported
-def export(
+def export(  # noqa: PLR0913, PLR0917  # options of a command
     path: options.StorePath,
     to: Annotated[
         str,
         typer.Option(
             "--to",
             metavar="|".join(_FORMATS),
-            help="Whole rollouts, examples as TRL's trainers read them, or logs of Inspect.",
+            help="Whole rollouts, examples as TRL's trainers read them, logs of Inspect, or curves in trackio.",
             show_default=False,
         ),
     ],
     output: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--output",
             "-o",
             metavar="FILE",
-            help="It must not be there yet; for inspect FILE.eval, FILE.json or a folder.",
-            show_default=False,
+            help="Of all but trackio; it must not be there yet. For inspect FILE.eval, FILE.json or a folder.",
         ),
-    ],
+    ] = None,
     where: options.Where = None,
     min_reward: Annotated[
         float | None,
@@ -49,26 +49,57 @@ def export(
             help="Of a rollout that counts as won, in place of what the environment says; for sft and kto.",
         ),
     ] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", metavar="NAME", help="Of trackio; it is made if there is none.")
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", metavar="NAME", help="Of trackio, in place of the stored run's or the agent's name."),
+    ] = None,
 ) -> None:
-    """Write stored rollouts for other tools: whole, as examples for fine-tuning, or as logs of Inspect.
+    """Write stored rollouts for other tools: whole, as examples for fine-tuning, or for Inspect or trackio.
 
     jsonl: whole rollouts. sft: the conversations that were won. dpo: of rollouts of one task, the answers in which the
     better and the worse first differ. kto: every answer, with whether its rollout was won. inspect: conversations and
-    scores, for inspect view. Nothing is overwritten.
+    scores, for inspect view. trackio: metrics by step, and every rollout as a trace, in trackio's database on this
+    machine. Nothing is overwritten or sent anywhere.
     """
     from agentsgym.cli.stores import open_store  # noqa: PLC0415
 
-    if to not in _FORMATS:
-        raise UsageError(f"--to is one of {', '.join(_FORMATS)}, got {to!r}")
-    if min_reward is not None and to not in {"sft", "kto"}:
-        raise UsageError("--min-reward is for --to sft and --to kto")
+    _check(to, output, min_reward, project, run)
     store = open_store(path, where)
+    if output is None:
+        _to_trackio(store, str(project), run)
+        return
     if to == "inspect":
         _write_inspect(store, output)
         return
     count = _write(output, _lines(store, to, min_reward))
     what = "rollouts" if to == "jsonl" else "examples"
     out().print(cell(f"wrote {count} {what} of {len(store)} rollouts to {output}"), soft_wrap=True)
+
+
+def _check(to: str, output: Path | None, min_reward: float | None, project: str | None, run: str | None) -> None:
+    if to not in _FORMATS:
+        raise UsageError(f"--to is one of {', '.join(_FORMATS)}, got {to!r}")
+    if min_reward is not None and to not in {"sft", "kto"}:
+        raise UsageError("--min-reward is for --to sft and --to kto")
+    if to == "trackio" and (output is not None or not project):
+        raise UsageError("--to trackio writes into trackio's own database: it takes --project NAME, and no --output")
+    if to != "trackio" and (project is not None or run is not None):
+        raise UsageError("--project and --run are for --to trackio")
+    if to != "trackio" and output is None:
+        raise UsageError(f"--to {to} needs the file to write: --output FILE")
+
+
+def _to_trackio(store: RolloutStore, project: str, run: str | None) -> None:
+    with usage():
+        from agentsgym.training.reporting.trackio_export import export_to_trackio  # noqa: PLC0415
+
+        runs = export_to_trackio(store, project, run)
+    many = f"{len(runs)} runs" if len(runs) > 1 else f"the run {runs[0]}"
+    out().print(cell(f"wrote {len(store)} rollouts as {many} of trackio's project {project}"), soft_wrap=True)
+    out().print(cell(f"see them with: trackio show --project {shlex.quote(project)}"), soft_wrap=True)
 
 
 def _write_inspect(store: RolloutStore, path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Show a run: which metrics go to trackers and the terminal, and whole conversations in both."""

@@ -1,0 +1,187 @@
+"""Choose a few rollouts and cut each down to what a person reads: its conversation, and what its turns were worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Final, Self
+
+from agentsgym.texts import as_json, shortened, visible
+from agentsgym.types import Message, Trajectory
+
+COLUMNS: Final = (
+    *("step", "task", "rollout", "environment", "outcome", "stop_reason", "reward", "num_turns", "turn_rewards"),
+    *("turn_advantages", "conversation"),
+)
+"""The columns of a table of conversations."""
+_MAX_CELL: Final = 20_000  # bytes of a conversation in a table
+_MAX_MESSAGE: Final = 20_000  # bytes of one message
+_MAX_MESSAGES: Final = 400
+_MAX_NAME: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A rollout as it is shown. All texts are inert: escape sequences are written out.
+
+    Attributes:
+        headline: Which rollout it is and how it went, in a line.
+        messages: What was said, each message with its role; of a very long conversation the middle is left out.
+        notes: What a turn was worth, a line, by the index of its answer in ``messages``.
+        facts: Everything else about it, as JSON has it: ``reward``, ``turn_rewards``, ``turn_advantages`` (None where
+            there are none), ``outcome``, ``stop_reason``, ``task_index``, ``rollout_index``, ``seed``, ``task_data``,
+            ``environment``, ``session_id``, ``num_turns``, ``num_tokens``, ``invalid_turns``, and ``error`` if it
+            failed.
+    """
+
+    headline: str
+    messages: Sequence[Message]
+    notes: Mapping[int, str]
+    facts: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, advantages: Sequence[float] | None = None, environment: str = "") -> Self:
+        """Show a rollout.
+
+        Args:
+            trajectory: The rollout.
+            advantages: One number a token, (T,); None if there are none.
+            environment: What its environment is called.
+        """
+        by_turn = None if advantages is None else turn_advantages(trajectory, advantages)
+        indices = shown_indices(len(trajectory.messages), _MAX_MESSAGES)
+        left_out = len(trajectory.messages) - _MAX_MESSAGES
+        gap: Message = {"role": "system", "content": f"… {left_out} messages are left out …"}
+        return cls(
+            headline=visible(trajectory.headline),
+            messages=[gap if index is None else _inert_message(trajectory.messages[index]) for index in indices],
+            notes=_notes(trajectory, by_turn, {index: place for place, index in enumerate(indices)}),
+            facts=_facts(trajectory, by_turn, environment),
+        )
+
+    @property
+    def text(self) -> str:
+        """The conversation as one text, at most about 20,000 bytes of it."""
+        parts = [f"[{one['role']}{self._note(index)}] {speech(one)}" for index, one in enumerate(self.messages)]
+        if "error" in self.facts:
+            parts.append(f"[error] {self.facts['error']}")
+        return shortened("\n".join(parts), _MAX_CELL)
+
+    def row(self, step: int) -> list[Any]:
+        """The cells of a table's row, in the order of :data:`COLUMNS`: numbers and texts."""
+        facts = self.facts
+        return [
+            *(step, facts["task_index"], facts["rollout_index"], facts["environment"], facts["outcome"]),
+            *(facts["stop_reason"], facts["reward"], facts["num_turns"], _listed(facts["turn_rewards"])),
+            *("" if facts["turn_advantages"] is None else _listed(facts["turn_advantages"]), self.text),
+        ]
+
+    def _note(self, index: int) -> str:
+        return f", {self.notes[index]}" if index in self.notes else ""
+
+
+def turn_advantages(trajectory: Trajectory, advantages: Sequence[float]) -> list[float | None]:
+    """The mean advantage of each turn's tokens, (K,); None for a turn without tokens.
+
+    Args:
+        trajectory: The rollout.
+        advantages: One number a token, (T,).
+    """
+    return [fmean(advantages[turn.start : turn.stop]) if turn.stop > turn.start else None for turn in trajectory.turns]
+
+
+def chosen(rewards: Sequence[float], number: int) -> list[int]:
+    """Choose rollouts from the best to the worst, evenly by rank; of one, the best.
+
+    >>> chosen([0.0, 3.0, 1.0, 2.0, 4.0], 3)
+    [4, 3, 0]
+    """
+    ranked = sorted(range(len(rewards)), key=lambda index: -rewards[index])
+    if number >= len(ranked):
+        return ranked
+    if number < 2:
+        return ranked[:number]
+    return [ranked[round(place * (len(ranked) - 1) / (number - 1))] for place in range(number)]
+
+
+def shown_indices(num_messages: int, limit: int) -> list[int | None]:
+    """Choose the messages of a conversation that are shown; None stands for those in the middle that are not.
+
+    >>> shown_indices(3, 4), shown_indices(9, 4)
+    ([0, 1, 2], [0, 1, None, 7, 8])
+    """
+    if num_messages <= limit:
+        return [*range(num_messages)]
+    return [*range(limit // 2), None, *range(num_messages - limit // 2, num_messages)]
+
+
+def speech(message: Message) -> str:
+    """What a message says, and below it the tools that it calls."""
+    calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls", ())]
+    return "\n".join([*([message["content"]] if message["content"] or not calls else ()), *calls])
+
+
+def _inert_message(message: Message) -> Message:
+    """A message that no terminal obeys and no tracker refuses, bounded, with its calls of tools."""
+    content = visible(shortened(str(message["content"]), _MAX_MESSAGE))
+    plain: Message = {"role": visible(message["role"][:_MAX_NAME]), "content": content}
+    if "tool_calls" in message:
+        plain["tool_calls"] = inert(message["tool_calls"])
+    if "tool_call_id" in message:
+        plain["tool_call_id"] = visible(message["tool_call_id"][:_MAX_NAME])
+    return plain
+
+
+def _notes(
+    trajectory: Trajectory, advantages: Sequence[float | None] | None, places: Mapping[int | None, int]
+) -> dict[int, str]:
+    notes: dict[int, str] = {}
+    for k, turn in enumerate(trajectory.turns):
+        if turn.message_index in places:
+            own = None if advantages is None else advantages[k]
+            notes[places[turn.message_index]] = (
+                f"turn {k}, reward {turn.reward:+zg}"
+                + ("" if own is None else f", advantage {own:+z.3g}")
+                + (", invalid" if turn.invalid else "")
+            )
+    return notes
+
+
+def _facts(trajectory: Trajectory, advantages: Sequence[float | None] | None, environment: str) -> dict[str, Any]:
+    facts = {
+        "reward": trajectory.final_reward,
+        "turn_rewards": trajectory.turn_rewards,
+        "turn_advantages": advantages,
+        "outcome": trajectory.outcome,
+        "stop_reason": trajectory.stop_reason.value,
+        "task_index": trajectory.task_index,
+        "rollout_index": trajectory.rollout_index,
+        "seed": trajectory.seed,
+        "task_data": trajectory.task_data,
+        "environment": environment,
+        "session_id": trajectory.session_id,
+        "num_turns": trajectory.num_turns,
+        "num_tokens": len(trajectory.token_ids),
+        "invalid_turns": [k for k, turn in enumerate(trajectory.turns) if turn.invalid],
+    }
+    return inert(facts if trajectory.error is None else facts | {"error": trajectory.error.strip()})
+
+
+def inert(value: Any) -> Any:
+    """A value as JSON whose texts, keys of dicts included, no terminal obeys and no tracker refuses, bounded."""
+    return _each_text(as_json(value))
+
+
+def _each_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(shortened(value, _MAX_MESSAGE))
+    if isinstance(value, list):
+        return [_each_text(item) for item in value]
+    if isinstance(value, dict):
+        return {visible(key[:_MAX_NAME]): _each_text(item) for key, item in value.items()}
+    return value
+
+
+def _listed(numbers: Sequence[float | None]) -> str:
+    return shortened(" ".join("-" if number is None else f"{number:z.3g}" for number in numbers), 1000)

@@ -1,0 +1,144 @@
+"""Send a run to the trackers of ``report_to`` in such a way that none of them can end it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TrackioCallback
+
+from agentsgym.texts import sentence_of
+from agentsgym.training.metrics.registry import metric_of
+from agentsgym.training.reporting.conversations import COLUMNS
+
+if TYPE_CHECKING:
+    from agentsgym.training.reporting.conversations import Conversation
+
+logger = logging.getLogger(__name__)
+
+_EVENTS: Final = tuple(name for name in dir(TrainerCallback) if name.startswith("on_"))
+_STEP: Final = "train/global_step"  # by which the trackers' own curves are drawn
+
+
+def choose_metrics(metrics: Mapping[str, Any], groups: Collection[str]) -> dict[str, Any]:
+    """Keep the metrics of some groups, and those that belong to none: of transformers, or of one's own."""
+    found = {key: metric_of(key) for key in metrics}
+    return {key: value for key, value in metrics.items() if (one := found[key]) is None or one.group in groups}
+
+
+def set_up_reports(callbacks: Iterable[TrainerCallback], tracked: Collection[str], printed: Collection[str]) -> None:
+    """Let the callbacks that show metrics see only their groups, and let no tracker's error reach the run.
+
+    Args:
+        callbacks: Those of a trainer; the ones of trackers, progress bars and printing are changed in place.
+        tracked: The groups for trackers.
+        printed: The groups for the terminal and a notebook's table.
+    """
+    names: dict[type[Any], str] = {kind: name for name, kind in INTEGRATION_TO_CALLBACK.items()}
+    for callback in callbacks:
+        name = names.get(type(callback))
+        if name is not None:
+            _wrap(callback, functools.partial(_tracked, _Tracker(name, tracked)))
+        elif isinstance(callback, PrinterCallback | ProgressCallback) or _is_notebook(callback):
+            _wrap(callback, lambda _event, inner, *args, **kwargs: inner(*args, **_of_groups(kwargs, printed)))
+
+
+class _Tracker:
+    """What is known of one tracker: the groups it gets, whether its failure was logged, whether it works at all."""
+
+    def __init__(self, name: str, groups: Collection[str]) -> None:
+        self.name, self.groups = name, groups
+        self.is_lost = False
+        self._failed = False
+
+    def failed(self, event: str, args: Any, error: Exception) -> None:
+        """Log the first failure; a tracker that cannot begin is left out, since each further try may take minutes.
+
+        It is taken out of ``report_to`` as well, for TRL calls trackers by their names there too.
+        """
+        if event == "on_train_begin":
+            self.is_lost = True
+            args.report_to = [name for name in args.report_to if name != self.name]
+        if not self._failed:
+            self._failed = True
+            what = "gets nothing of this run" if self.is_lost else "may lack some of what is logged"
+            logger.warning("the tracker %s failed, and %s; the run goes on: %s", self.name, what, sentence_of(error))
+
+
+def _wrap(callback: TrainerCallback, around: Callable[..., Any]) -> None:
+    for event in _EVENTS:
+        setattr(callback, event, functools.partial(around, event, getattr(callback, event)))
+
+
+def _tracked(tracker: _Tracker, event: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if tracker.is_lost:
+        return None
+    try:
+        return inner(*args, **_of_groups(kwargs, tracker.groups))
+    except Exception as error:  # noqa: BLE001  # foreign code, which may raise anything
+        tracker.failed(event, args[0], error)
+        return None
+
+
+def _of_groups(kwargs: dict[str, Any], groups: Collection[str]) -> dict[str, Any]:
+    shown = {name: choose_metrics(kwargs[name], groups) for name in ("logs", "metrics") if kwargs.get(name)}
+    return {**kwargs, **shown}
+
+
+def _is_notebook(callback: TrainerCallback) -> bool:
+    return any(
+        kind.__name__ == "NotebookProgressCallback" for kind in type(callback).__mro__
+    )  # importing needs IPython
+
+
+def begin_trackio(callbacks: Iterable[TrainerCallback], *args: Any, model: Any) -> None:
+    """Let trackio begin its run, if it has not: TRL logs the time of each step to it, also in an evaluation by itself.
+
+    Args:
+        callbacks: Those of a trainer.
+        *args: What every event is given: settings, state and control.
+        model: The model in training.
+    """
+    for callback in callbacks:
+        if isinstance(callback, TrackioCallback):
+            callback.on_train_begin(*args, model=model)
+
+
+def send_conversations(name: str, conversations: Sequence[Conversation], *, kind: str, step: int) -> None:
+    """Send conversations to a tracker that has tables: wandb or trackio. To another nothing is sent.
+
+    Args:
+        name: The tracker, as ``report_to`` names it.
+        conversations: What to send.
+        kind: ``"train"`` or ``"eval"``: the first part of the keys.
+        step: Optimizer steps that are done.
+
+    Raises:
+        Exception: Whatever the tracker raises, such as when it has no run.
+    """
+    columns, rows = list(COLUMNS), [one.row(step) for one in conversations]
+    if name == "wandb":
+        import wandb  # noqa: PLC0415  # an extra  # pyright: ignore[reportMissingImports]
+
+        wandb.log({f"{kind}/conversations": wandb.Table(columns=columns, data=rows), _STEP: step})
+    elif name == "trackio":
+        import trackio  # noqa: PLC0415  # an extra
+
+        traces = [trackio.Trace(*trace_of(one, {"step": step})) for one in conversations]
+        trackio.log(
+            {
+                f"{kind}/conversations": trackio.Table(columns=columns, data=rows),
+                f"{kind}/rollouts": traces,
+                _STEP: step,
+            }
+        )
+
+
+def trace_of(conversation: Conversation, facts: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Give the messages of a trace, and its metadata: what the conversation's turns were worth, and ``facts``."""
+    own = conversation.facts
+    status = "error" if own["outcome"] == "failed" else "ok"
+    return [{**message} for message in conversation.messages], {"status": status, **own, **facts}
