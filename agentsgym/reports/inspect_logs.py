@@ -92,7 +92,7 @@ def _written(
     is_file = bool(path.suffix)
     names: Counter[str] = Counter()
     for shared in groups:
-        for log in _logs(store.filter(**shared), shared, max_samples):
+        for log in _logs(_chosen(store, shared), shared, max_samples):
             if is_file and names:
                 raise _several(path, [f"{_title(shared)}, in parts of {max_samples} samples at most"])
             name = _file_name(shared)
@@ -133,6 +133,16 @@ def _whole(path: Path) -> Generator[Path]:
         if place.is_dir():
             shutil.rmtree(place, ignore_errors=True)
         place.unlink(missing_ok=True)
+
+
+def _chosen(store: RolloutStore, shared: Mapping[str, Any]) -> RolloutStore:
+    """The rollouts that have these in common; ``env_config`` is told apart by its text, in which NaN equals itself."""
+    config = shared["env_config"]
+
+    def is_same(value: Any) -> bool:
+        return value is None if config is None else to_json(value) == config
+
+    return store.filter(**{**shared, "env_config": is_same})
 
 
 def _groups(store: RolloutStore) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from trl import GRPOConfig
 
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.settings.pools import PoolSettings
+from agentsgym.training.settings.reporting import ReportSettings
 from agentsgym.training.settings.storing import StoreSettings
 from manual_pages.texts import attributes_of, code, one_line, page, table
 
@@ -24,7 +25,11 @@ _FIRST_OF_GROUP = {
     "max_failed_fraction": "Failures and limits of time",
     "stop_strings": "Sampling",
 }
-_OF_CLASS = {PoolSettings: "Where the environments run", StoreSettings: "Where rollouts are kept"}
+_OF_CLASS = {
+    PoolSettings: "Where the environments run",
+    StoreSettings: "Where rollouts are kept",
+    ReportSettings: "What is logged",
+}
 _THEIRS = "Fields of TRL's with another default"
 
 
