@@ -48,7 +48,7 @@ class Blocks:
             if block is None:
                 block = self._whole[index * _SIZE : (index + 1) * _SIZE].table().combine_chunks()
                 self._kept[index] = block
+                while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > _MOST_BYTES:
+                    self._kept.popitem(last=False)
             self._kept.move_to_end(index)
-            while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > _MOST_BYTES:
-                self._kept.popitem(last=False)
         return block

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args, get_origin, get_type_hints
 
 from agentsgym.credit._comparison import Scale, check_choice, check_number
@@ -33,7 +33,7 @@ NOTE: Final = (
     "role_ema, which need averages over earlier batches: neither is stored with rollouts."
 )
 _OF_STATE: Final = {"state", "decay"}  # options that only a running average has
-_MOST_KEPT: Final = 32
+_MOST_KEPT: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +85,7 @@ def settings_as_dict(settings: CreditSettings, turn_credit: str) -> dict[str, An
     }
 
 
+@functools.cache
 def available() -> list[str]:
     """The estimators that need nothing but stored rollouts."""
     return [name for name in ESTIMATORS if _is_stateless(name) and not _reads_values(name)]
@@ -104,6 +105,7 @@ def choices() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def options_of(name: str) -> dict[str, dict[str, Any]]:
     """The options of an estimator, each with its default and, where it is a name, the names that can be chosen."""
     function = inspect.unwrap(cast("Callable[..., Any]", ESTIMATORS[name]))
@@ -154,6 +156,7 @@ class WhatIf:
         numbers: dict[Hashable, int] = {}
         self.records, self.is_training = records, is_training
         self._groups = [numbers.setdefault(group, len(numbers)) for group in groups]
+        self._known: dict[str, list[list[Any]]] = {}
 
     @property
     def settings(self) -> CreditSettings | None:
@@ -176,12 +179,22 @@ class WhatIf:
         Raises:
             ConfigError: The estimator cannot be used on these rollouts.
         """
+        key = repr(request)  # all task groups of a batch ask alike
+        found = self._known.get(key)
+        if found is None:
+            found = self._estimate(request)
+            if len(self._known) >= _MOST_KEPT:  # another thread may ask meanwhile: nothing is taken from it
+                self._known = {}
+            self._known[key] = found
+        return found
+
+    def _estimate(self, request: Request) -> list[list[Any]]:
         rollouts = [self._scored(one, group, request) for one, group in zip(self.records, self._groups, strict=True)]
         assigner = AdvantageAssigner(cast("AdvantageSettings", request.settings))  # frozen, and only read
         found = assigner.estimate(rollouts, is_training=self.is_training)
         laid = found.entries
         if reads_token_rewards(assigner.estimator.traits):
-            on_tokens = partial(_token_entries, request=request, estimator=assigner.estimator)
+            on_tokens = functools.partial(_token_entries, request=request, estimator=assigner.estimator)
             laid = [on_tokens(one, own) for one, own in zip(self.records, found.entries, strict=True)]
         return [_weighed(own, [weight[i] for weight in found.weights]) for i, own in enumerate(laid)]
 
