@@ -157,6 +157,9 @@ class StoredEvaluation:
         return everything
 
     def _storing(self, on_finish: OnFinish) -> OnFinish:
+        each = {id(env): env for env in self._envs}
+        tokenizers = {key: self._writer.keep_tokenizer(env.tokenizer) for key, env in each.items()}
+
         def finished(trajectory: Trajectory) -> None:
             key = self._key(trajectory.task_index, trajectory.rollout_index)
             env, shared = self._envs[trajectory.task_index], self._writer.shared
@@ -166,6 +169,7 @@ class StoredEvaluation:
                 "env_config": env.env_config,
                 "agent": self._name,
                 "run": self._run,
+                "tokenizer": tokenizers[id(env)],
             }
             given = {name: value for name, value in columns.items() if name not in shared}
             self._writer.add(trajectory, **given, extra={**shared.get("extra", {}), _KEY: key})

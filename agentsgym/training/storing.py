@@ -17,15 +17,19 @@ from agentsgym.envs.rows.read import class_path
 from agentsgym.errors import StoreError
 from agentsgym.store.reader import RolloutStore
 from agentsgym.training.ranks import KeptError, all_gather_objects
+from agentsgym.training.tensors.credit_settings import CreditSettings
 
 if TYPE_CHECKING:
     import torch
 
+    from agentsgym.credit.bound import BoundEstimator
+    from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.store.writer import RolloutWriter
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.generation.environments import Environments
     from agentsgym.training.generation.generator import GenerationBatch, Phase
     from agentsgym.training.tensors.advantages import TokenAdvantages
+    from agentsgym.training.tensors.logprobs import TokenLogprobs
     from agentsgym.training.tensors.token_batch import TokenBatch
 
 _SOURCES = {"train": "training", "eval": "evaluation"}
@@ -43,16 +47,20 @@ class TrainingStore:
         run: What the run is called there; the first rank's counts. Empty for a new name.
     """
 
-    def __init__(self, args: GRPOEnvConfig, environments: Environments) -> None:
+    def __init__(
+        self, args: GRPOEnvConfig, environments: Environments, estimator: BoundEstimator | PotentialShaping
+    ) -> None:
         """Open nothing yet: that is done on all ranks together.
 
         Args:
             args: The settings.
             environments: The environments of the rows.
+            estimator: What makes the advantages.
         """
-        self._args, self._environments = args, environments
+        self._args, self._environments, self._estimator = args, environments, estimator
         self._writer: RolloutWriter | None = None
         self.run = ""
+        self._tokenizer: str | None = None
 
     def add(
         self,
@@ -61,7 +69,7 @@ class TrainingStore:
         tokens: TokenBatch,
         mask: torch.Tensor,
         advantages: TokenAdvantages,
-        model_logprobs: torch.Tensor | None,
+        logprobs: TokenLogprobs,
     ) -> None:
         """Collective if rollouts are stored: hand this rank's rollouts to the store, which writes them meanwhile.
 
@@ -73,7 +81,7 @@ class TrainingStore:
             tokens: Its rows.
             mask: (B, L), 1 on the agent tokens that are trained on.
             advantages: One number a token of each rollout.
-            model_logprobs: (B, L), the trained model's log-probabilities; None where they were not computed.
+            logprobs: The trained model's log-probabilities and entropies, where they were computed.
 
         Raises:
             StoreError: There can be no store at that place, on some rank; it is raised on all of them.
@@ -85,7 +93,8 @@ class TrainingStore:
         if self._writer is None:
             self._open(folder, error)
         with error.keeping():
-            self._add(batch, phase, advantages, _by_token(batch, tokens, mask, model_logprobs))
+            scored = [_by_token(batch, tokens, mask, one) for one in (logprobs.model, logprobs.entropies)]
+            self._add(batch, phase, advantages, *scored)
         all_gather_objects((), error.first)
 
     @contextlib.contextmanager
@@ -107,6 +116,7 @@ class TrainingStore:
         """Collective: make this rank's writer, and agree on the name of the run."""
         with error.keeping():
             self._writer = RolloutStore.writer(folder, agent="policy")
+            self._tokenizer = self._writer.keep_tokenizer(self._environments.tokenizer)
         self.run = all_gather_objects([self.run or new_run_name()], error.first)[0]
 
     def _add(
@@ -115,8 +125,10 @@ class TrainingStore:
         phase: Phase,
         advantages: TokenAdvantages,
         model_logprobs: Sequence[Sequence[float] | None],
+        entropies: Sequence[Sequence[float] | None],
     ) -> None:
         writer = cast("RolloutWriter", self._writer)
+        credit = CreditSettings.of(self._args, self._estimator).as_dict() | {"num_rollouts": len(batch.rollouts)}
         for i, trajectory in enumerate(batch.trajectories):
             env = self._environments.of(batch.dataset_rows[i])
             writer.add(
@@ -131,7 +143,9 @@ class TrainingStore:
                 group=batch.mine[i] // phase.num_rollouts,
                 advantages=list(advantages.advantages[i]),
                 trainer_logprobs=model_logprobs[i],
-                extra={"is_trained": advantages.included[i], "rank": PartialState().process_index},
+                entropies=entropies[i],
+                tokenizer=self._tokenizer,
+                extra={"is_trained": advantages.included[i], "rank": PartialState().process_index, "credit": credit},
             )
         writer.flush(wait=False)
 
@@ -139,7 +153,7 @@ class TrainingStore:
 def _by_token(
     batch: GenerationBatch, tokens: TokenBatch, mask: torch.Tensor, logprobs: torch.Tensor | None
 ) -> list[list[float] | None]:
-    """Lay log-probabilities, (B, L), on the tokens of each rollout, (T,): NaN where an agent token has none."""
+    """Lay numbers of tokens, (B, L), on the tokens of each rollout, (T,): NaN where an agent token has none."""
     if logprobs is None:
         return [None] * len(batch.trajectories)
     nested = tokens.by_turn(
