@@ -25,7 +25,8 @@ function assign(node, options) {
   for (const [name, value] of Object.entries(options)) {
     if (value === null || value === undefined) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (["hidden", "checked", "value", "disabled", "open", "tabIndex", "selected"].includes(name)) node[name] = value;
+    else if (["hidden", "checked", "value", "disabled", "open", "tabIndex", "selected"].includes(name))
+      node[name] = value;
     else node.setAttribute(name, visible(value));
   }
   return node;
@@ -75,9 +76,12 @@ function brief(value) {
   if (Number.isNaN(number)) return "–";
   if (!Number.isFinite(number)) return number > 0 ? "∞" : "−∞";
   const size = Math.abs(number);
-  const text = Number.isInteger(number) && size < 1e6
-    ? String(size)
-    : size >= 1e6 || size < 1e-4 ? size.toExponential(2) : String(Number(size.toPrecision(size >= 1 ? 4 : 3)));
+  const text =
+    Number.isInteger(number) && size < 1e6
+      ? String(size)
+      : size >= 1e6 || size < 1e-4
+        ? size.toExponential(2)
+        : String(Number(size.toPrecision(size >= 1 ? 4 : 3)));
   return number < 0 ? `−${text}` : text;
 }
 
@@ -132,7 +136,12 @@ const OUTCOME_SIGNS = { won: "✓", lost: "✗", played: "•", failed: "!" };
 
 /** An outcome: a sign of its own beside the word, so that it is told by more than color. */
 function outcomeMark(outcome) {
-  return el(`span.outcome.${outcome}`, {}, el("span.sign", { "aria-hidden": "true" }, OUTCOME_SIGNS[outcome] ?? "•"), outcome);
+  return el(
+    `span.outcome.${outcome}`,
+    {},
+    el("span.sign", { "aria-hidden": "true" }, OUTCOME_SIGNS[outcome] ?? "•"),
+    outcome,
+  );
 }
 
 /** Write a moment in the reader's own time zone, to the second. */

@@ -22,7 +22,13 @@ class Kept {
   }
 }
 
-const kept = { rollouts: new Kept(64), groups: new Kept(32), chunks: new Kept(4), whatIfs: new Kept(64), once: new Kept(4) };
+const kept = {
+  rollouts: new Kept(64),
+  groups: new Kept(32),
+  chunks: new Kept(4),
+  whatIfs: new Kept(64),
+  once: new Kept(4),
+};
 
 /** Ask the server. Whatever goes wrong is an Error whose message is a sentence for the reader. */
 async function ask(what, parameters = {}) {
@@ -46,13 +52,16 @@ async function ask(what, parameters = {}) {
 /** Inflate a part of the written page. */
 async function inflated(id) {
   const node = document.getElementById(id);
-  if (!node) throw new Error(`This page lacks its part ${id}: it was cut short, or it was changed after it was written.`);
+  if (!node)
+    throw new Error(`This page lacks its part ${id}: it was cut short, or it was changed after it was written.`);
   try {
     const bytes = Uint8Array.from(atob(node.textContent.trim()), (character) => character.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     return await new Response(stream).json();
   } catch {
-    throw new Error(`The part ${id} of this page cannot be read: the file is damaged, or this browser is older than 2023.`);
+    throw new Error(
+      `The part ${id} of this page cannot be read: the file is damaged, or this browser is older than 2023.`,
+    );
   }
 }
 
@@ -161,8 +170,10 @@ const data = {
 
 function mentions(rollout, wanted) {
   return rollout.messages.some((message) =>
-    [message.content, message.reasoning, ...(message.calls ?? []).flatMap((call) => [call.name, call.arguments])]
-      .some((text) => text && String(text).toLowerCase().includes(wanted)));
+    [message.content, message.reasoning, ...(message.calls ?? []).flatMap((call) => [call.name, call.arguments])].some(
+      (text) => text && String(text).toLowerCase().includes(wanted),
+    ),
+  );
 }
 
 /** What a written page has computed beforehand for a group, settings told apart from numbers. */
@@ -176,6 +187,8 @@ function optionsText(options) {
 }
 
 function sameSettings(one, other) {
-  return ["estimator", "discount", "scale", "turn_credit"].every((name) => String(one[name]) === String(other[name]))
-    && optionsText(one.options) === optionsText(other.options);
+  return (
+    ["estimator", "discount", "scale", "turn_credit"].every((name) => String(one[name]) === String(other[name])) &&
+    optionsText(one.options) === optionsText(other.options)
+  );
 }

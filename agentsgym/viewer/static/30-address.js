@@ -14,7 +14,8 @@ function addressWith(changes) {
   const next = new URLSearchParams(location.hash.slice(1));
   for (const [key, value] of Object.entries(changes)) {
     next.delete(key);
-    for (const one of Array.isArray(value) ? value : [value]) if (one !== null && one !== undefined) next.append(key, one);
+    for (const one of Array.isArray(value) ? value : [value])
+      if (one !== null && one !== undefined) next.append(key, one);
   }
   if (next.get("view") === "list") next.delete("view");
   return `#${next}`;

@@ -79,9 +79,12 @@ function sorted(list, places, order) {
   const compare = (one, other) => {
     const [a, b] = [keys.get(one), keys.get(other)];
     if (a === null || b === null) return (a === null) - (b === null);
-    const difference = typeof a === "string" && !["inf", "-inf"].includes(a) && typeof b === "string"
-      ? a.localeCompare(b, "en", { numeric: true })
-      : numberOf(a) === numberOf(b) ? 0 : numberOf(a) - numberOf(b);
+    const difference =
+      typeof a === "string" && !["inf", "-inf"].includes(a) && typeof b === "string"
+        ? a.localeCompare(b, "en", { numeric: true })
+        : numberOf(a) === numberOf(b)
+          ? 0
+          : numberOf(a) - numberOf(b);
     return ways * difference;
   };
   return [...places].sort(compare);
@@ -89,13 +92,20 @@ function sorted(list, places, order) {
 
 /** Whether the address filters at all. */
 function isFiltered(given) {
-  return [...FACETS, ...RANGES].some(([name]) => given.has(name)) || ["group", "task", "text"].some((name) => given.get(name));
+  return (
+    [...FACETS, ...RANGES].some(([name]) => given.has(name)) ||
+    ["group", "task", "text"].some((name) => given.get(name))
+  );
 }
 
 /** What removes every filter from the address. */
 function noFilters() {
-  return Object.fromEntries([...FACETS.map(([name]) => name), ...RANGES.map(([name]) => name), "group", "task", "text"]
-    .map((name) => [name, null]));
+  return Object.fromEntries(
+    [...FACETS.map(([name]) => name), ...RANGES.map(([name]) => name), "group", "task", "text"].map((name) => [
+      name,
+      null,
+    ]),
+  );
 }
 
 /** Search for the text of the address, once a text; the view is shown again as results come in. */
@@ -109,9 +119,12 @@ function searchFor(list, text) {
     Object.assign(found, { rows: new Set(answer.rows), complete: answer.complete, share: answer.share });
     show();
   };
-  data.search(list, text, take, isCurrent).then((answer) => take({ share: 1, ...answer })).catch((error) => {
-    if (!isCurrent()) return;
-    Object.assign(found, { rows: new Set(), complete: false, error: error.message });
-    show();
-  });
+  data
+    .search(list, text, take, isCurrent)
+    .then((answer) => take({ share: 1, ...answer }))
+    .catch((error) => {
+      if (!isCurrent()) return;
+      Object.assign(found, { rows: new Set(), complete: false, error: error.message });
+      show();
+    });
 }

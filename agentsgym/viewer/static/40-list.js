@@ -40,8 +40,12 @@ class ListView {
     this.summary = el("p.summary.faint");
     this.empty = el("p.empty", { hidden: true });
     const keys = el("p.unseen", { id: "keys-of-list" }, "j and k move, Enter opens, ? lists all keys");
-    this.node = el("section.list", { "aria-label": "List of rollouts" }, this.filters.node,
-      el("div.table", {}, this.summary, this.empty, this.scroller, keys));
+    this.node = el(
+      "section.list",
+      { "aria-label": "List of rollouts" },
+      this.filters.node,
+      el("div.table", {}, this.summary, this.empty, this.scroller, keys),
+    );
     this.body.addEventListener("click", (event) => this.opened(event));
     new ResizeObserver(() => this.fit()).observe(this.scroller);
     this.loadTurns();
@@ -57,11 +61,17 @@ class ListView {
   loadTurns() {
     const total = this.list.columns.num_turns.reduce((sum, count) => sum + (count ?? 0), 0);
     if (total > 400_000) return;
-    data.turns().then((turns) => {
-      this.turns = turns;
-      this.limit = percentile(turns.rewards.flat().map((value) => Math.abs(numberOf(value))), 0.98);
-      this.redraw();
-    }).catch(() => {}); // the list does without it; the curves say what is wrong
+    data
+      .turns()
+      .then((turns) => {
+        this.turns = turns;
+        this.limit = percentile(
+          turns.rewards.flat().map((value) => Math.abs(numberOf(value))),
+          0.98,
+        );
+        this.redraw();
+      })
+      .catch(() => {}); // the list does without it; the curves say what is wrong
   }
 
   show(given, { places, counts, passing }) {
@@ -81,19 +91,36 @@ class ListView {
 
   say(given) {
     const { list } = this;
-    const same = COLUMNS.filter(([name]) => !["row", "strip", "created_at"].includes(name) && list.has(name) && !this.varies(name))
-      .map(([name, heading]) => [heading, list.value(name, 0)]).filter(([, value]) => value !== null);
-    const facts = this.list.size ? same.map(([heading, value]) => [el("span", {}, `${heading} `), el("b", {}, String(value)), "  "]) : [];
-    const state = found.error ?? (!given.get("text") ? null
-      : !found.rows ? "searching …"
-        : !found.complete ? (found.share ? `searching … ${Math.round(100 * found.share)} %` : "the search was stopped early: more may match") : null);
+    const same = COLUMNS.filter(
+      ([name]) => !["row", "strip", "created_at"].includes(name) && list.has(name) && !this.varies(name),
+    )
+      .map(([name, heading]) => [heading, list.value(name, 0)])
+      .filter(([, value]) => value !== null);
+    const facts = this.list.size
+      ? same.map(([heading, value]) => [el("span", {}, `${heading} `), el("b", {}, String(value)), "  "])
+      : [];
+    const state =
+      found.error ??
+      (!given.get("text")
+        ? null
+        : !found.rows
+          ? "searching …"
+          : !found.complete
+            ? found.share
+              ? `searching … ${Math.round(100 * found.share)} %`
+              : "the search was stopped early: more may match"
+            : null);
     this.summary.replaceChildren();
     add(this.summary, facts.length ? ["All: ", facts] : null, state && el("span.state", { role: "status" }, state));
     this.summary.hidden = !this.summary.childNodes.length;
     this.empty.hidden = this.places.length > 0;
     this.empty.replaceChildren();
-    add(this.empty, list.size ? ["No rollout passes these filters. ", button("link", () => go(noFilters()), {}, "Clear them")]
-      : "There are no rollouts in this store yet.");
+    add(
+      this.empty,
+      list.size
+        ? ["No rollout passes these filters. ", button("link", () => go(noFilters()), {}, "Clear them")]
+        : "There are no rollouts in this store yet.",
+    );
   }
 
   /** Choose the columns that fit, the most telling ones first. */
@@ -118,8 +145,11 @@ class ListView {
     const ascending = way === "none" ? kind === "word" || kind === "outcome" : way === "descending";
     const sort = () => go({ sort: ascending ? name : `-${name}` }, { step: false });
     const sign = way === "none" ? null : el("span", { "aria-hidden": "true" }, way === "ascending" ? " ▲" : " ▼");
-    return el(`div.cell.${kind}`, { role: "columnheader", "aria-sort": name === "strip" ? null : way },
-      name === "strip" ? heading : button("sort", sort, { title: `Sort by ${heading}` }, heading, sign));
+    return el(
+      `div.cell.${kind}`,
+      { role: "columnheader", "aria-sort": name === "strip" ? null : way },
+      name === "strip" ? heading : button("sort", sort, { title: `Sort by ${heading}` }, heading, sign),
+    );
   }
 
   redraw() {
@@ -150,8 +180,11 @@ class ListView {
 
   row(index) {
     const place = this.places[index];
-    const node = el("div.row", { role: "row", id: `row-${index}`, "aria-rowindex": String(index + 2) },
-      this.columns.map((column) => this.cell(column, place)));
+    const node = el(
+      "div.row",
+      { role: "row", id: `row-${index}`, "aria-rowindex": String(index + 2) },
+      this.columns.map((column) => this.cell(column, place)),
+    );
     node.dataset.place = place;
     node.style.top = `${index * ROW_HEIGHT}px`;
     if (index === this.selected) this.mark(node);
@@ -164,9 +197,10 @@ class ListView {
     if (kind === "outcome") return add(node, outcomeMark(list.value(name, place) ?? "played"));
     if (kind === "strip") return add(node, this.strip(place));
     const value = list.value(name, place);
-    if (name === "row") return add(node, link("open", { view: "conversation", row: value, ...OF_A_ROLLOUT }, { tabIndex: -1 }, value));
+    if (name === "row")
+      return add(node, link("open", { view: "conversation", row: value, ...OF_A_ROLLOUT }, { tabIndex: -1 }, value));
     if (kind === "moment") return add(node, value === null ? "–" : moment(value).slice(5, 16));
-    const written = name === "final_reward" ? signed(value) : kind === "number" ? brief(value) : value ?? "–";
+    const written = name === "final_reward" ? signed(value) : kind === "number" ? brief(value) : (value ?? "–");
     return add(assign(node, { title: kind === "word" ? written : null }), written);
   }
 
@@ -214,7 +248,9 @@ class ListView {
 /** The value below which a share of the known ones lie; 0 if there is none. */
 function percentile(values, share) {
   const known = values.filter(Number.isFinite).sort((one, other) => one - other);
-  return known.length ? known[Math.min(known.length - 1, Math.floor(share * known.length))] || known[known.length - 1] : 0;
+  return known.length
+    ? known[Math.min(known.length - 1, Math.floor(share * known.length))] || known[known.length - 1]
+    : 0;
 }
 
 /** A bar a turn, up for paid and down for fined; a dot where nothing was paid, a cross where the action was invalid. */
@@ -232,6 +268,11 @@ function turnStrip(rewards, invalid, limit) {
     }
   });
   const label = `rewards by turn: ${rewards.map(brief).join(", ")}`;
-  return drawn("svg", { class: "strip", width: rewards.length * wide, height: 20, role: "img", "aria-label": label.slice(0, 400) },
-    Object.entries(paths).filter(([, path]) => path).map(([kind, path]) => drawn("path", { class: kind, d: path })));
+  return drawn(
+    "svg",
+    { class: "strip", width: rewards.length * wide, height: 20, role: "img", "aria-label": label.slice(0, 400) },
+    Object.entries(paths)
+      .filter(([, path]) => path)
+      .map(([kind, path]) => drawn("path", { class: kind, d: path })),
+  );
 }

@@ -13,7 +13,13 @@ const MOST_CHARACTERS = 20_000; // of a text before "show the rest"; one of a me
 function turnNumbers(rollout, turn) {
   const { start, stop, reward, invalid } = rollout.turns[turn];
   const mean = (name) => (rollout.tokens?.[name] ? meanOf(rollout.tokens[name].slice(start, stop)) : NaN);
-  return { reward: numberOf(reward), invalid, advantage: mean("advantages"), surprisal: -mean("logprobs"), entropy: mean("entropies") };
+  return {
+    reward: numberOf(reward),
+    invalid,
+    advantage: mean("advantages"),
+    surprisal: -mean("logprobs"),
+    entropy: mean("entropies"),
+  };
 }
 
 /** The head of a rollout: how it went, the way to its neighbors in the list, its views. */
@@ -28,32 +34,64 @@ function rolloutHead(app, row, view, rollout) {
   };
   const position = index < 0 ? "not among those filtered" : `${grouped(index + 1)} of ${grouped(places.length)}`;
   const tabs = TABS.map(([name, heading, key]) =>
-    link("tab", { view: name, ...OF_A_ROLLOUT }, { "aria-current": name === view ? "page" : null, title: `key ${key}` }, heading));
+    link(
+      "tab",
+      { view: name, ...OF_A_ROLLOUT },
+      { "aria-current": name === view ? "page" : null, title: `key ${key}` },
+      heading,
+    ),
+  );
   const outcome = list.value("outcome", place) ?? rollout?.outcome ?? "played";
-  return el("header.rollout-head", {},
-    el("div.line", {}, link("back", { view: "list" }, { title: "key Esc" }, "← Rollouts"),
+  return el(
+    "header.rollout-head",
+    {},
+    el(
+      "div.line",
+      {},
+      link("back", { view: "list" }, { title: "key Esc" }, "← Rollouts"),
       el("h2", {}, outcomeMark(outcome), ` ${headlineOf(list, place)}`),
-      el("span.position", {}, neighbor(-1, "‹", "Previous rollout (k)"), position, neighbor(1, "›", "Next rollout (j)"))),
-    el("nav.tabs", { "aria-label": "Views of this rollout" }, tabs));
+      el(
+        "span.position",
+        {},
+        neighbor(-1, "‹", "Previous rollout (k)"),
+        position,
+        neighbor(1, "›", "Next rollout (j)"),
+      ),
+    ),
+    el("nav.tabs", { "aria-label": "Views of this rollout" }, tabs),
+  );
 }
 
 /** Which rollout it is, in a line. */
 function headlineOf(list, place) {
   const value = (name) => list.value(name, place);
-  const parts = [value("env"), `task ${brief(value("task_index"))}, rollout ${brief(value("rollout_index"))}`];
+  const parts = [`#${value("row")}`, value("env"), `task ${brief(value("task_index"))}`];
   if (value("step") !== null) parts.push(`step ${value("step")}`);
-  parts.push(`reward ${brief(value("final_reward"))}`, `${counted(value("num_turns") ?? 0, "turn")} (${value("stop_reason") ?? "–"})`);
+  parts.push(
+    `reward ${brief(value("final_reward"))}`,
+    `${counted(value("num_turns") ?? 0, "turn")} (${value("stop_reason") ?? "–"})`,
+  );
   return parts.filter(Boolean).join(" · ");
 }
 
 /** What is known of a rollout beside its messages: short facts in a line, long ones folded. */
 function factsOf(rollout) {
   const facts = (rollout.facts ?? []).filter(([, text]) => text !== null && text !== "");
-  const folded = [["configuration", rollout.env_config], ["task", rollout.task_data], ["info", rollout.info]]
-    .filter(([, text]) => text && text !== "{}");
-  return el("div.facts", {},
-    el("dl", {}, facts.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text)))),
-    folded.map(([name, text]) => el("details", {}, el("summary", {}, name), longText(text))));
+  const folded = [
+    ["configuration", rollout.env_config],
+    ["task", rollout.task_data],
+    ["info", rollout.info],
+  ].filter(([, text]) => text && text !== "{}");
+  return el(
+    "div.facts",
+    {},
+    el(
+      "dl",
+      {},
+      facts.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))),
+    ),
+    folded.map(([name, text]) => el("details", {}, el("summary", {}, name), longText(text))),
+  );
 }
 
 /** A text of any length: its beginning, and the rest when it is asked for. */
@@ -62,7 +100,12 @@ function longText(text, kind = "pre.text") {
   if (whole.length <= MOST_CHARACTERS) return el(kind, {}, withBoards(whole));
   const node = el(kind, {}, withBoards(whole.slice(0, MOST_CHARACTERS)));
   const rest = grouped(whole.length - MOST_CHARACTERS);
-  const more = button("link", () => more.replaceWith(visible(whole.slice(MOST_CHARACTERS))), {}, ` … show ${rest} more characters`);
+  const more = button(
+    "link",
+    () => more.replaceWith(visible(whole.slice(MOST_CHARACTERS))),
+    {},
+    ` … show ${rest} more characters`,
+  );
   return add(node, more);
 }
 
@@ -87,22 +130,44 @@ function withBoards(text) {
 function messageOf(rollout, message) {
   const turn = message.turn ?? null;
   const calls = (message.calls ?? []).map((call) =>
-    el("div.call", {}, el("b", {}, call.name || "(no name)"), "(", longText(call.arguments, "span"), ")"));
+    el("div.call", {}, el("b", {}, call.name || "(no name)"), "(", longText(call.arguments, "span"), ")"),
+  );
   const words = message.reasoning ? message.reasoning.trim().split(/\s+/).length : 0;
-  return el(`article.message.${turn === null ? "given" : "said"}`, { id: turn === null ? null : `turn-${turn}` },
-    el("div.who", {}, el("span.role", {}, message.role ?? "?", message.name ? ` ${message.name}` : ""), turn === null ? null : turnNotes(rollout, turn)),
-    el("div.what", {},
-      message.reasoning ? el("details.thought", {}, el("summary", {}, `thought, ${counted(words, "word")}`), longText(message.reasoning)) : null,
+  return el(
+    `article.message.${turn === null ? "given" : "said"}`,
+    { id: turn === null ? null : `turn-${turn}` },
+    el(
+      "div.who",
+      {},
+      el("span.role", {}, message.role ?? "?", message.name ? ` ${message.name}` : ""),
+      turn === null ? null : turnNotes(rollout, turn),
+    ),
+    el(
+      "div.what",
+      {},
+      message.reasoning
+        ? el(
+            "details.thought",
+            {},
+            el("summary", {}, `thought, ${counted(words, "word")}`),
+            longText(message.reasoning),
+          )
+        : null,
       message.content || !calls.length ? longText(message.content) : null,
       calls,
-      message.left_out ? el("p.faint", {}, `… ${grouped(message.left_out)} characters are left out of this message`) : null));
+      message.left_out
+        ? el("p.faint", {}, `… ${grouped(message.left_out)} characters are left out of this message`)
+        : null,
+    ),
+  );
 }
 
 /** What stands beside a turn: its index, reward, mean advantage; what was odd about it. */
 function turnNotes(rollout, turn, beside = null) {
   const numbers = turnNumbers(rollout, turn);
   const { exact: isExact, role, rewritten, episode } = rollout.turns[turn];
-  const known = (name, value) => (Number.isNaN(value) ? null : el("span.note", {}, el("span.faint", {}, `${name} `), toned(value)));
+  const known = (name, value) =>
+    Number.isNaN(value) ? null : el("span.note", {}, el("span.faint", {}, `${name} `), toned(value));
   const last = rollout.turns.some((one) => one.episode);
   return [
     el("span.turn-number", {}, `turn ${turn}`),
@@ -113,7 +178,13 @@ function turnNotes(rollout, turn, beside = null) {
     role ? el("span.note", {}, `as ${role}`) : null,
     last ? el("span.note.faint", {}, `episode ${episode}`) : null,
     numbers.invalid ? el("span.wrong", {}, "✗ invalid") : null,
-    isExact === false ? el("span.note.faint", { title: "Its text was encoded afterwards: these are not the sampled tokens" }, "encoded text") : null,
+    isExact === false
+      ? el(
+          "span.note.faint",
+          { title: "Its text was encoded afterwards: these are not the sampled tokens" },
+          "encoded text",
+        )
+      : null,
     rewritten ? el("span.note.faint", {}, `saw a rewritten history of ${counted(rewritten, "message")}`) : null,
   ];
 }
@@ -126,15 +197,22 @@ function toned(value) {
 
 /** How it ended, with the error where there was one. */
 function ending(rollout) {
-  return el("div.ending", {}, el("p", {}, el("b", {}, `stopped: ${rollout.stop_reason}`), ` after ${counted(rollout.turns.length, "turn")}`),
-    rollout.error ? el("pre.error", { tabIndex: 0 }, rollout.error) : null);
+  return el(
+    "div.ending",
+    {},
+    el("p", {}, el("b", {}, `stopped: ${rollout.stop_reason}`), ` after ${counted(rollout.turns.length, "turn")}`),
+    rollout.error ? el("pre.error", { tabIndex: 0 }, rollout.error) : null,
+  );
 }
 
 /** The turns as a row of bars: what each was paid above, its advantage below; pressing one goes there. */
 function turnBar(rollout, onTurn) {
   if (rollout.turns.length < 2) return null;
   const numbers = rollout.turns.map((_, turn) => turnNumbers(rollout, turn));
-  const limits = { reward: largest(numbers.map((one) => one.reward)), advantage: largest(numbers.map((one) => one.advantage)) };
+  const limits = {
+    reward: largest(numbers.map((one) => one.reward)),
+    advantage: largest(numbers.map((one) => one.advantage)),
+  };
   const known = Object.keys(limits).filter((name) => numbers.some((one) => !Number.isNaN(one[name])));
   const bar = (name, one) => {
     const part = el(`span.half.${one[name] < 0 ? "down" : "up"}`);
@@ -144,12 +222,27 @@ function turnBar(rollout, onTurn) {
   };
   const columns = numbers.map((one, turn) => {
     const words = known.map((name) => `${name} ${brief(one[name])}`).join(", ");
-    return button(`turn${one.invalid ? ".wrong" : ""}`, () => onTurn(turn),
-      { title: `turn ${turn}: ${words}${one.invalid ? ", invalid" : ""}`, "aria-label": `Go to turn ${turn}: ${words}` },
-      known.map((name) => bar(name, one)), el("span.index", {}, one.invalid ? `✗${turn}` : String(turn)));
+    return button(
+      `turn${one.invalid ? ".wrong" : ""}`,
+      () => onTurn(turn),
+      {
+        title: `turn ${turn}: ${words}${one.invalid ? ", invalid" : ""}`,
+        "aria-label": `Go to turn ${turn}: ${words}`,
+      },
+      known.map((name) => bar(name, one)),
+      el("span.index", {}, one.invalid ? `✗${turn}` : String(turn)),
+    );
   });
-  return el("div.turn-bar", { role: "group", "aria-label": "Turns" }, el("div.names.faint", {}, known.map((name) => el("span", {}, name))),
-    el("div.columns", {}, columns));
+  return el(
+    "div.turn-bar",
+    { role: "group", "aria-label": "Turns" },
+    el(
+      "div.names.faint",
+      {},
+      known.map((name) => el("span", {}, name)),
+    ),
+    el("div.columns", {}, columns),
+  );
 }
 
 /** Bring a turn into sight and let it be seen which one it is. */
@@ -158,12 +251,21 @@ function revealTurn(turn) {
   if (!node) return;
   document.querySelector(".here")?.classList.remove("here");
   node.classList.add("here");
-  node.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+  node.scrollIntoView({
+    block: "start",
+    behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth",
+  });
   history.replaceState(null, "", addressWith({ turn }));
 }
 
 async function conversationView(app, row) {
   const rollout = await data.rollout(app.list, row);
-  return el("section.conversation", {}, factsOf(rollout), turnBar(rollout, revealTurn),
-    rollout.messages.map((message) => messageOf(rollout, message)), ending(rollout));
+  return el(
+    "section.conversation",
+    {},
+    factsOf(rollout),
+    turnBar(rollout, revealTurn),
+    rollout.messages.map((message) => messageOf(rollout, message)),
+    ending(rollout),
+  );
 }

@@ -6,22 +6,43 @@ const PART = 1500; // tokens that are drawn at once
 const COLORS = [
   ["mask", "trained on", null, "Tokens that the agent produced, and on which it is trained."],
   ["reward", "reward", (tokens) => tokens.rewards, "What the environment paid, placed on tokens."],
-  ["advantage", "advantage", (tokens) => tokens.advantages, "What multiplied the policy gradient of a token, as stored."],
-  ["logprob", "log-probability", (tokens) => tokens.logprobs, "Of the token when it was sampled; the more surprising, the stronger."],
+  [
+    "advantage",
+    "advantage",
+    (tokens) => tokens.advantages,
+    "What multiplied the policy gradient of a token, as stored.",
+  ],
+  [
+    "logprob",
+    "log-probability",
+    (tokens) => tokens.logprobs,
+    "Of the token when it was sampled; the more surprising, the stronger.",
+  ],
   ["entropy", "entropy", (tokens) => tokens.entropies, "Of what the token was sampled from."],
   ["gap", "sampler/trainer gap", gapOf, "The trainer's log-probability minus the sampler's; 0 where they agree."],
-  ["new", "what-if advantage", (tokens, other) => other?.values, "The advantage by the settings chosen under “What if”."],
+  [
+    "new",
+    "what-if advantage",
+    (tokens, other) => other?.values,
+    "The advantage by the settings chosen under “What if”.",
+  ],
   ["difference", "what-if minus stored", differenceOf, "How far the what-if advantage is from the stored one."],
 ];
 
 function gapOf(tokens) {
   const { logprobs, trainer_logprobs: trainer } = tokens;
-  return logprobs && trainer ? trainer.map((value, at) => (value === null || logprobs[at] === null ? null : numberOf(value) - numberOf(logprobs[at]))) : null;
+  return logprobs && trainer
+    ? trainer.map((value, at) =>
+        value === null || logprobs[at] === null ? null : numberOf(value) - numberOf(logprobs[at]),
+      )
+    : null;
 }
 
 function differenceOf(tokens, other) {
   if (!other || !tokens.advantages) return null;
-  return other.values.map((value, at) => (value === null || tokens.advantages[at] === null ? null : numberOf(value) - numberOf(tokens.advantages[at])));
+  return other.values.map((value, at) =>
+    value === null || tokens.advantages[at] === null ? null : numberOf(value) - numberOf(tokens.advantages[at]),
+  );
 }
 
 /** Place a number a turn (or a list of them, one a token) on tokens: 0 where the environment speaks. */
@@ -29,7 +50,7 @@ function onTokens(rollout, byTurn) {
   const values = new Array(rollout.tokens.ids.length).fill(0);
   rollout.turns.forEach(({ start, stop }, turn) => {
     const given = byTurn[turn];
-    for (let at = start; at < stop; at++) values[at] = Array.isArray(given) ? given[at - start] ?? null : given;
+    for (let at = start; at < stop; at++) values[at] = Array.isArray(given) ? (given[at - start] ?? null) : given;
   });
   return values;
 }
@@ -39,20 +60,47 @@ class TokenView {
     Object.assign(this, { rollout, other, tokens: rollout.tokens });
     this.turnAt = new Int32Array(this.tokens.ids.length).fill(-1);
     rollout.turns.forEach(({ start, stop }, turn) => this.turnAt.fill(turn, start, stop));
-    this.columns = COLORS.map(([key, heading, of, note]) => ({ key, heading, note, values: of ? of(this.tokens, other) : null }))
-      .filter(({ key, values }) => key === "mask" || values);
+    this.columns = COLORS.map(([key, heading, of, note]) => ({
+      key,
+      heading,
+      note,
+      values: of ? of(this.tokens, other) : null,
+    })).filter(({ key, values }) => key === "mask" || values);
     this.legend = el("div.legend");
     this.hint = el("div.hint", { role: "tooltip", id: "token-hint", hidden: true });
-    this.stream = el("div.stream", { role: "group", "aria-label": "Tokens: arrow keys move, values are told below",
-      onmouseover: (event) => this.point(event.target.closest(".token")), onmouseleave: () => this.unpoint(),
-      onfocusin: (event) => this.point(event.target.closest(".token")), onfocusout: () => this.unpoint(),
-      onkeydown: (event) => this.key(event), onclick: (event) => event.target.closest(".token")?.focus({ preventScroll: true }) });
-    this.seen = new IntersectionObserver((entries) => entries.forEach((entry) => entry.isIntersecting && this.fill(entry.target)), { rootMargin: "1500px" });
+    this.stream = el("div.stream", {
+      role: "group",
+      "aria-label": "Tokens: arrow keys move, values are told below",
+      onmouseover: (event) => this.point(event.target.closest(".token")),
+      onmouseleave: () => this.unpoint(),
+      onfocusin: (event) => this.point(event.target.closest(".token")),
+      onfocusout: () => this.unpoint(),
+      onkeydown: (event) => this.key(event),
+      onclick: (event) => event.target.closest(".token")?.focus({ preventScroll: true }),
+    });
+    this.seen = new IntersectionObserver(
+      (entries) => entries.forEach((entry) => entry.isIntersecting && this.fill(entry.target)),
+      { rootMargin: "1500px" },
+    );
     this.parts = this.blocks();
-    add(this.stream, this.parts.map(({ node }) => node));
+    add(
+      this.stream,
+      this.parts.map(({ node }) => node),
+    );
     for (const { holders } of this.parts) for (const holder of holders) this.seen.observe(holder);
     this.choose(given.get("by"));
-    this.node = el("section.tokens", {}, factsOf(rollout), turnBar(rollout, revealTurn), this.chooser(), this.legend, this.outNote(), this.stream, ending(rollout), this.hint);
+    this.node = el(
+      "section.tokens",
+      {},
+      factsOf(rollout),
+      turnBar(rollout, revealTurn),
+      this.chooser(),
+      this.legend,
+      this.outNote(),
+      this.stream,
+      ending(rollout),
+      this.hint,
+    );
     this.first()?.setAttribute("tabindex", "0");
   }
 
@@ -77,10 +125,16 @@ class TokenView {
       holders.push(holder);
     }
     const count = el("span.note.faint", {}, counted(stop - start, "token"));
-    const label = turn >= 0 ? turnNotes(this.rollout, turn, count)
-      : [el("span.faint", {}, this.segments.has(start) ? "rewritten history" : "given"), count];
-    const node = el(`div.block.${turn >= 0 ? "said" : "given"}`, { id: turn >= 0 ? `turn-${turn}` : null },
-      el("div.who", {}, label), el("div.what", {}, holders));
+    const label =
+      turn >= 0
+        ? turnNotes(this.rollout, turn, count)
+        : [el("span.faint", {}, this.segments.has(start) ? "rewritten history" : "given"), count];
+    const node = el(
+      `div.block.${turn >= 0 ? "said" : "given"}`,
+      { id: turn >= 0 ? `turn-${turn}` : null },
+      el("div.who", {}, label),
+      el("div.what", {}, holders),
+    );
     return { node, holders };
   }
 
@@ -107,10 +161,18 @@ class TokenView {
   }
 
   choose(key) {
-    this.column = this.columns.find((column) => column.key === key) ?? this.columns.find((column) => column.key === "advantage")
-      ?? this.columns.find((column) => column.key === "reward") ?? this.columns[0];
+    this.column =
+      this.columns.find((column) => column.key === key) ??
+      this.columns.find((column) => column.key === "advantage") ??
+      this.columns.find((column) => column.key === "reward") ??
+      this.columns[0];
     const { values } = this.column;
-    const known = values ? values.filter((_, at) => this.turnAt[at] >= 0).map((value) => Math.abs(numberOf(value))).filter(Number.isFinite) : [];
+    const known = values
+      ? values
+          .filter((_, at) => this.turnAt[at] >= 0)
+          .map((value) => Math.abs(numberOf(value)))
+          .filter(Number.isFinite)
+      : [];
     const most = known.reduce((one, other) => Math.max(one, other), 0);
     const usual = percentile(known.filter(Boolean), 0.98);
     this.limit = most > 3 * usual && usual ? usual : most; // one outlier must not make all others pale
@@ -122,7 +184,15 @@ class TokenView {
     const said = this.turnAt[at] >= 0;
     const { values } = this.column;
     const value = values?.[at];
-    const kind = !said ? "" : values ? (value === null || value === undefined ? "unknown" : shade(value, this.limit)) : this.isTrained(at) ? "trained" : "";
+    const kind = !said
+      ? ""
+      : values
+        ? value === null || value === undefined
+          ? "unknown"
+          : shade(value, this.limit)
+        : this.isTrained(at)
+          ? "trained"
+          : "";
     node.className = `token${said ? " said" : ""}${kind ? ` ${kind}` : ""}`;
   }
 
@@ -132,13 +202,21 @@ class TokenView {
 
   chooser() {
     const group = el("div.choose", { role: "radiogroup", "aria-label": "Color by" }, el("span.faint", {}, "Color by"));
-    const draw = () => group.querySelectorAll("button").forEach((node) => node.setAttribute("aria-checked", String(node.dataset.key === this.column.key)));
+    const draw = () =>
+      group
+        .querySelectorAll("button")
+        .forEach((node) => node.setAttribute("aria-checked", String(node.dataset.key === this.column.key)));
     for (const { key, heading, note } of this.columns) {
-      const node = button("option", () => {
-        this.choose(key);
-        history.replaceState(null, "", addressWith({ by: key }));
-        draw();
-      }, { role: "radio", title: note }, heading);
+      const node = button(
+        "option",
+        () => {
+          this.choose(key);
+          history.replaceState(null, "", addressWith({ by: key }));
+          draw();
+        },
+        { role: "radio", title: note },
+        heading,
+      );
       node.dataset.key = key;
       group.append(node);
     }
@@ -149,24 +227,43 @@ class TokenView {
   /** The scale: what the strongest colors stand for. */
   tell(most) {
     const { key, values, note } = this.column;
-    const swatch = (kind, words) => el("span.key", {}, el(`span.token.${kind}`, { "aria-hidden": "true" }, "  "), words);
+    const swatch = (kind, words) =>
+      el("span.key", {}, el(`span.token.${kind}`, { "aria-hidden": "true" }, "  "), words);
     const beyond = most > this.limit ? " or more" : "";
-    const scale = (sign) => el("span.scale", {}, [1, 3, 5, 8].map((step) => el(`span.token.said.${sign}${step}`, { "aria-hidden": "true" }, "  ")));
+    const scale = (sign) =>
+      el(
+        "span.scale",
+        {},
+        [1, 3, 5, 8].map((step) => el(`span.token.said.${sign}${step}`, { "aria-hidden": "true" }, "  ")),
+      );
     const has = (test) => values?.some((value, at) => this.turnAt[at] >= 0 && test(numberOf(value)));
     this.legend.replaceChildren();
-    add(this.legend, swatch("given", "given by the environment"),
-      key === "mask" ? [swatch("said.trained", "the agent's, trained on"), this.tokens.trained?.every((one, at) => one || this.turnAt[at] < 0) ? null : swatch("said", "the agent's, left out")]
-        : [swatch("said", `the agent's, ${this.column.heading} 0`),
-          has((value) => value > 0) ? el("span.key", {}, scale("p"), `up to +${brief(this.limit)}${beyond}`) : null,
-          has((value) => value < 0) ? el("span.key", {}, scale("n"), `down to −${brief(this.limit)}${beyond}`) : null,
-          has(Number.isNaN) ? swatch("said.unknown", "not known") : null],
-      el("span.note", {}, note));
+    add(
+      this.legend,
+      swatch("given", "given by the environment"),
+      key === "mask"
+        ? [
+            swatch("said.trained", "the agent's, trained on"),
+            this.tokens.trained?.every((one, at) => one || this.turnAt[at] < 0)
+              ? null
+              : swatch("said", "the agent's, left out"),
+          ]
+        : [
+            swatch("said", `the agent's, ${this.column.heading} 0`),
+            has((value) => value > 0) ? el("span.key", {}, scale("p"), `up to +${brief(this.limit)}${beyond}`) : null,
+            has((value) => value < 0) ? el("span.key", {}, scale("n"), `down to −${brief(this.limit)}${beyond}`) : null,
+            has(Number.isNaN) ? swatch("said.unknown", "not known") : null,
+          ],
+      el("span.note", {}, note),
+    );
   }
 
   outNote() {
     const notes = [];
-    if (this.tokens.is_trained === false) notes.push("Training left this rollout out: none of its tokens counted in the loss.");
-    if (!this.tokens.texts) notes.push("The store holds no tokenizer for this rollout, so tokens are shown by their ids.");
+    if (this.tokens.is_trained === false)
+      notes.push("Training left this rollout out: none of its tokens counted in the loss.");
+    if (!this.tokens.texts)
+      notes.push("The store holds no tokenizer for this rollout, so tokens are shown by their ids.");
     return notes.length ? el("p.notice", {}, notes.join(" ")) : null;
   }
 
@@ -175,12 +272,24 @@ class TokenView {
     if (!node || !node.dataset.at) return;
     const at = Number(node.dataset.at);
     const turn = this.turnAt[at];
-    const rows = [["token", `${at}`], ["id", exact(this.tokens.ids[at])], ["turn", turn < 0 ? "given by the environment" : String(turn)],
+    const rows = [
+      ["token", `${at}`],
+      ["id", exact(this.tokens.ids[at])],
+      ["turn", turn < 0 ? "given by the environment" : String(turn)],
       ["trained on", this.isTrained(at) ? "yes" : "no"],
-      ...(turn < 0 ? [] : this.columns.filter(({ values }) => values).map(({ heading, values }) => [heading, exact(values[at])]))];
+      ...(turn < 0
+        ? []
+        : this.columns.filter(({ values }) => values).map(({ heading, values }) => [heading, exact(values[at])])),
+    ];
     const text = this.tokens.texts?.[at];
-    this.hint.replaceChildren(el("p.token-text", {}, text === undefined || text === null ? "" : JSON.stringify(text).slice(0, 200)),
-      el("dl", {}, rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", { "data-name": name }, value)])));
+    this.hint.replaceChildren(
+      el("p.token-text", {}, text === undefined || text === null ? "" : JSON.stringify(text).slice(0, 200)),
+      el(
+        "dl",
+        {},
+        rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", { "data-name": name }, value)]),
+      ),
+    );
     this.hint.hidden = false;
     const box = node.getClientRects()[0] ?? node.getBoundingClientRect();
     const { offsetWidth: width, offsetHeight: height } = this.hint;
@@ -209,7 +318,9 @@ class TokenView {
     event.preventDefault();
     const at = Number(node.dataset.at);
     const wanted = by ? at + by : this.rollout.turns[this.turnNear(at, turns)]?.start;
-    const holder = this.parts.flatMap(({ holders }) => holders).find(({ dataset }) => wanted >= Number(dataset.from) && wanted < Number(dataset.to));
+    const holder = this.parts
+      .flatMap(({ holders }) => holders)
+      .find(({ dataset }) => wanted >= Number(dataset.from) && wanted < Number(dataset.to));
     if (!holder) return;
     this.fill(holder);
     const next = holder.children[wanted - Number(holder.dataset.from)];
@@ -230,8 +341,17 @@ class TokenView {
 async function tokensView(app, row, given) {
   const rollout = await data.rollout(app.list, row);
   if (!rollout.tokens) {
-    return el("section.tokens", {}, factsOf(rollout), turnBar(rollout, revealTurn), el("p.empty", {},
-      "This rollout was recorded without tokens: it was played without a tokenizer. Its conversation is kept."));
+    return el(
+      "section.tokens",
+      {},
+      factsOf(rollout),
+      turnBar(rollout, revealTurn),
+      el(
+        "p.empty",
+        {},
+        "This rollout was recorded without tokens: it was played without a tokenizer. Its conversation is kept.",
+      ),
+    );
   }
   let other = null;
   const settings = readSettings(given);

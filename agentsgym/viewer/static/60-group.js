@@ -7,18 +7,32 @@ function groupSummary(group) {
   const rewards = group.members.map((member) => member.final_reward);
   const known = rewards.map(numberOf).filter(Number.isFinite);
   const range = known.length > 1 ? `, from ${brief(Math.min(...known))} to ${brief(Math.max(...known))}` : "";
-  return el("p.group-summary", {}, el("b", {}, group.label ?? "one task"), ` · ${counted(group.members.length, "rollout")}`,
-    told ? ` · ${won} of ${told} won` : "", ` · mean reward ${brief(meanOf(rewards))}${range}`);
+  return el(
+    "p.group-summary",
+    {},
+    el("b", {}, group.label ?? "one task"),
+    ` · ${counted(group.members.length, "rollout")}`,
+    told ? ` · ${won} of ${told} won` : "",
+    ` · mean reward ${brief(meanOf(rewards))}${range}`,
+  );
 }
 
 /** The head of a member's column: a link to the rollout, how it ended. */
 function memberHead(app, member, row, view = "conversation") {
-  const place = app.list.places.get(member.row);
-  const name = place === undefined ? `row ${member.row}` : `rollout ${brief(app.list.value("rollout_index", place))}`;
-  return el(`th.member${member.row === row ? ".current" : ""}`, { scope: "col" },
-    link("open", { view, row: member.row, ...OF_A_ROLLOUT }, { title: member.headline, "aria-label": `${name}: ${member.headline}` }, name),
+  const name = `#${member.row}`;
+  return el(
+    `th.member${member.row === row ? ".current" : ""}`,
+    { scope: "col" },
+    link(
+      "open",
+      { view, row: member.row, ...OF_A_ROLLOUT },
+      { title: member.headline, "aria-label": `${name}: ${member.headline}` },
+      name,
+    ),
     member.row === row ? el("span.faint", {}, " (this one)") : null,
-    el("div.how", {}, outcomeMark(member.outcome), " ", toned(member.final_reward)), el("div.faint", {}, member.stop_reason));
+    el("div.how", {}, outcomeMark(member.outcome), " ", toned(member.final_reward)),
+    el("div.faint", {}, member.stop_reason),
+  );
 }
 
 /** What a member did in a turn. */
@@ -31,11 +45,24 @@ function memberCell(group, member, index, turn, unfolded) {
   const parts = group.diverges[index] === turn;
   const alike = turn < group.common_turns;
   const cell = el(`td${parts ? ".parts" : ""}${alike ? ".alike" : ""}${one.invalid ? ".invalid" : ""}`);
-  const text = el(`div.action${unfolded ? "" : ".folded"}`, { title: unfolded ? null : "Press to read all of it" }, longText(one.text, "span"));
+  const text = el(
+    `div.action${unfolded ? "" : ".folded"}`,
+    { title: unfolded ? null : "Press to read all of it" },
+    longText(one.text, "span"),
+  );
   text.addEventListener("click", () => getSelection().toString() || text.classList.toggle("folded"));
-  return add(cell, parts ? el("div.mark", {}, "≠ parts here") : null,
-    el("div.numbers", {}, el("span.paid", {}, toned(one.reward)),
-      one.advantage === null ? null : el("span.note", {}, el("span.faint", {}, "adv "), toned(one.advantage)), one.invalid ? el("span.wrong", {}, "✗ invalid") : null), text);
+  return add(
+    cell,
+    parts ? el("div.mark", {}, "≠ parts here") : null,
+    el(
+      "div.numbers",
+      {},
+      el("span.paid", {}, toned(one.reward)),
+      one.advantage === null ? null : el("span.note", {}, el("span.faint", {}, "adv "), toned(one.advantage)),
+      one.invalid ? el("span.wrong", {}, "✗ invalid") : null,
+    ),
+    text,
+  );
 }
 
 async function groupView(app, row) {
@@ -44,25 +71,74 @@ async function groupView(app, row) {
   const table = el("table.group", {});
   let unfolded = false;
   const limit = largest(group.members.flatMap((member) => member.turns.map((turn) => turn.reward)));
-  const body = () => el("tbody", {}, Array.from({ length: numTurns }, (_, turn) => el("tr", {},
-    el("th", { scope: "row" }, `turn ${turn}`, turn < group.common_turns ? el("div.faint", {}, "all alike") : null),
-    group.members.map((member, index) => {
-      const cell = memberCell(group, member, index, turn, unfolded);
-      const kind = member.turns[turn] ? shade(member.turns[turn].reward, limit) : "";
-      if (kind) cell.querySelector(".paid").classList.add(kind);
-      return cell;
-    }))));
-  add(table, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "turn"), group.members.map((member) => memberHead(app, member, row)))), body());
-  const unfold = button("link", () => {
-    unfolded = !unfolded;
-    unfold.textContent = unfolded ? "Fold long actions" : "Unfold all actions";
-    table.replaceChild(body(), table.tBodies[0]);
-  }, {}, "Unfold all actions");
-  const common = group.members.length < 2 ? "A group of one: there is nothing to compare it with."
-    : group.common_turns ? `All acted alike in the first ${counted(group.common_turns, "turn")}.` : "They part at the first turn.";
-  return el("section.group-view", {}, groupSummary(group), el("p.faint", {}, common, "  ", unfold, "  ",
-    link("plain", { view: "list", group: groupKey(app, row) }, {}, "Show only this group in the list")),
-    el("div.wide", { tabIndex: 0, role: "region", "aria-label": "Rollouts of this group side by side" }, table));
+  const body = () =>
+    el(
+      "tbody",
+      {},
+      Array.from({ length: numTurns }, (_, turn) =>
+        el(
+          "tr",
+          {},
+          el(
+            "th",
+            { scope: "row" },
+            `turn ${turn}`,
+            turn < group.common_turns ? el("div.faint", {}, "all alike") : null,
+          ),
+          group.members.map((member, index) => {
+            const cell = memberCell(group, member, index, turn, unfolded);
+            const kind = member.turns[turn] ? shade(member.turns[turn].reward, limit) : "";
+            if (kind) cell.querySelector(".paid").classList.add(kind);
+            return cell;
+          }),
+        ),
+      ),
+    );
+  add(
+    table,
+    el(
+      "thead",
+      {},
+      el(
+        "tr",
+        {},
+        el("th", { scope: "col" }, "turn"),
+        group.members.map((member) => memberHead(app, member, row)),
+      ),
+    ),
+    body(),
+  );
+  const unfold = button(
+    "link",
+    () => {
+      unfolded = !unfolded;
+      unfold.textContent = unfolded ? "Fold long actions" : "Unfold all actions";
+      table.replaceChild(body(), table.tBodies[0]);
+    },
+    {},
+    "Unfold all actions",
+  );
+  const common =
+    group.members.length < 2
+      ? "A group of one: there is nothing to compare it with."
+      : group.common_turns
+        ? `All acted alike in the first ${counted(group.common_turns, "turn")}.`
+        : "They part at the first turn.";
+  return el(
+    "section.group-view",
+    {},
+    groupSummary(group),
+    el(
+      "p.faint",
+      {},
+      common,
+      "  ",
+      unfold,
+      "  ",
+      link("plain", { view: "list", group: groupKey(app, row) }, {}, "Show only this group in the list"),
+    ),
+    el("div.wide", { tabIndex: 0, role: "region", "aria-label": "Rollouts of this group side by side" }, table),
+  );
 }
 
 function groupKey(app, row) {

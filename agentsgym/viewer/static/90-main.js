@@ -18,10 +18,22 @@ const KEYS = [
   ["?", "this list"],
 ];
 const VIEW_OF_KEY = { c: "conversation", t: "tokens", g: "group", w: "what-if", b: "pair" };
-const DRAW = { conversation: conversationView, tokens: tokensView, group: groupView, "what-if": whatIfView, pair: pairView };
+const DRAW = {
+  conversation: conversationView,
+  tokens: tokensView,
+  group: groupView,
+  "what-if": whatIfView,
+  pair: pairView,
+};
 
 const app = { list: null, places: [], view: null };
-const parts = { content: el("div.content", { tabIndex: -1 }), title: el("h1"), path: el("span.path.faint"), nav: el("nav.views", { "aria-label": "Views" }), help: null };
+const parts = {
+  content: el("div.content", { tabIndex: -1 }),
+  title: el("h1"),
+  path: el("span.path.faint"),
+  nav: el("nav.views", { "aria-label": "Views" }),
+  help: null,
+};
 
 /** Show what the address says. Slow answers that are no longer wanted are dropped. */
 function show() {
@@ -30,8 +42,19 @@ function show() {
   const result = filtered(app.list, given);
   app.places = result.places;
   const known = view === "list" || view === "curves" || app.list.places.has(row);
-  parts.nav.replaceChildren(...[["list", "Rollouts"], ["curves", "Curves by turn"]].map(([name, heading]) =>
-    link("tab", { view: name }, { "aria-current": (name === "curves") === (view === "curves") ? "page" : null }, heading)));
+  parts.nav.replaceChildren(
+    ...[
+      ["list", "Rollouts"],
+      ["curves", "Curves by turn"],
+    ].map(([name, heading]) =>
+      link(
+        "tab",
+        { view: name },
+        { "aria-current": (name === "curves") === (view === "curves") ? "page" : null },
+        heading,
+      ),
+    ),
+  );
   app.listView.node.hidden = view !== "list";
   if (view === "list") {
     app.drawing = null;
@@ -47,18 +70,33 @@ function show() {
 
 async function draw(view, row, given, wanted) {
   if (row === undefined) {
-    parts.content.replaceChildren(trouble(new Error(`Rollout ${given.get("row") ?? "(none)"} is not in this list.`), () => go({ view: "list", row: null }), "Back to the list"));
+    parts.content.replaceChildren(
+      trouble(
+        new Error(`Rollout ${given.get("row") ?? "(none)"} is not in this list.`),
+        () => go({ view: "list", row: null }),
+        "Back to the list",
+      ),
+    );
     return;
   }
-  const late = setTimeout(() => app.drawing === wanted && parts.content.replaceChildren(el("p.empty", { role: "status" }, "Loading …")), 200);
+  const late = setTimeout(
+    () => app.drawing === wanted && parts.content.replaceChildren(el("p.empty", { role: "status" }, "Loading …")),
+    200,
+  );
   let nodes;
   try {
     nodes = view === "curves" ? [await curvesView(app, given)] : await rolloutView(view, row, given);
   } catch (error) {
-    nodes = [trouble(error, () => {
-      app.drawing = null;
-      show();
-    }, "Try again")];
+    nodes = [
+      trouble(
+        error,
+        () => {
+          app.drawing = null;
+          show();
+        },
+        "Try again",
+      ),
+    ];
     if (view !== "curves") nodes.unshift(rolloutHead(app, row, view));
   }
   clearTimeout(late);
@@ -75,7 +113,12 @@ async function rolloutView(view, row, given) {
 
 /** An error in a sentence, and what can be done. */
 function trouble(error, action, words) {
-  return el("div.trouble", { role: "alert" }, el("p", {}, error.message || String(error)), action ? button("plain", action, {}, words) : null);
+  return el(
+    "div.trouble",
+    { role: "alert" },
+    el("p", {}, error.message || String(error)),
+    action ? button("plain", action, {}, words) : null,
+  );
 }
 
 /** Light, dark, or as the system has it; kept for the next time where the browser lets a page keep something. */
@@ -88,7 +131,9 @@ function switchTheme(wanted) {
   parts.theme.textContent = next ? `theme: ${next}` : "theme: system";
   try {
     localStorage.setItem("agentsgym-theme", next ?? "");
-  } catch { /* a file's page may not keep anything */ }
+  } catch {
+    /* a file's page may not keep anything */
+  }
 }
 
 function keptTheme() {
@@ -101,16 +146,32 @@ function keptTheme() {
 
 function helpDialog() {
   const close = () => dialog.close();
-  const dialog = el("dialog.help", { "aria-label": "Keys", onclick: (event) => event.target === dialog && close() },
-    el("h2", {}, "Keys"), el("dl", {}, KEYS.flatMap(([key, does]) => [el("dt", {}, key.split("  ").map((one) => el("kbd", {}, one))), el("dd", {}, does)])),
-    button("plain", close, {}, "Close"));
+  const dialog = el(
+    "dialog.help",
+    { "aria-label": "Keys", onclick: (event) => event.target === dialog && close() },
+    el("h2", {}, "Keys"),
+    el(
+      "dl",
+      {},
+      KEYS.flatMap(([key, does]) => [
+        el(
+          "dt",
+          {},
+          key.split("  ").map((one) => el("kbd", {}, one)),
+        ),
+        el("dd", {}, does),
+      ]),
+    ),
+    button("plain", close, {}, "Close"),
+  );
   return dialog;
 }
 
 function openSelected(view) {
   const { row } = readAddress();
   if (row !== null && app.list.places.has(row)) go({ view, ...OF_A_ROLLOUT });
-  else if (app.places.length) go({ view, row: app.list.columns.row[app.places[app.listView.selected] ?? app.places[0]], ...OF_A_ROLLOUT });
+  else if (app.places.length)
+    go({ view, row: app.list.columns.row[app.places[app.listView.selected] ?? app.places[0]], ...OF_A_ROLLOUT });
 }
 
 /** The next rollout of the list, in whichever view is open. */
@@ -152,7 +213,8 @@ function pressed(event) {
   if (within && within.type !== "checkbox") return;
   const inList = readAddress().view === "list";
   const onRow = event.target.closest?.(".scroller") || event.target === document.body || event.target === parts.content;
-  if (inList && onRow && ["ArrowDown", "ArrowUp"].includes(event.key)) app.listView.move(event.key === "ArrowDown" ? 1 : -1);
+  if (inList && onRow && ["ArrowDown", "ArrowUp"].includes(event.key))
+    app.listView.move(event.key === "ArrowDown" ? 1 : -1);
   else if (inList && onRow && event.key === "Enter") app.listView.open();
   else if (VIEW_OF_KEY[event.key]) openSelected(VIEW_OF_KEY[event.key]);
   else if (ACTIONS[event.key]) ACTIONS[event.key]();
@@ -164,8 +226,23 @@ async function start() {
   const main = document.getElementById("app");
   parts.theme = button("plain", () => switchTheme(), { title: "key d" }, "theme: system");
   parts.help = helpDialog();
-  main.replaceChildren(el("header.page-head", {}, parts.title, parts.path, parts.nav,
-    el("span.right", {}, parts.theme, button("plain", () => parts.help.showModal(), { title: "key ?", "aria-label": "Keys" }, "?"))), parts.content, parts.help);
+  main.replaceChildren(
+    el(
+      "header.page-head",
+      {},
+      parts.title,
+      parts.path,
+      parts.nav,
+      el(
+        "span.right",
+        {},
+        parts.theme,
+        button("plain", () => parts.help.showModal(), { title: "key ?", "aria-label": "Keys" }, "?"),
+      ),
+    ),
+    parts.content,
+    parts.help,
+  );
   switchTheme(keptTheme());
   try {
     app.list = await data.list();
