@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LINE = (
     "texts → errors → interruptions → types → failures → seeding → fields → failure_policy → tokens → {credit, "
     "rollouts, agents, store} → {batch, record_audit} → envs → evaluation → {tiny, testing} → reports → training → "
-    "recipes → cli"
+    "{recipes, viewer} → cli"
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
 GROUND = {"_renamed", "_lazy"}  # import nothing, and may be imported everywhere

@@ -17,6 +17,7 @@ from agentsgym.cli.commands.new import new
 from agentsgym.cli.commands.play import play
 from agentsgym.cli.commands.replay import replay
 from agentsgym.cli.commands.train import train
+from agentsgym.cli.commands.view import view
 
 # Plain help is the same with and without color and in any width, and loads nothing but typer.
 app = typer.Typer(
@@ -35,6 +36,7 @@ app.command("audit", short_help="Check stored rollouts for what training relies 
 app.command("export", short_help="Write stored rollouts for other tools and for fine-tuning.")(export)
 app.command("replay", short_help="Play stored rollouts again, and say where they differ.")(replay)
 app.command("compare", short_help="Compare two runs, task by task.")(compare)
+app.command("view", short_help="Look at stored rollouts on a page.")(view)
 app.command("train", short_help="Train a policy as a file says.")(train)
 
 

@@ -88,7 +88,12 @@ def keep(path: Path, trajectory: Trajectory, env: MultistepEnv, agent: str) -> N
         StoreError: It cannot be written.
     """
     with RolloutStore.writer(path, source="play", agent=agent) as writer:
-        writer.add(trajectory, env_class_path=class_path(type(env)), env_config=env.env_config)
+        writer.add(
+            trajectory,
+            env_class_path=class_path(type(env)),
+            env_config=env.env_config,
+            tokenizer=writer.keep_tokenizer(env.tokenizer),
+        )
 
 
 def _condition(text: str) -> tuple[str, Callable[[Any], bool]]:

@@ -151,6 +151,7 @@ class StoredEvaluation:
             "env_config": self._env.env_config,
             "agent": self._name,
             "run": self._run,
+            "tokenizer": self._writer.keep_tokenizer(self._env.tokenizer),
         }
 
         def finished(trajectory: Trajectory) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentsgym.errors import StoreError
-from agentsgym.store.schema import DICTIONARY, SCHEMA, SPLIT, VERSION, VERSION_KEY
+from agentsgym.store.schema import DICTIONARY, LATER, SCHEMA, SPLIT, VERSION, VERSION_KEY
 from agentsgym.texts import sentence_of
 
 try:
@@ -190,7 +190,7 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
     try:
         with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
             table = file.read_row_group(index, columns=None if columns is None else [*columns])
-            table = table.select(SCHEMA.names if columns is None else columns)
+            table = _with_later_columns(table).select(SCHEMA.names if columns is None else columns)
     except KeyError as error:
         raise StoreError(f"{part.path} has no such columns as its footer claims: {error}") from error
     except (OSError, pa.ArrowException, ValueError, IndexError) as error:
@@ -198,6 +198,15 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
     if len(table) != part.row_groups[index]:
         wanted = part.row_groups[index]
         raise StoreError(f"{part.path} is not what its name says: {len(table)} rollouts in the place of {wanted}")
+    return table
+
+
+def _with_later_columns(table: pa.Table) -> pa.Table:
+    """Add the columns that were not there yet when the file was written, without values."""
+    for name in LATER:
+        if name not in table.column_names:
+            field = SCHEMA.field(name)
+            table = table.append_column(field, pa.nulls(len(table), field.type))
     return table
 
 

@@ -59,6 +59,16 @@ class RolloutStore(Sequence["Trajectory"]):
         self._files = _Files(found)
         self._rows: NDArray[np.int64] | range = range(self._files.num_rows)
 
+    @property
+    def rows(self) -> Sequence[int]:
+        """The place of each of its rollouts among all of the folder."""
+        return self._rows if isinstance(self._rows, range) else self._rows.tolist()
+
+    @property
+    def whole(self) -> RolloutStore:
+        """The store of all rollouts of the folder, as they were when it was opened, which this is a part of."""
+        return self._view(range(self._files.num_rows))
+
     @staticmethod
     def writer(
         path: str | Path, *, flush_every: int = 256, flush_seconds: float = 10.0, **shared: Any

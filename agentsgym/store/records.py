@@ -29,6 +29,9 @@ class StoredRollout:
         advantages: One number a token, (T,), 0.0 on environment tokens, before weights of the loss.
         trainer_logprobs: The trained model's log-probability of each agent token, (T,), 0.0 on environment tokens,
             NaN where the model did not compute it.
+        entropies: The entropy of the trained model's distribution before each agent token, in nats, (T,), 0.0 on
+            environment tokens, NaN where the model did not compute it.
+        tokenizer: The tokenizer that the ids are of, by the name that ``RolloutWriter.keep_tokenizer`` gives.
         policy_version: Which weights played: in training the optimizer steps behind them.
         agent: Who played, by a name.
         run: The run that it belongs to, by a name.
@@ -46,6 +49,8 @@ class StoredRollout:
     group: int | None = None
     advantages: Sequence[float] | None = None
     trainer_logprobs: Sequence[float] | None = None
+    entropies: Sequence[float] | None = None
+    tokenizer: str | None = None
     policy_version: int | None = None
     agent: str | None = None
     run: str | None = None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
-
-import pyarrow as pa
+from typing import Any
 
 from agentsgym.errors import StoreError
 from agentsgym.store.records import StoredRollout
-from agentsgym.store.schema import FLOATS, INTS, JSONS, OWN_FLOATS, OWN_INTS, OWN_TEXTS, TURN_JSONS
+from agentsgym.store.schema import FLOATS, INTS, JSONS, OWN_FLOATS, OWN_INTS, OWN_TEXTS, TURN_JSONS, Table
 from agentsgym.store.values import from_json
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import StopReason, Trajectory, Turn
@@ -17,7 +15,7 @@ from agentsgym.types import StopReason, Trajectory, Turn
 _COPIED = (*INTS, "session_id", "final_reward", "error")
 
 
-def record_of(table: pa.Table, row: int) -> StoredRollout:
+def record_of(table: Table, row: int) -> StoredRollout:
     """Read one row."""
     corrections = from_json(_value(table, "corrections", row) or "{}")
     own = {name: _value(table, name, row) for name in (*OWN_INTS, *OWN_TEXTS, "created_at")}
@@ -31,12 +29,12 @@ def record_of(table: pa.Table, row: int) -> StoredRollout:
     )
 
 
-def trajectory_of(table: pa.Table, row: int) -> Trajectory:
+def trajectory_of(table: Table, row: int) -> Trajectory:
     """Read the trajectory of one row."""
     return _trajectory(table, row, from_json(_value(table, "corrections", row) or "{}"))
 
 
-def _trajectory(table: pa.Table, row: int, corrections: Mapping[str, Any]) -> Trajectory:
+def _trajectory(table: Table, row: int, corrections: Mapping[str, Any]) -> Trajectory:
     try:
         return _built(table, row, corrections)
     except (ValueError, TypeError) as error:
@@ -44,7 +42,7 @@ def _trajectory(table: pa.Table, row: int, corrections: Mapping[str, Any]) -> Tr
         raise StoreError(f"the rollout of session {session} is no trajectory: {sentence_of(error)}") from error
 
 
-def _built(table: pa.Table, row: int, corrections: Mapping[str, Any]) -> Trajectory:
+def _built(table: Table, row: int, corrections: Mapping[str, Any]) -> Trajectory:
     values: dict[str, Any] = {name: _value(table, name, row) for name in _COPIED}
     values |= {name: from_json(_value(table, name, row)) for name in JSONS}
     values |= {name: _numbers(table, name, row) for name in ("token_ids", *FLOATS)}
@@ -65,11 +63,11 @@ def _turns(rows: Sequence[dict[str, Any]]) -> list[Turn]:
     return turns
 
 
-def _value(table: pa.Table, name: str, row: int) -> Any:
-    return cast("Any", table.column(name)[row]).as_py()
+def _value(table: Table, name: str, row: int) -> Any:
+    return table.column(name)[row].as_py()
 
 
-def _numbers(table: pa.Table, name: str, row: int) -> list[Any] | None:
+def _numbers(table: Table, name: str, row: int) -> list[Any] | None:
     """One list of numbers, much faster than by ``as_py``."""
-    values: Any = cast("Any", table.column(name)[row]).values
+    values: Any = table.column(name)[row].values
     return None if values is None else values.to_numpy(zero_copy_only=False).tolist()

@@ -21,14 +21,16 @@ INTS: Final = ("task_index", "rollout_index", "num_retries", "num_close_errors")
 """Fields of a trajectory that are columns of whole numbers."""
 OWN_INTS: Final = ("step", "generation", "group", "policy_version")
 """Those of a stored rollout beside its trajectory."""
-OWN_TEXTS: Final = ("run", "source", "agent", "env_class_path")
+OWN_TEXTS: Final = ("run", "source", "agent", "env_class_path", "tokenizer")
 """Likewise, of text."""
 JSONS: Final = ("info", "task_data", "final_rewards", "messages")
 """Fields of a trajectory that are columns of JSON text."""
 FLOATS: Final = ("logprobs", "per_token_rewards")
 """Fields of a trajectory with one number a token."""
-OWN_FLOATS: Final = ("advantages", "trainer_logprobs")
+OWN_FLOATS: Final = ("advantages", "trainer_logprobs", "entropies")
 """Those of a stored rollout beside its trajectory."""
+LATER: Final = ("tokenizer", "entropies")
+"""Columns that parts of earlier releases lack: they are read as null."""
 TURN_INTS: Final = ("start", "stop", "episode", "message_index", "prompt_start")
 TURN_FLAGS: Final = ("invalid", "exact")
 TURN_JSONS: Final = ("state_key", "role", "role_rewards", "prompt_messages")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from agentsgym.errors import ConfigError, StoreError
 from agentsgym.fields import is_int, is_positive_number, require
 from agentsgym.store.columns import table_of
+from agentsgym.store.kept_tokenizers import keep_tokenizer
 from agentsgym.store.parts import encode, part_name, warn_of_unfinished, write_part
 from agentsgym.store.records import StoredRollout, check_columns
 
@@ -117,6 +118,17 @@ class RolloutWriter:
             self._start()
             if len(self._waiting) == 1 or len(self._waiting) >= self._flush_every:
                 self._changed.notify_all()
+
+    def keep_tokenizer(self, tokenizer: Any) -> str | None:
+        """Keep a tokenizer in the store, once, and give the name for the column ``tokenizer`` of its rollouts.
+
+        Args:
+            tokenizer: One of transformers or of ``tokenizers``; None for none.
+
+        Returns:
+            Its name; None where nothing is kept, as of a slow tokenizer.
+        """
+        return keep_tokenizer(self.path, tokenizer)
 
     def flush(self, *, wait: bool = True) -> None:
         """Have everything written that was added until now.

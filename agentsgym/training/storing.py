@@ -17,10 +17,13 @@ from agentsgym.envs.rows.read import class_path
 from agentsgym.errors import StoreError
 from agentsgym.store.reader import RolloutStore
 from agentsgym.training.ranks import KeptError, all_gather_objects
+from agentsgym.training.tensors.credit_settings import CreditSettings
 
 if TYPE_CHECKING:
     import torch
 
+    from agentsgym.credit.bound import BoundEstimator
+    from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.store.writer import RolloutWriter
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.generation.environments import Environments
@@ -34,16 +37,20 @@ _SOURCES = {"train": "training", "eval": "evaluation"}
 class TrainingStore:
     """Where the rollouts of a run go; nowhere without ``args.store_rollouts``."""
 
-    def __init__(self, args: GRPOEnvConfig, environments: Environments) -> None:
+    def __init__(
+        self, args: GRPOEnvConfig, environments: Environments, estimator: BoundEstimator | PotentialShaping
+    ) -> None:
         """Open nothing yet: that is done on all ranks together.
 
         Args:
             args: The settings.
             environments: The environments of the rows.
+            estimator: What makes the advantages.
         """
-        self._args, self._environments = args, environments
+        self._args, self._environments, self._estimator = args, environments, estimator
         self._writer: RolloutWriter | None = None
         self._run = ""
+        self._tokenizer: str | None = None
 
     def add(
         self,
@@ -98,6 +105,7 @@ class TrainingStore:
         """Collective: make this rank's writer, and agree on the name of the run."""
         with error.keeping():
             self._writer = RolloutStore.writer(folder, agent="policy")
+            self._tokenizer = self._writer.keep_tokenizer(self._environments.tokenizer)
         name = f"training-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
         self._run = all_gather_objects([name], error.first)[0]
 
@@ -109,6 +117,7 @@ class TrainingStore:
         model_logprobs: Sequence[Sequence[float] | None],
     ) -> None:
         writer = cast("RolloutWriter", self._writer)
+        credit = CreditSettings.of(self._args, self._estimator).as_dict() | {"num_rollouts": len(batch.rollouts)}
         for i, trajectory in enumerate(batch.trajectories):
             env = self._environments.of(batch.dataset_rows[i])
             writer.add(
@@ -123,7 +132,8 @@ class TrainingStore:
                 group=batch.mine[i] // phase.num_rollouts,
                 advantages=list(advantages.advantages[i]),
                 trainer_logprobs=model_logprobs[i],
-                extra={"is_trained": advantages.included[i], "rank": PartialState().process_index},
+                tokenizer=self._tokenizer,
+                extra={"is_trained": advantages.included[i], "rank": PartialState().process_index, "credit": credit},
             )
         writer.flush(wait=False)
 

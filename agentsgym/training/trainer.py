@@ -151,7 +151,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.last_evaluation: Evaluation | None = None
         self._assigner = AdvantageAssigner(args)
         self.generator = RolloutGenerator(self.environments, agent, args, self.train_dataset, self.curriculum)
-        self._rollouts = TrainingStore(args, self.environments)
+        self._rollouts = TrainingStore(args, self.environments, self.estimator)
         self._diagnostics = Diagnostics(args, self.estimator)
         self.statistics = LossStatistics(args.loss, **seam.clip_epsilons, device=seam.device)
         self.value_model = build_value_model(policy, args, accelerator)

@@ -34,7 +34,17 @@ def test_every_rollout_is_kept_as_it_was_trained_on(tmp_path: Path) -> None:
         trajectory, mask = record.trajectory, record.trajectory.agent_token_mask
         assert trajectory.seed is not None
         assert record.env_config is not None
-        assert record.extra == {"is_trained": True, "rank": 0}
+        assert record.extra == {
+            "is_trained": True,
+            "rank": 0,
+            "credit": {
+                "advantage_estimator": "return_to_go",
+                "discount": 1.0,
+                "scale_rewards": "group",
+                "num_rollouts": 8,
+            },
+        }
+        assert record.tokenizer is not None
         assert record.advantages is not None
         assert record.trainer_logprobs is not None
         assert trajectory.logprobs is not None

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 
 class Environments:
-    """The environments of a run, one for each class and configuration that its rows name."""
+    """The environments of a run, one for each class and configuration that its rows name.
+
+    Attributes:
+        tokenizer: The policy's.
+    """
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class Environments:
             _check_options(env, template_options)
         self._env = env
         self._template_options = {**(template_options or {})}
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._check = check
         self._built: dict[tuple[str, str], MultistepEnv] = {}
 
@@ -90,7 +94,7 @@ class Environments:
         if key not in self._built:
             env = self._env
             if env is None:
-                env = make(self._with_options(row), self._tokenizer)
+                env = make(self._with_options(row), self.tokenizer)
             else:
                 check_row(env, row, remedy="leave env=None, so that each row's own environment is built")
             self._check(env)

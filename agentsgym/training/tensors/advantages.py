@@ -73,6 +73,29 @@ class TokenAdvantages:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnAdvantages:
+    """What the estimator gives for each turn, before it is laid on tokens.
+
+    Attributes:
+        entries: One entry for each turn of each rollout, (N, K).
+        weights: What the settings multiply it by, one list of weights each, (N, K).
+        included: Whether each rollout is trained on, (N,).
+        split: How they were taken apart by role.
+        seen: The rollouts of one role each, as the estimator saw them.
+        trained: The same, those that are in baselines and not in the loss marked as dropped.
+        metrics: Of filters and advantages; empty in evaluation.
+    """
+
+    entries: Sequence[Sequence[Any]]
+    weights: Sequence[Sequence[Sequence[float]]]
+    included: Sequence[bool]
+    split: SeatSplit
+    seen: Sequence[ScoredRollout]
+    trained: Sequence[ScoredRollout]
+    metrics: dict[str, float]
+
+
 class AdvantageAssigner:
     """The filters, the estimator and the weights of a run.
 
@@ -105,6 +128,33 @@ class AdvantageAssigner:
             num_tokens: Agent tokens of each rollout that can be trained on, (N,).
             is_training: False skips the filters and leaves the estimator's state as it is.
         """
+        found = self.estimate(rollouts, is_training=is_training)
+        advantages = [
+            self._on_tokens(trajectory, found.entries[i], [weight[i] for weight in found.weights])
+            for i, trajectory in zip(mine, trajectories, strict=True)
+        ]
+        targets = None
+        if self._args.value_head is not None:
+            nested = found.split.merge(self.estimator.value_targets(found.trained, discount=self._args.discount))
+            targets = [
+                scatter_to_tokens(row, nested[i], fill=math.nan) for i, row in zip(mine, trajectories, strict=True)
+            ]
+        return TokenAdvantages(
+            included=[found.included[i] for i in mine],
+            advantages=advantages,
+            value_targets=targets,
+            rollouts=found.seen,
+            num_tokens=sum(count for counts, count in zip(found.included, num_tokens, strict=True) if counts),
+            metrics=found.metrics,
+        )
+
+    def estimate(self, rollouts: Sequence[ScoredRollout], *, is_training: bool) -> TurnAdvantages:
+        """Filter the rollouts, call the estimator, and weigh its numbers, turn by turn.
+
+        Args:
+            rollouts: Those of all ranks, (N,).
+            is_training: False skips the filters and leaves the estimator's state as it is.
+        """
         takes_token_rewards = reads_token_rewards(self.estimator.traits)
         split = split_seats(rollouts, untold="keep" if takes_token_rewards else "refuse")
         seen, metrics = filter_rollouts(split.rollouts, self._args) if is_training else (list(split.rollouts), {})
@@ -112,25 +162,13 @@ class AdvantageAssigner:
         trained = seen
         if is_training and self._args.truncation == "mask":  # they stay in the baselines
             trained = mask_truncated(seen)
-        weights = [split.merge(weight) for weight in self._turn_weights(trained)]
-        merged = split.merge(entries)
-        advantages = [
-            self._on_tokens(trajectory, merged[i], [weight[i] for weight in weights])
-            for i, trajectory in zip(mine, trajectories, strict=True)
-        ]
-        targets = None
-        if self._args.value_head is not None:
-            nested = split.merge(self.estimator.value_targets(trained, discount=self._args.discount))
-            targets = [
-                scatter_to_tokens(row, nested[i], fill=math.nan) for i, row in zip(mine, trajectories, strict=True)
-            ]
-        included = split.included(trained)
-        return TokenAdvantages(
-            included=[included[i] for i in mine],
-            advantages=advantages,
-            value_targets=targets,
-            rollouts=seen,
-            num_tokens=sum(count for counts, count in zip(included, num_tokens, strict=True) if counts),
+        return TurnAdvantages(
+            entries=split.merge(entries),
+            weights=[split.merge(weight) for weight in self._turn_weights(trained)],
+            included=split.included(trained),
+            split=split,
+            seen=seen,
+            trained=trained,
             metrics=metrics | advantage_metrics(seen, entries, split) if is_training else {},
         )
 

@@ -1,0 +1,117 @@
+"""``agentsgym view``: look at stored rollouts on a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentsgym.cli import options
+from agentsgym.cli.console import FailureError, UsageError, cell, out, print_json, remark, reported, usage
+
+if TYPE_CHECKING:
+    from agentsgym.store.reader import RolloutStore
+
+
+@reported
+def view(  # noqa: PLR0913, PLR0917  # options of a command
+    path: options.StorePath,
+    where: options.Where = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write a page there, and serve nothing."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            metavar="N",
+            min=1,
+            help="The newest of so many rollouts; by default 50000, and 1000 of a page that is written.",
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option("--port", metavar="P", min=0, max=65535, help="Of 127.0.0.1; 0 for one that is free.")
+    ] = 0,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer", metavar="PATH", help="A tokenizer.json, or its folder, for rollouts that keep none."
+        ),
+    ] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the browser.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Look at stored rollouts: conversations, every token with its credit, task groups, and what-if.
+
+    The page is served on this machine alone until Ctrl-C, or written to a file that holds everything it shows. It loads
+    nothing from anywhere.
+    """
+    from agentsgym.cli.stores import open_store  # noqa: PLC0415
+
+    if output is not None and port:
+        raise UsageError("--port is for a page that is served, and --out writes one")
+    store = open_store(path, where)
+    if output is None:
+        _serve(store, port, limit, tokenizer, no_open=no_open, as_json=as_json)
+    else:
+        _write(store, output, limit, tokenizer, as_json=as_json)
+
+
+def _write(store: RolloutStore, output: Path, limit: int | None, tokenizer: Path | None, *, as_json: bool) -> None:
+    from agentsgym.viewer.written import WRITTEN_LIMIT, write_page  # noqa: PLC0415
+
+    if output.exists():
+        raise UsageError(f"--out: {output} is there already, and nothing is overwritten")
+    shown = min(len(store), limit or WRITTEN_LIMIT)
+    try:
+        write_page(store, output, limit=shown, tokenizer=tokenizer)
+        size = output.stat().st_size
+    except OSError as error:
+        raise FailureError(f"{output} cannot be written: {error.strerror or error}") from error
+    if as_json:
+        print_json({"path": str(output), "rollouts": shown, "total": len(store), "bytes": size})
+        return
+    _tell(f"wrote {shown:,} rollouts to {output} ({size / 1e6:.1f} MB)")
+    _say_left_out(store, shown)
+
+
+def _serve(
+    store: RolloutStore, port: int, limit: int | None, tokenizer: Path | None, *, no_open: bool, as_json: bool
+) -> None:
+    from agentsgym.viewer.server import SERVED_LIMIT, serve  # noqa: PLC0415
+
+    shown = min(len(store), limit or SERVED_LIMIT)
+
+    def ready(address: str) -> None:
+        if as_json:
+            print_json({"address": address, "rollouts": shown, "total": len(store)})
+        else:
+            _tell(f"{shown:,} rollouts at {address}")
+            _say_left_out(store, shown)
+            remark("Ctrl-C ends it")
+        if not no_open and not as_json and out().is_terminal:
+            _open(address)
+
+    with usage():
+        serve(store, port=port, limit=shown, tokenizer=tokenizer, on_ready=ready)
+
+
+def _tell(text: str) -> None:
+    out().print(cell(text), soft_wrap=True)
+    out().file.flush()  # whoever reads the address from a pipe is not to wait for it
+
+
+def _say_left_out(store: RolloutStore, shown: int) -> None:
+    if shown < len(store):
+        remark(f"these are the newest of {len(store):,}: --limit shows more")
+
+
+def _open(address: str) -> None:
+    import webbrowser  # noqa: PLC0415
+
+    try:
+        webbrowser.open(address)
+    except (OSError, webbrowser.Error):  # the address is printed
+        return

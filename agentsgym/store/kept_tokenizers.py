@@ -1,0 +1,101 @@
+"""Keep the tokenizers of stored rollouts beside them, so that whoever reads a store can write ids as text.
+
+A store that was given a tokenizer holds ``_tokenizer-NAME.json``, the tokenizer's own serialization, once; the rollouts
+name it in their column ``tokenizer``. Readers of parquet skip files whose names begin with ``_``. Nothing in such a
+file is run, and none is fetched from anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from agentsgym.errors import StoreError
+from agentsgym.texts import sentence_of, shown
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(r"[0-9a-f]{16}")
+
+
+def tokenizer_path(folder: Path, name: str) -> Path:
+    """Where the tokenizer of a name lies in a store."""
+    return folder / f"_tokenizer-{name}.json"
+
+
+def keep_tokenizer(folder: Path, tokenizer: Any) -> str | None:
+    """Write a tokenizer into a store that does not have it yet, whole or not at all.
+
+    Args:
+        folder: The store.
+        tokenizer: One of transformers, or of ``tokenizers``; None for none.
+
+    Returns:
+        The first 16 digits of the SHA-256 of its file, by which rollouts name it; None where nothing is kept: a slow
+        tokenizer has no serialization of this kind, and a disk may be full, which is logged.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(backend, "to_str"):
+        return None
+    # How a batch was last padded and cut is part of the serialization, and none of the tokenizer.
+    plain = {**json.loads(backend.to_str()), "truncation": None, "padding": None}
+    data = json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
+    name = hashlib.sha256(data).hexdigest()[:16]
+    path = tokenizer_path(folder, name)
+    try:
+        if not path.exists():
+            _write(path, data)
+    except OSError as error:
+        logger.warning("%s: the tokenizer cannot be kept (%s); its tokens will be shown as ids", folder, error)
+        return None
+    return name
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer from its file, the one in a store or a ``tokenizer.json``; no code of anybody's is run.
+
+    Raises:
+        StoreError: There is none, or it is none.
+    """
+    from tokenizers import Tokenizer  # noqa: PLC0415  # whoever only writes rollouts needs none
+
+    try:
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises bare ones
+        raise StoreError(f"there is no tokenizer to be read at {path}: {sentence_of(error, 200)}") from error
+
+
+def tokenizer_of(folder: Path, name: str) -> Tokenizer | None:
+    """Read the tokenizer that rollouts of a store name; None if the store does not have it.
+
+    Raises:
+        StoreError: Its file is damaged, or the name is none.
+    """
+    if not _NAME.fullmatch(name):
+        raise StoreError(f"a rollout names its tokenizer by 16 digits, got {shown(name)}")
+    path = tokenizer_path(folder, name)
+    return read_tokenizer(path) if path.exists() else None
+
+
+def _write(path: Path, data: bytes) -> None:
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.unfinished")
+    try:
+        with unfinished.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)  # two writers have the same bytes
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise

@@ -1,0 +1,93 @@
+"""Keep with stored rollouts how their advantages were made, so that they can be made again, or otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from agentsgym.credit.registry import ESTIMATORS, get_estimator
+from agentsgym.credit.shaping import PotentialShaping
+
+if TYPE_CHECKING:
+    from agentsgym.credit.bound import BoundEstimator
+    from agentsgym.training.tensors.advantages import AdvantageSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditSettings:
+    """The settings that decide a rollout's advantages, all but its environment's own ``turn_credit``.
+
+    They are what :class:`~agentsgym.training.tensors.advantages.AdvantageAssigner` reads.
+
+    Attributes:
+        advantage_estimator: The name of one of ours; of another function its module and name, by which nobody finds it.
+        options: Its options.
+        potential_weight: Weight of potential-based shaping; 0 for none.
+        discount: γ over turns.
+        scale_rewards: What differences are divided by.
+        loss_aggregation: What the loss is a mean over; None for the loss type's own.
+        max_completion_length: What the aggregation ``"constant"`` divides by.
+        invalid_turns: The treatment of invalid turns.
+        truncation: The treatment of truncated rollouts.
+        truncation_penalty: What ``"penalize"`` subtracts.
+        zero_variance_groups: The treatment of task groups without variance.
+        min_group_size: The least rollouts of a group that is trained on.
+        value_head: Where values come from; None for none.
+    """
+
+    advantage_estimator: str = "return_to_go"
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    potential_weight: float = 0.0
+    discount: float = 1.0
+    scale_rewards: str = "group"
+    loss_aggregation: str | None = None
+    max_completion_length: int | None = None
+    invalid_turns: str = "keep"
+    truncation: str = "keep"
+    truncation_penalty: float = 1.0
+    zero_variance_groups: str = "keep"
+    min_group_size: int = 1
+    value_head: str | None = None
+
+    @classmethod
+    def of(cls, args: AdvantageSettings, estimator: BoundEstimator | PotentialShaping) -> Self:
+        """Take them from the settings of a run and its estimator."""
+        own = ESTIMATORS.get(estimator.name)
+        module = getattr(estimator.function, "__module__", None) or type(estimator.function).__module__
+        name = estimator.name if own is estimator.function else f"{module}.{estimator.name}"
+        copied = {"options", "potential_weight", "advantage_estimator", "max_completion_length"}
+        return cls(
+            max_completion_length=args.max_completion_length if args.loss_aggregation == "constant" else None,
+            advantage_estimator=name,
+            options=dict(estimator.options),
+            potential_weight=estimator.weight if isinstance(estimator, PotentialShaping) else 0.0,
+            **{one.name: getattr(args, one.name) for one in fields(cls) if one.name not in copied},
+        )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read what :meth:`as_dict` gave; what is unknown, of a later release, is left out."""
+        known = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is not at its default."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        plain = type(self)()
+        always = {"advantage_estimator", "discount", "scale_rewards"}
+        return {name: value for name, value in values.items() if name in always or value != getattr(plain, name)}
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the estimator can be found by its name."""
+        return self.advantage_estimator in ESTIMATORS
+
+    def estimator(self) -> BoundEstimator | PotentialShaping:
+        """A fresh estimator.
+
+        Raises:
+            ConfigError: Its name or an option is unknown or not valid.
+        """
+        bound = cast("BoundEstimator", get_estimator(self.advantage_estimator, **self.options))
+        return PotentialShaping(bound, weight=self.potential_weight) if self.potential_weight else bound

@@ -1,0 +1,234 @@
+"""Serve the page on this machine alone.
+
+The server reads one store and answers GET alone; an address is never a path of a file. It listens on 127.0.0.1 and
+refuses requests in any other name, so that a page of somebody else's cannot reach it through a name of its own (DNS
+rebinding); nor does it answer data to other sites.
+"""
+
+from __future__ import annotations
+
+import errno
+import socketserver
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+from agentsgym.errors import ConfigError, StoreError
+from agentsgym.texts import sentence_of
+from agentsgym.viewer.answers import Answers
+from agentsgym.viewer.page import Assets, begin, end
+from agentsgym.viewer.plain import dumped
+
+if TYPE_CHECKING:
+    from agentsgym.store.reader import RolloutStore
+
+HOST: Final = "127.0.0.1"
+SERVED_LIMIT: Final = 50_000
+_NAMES: Final = (HOST, "localhost")
+_MOST_ADDRESS: Final = 16_384  # characters
+_IDLE_S: Final = 60.0  # until a connection that asks nothing is closed
+
+Parameters = Mapping[str, str]
+
+
+def serve(
+    store: RolloutStore,
+    *,
+    port: int = 0,
+    limit: int = SERVED_LIMIT,
+    tokenizer: str | Path | None = None,
+    on_ready: Callable[[str], None] = print,
+) -> None:
+    """Serve a page that shows rollouts, on this machine alone, until Ctrl-C.
+
+    Args:
+        store: The rollouts: a store, or a part of one, as ``store.filter`` gives it.
+        port: Of 127.0.0.1; 0 for one that is free.
+        limit: The newest of so many rollouts are listed.
+        tokenizer: A ``tokenizer.json``, or its folder, for stores that keep none.
+        on_ready: Called with the address once it can be opened; by default it is printed.
+
+    Raises:
+        ConfigError: The port is taken or not allowed, or ``limit`` is not positive.
+        StoreError: A part of the store is gone or damaged, or there is no tokenizer at that place.
+    """
+    answers = Answers(store, limit=limit, mode="served", tokenizer=None if tokenizer is None else Path(tokenizer))
+    with ViewerServer(answers, port) as server:
+        on_ready(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return
+
+
+class ViewerServer(ThreadingHTTPServer):
+    """Answers the page, each request in a thread.
+
+    Attributes:
+        answers: What is answered.
+        assets: The page.
+        url: Where it is.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, answers: Answers, port: int = 0) -> None:
+        """Take a port.
+
+        Raises:
+            ConfigError: It is taken, or not allowed.
+        """
+        self.answers, self.assets = answers, Assets.read()
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            raise ConfigError(_why_no_port(port, error)) from error
+        except OverflowError as error:
+            raise ConfigError(f"a port is a number from 0 to 65535, got {port}") from error
+        self.url = f"http://{HOST}:{self.server_port}/"
+        self.hosts = {f"{name}:{self.server_port}" for name in _NAMES}
+        if self.server_port == 80:
+            self.hosts |= {*_NAMES}
+
+    def server_bind(self) -> None:
+        """Bind without asking a name server what this machine is called."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = HOST, int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that has gone; a bug of ours is printed as usual."""
+        import sys  # noqa: PLC0415
+
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+def _why_no_port(port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is in use: take another with --port, or none, and a free one is found"
+    return f"port {port} cannot be taken: {error.strerror or error}"
+
+
+class _AskError(Exception):
+    """A request that is not answered: with which status, and why."""
+
+    def __init__(self, status: HTTPStatus, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one connection."""
+
+    server: ViewerServer  # pyright: ignore[reportIncompatibleVariableOverride]  # it makes these alone
+    protocol_version = "HTTP/1.1"
+    server_version = "agentsgym"
+    sys_version = ""
+    timeout = _IDLE_S
+
+    def do_GET(self) -> None:
+        """Answer the page or a piece of its data."""
+        try:
+            self._answer()
+        except _AskError as error:
+            self._refuse(error.status, str(error))
+        except ConfigError as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, sentence_of(error))
+        except StoreError as error:
+            self._refuse(HTTPStatus.GONE, sentence_of(error))
+
+    def _answer(self) -> None:
+        self._check()
+        address = urlsplit(self.path)
+        if address.path == "/":
+            self._page()
+            return
+        answer = _ANSWERS.get(address.path)
+        if answer is None:
+            raise _AskError(HTTPStatus.NOT_FOUND, f"there is nothing at {address.path[:200]}")
+        if self.headers.get("Sec-Fetch-Site", "same-origin") not in {"same-origin", "none"}:
+            raise _AskError(HTTPStatus.FORBIDDEN, "data is answered to the viewer's own page alone")
+        self._json(HTTPStatus.OK, answer(self.server.answers, _parameters(address.query)))
+
+    def _refuse_method(self) -> None:
+        self.close_connection = True  # what else was sent is not read
+        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered")
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse every other method: http.server looks for a function of its name."""
+        if name.startswith("do_"):
+            return self._refuse_method
+        raise AttributeError(name)
+
+    def log_message(self, format: str, *args: Any) -> None:  # http.server's name
+        """Log nothing."""
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what is no HTTP as everything else is answered."""
+        self.close_connection = True
+        self._refuse(HTTPStatus(code), message or HTTPStatus(code).phrase)
+
+    def _check(self) -> None:
+        if self.headers.get_all("Host", []) not in [[host] for host in self.server.hosts]:
+            raise _AskError(HTTPStatus.FORBIDDEN, f"this is {self.server.url}, and it answers to no other name")
+        if len(self.path) > _MOST_ADDRESS:
+            raise _AskError(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
+
+    def _page(self) -> None:
+        assets = self.server.assets
+        document = begin(assets, self.server.answers.title, "served") + end(assets)
+        policy = f"{assets.policy('served')}; frame-ancestors 'none'"
+        self._send(HTTPStatus.OK, document.encode(), "text/html; charset=utf-8", policy)
+
+    def _refuse(self, status: HTTPStatus, sentence: str) -> None:
+        self._json(status, {"error": sentence})
+
+    def _json(self, status: HTTPStatus, value: Any) -> None:
+        self._send(
+            status, dumped(value).encode("ascii"), "application/json", "default-src 'none'; frame-ancestors 'none'"
+        )
+
+    def _send(self, status: HTTPStatus, body: bytes, kind: str, policy: str) -> None:
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": policy,
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _parameters(query: str) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=20))
+    except ValueError as error:
+        raise ConfigError(f"the address cannot be read: {sentence_of(error, 200)}") from error
+
+
+def _number(parameters: Parameters, name: str) -> int:
+    text = parameters.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise ConfigError(f"{name} must be a number, got {text[:100]!r}")
+    return int(text)
+
+
+_ANSWERS: Final[Mapping[str, Callable[[Answers, Parameters], Any]]] = {
+    "/data/list": lambda answers, _: answers.list(),
+    "/data/rollout": lambda answers, given: answers.rollout(_number(given, "row")),
+    "/data/group": lambda answers, given: answers.group(_number(given, "key")),
+    "/data/turns": lambda answers, _: answers.turns(),
+    "/data/search": lambda answers, given: answers.search(given.get("text", "")),
+    "/data/what-if": lambda answers, given: answers.what_if(_number(given, "key"), given),
+}

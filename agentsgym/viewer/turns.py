@@ -1,0 +1,125 @@
+"""Sum up every turn of many rollouts in a number, for the curves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+
+from agentsgym.store.rows import record_of
+from agentsgym.viewer.plain import mean_of, number
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from agentsgym.store.reader import RolloutStore
+    from agentsgym.store.records import StoredRollout
+
+_PER_READ: Final = 1024  # rollouts whose tokens are in memory at once
+_MEANS: Final = {"advantages": "advantages", "surprisals": "logprobs", "entropies": "entropies"}
+
+
+def turns_of(store: RolloutStore) -> dict[str, Any]:
+    """Give the reward, and the means over its tokens, of each turn of each rollout, (N, K).
+
+    Raises:
+        StoreError: A file is gone, or damaged.
+    """
+    found: dict[str, list[Any]] = {
+        name: [] for name in ("row", "rewards", "advantages", "surprisals", "entropies", "invalid")
+    }
+    found["row"] += store.rows
+    for begin in range(0, len(store), _PER_READ):
+        part = store[begin : begin + _PER_READ]
+        table: Any = part.table(["turns", "corrections", *_MEANS.values()]).combine_chunks()
+        columns = _columns(table)
+        for index, corrected in enumerate(table.column("corrections").to_pylist()):
+            if corrected is not None:  # what the columns hold is not all of it
+                record = record_of(part[index : index + 1].table(), 0)
+                for name, values in columns.items():
+                    values[index] = _OF_RECORD[name](record)
+        for name, values in columns.items():
+            found[name] += values
+    return found
+
+
+def _columns(table: Any) -> dict[str, list[Any]]:
+    turns = _list_of(table, "turns")
+    starts, stops = (turns.flat.field(name).to_numpy() for name in ("start", "stop"))
+    rewards = [number(value) for value in turns.flat.field("reward").to_pylist()]
+    invalid = [int(value) for value in turns.flat.field("invalid").to_pylist()]
+    found: dict[str, list[Any]] = {"rewards": turns.nested(rewards), "invalid": turns.nested(invalid)}
+    for name, column in _MEANS.items():
+        values = _list_of(table, column)
+        owner = np.repeat(np.arange(len(turns)), np.diff(turns.offsets))
+        first = values.offsets[:-1][owner]
+        is_known = values.is_known[owner]
+        sign = -1.0 if name == "surprisals" else 1.0
+        means = _means(values.flat.to_numpy(zero_copy_only=False) * sign, first + starts, first + stops, is_known)
+        nested = turns.nested([number(one) for one in means.tolist()])
+        found[name] = [own if known else None for own, known in zip(nested, values.is_known, strict=True)]
+    return found
+
+
+class _Lists:
+    """A column of lists: its values one after another, and where each list begins."""
+
+    def __init__(self, column: Any) -> None:
+        self.flat = column.flatten()
+        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        self.offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self.is_known: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+
+    def __len__(self) -> int:
+        return len(self.is_known)
+
+    def nested(self, values: Sequence[Any]) -> list[list[Any]]:
+        """Cut values, one for each of the column's, into lists as the column has them."""
+        ends = self.offsets.tolist()
+        return [[*values[begin:end]] for begin, end in itertools.pairwise(ends)]
+
+
+def _list_of(table: Any, name: str) -> _Lists:
+    column = table.column(name).combine_chunks()
+    return _Lists(column)
+
+
+def _means(
+    values: NDArray[np.float64], starts: NDArray[np.int64], stops: NDArray[np.int64], is_known: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """The mean of the known values in each span; NaN where there is none."""
+    found = np.full(len(starts), math.nan)
+    some = is_known & (stops > starts)
+    if not some.any():
+        return found
+    edges = np.minimum(np.stack([starts[some], stops[some]], axis=1).ravel(), len(values))
+    is_nan = np.isnan(values)
+    sums = np.add.reduceat(np.append(np.where(is_nan, 0.0, values), 0.0), edges)[::2]
+    counts = np.add.reduceat(np.append(~is_nan, [False]).astype(np.int64), edges)[::2]
+    found[some] = np.divide(sums, counts, out=np.full(len(sums), math.nan), where=counts > 0)
+    return found
+
+
+def _mean_of(name: str, sign: float) -> Callable[[StoredRollout], list[Any] | None]:
+    def mean(record: StoredRollout) -> list[Any] | None:
+        owner = record.trajectory if name == "logprobs" else record
+        values = cast("Sequence[float] | None", getattr(owner, name))
+        if values is None or not len(values):
+            return None
+        spans = [values[turn.start : turn.stop] for turn in record.trajectory.turns]
+        means = [mean_of(span) for span in spans]
+        return [None if one is None else number(sign * one) for one in means]
+
+    return mean
+
+
+_OF_RECORD: Final[dict[str, Callable[[StoredRollout], Any]]] = {
+    "rewards": lambda record: [number(turn.reward) for turn in record.trajectory.turns],
+    "invalid": lambda record: [int(turn.invalid) for turn in record.trajectory.turns],
+    "advantages": _mean_of("advantages", 1.0),
+    "surprisals": _mean_of("logprobs", -1.0),
+    "entropies": _mean_of("entropies", 1.0),
+}
