@@ -5,8 +5,8 @@ const SVG = "http://www.w3.org/2000/svg";
 // What a reader would not see, or what turns letters around: control characters, bidirectional and zero-width marks,
 // line separators, tags, halves of surrogate pairs. Newline and tab stay.
 const UNSEEN = new RegExp(
-  "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u2069" +
-    "\\ufeff\\u{e0000}-\\u{e007f}\\ud800-\\udfff]",
+  "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f" +
+    "\\u2028-\\u202e\\u2060-\\u2069\\ufeff\\u{e0000}-\\u{e007f}\\ud800-\\udfff]",
   "gu",
 );
 

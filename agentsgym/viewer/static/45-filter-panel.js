@@ -161,7 +161,7 @@ class RangeFilter {
     this.node.hidden = !given.has(this.name) && !(most > least);
     if (!(most > least)) return;
     const whole = values.every(Number.isInteger) && most - least < 25;
-    const number = whole ? most - least + 1 : 25; // whole numbers get a bar each: else some bars would be empty by chance
+    const number = whole ? most - least + 1 : 25; // whole numbers get a bar each, so that none is empty by chance
     const wide = (most - least) / (whole ? number - 1 : number);
     const start = whole ? least - 0.5 : least;
     const bins = new Array(number).fill(0);

@@ -1,4 +1,4 @@
-// Every token of a rollout, colored by one quantity at a time. Long ones are drawn part by part, as they come into sight.
+// Every token of a rollout, colored by one quantity at a time. Long ones are drawn part by part, as they are seen.
 
 const PART = 1500; // tokens that are drawn at once
 
@@ -294,7 +294,8 @@ class TokenView {
     const box = node.getClientRects()[0] ?? node.getBoundingClientRect();
     const { offsetWidth: width, offsetHeight: height } = this.hint;
     this.hint.style.left = `${Math.max(4, Math.min(box.left, innerWidth - width - 8))}px`;
-    this.hint.style.top = `${box.bottom + height + 8 > innerHeight ? Math.max(4, box.top - height - 6) : box.bottom + 6}px`;
+    const isLow = box.bottom + height + 8 > innerHeight;
+    this.hint.style.top = `${isLow ? Math.max(4, box.top - height - 6) : box.bottom + 6}px`;
     this.pointed?.removeAttribute("aria-describedby");
     this.pointed = node;
     node.setAttribute("aria-describedby", "token-hint");

@@ -112,7 +112,8 @@ async function pairView(app, row, given) {
     el(
       "p.faint",
       {},
-      `${counted(rows.length, "rollout")} of this task are in the list; the earliest and the latest are shown unless you choose others.`,
+      `${counted(rows.length, "rollout")} of this task are in the list; `,
+      "the earliest and the latest are shown unless you choose others.",
     ),
     el(
       "div.pair-line.heads",

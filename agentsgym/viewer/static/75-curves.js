@@ -153,7 +153,8 @@ function curve(heading, note, lines) {
       el(
         "span.faint",
         {},
-        `n = ${grouped(count)}${lines.length > 1 ? ` (${lines[0].label})` : ""} at turn ${turn}; point at a turn for its numbers`,
+        `n = ${grouped(count)}${lines.length > 1 ? ` (${lines[0].label})` : ""} at turn ${turn}; `,
+        "point at a turn for its numbers",
       ),
     );
   };
@@ -270,7 +271,8 @@ async function curvesView(app, given) {
       el(
         "p",
         {},
-        `Means over ${counted(places.length, "rollout")}${isFiltered(given) ? " that pass the filters" : ""}, with 95 % intervals over tasks.`,
+        `Means over ${counted(places.length, "rollout")}${isFiltered(given) ? " that pass the filters" : ""}, `,
+        "with 95 % intervals over tasks.",
       ),
       el("label.field", {}, el("span.faint", {}, "split by"), choose),
     ),
