@@ -98,14 +98,11 @@ function factsOf(rollout) {
 function longText(text, kind = "pre.text") {
   const whole = String(text ?? "");
   if (whole.length <= MOST_CHARACTERS) return el(kind, {}, withBoards(whole));
-  const node = el(kind, {}, withBoards(whole.slice(0, MOST_CHARACTERS)));
-  const rest = grouped(whole.length - MOST_CHARACTERS);
-  const more = button(
-    "link",
-    () => more.replaceWith(visible(whole.slice(MOST_CHARACTERS))),
-    {},
-    ` … show ${rest} more characters`,
-  );
+  const inPair = /[\ud800-\udbff]/.test(whole[MOST_CHARACTERS - 1]); // do not part the halves of a character
+  const end = MOST_CHARACTERS - (inPair ? 1 : 0);
+  const node = el(kind, {}, withBoards(whole.slice(0, end)));
+  const rest = grouped(whole.length - end);
+  const more = button("link", () => more.replaceWith(visible(whole.slice(end))), {}, ` … show ${rest} more characters`);
   return add(node, more);
 }
 
@@ -126,11 +123,21 @@ function withBoards(text) {
   });
 }
 
+/** Write short JSON in one line. A line break in JSON is layout: within its texts it is written \\n. */
+function inOneLine(text) {
+  const whole = String(text ?? "");
+  const line = whole
+    .replace(/([{[])\n\s*/g, "$1")
+    .replace(/\n\s*([}\]])/g, "$1")
+    .replace(/\n\s*/g, " ");
+  return /^[{[]/.test(whole) && line.length < 160 ? line : whole;
+}
+
 /** One message: who says it, what it came to where it is a turn, thoughts folded, calls of tools. */
 function messageOf(rollout, message) {
   const turn = message.turn ?? null;
   const calls = (message.calls ?? []).map((call) =>
-    el("div.call", {}, el("b", {}, call.name || "(no name)"), "(", longText(call.arguments, "span"), ")"),
+    el("div.call", {}, el("b", {}, call.name || "(no name)"), "(", longText(inOneLine(call.arguments), "span"), ")"),
   );
   const words = message.reasoning ? message.reasoning.trim().split(/\s+/).length : 0;
   return el(

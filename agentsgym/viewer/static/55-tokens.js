@@ -80,7 +80,7 @@ class TokenView {
     });
     this.seen = new IntersectionObserver(
       (entries) => entries.forEach((entry) => entry.isIntersecting && this.fill(entry.target)),
-      { rootMargin: "1500px" },
+      { root: parts.content, rootMargin: "1500px" },
     );
     this.parts = this.blocks();
     add(
@@ -307,7 +307,7 @@ class TokenView {
 
   first() {
     const part = this.parts.find(({ node }) => node.classList.contains("said")) ?? this.parts[0];
-    part?.holders.forEach((holder) => this.fill(holder));
+    if (part) this.fill(part.holders[0]);
     return part?.node.querySelector(".token");
   }
 
