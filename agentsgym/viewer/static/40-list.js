@@ -210,7 +210,9 @@ class ListView {
   }
 
   mark(node) {
-    this.body.querySelector(".row.selected")?.classList.remove("selected");
+    const before = this.body.querySelector(".row.selected");
+    before?.classList.remove("selected");
+    before?.removeAttribute("aria-selected");
     node.classList.add("selected");
     assign(node, { "aria-selected": "true" });
     assign(this.scroller, { "aria-activedescendant": node.id });

@@ -21,10 +21,11 @@ class FilterPanel {
     );
     this.choices = el("div.choices");
     this.count = el("p.count", { role: "status" });
+    this.summary = el("summary");
     this.node = el(
       "details.filters",
       { open: innerWidth > 760 },
-      el("summary", {}, "Filters"),
+      this.summary,
       this.count,
       this.text,
       this.choices,
@@ -55,6 +56,7 @@ class FilterPanel {
   say(shown) {
     const { shown: size, total, note } = this.list.answer;
     const all = size < total ? `${grouped(size)} newest of ${grouped(total)}` : grouped(total);
+    this.summary.textContent = `Filters: ${grouped(shown)} of ${all} rollouts`; // seen in narrow windows alone
     this.count.replaceChildren();
     add(
       this.count,
