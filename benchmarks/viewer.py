@@ -1,15 +1,14 @@
 """Measure the viewer: writing a page, its size, opening it in headless Chromium, and scrolling its list.
 
-The rollouts are hand-made, of the size that games have: eight turns, some 400 tokens, with log-probabilities and
-advantages, in task groups of eight. A page counts as open when its list is drawn and can be used. Scrolling goes over
-the whole list in 120 frames; told are the longest frame and the most rows that stood in the document.
+The rollouts are those of the untrained embedded policy in Twenty Questions, stored with advantages, eight a task group,
+of which as many copies are written as are asked for. A page counts as open when its list is drawn and can be
+used. Scrolling goes over the whole list in 120 frames; told are the longest frame and the most rows in the document.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import shutil
 import tempfile
 import threading
@@ -21,12 +20,12 @@ from typing import Any
 
 from playwright.sync_api import Browser, sync_playwright
 
-from agentsgym import RolloutStore, StopReason, Trajectory, Turn
+from agentsgym import PolicyAgent, RolloutStore, Trajectory, TwentyQuestionsEnv, tiny_policy
 from agentsgym.viewer import write_page
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.server import ViewerServer
 
-TURNS, OBSERVED, SAID, GROUP = 8, 30, 20, 8  # turns, tokens of an observation and of an action, rollouts of a task
+NUM_PLAYED, GROUP, BATCH = 128, 8, 64  # games, rollouts of a task, of a generation batch
 SCROLL = """async () => {
     const scroller = document.querySelector(".scroller");
     let [longest, rows, last] = [0, 0, performance.now()];
@@ -42,44 +41,28 @@ SCROLL = """async () => {
 }"""
 
 
-def rollout(index: int) -> tuple[Trajectory, list[float]]:
-    """Make a rollout and its advantages."""
-    draws = random.Random(index)
-    length = TURNS * (OBSERVED + SAID)
-    starts = [turn * (OBSERVED + SAID) + OBSERVED for turn in range(TURNS)]
-    won = draws.random() < 0.5
-    turns = [
-        Turn(start=start, stop=start + SAID, reward=float(won and turn == TURNS - 1), message_index=2 * turn + 1)
-        for turn, start in enumerate(starts)
-    ]
-    mask = [place % (OBSERVED + SAID) >= OBSERVED for place in range(length)]
-    texts = [
-        " ".join(draws.choices(["door", "key", "lamp", "north", "take", "open"], k=OBSERVED)) for _ in range(2 * TURNS)
-    ]
-    trajectory = Trajectory(
-        token_ids=[draws.randrange(32_000) for _ in range(length)],
-        turns=turns,
-        messages=[{"role": "assistant" if at % 2 else "user", "content": text} for at, text in enumerate(texts)],
-        final_reward=float(won),
-        stop_reason=StopReason.DONE if won else StopReason.MAX_TURNS,
-        logprobs=[-draws.expovariate(1.0) if own else 0.0 for own in mask],
-        per_token_rewards=[0.0] * length,
-        task_index=index // GROUP,
-        rollout_index=index % GROUP,
-        info={"success": won},
-        task_data={"seed": index // GROUP},
-    )
-    advantage = draws.gauss(0, 1)
-    return trajectory, [advantage if own else 0.0 for own in mask]
-
-
 def store_of(folder: Path, number: int) -> RolloutStore:
-    """Write so many rollouts, as training keeps them."""
-    with RolloutStore.writer(folder, source="training", run="run", agent="policy", flush_every=1024) as writer:
+    """Store copies of some games of the untrained embedded policy, as training keeps rollouts."""
+    env = TwentyQuestionsEnv(env_config={"max_steps_per_episode": 8})
+    model, tokenizer = tiny_policy(env)
+    env = TwentyQuestionsEnv(tokenizer, env.env_config)
+    tasks: list[dict[str, Any]] = [{"solution": "dog", "seed": index} for index in range(NUM_PLAYED // GROUP)]
+    played: Sequence[Trajectory] = env.rollout(tasks, PolicyAgent(model, tokenizer), GROUP)
+    with RolloutStore.writer(folder, source="training", run="r", agent="policy") as writer:
+        name = writer.keep_tokenizer(tokenizer)
         for index in range(number):
-            trajectory, advantages = rollout(index)
-            group = index // GROUP
-            writer.add(trajectory, advantages=advantages, step=group // 8, generation=group // 8 + 1, group=group % 8)
+            trajectory = played[index % len(played)]
+            batch, place = divmod(index, BATCH)
+            advantages = [0.5 * mask for mask in trajectory.agent_token_mask]
+            columns: dict[str, Any] = {"step": batch, "generation": batch + 1, "group": place // GROUP}
+            writer.add(
+                trajectory,
+                env_class_path="agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",
+                env_config=env.env_config,
+                tokenizer=name,
+                advantages=advantages,
+                **columns,
+            )
     return RolloutStore(folder)
 
 
@@ -118,12 +101,18 @@ def measured(browser: Browser, number: int, repeats: int) -> dict[str, Any]:
     try:
         store = store_of(folder / "rollouts", number)
         begun = time.perf_counter()
+        answers = Answers(store, limit=number, mode="served")
+        listed_s = time.perf_counter() - begun
+        answers.turns()
+        curves_s = time.perf_counter() - begun - listed_s
+        begun = time.perf_counter()
         page = write_page(store, folder / "page.html", limit=number)
         seconds = time.perf_counter() - begun
         written = {"write_s": round(seconds, 2), "megabytes": round(page.stat().st_size / 1e6, 2)}
         written |= opening(browser, page.as_uri(), repeats)
         with served(store, number) as address:
-            return {"rollouts": number, "written": written, "served": opening(browser, address, repeats)}
+            asked = {"list_s": round(listed_s, 3), "curves_s": round(curves_s, 3)}
+            return {"rollouts": number, "written": written, "served": asked | opening(browser, address, repeats)}
     finally:
         shutil.rmtree(folder)
 
@@ -134,6 +123,8 @@ def report(results: Sequence[dict[str, Any]]) -> str:
     for one in results:
         written = one["written"]
         lines.append(f"{one['rollouts']:,} rollouts: written in {written['write_s']} s, {written['megabytes']} MB")
+        served = one["served"]
+        lines.append(f"  asked of the store: the list in {served['list_s']} s, the curves in {served['curves_s']} s")
         lines += [
             f"  {mode}: open in {one[mode]['open_s']} s, longest frame {one[mode]['longest_frame_ms']} ms, "
             f"{one[mode]['most_rows']} rows in the document at most"

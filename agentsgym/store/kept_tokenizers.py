@@ -1,8 +1,8 @@
 """Keep the tokenizers of stored rollouts beside them, so that whoever reads a store can write ids as text.
 
-A store that was given a tokenizer holds ``_tokenizer-NAME.json``, the tokenizer's own serialization, once; the rollouts
-name it in their column ``tokenizer``. Readers of parquet skip files whose names begin with ``_``. Nothing in such a
-file is run, and none is fetched from anywhere.
+A store that was given a tokenizer holds ``__tokenizers/NAME.json``, the tokenizer's own serialization, once; the
+rollouts name it in their column ``tokenizer``. pyarrow skips what begins with ``_``, and ``datasets``
+skips folders that begin with ``__``. Nothing in such a file is run, and none is fetched from anywhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAME: Final = re.compile(r"[0-9a-f]{16}")
 
 def tokenizer_path(folder: Path, name: str) -> Path:
     """Where the tokenizer of a name lies in a store."""
-    return folder / f"_tokenizer-{name}.json"
+    return folder / "__tokenizers" / f"{name}.json"
 
 
 def keep_tokenizer(folder: Path, tokenizer: Any) -> str | None:
@@ -88,6 +88,7 @@ def tokenizer_of(folder: Path, name: str) -> Tokenizer | None:
 
 
 def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.unfinished")
     try:
         with unfinished.open("xb") as file:

@@ -229,38 +229,46 @@ class TRLSeam:
 
     # Log-probabilities and the loss
 
-    def score(self, model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor) -> torch.Tensor:
+    def score(
+        self, model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Collective under FSDP: score every token that ``labeled`` marks, at the sampling temperature.
 
         Without gradient, and without dropout: the sampler has none either, so that the two can be compared.
 
         Returns:
-            (B, L), 0.0 elsewhere and in the first column, which has no context.
+            Log-probabilities, and the entropies of the distributions before the tokens, in nats: each (B, L), 0.0
+            elsewhere and in the first column, which has no context.
         """
         batch_size = self._trainer.args.per_device_train_batch_size
-        chunks: list[torch.Tensor] = []
+        chunks: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad(), evaluation_mode(model):
             for start in range(0, len(ids), batch_size):
                 rows = slice(start, start + batch_size)
-                scored, *_ = self._trainer._get_per_token_logps_and_entropies(
-                    mask_labels(model, labeled[rows]), ids[rows], attention_mask[rows], ids.shape[1] - 1
+                logprobs, entropies, *_ = self._trainer._get_per_token_logps_and_entropies(
+                    mask_labels(model, labeled[rows]),
+                    ids[rows],
+                    attention_mask[rows],
+                    ids.shape[1] - 1,
+                    compute_entropy=True,  # its head has them in any case
                 )
-                chunks.append(scored)
-        scored = torch.cat(chunks)
-        return torch.cat([scored.new_zeros(len(ids), 1), scored], dim=1)
+                chunks.append((logprobs, entropies.masked_fill(labeled[rows, 1:] == 0, 0.0)))
+        logprobs, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        first = logprobs.new_zeros(len(ids), 1)
+        return torch.cat([first, logprobs], dim=1), torch.cat([first, entropies], dim=1)
 
     def score_policy(self, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor) -> torch.Tensor:
-        """Collective under FSDP: :meth:`score` by the model in training, at its weights as they are now."""
-        return self.score(self._trainer.model, ids, attention_mask, labeled)
+        """Collective under FSDP: log-probabilities by the model in training, at its weights as they are now."""
+        return self.score(self._trainer.model, ids, attention_mask, labeled)[0]
 
     def score_reference(
         self, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor
     ) -> torch.Tensor | None:
-        """Collective under FSDP: :meth:`score` by the reference model of the KL term; None without KL term."""
+        """Collective under FSDP: log-probabilities by the reference model of the KL term; None without KL term."""
         if self._trainer.beta == 0.0:
             return None
         with self.reference_model() as reference:
-            return self.score(reference, ids, attention_mask, labeled)
+            return self.score(reference, ids, attention_mask, labeled)[0]
 
     @contextlib.contextmanager
     def reference_model(self) -> Generator[Any]:

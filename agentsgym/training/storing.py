@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agentsgym.training.generation.environments import Environments
     from agentsgym.training.generation.generator import GenerationBatch, Phase
     from agentsgym.training.tensors.advantages import TokenAdvantages
+    from agentsgym.training.tensors.logprobs import TokenLogprobs
     from agentsgym.training.tensors.token_batch import TokenBatch
 
 _SOURCES = {"train": "training", "eval": "evaluation"}
@@ -59,7 +60,7 @@ class TrainingStore:
         tokens: TokenBatch,
         mask: torch.Tensor,
         advantages: TokenAdvantages,
-        model_logprobs: torch.Tensor | None,
+        logprobs: TokenLogprobs,
     ) -> None:
         """Collective if rollouts are stored: hand this rank's rollouts to the store, which writes them meanwhile.
 
@@ -71,7 +72,7 @@ class TrainingStore:
             tokens: Its rows.
             mask: (B, L), 1 on the agent tokens that are trained on.
             advantages: One number a token of each rollout.
-            model_logprobs: (B, L), the trained model's log-probabilities; None where they were not computed.
+            logprobs: The trained model's log-probabilities and entropies, where they were computed.
 
         Raises:
             StoreError: There can be no store at that place, on some rank; it is raised on all of them.
@@ -83,7 +84,8 @@ class TrainingStore:
         if self._writer is None:
             self._open(folder, error)
         with error.keeping():
-            self._add(batch, phase, advantages, _by_token(batch, tokens, mask, model_logprobs))
+            scored = [_by_token(batch, tokens, mask, one) for one in (logprobs.model, logprobs.entropies)]
+            self._add(batch, phase, advantages, *scored)
         all_gather_objects((), error.first)
 
     @contextlib.contextmanager
@@ -115,6 +117,7 @@ class TrainingStore:
         phase: Phase,
         advantages: TokenAdvantages,
         model_logprobs: Sequence[Sequence[float] | None],
+        entropies: Sequence[Sequence[float] | None],
     ) -> None:
         writer = cast("RolloutWriter", self._writer)
         credit = CreditSettings.of(self._args, self._estimator).as_dict() | {"num_rollouts": len(batch.rollouts)}
@@ -132,6 +135,7 @@ class TrainingStore:
                 group=batch.mine[i] // phase.num_rollouts,
                 advantages=list(advantages.advantages[i]),
                 trainer_logprobs=model_logprobs[i],
+                entropies=entropies[i],
                 tokenizer=self._tokenizer,
                 extra={"is_trained": advantages.included[i], "rank": PartialState().process_index, "credit": credit},
             )
@@ -141,7 +145,7 @@ class TrainingStore:
 def _by_token(
     batch: GenerationBatch, tokens: TokenBatch, mask: torch.Tensor, logprobs: torch.Tensor | None
 ) -> list[list[float] | None]:
-    """Lay log-probabilities, (B, L), on the tokens of each rollout, (T,): NaN where an agent token has none."""
+    """Lay numbers of tokens, (B, L), on the tokens of each rollout, (T,): NaN where an agent token has none."""
     if logprobs is None:
         return [None] * len(batch.trajectories)
     nested = tokens.by_turn(

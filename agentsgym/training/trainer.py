@@ -211,7 +211,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         mask = tokens.agent_token_mask(advantages.included)
         logprobs = self._token_logprobs(batch, tokens, mask, phase)
         self._record(batch, advantages, logprobs, phase)
-        self._rollouts.add(batch, phase, tokens, mask, advantages, logprobs.model)
+        self._rollouts.add(batch, phase, tokens, mask, advantages, logprobs)
         columns = trl_batch(
             tokens, mask, advantages, logprobs, loss_type=self.args.loss, multiplies_ratio=self.args.use_vllm
         )
@@ -367,7 +367,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             compares=bool(interval) and phase.is_training and (phase.index - 1) % interval == 0,
         )
         columns = tokens.ids, tokens.attention_mask, mask
-        scored = token_logprobs(*columns, tokens.recorded_logprobs, plan, self._seam.score_policy)
+        scored = token_logprobs(*columns, tokens.recorded_logprobs, plan, partial(self._seam.score, self.model))
         return replace(scored, reference=self._seam.score_reference(*columns))
 
     def _record(

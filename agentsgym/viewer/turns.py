@@ -58,7 +58,8 @@ def _columns(table: Any) -> dict[str, list[Any]]:
         first = values.offsets[:-1][owner]
         is_known = values.is_known[owner]
         sign = -1.0 if name == "surprisals" else 1.0
-        means = _means(values.flat.to_numpy(zero_copy_only=False) * sign, first + starts, first + stops, is_known)
+        with np.errstate(invalid="ignore", over="ignore"):  # infinities may be among them
+            means = _means(values.flat.to_numpy(zero_copy_only=False) * sign, first + starts, first + stops, is_known)
         nested = turns.nested([number(one) for one in means.tolist()])
         found[name] = [own if known else None for own, known in zip(nested, values.is_known, strict=True)]
     return found

@@ -36,6 +36,7 @@ def test_the_help_texts_are_those_of_the_commands() -> None:
         "export",
         "replay",
         "compare",
+        "view",
         "train",
     ]
     assert with_help(page) == page

@@ -112,6 +112,8 @@ RECORDS = st.builds(
     group=st.none() | st.integers(0, 9),
     advantages=st.none() | st.lists(FLOATS, min_size=12, max_size=12),
     trainer_logprobs=st.none() | st.lists(FLOATS, min_size=12, max_size=12),
+    entropies=st.none() | st.lists(FLOATS, min_size=12, max_size=12),
+    tokenizer=st.none() | TEXTS,
     policy_version=st.none() | st.integers(0, 9),
     agent=st.none() | TEXTS,
     run=st.none() | TEXTS,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from games import GuessNumber, logged, settings, tasks, trainer_of
 from transformers import HfArgumentParser
 
@@ -47,9 +48,10 @@ def test_every_rollout_is_kept_as_it_was_trained_on(tmp_path: Path) -> None:
         assert record.tokenizer is not None
         assert record.advantages is not None
         assert record.trainer_logprobs is not None
+        assert record.entropies is not None
         assert trajectory.logprobs is not None
         for token, (is_agent, advantage) in enumerate(zip(mask, record.advantages, strict=True)):
-            assert is_agent or advantage == 0.0
+            assert is_agent or advantage == record.entropies[token] == 0.0
             assert record.trainer_logprobs[token] == pytest.approx(trajectory.logprobs[token], abs=1e-4)
     for generation in (1, 2):  # what the trainer logged is what is kept
         rewards = [one.final_reward for one in store.filter(generation=generation)]
@@ -119,3 +121,20 @@ def test_a_command_line_can_ask_for_it(tmp_path: Path) -> None:
         ["--output_dir", str(tmp_path), "--store_rollouts", "true", "--use_cpu", "true", "--report_to", "none"]
     )
     assert args.rollout_folder == tmp_path / "rollouts"
+
+
+def test_entropies_are_those_of_the_model_that_is_trained(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, store_rollouts=True, drift_interval=1, max_steps=1, temperature=0.5)
+    trainer.train()
+    store = RolloutStore(tmp_path / "rollouts")
+    trainer = trainer_of(tmp_path / "again", temperature=0.5)  # the weights that the first one began with
+    for record in store.records():
+        ids = torch.tensor([record.trajectory.token_ids])
+        with torch.no_grad():
+            logits = trainer.model.eval()(input_ids=ids).logits[0].float() / 0.5
+        entropies = torch.distributions.Categorical(logits=logits).entropy().tolist()
+        for turn in record.trajectory.turns:
+            assert record.entropies is not None
+            assert record.entropies[turn.start : turn.stop] == pytest.approx(
+                entropies[turn.start - 1 : turn.stop - 1], abs=1e-4
+            )

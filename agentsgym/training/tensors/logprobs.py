@@ -20,8 +20,9 @@ from agentsgym.training.tensors.importance import (
 KnownLogprobs = Literal["all", "some", "none"]
 """For how many of a rollout's agent tokens the sampler gave a log-probability."""
 
-Score = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(ids, attention mask, mask of the tokens to score), each (B, L) → log-probabilities, (B, L), 0.0 elsewhere."""
+Score = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""(ids, attention mask, mask of the tokens to score), each (B, L) → log-probabilities and entropies, each (B, L), 0.0
+elsewhere."""
 
 
 class LogprobSettings(Protocol):
@@ -114,6 +115,7 @@ class TokenLogprobs:
         importance_ratio: (B, L), the weight that corrects for the sampler; None for none.
         comparison: Differences between sampler and model; None where they were not compared.
         model: (B, L), those of the weights that are trained; None where nothing needed them.
+        entropies: (B, L), of the same model's distributions, in nats; None likewise.
     """
 
     old: torch.Tensor | None
@@ -122,6 +124,7 @@ class TokenLogprobs:
     importance_ratio: torch.Tensor | None
     comparison: GapSums | None
     model: torch.Tensor | None = None
+    entropies: torch.Tensor | None = None
 
 
 def token_logprobs(
@@ -143,7 +146,7 @@ def token_logprobs(
         score: Runs the model in training.
     """
     recorded = recorded if plan.is_recorded else None
-    model = score(ids, attention_mask, mask) if plan.needs_model else None
+    model, entropies = score(ids, attention_mask, mask) if plan.needs_model else (None, None)
     correction = plan.correction
     old = model if correction is not None or not plan.recorded_are_old else recorded
     ratio = comparison = None
@@ -158,6 +161,7 @@ def token_logprobs(
         importance_ratio=ratio,
         comparison=comparison,
         model=model,
+        entropies=entropies,
     )
 
 

@@ -1,0 +1,158 @@
+"""The page as a file: everything in it, nothing executed, whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import html
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stored import rollout
+
+from agentsgym.store.reader import RolloutStore
+from agentsgym.viewer import write_page
+from agentsgym.viewer.answers import Answers
+from agentsgym.viewer.page import Assets, begin, end
+
+HOSTILE = "</script><script>window.hacked=1</script><!--<script>\x1b[2J\u202e\x00 ]]> &lt; \ud800 \u2028"
+
+
+def store_of(folder: Path, number: int = 100) -> RolloutStore:
+    with RolloutStore.writer(folder, source="training", run="r", generation=1) as writer:
+        for index in range(number):
+            messages = [{"role": "user", "content": f"{HOSTILE} {index}"}]
+            width = [0.5] * 4
+            writer.add(rollout(index, messages=messages), group=index // 4, advantages=width)
+    return RolloutStore(folder)
+
+
+def element(page: str, name: str) -> str:
+    [found] = re.findall(rf'<script type="[a-z/]+" id="{name}">([^<]*)</script>', page)
+    return found
+
+
+def chunk(page: str, name: str) -> Any:
+    return json.loads(zlib.decompress(base64.b64decode(element(page, name))))
+
+
+def test_a_page_holds_the_answers(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "store")
+    page = write_page(store, tmp_path / "page.html", limit=90).read_text()
+    answers = Answers(store, limit=90, mode="written")
+    told = json.loads(element(page, "list"))
+    chunks = told["columns"].pop("chunk")
+    assert told == json.loads(json.dumps(answers.list()))
+    assert (told["shown"], told["note"]) == (90, "the newest 90 of 100 rollouts; --limit shows more")
+    assert chunk(page, "chunk-turns") == json.loads(json.dumps(answers.turns()))
+    for place, row in enumerate(told["columns"]["row"]):
+        own = chunk(page, f"chunk-{chunks[place]}")
+        assert own["rollouts"][str(row)] == json.loads(json.dumps(answers.rollout(row)))
+        group = own["groups"][str(told["columns"]["group"][place])]
+        assert row in [one["row"] for one in group["members"]]
+    sizes = [chunks.count(index) for index in range(max(chunks) + 1)]
+    assert max(sizes) <= 32
+    assert min(sizes[:-1]) > 16
+    for one in chunk(page, "chunk-0")["groups"]["0"]["what_ifs"]:
+        settings = one["settings"]
+        asked = {"estimator": settings["estimator"], "options": json.dumps(settings["options"])}
+        asked |= {"discount": str(settings["discount"]), "scale": settings["scale"]}
+        again = answers.what_if(0, asked | {"turn_credit": settings["turn_credit"]})
+        assert one["advantages"] == json.loads(json.dumps(again["advantages"]))
+
+
+def test_a_large_group_stays_in_one_chunk(tmp_path: Path) -> None:
+    with RolloutStore.writer(tmp_path / "store", source="training", run="r", generation=1, group=0) as writer:
+        for index in range(50):
+            writer.add(rollout(index))
+    page = write_page(RolloutStore(tmp_path / "store"), tmp_path / "page.html").read_text()
+    assert set(json.loads(element(page, "list"))["columns"]["chunk"]) == {0}
+
+
+def test_hostile_text_stays_in_its_element(tmp_path: Path) -> None:
+    folder = tmp_path / "a<script>alert(1)"
+    page = write_page(store_of(folder, 5), tmp_path / "page.html").read_text()
+    assert "window.hacked" not in page
+    assert "<script>alert" not in page
+    kinds = re.findall(r"<script([^>]*)>", page)
+    assert kinds == [
+        ' type="application/json" id="list"',
+        *(f' type="text/plain" id="chunk-{name}"' for name in ("0", "turns")),
+        "",
+    ]
+    assert page.count("</script>") == len(kinds)
+    assert "<!--" not in page
+    assert chunk(page, "chunk-0")["rollouts"]["3"]["messages"][0]["content"] == f"{HOSTILE} 3"
+
+
+@pytest.mark.parametrize("mode", ["served", "written"])
+def test_the_policy_lets_our_own_style_and_script_run_and_nothing_else(mode: Any) -> None:
+    assets = Assets.read()
+    page = begin(assets, "t", mode) + end(assets)
+    [policy] = [
+        html.unescape(one) for one in re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    ]
+    assert policy == assets.policy(mode)
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    [script] = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    [style] = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    for name, text in {"script-src": script, "style-src": style}.items():
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert rules.pop(name) == f"'sha256-{digest}'"
+    assert rules == {
+        "default-src": "'none'",
+        "connect-src": "'self'" if mode == "served" else "'none'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "require-trusted-types-for": "'script'",
+    }
+
+
+def test_the_page_names_no_address_and_makes_no_html_of_text() -> None:
+    assets = Assets.read()
+    page = begin(assets, "t", "written") + end(assets)
+    addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"']*", page))
+    assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, which nothing is fetched from
+    assert not re.search(r"\son\w+=", page.partition("<script>")[0])
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", assets.script)
+
+
+def test_scripts_are_put_together_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name, text in {"20-b.js": "second", "10-a.js": "first", "viewer.css": "i{}"}.items():
+        (tmp_path / name).write_text(text)
+    assets = Assets.read(tmp_path)
+    assert assets.script == '(() => {\n"use strict";\nfirst\nsecond\n})();\n'
+    assert assets.style.startswith(":root{--paper:")
+    assert assets.style.endswith("i{}")
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_of(tmp_path / "store", 5)
+    (tmp_path / "page.html").write_text("before")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("agentsgym.viewer.written.os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_page(store, tmp_path / "page.html")
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["page.html"]
+    assert (tmp_path / "page.html").read_text() == "before"
+
+
+def test_a_page_that_is_ended_in_its_midst_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_of(tmp_path / "store", 5)
+
+    def ended(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Answers, "turns", ended)
+    with pytest.raises(KeyboardInterrupt):
+        write_page(store, tmp_path / "page.html")
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == []
