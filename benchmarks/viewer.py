@@ -46,7 +46,9 @@ def store_of(folder: Path, number: int) -> RolloutStore:
     env = TwentyQuestionsEnv(env_config={"max_steps_per_episode": 8})
     model, tokenizer = tiny_policy(env)
     env = TwentyQuestionsEnv(tokenizer, env.env_config)
-    tasks: list[dict[str, Any]] = [{"solution": "dog", "seed": index} for index in range(NUM_PLAYED // GROUP)]
+    tasks: list[dict[str, Any]] = [
+        {"solution": "dog", "seed": index} for index in range(max(1, min(number, NUM_PLAYED) // GROUP))
+    ]
     played: Sequence[Trajectory] = env.rollout(tasks, PolicyAgent(model, tokenizer), GROUP)
     with RolloutStore.writer(folder, source="training", run="r", agent="policy") as writer:
         name = writer.keep_tokenizer(tokenizer)
