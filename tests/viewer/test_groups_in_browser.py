@@ -62,6 +62,8 @@ def test_what_if_gives_what_python_gives_and_marks_the_differences(served: Opene
     page.get_by_label("scale").select_option("none")
     page.get_by_label("turn credit").select_option("repeat_final")
     answer = served.answers.what_if(key, {"estimator": "rloo", "scale": "none", "turn_credit": "repeat_final"})
+    expect(page).to_have_url(re.compile("repeat_final"))
+    expect(page.locator(".wide[aria-busy]")).to_have_count(0)
     table = page.locator("table.what-if")
     wanted = differing(group, answer)
     expect(table.locator("td.differs")).to_have_count(len(wanted))
@@ -87,6 +89,7 @@ def test_what_if_of_a_written_page_holds_a_chosen_set(browser: Browser, kept: Ro
         index = next(at for at, name in enumerate(names) if name.startswith("gigpo") and "scale none" in name)
         choose.select_option(index=index)
         expect(page).to_have_url(re.compile("gigpo"))
+        expect(page.locator(".wide[aria-busy]")).to_have_count(0)
         settings = json.loads(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('wi')"))
         given = {name: str(settings[name]) for name in ("estimator", "discount", "scale")}
         key = key_of(shown, ROW)

@@ -252,6 +252,7 @@ async function whatIfView(app, row, given) {
   let asked = 0;
   const use = async (settings, isChange = true) => {
     const number = ++asked;
+    result.setAttribute("aria-busy", "true"); // what stands there belongs to other settings
     if (isChange) history.replaceState(null, "", addressWith({ wi: JSON.stringify(settings) }));
     const focused = [...controls.querySelectorAll("select, input")].indexOf(document.activeElement);
     controls.replaceChildren(settingControls(app, group, settings, use));
@@ -264,6 +265,7 @@ async function whatIfView(app, row, given) {
     } catch (error) {
       if (number === asked) showIn(words, result, error);
     }
+    if (number === asked) result.removeAttribute("aria-busy");
   };
   const showIn = (status, place, error) => {
     status.replaceChildren(el("span.error-text", {}, error.message));
