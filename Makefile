@@ -51,6 +51,7 @@ bench: $(VENV)/.installed-dev ## measure on this machine, one JSON object each
 	$(RUN) benchmarks/search.py --json
 	$(RUN) benchmarks/textarena_overhead.py --json
 	$(RUN) benchmarks/command_line.py --json
+	$(RUN) benchmarks/viewer.py --json
 
 clean: ## remove caches and build leftovers; keeps .venv and outputs
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis

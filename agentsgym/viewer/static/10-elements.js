@@ -1,0 +1,153 @@
+// Elements, texts and numbers: what every view is made of. Nothing here parses HTML: texts become text nodes.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+// What a reader would not see, or what turns letters around: control characters, bidirectional and zero-width marks,
+// line separators, tags, halves of surrogate pairs. Newline and tab stay.
+const UNSEEN = new RegExp(
+  "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f" +
+    "\\u2028-\\u202e\\u2060-\\u2069\\ufeff\\u{e0000}-\\u{e007f}\\ud800-\\udfff]",
+  "gu",
+);
+
+/** Write what would not be seen as a sign for it: ESC as ␛, others as ⟪U+202E⟫. */
+function visible(text) {
+  return String(text).replace(UNSEEN, (character) => {
+    const code = character.codePointAt(0);
+    if (code < 0x20) return String.fromCodePoint(0x2400 + code);
+    if (code === 0x7f) return "␡";
+    return `⟪U+${code.toString(16).toUpperCase().padStart(4, "0")}⟫`;
+  });
+}
+
+/** Set properties, listeners (onclick: function) and attributes of a node; null leaves one out. */
+function assign(node, options) {
+  for (const [name, value] of Object.entries(options)) {
+    if (value === null || value === undefined) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (["hidden", "checked", "value", "disabled", "open", "tabIndex", "selected"].includes(name))
+      node[name] = value;
+    else node.setAttribute(name, visible(value));
+  }
+  return node;
+}
+
+/** Add children: nodes as they are, anything else as visible text; null and false are left out. */
+function add(node, ...children) {
+  for (const child of children.flat(3)) {
+    if (child === null || child === undefined || child === false) continue;
+    node.append(child instanceof Node ? child : visible(child));
+  }
+  return node;
+}
+
+/** Make an element: el("td.number.faint", {title: "…"}, "text", child, …). */
+function el(kind, options = {}, ...children) {
+  const [tag, ...classes] = kind.split(".");
+  const node = document.createElement(tag);
+  if (classes.length) node.className = classes.join(" ");
+  return add(assign(node, options), ...children);
+}
+
+/** Make a button that does something and never sends a form. */
+function button(kind, action, options, ...children) {
+  return el(`button.${kind}`, { type: "button", onclick: action, ...options }, ...children);
+}
+
+/** Make an element of a drawing. */
+function drawn(tag, options = {}, ...children) {
+  return add(assign(document.createElementNS(SVG, tag), options), ...children);
+}
+
+/** Make a number of what JSON holds: null is not known (NaN), infinities are written as text. */
+function numberOf(value) {
+  if (value === null || value === undefined) return NaN;
+  return value === "inf" ? Infinity : value === "-inf" ? -Infinity : Number(value);
+}
+
+/** Write a number as it is stored, to the last digit. */
+function exact(value) {
+  return value === null || value === undefined ? "not known" : String(value);
+}
+
+/** Write a number briefly: at most four significant digits, a true minus sign, – where it is not known. */
+function brief(value) {
+  const number = numberOf(value);
+  if (Number.isNaN(number)) return "–";
+  if (!Number.isFinite(number)) return number > 0 ? "∞" : "−∞";
+  const size = Math.abs(number);
+  const text =
+    Number.isInteger(number) && size < 1e6
+      ? String(size)
+      : size >= 1e6 || size < 1e-4
+        ? size.toExponential(2)
+        : String(Number(size.toPrecision(size >= 1 ? 4 : 3)));
+  return number < 0 ? `−${text}` : text;
+}
+
+/** Likewise with two places and a sign, so that columns of them line up. */
+function signed(value) {
+  const number = numberOf(value);
+  if (Number.isNaN(number) || !Number.isFinite(number)) return brief(value);
+  const size = Math.abs(number);
+  const text = size && (size < 0.005 || size >= 1e5) ? size.toExponential(0) : size.toFixed(2);
+  return number < 0 ? `−${text}` : number > 0 ? `+${text}` : text;
+}
+
+/** Write a count with its word: 1 turn, 1,204 turns. */
+function counted(count, word) {
+  return `${grouped(count)} ${word}${count === 1 ? "" : "s"}`;
+}
+
+function grouped(count) {
+  return count.toLocaleString("en-US");
+}
+
+/** The mean of the known numbers; NaN if there is none. */
+function meanOf(values) {
+  const known = values.map(numberOf).filter((value) => !Number.isNaN(value));
+  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : NaN;
+}
+
+/** Say how strongly a value is colored: -8 … 8 by its share of the limit, at least 1 step where it is not 0. */
+function strength(value, limit) {
+  if (!value || !limit || Number.isNaN(value)) return 0;
+  const reach = Number.isFinite(value) ? Math.min(1, Math.abs(value) / limit) : 1;
+  return Math.sign(value) * Math.max(1, Math.round(8 * reach));
+}
+
+/** The classes that color a value: p1 … p8 (positive), n1 … n8 (negative), none for 0. */
+function shade(value, limit) {
+  const steps = strength(numberOf(value), limit);
+  return steps ? (steps > 0 ? `p${steps}` : `n${-steps}`) : "";
+}
+
+/** The largest magnitude of the finite values; 0 if there is none. */
+function largest(values) {
+  let most = 0;
+  for (const value of values) {
+    const size = Math.abs(numberOf(value));
+    if (Number.isFinite(size) && size > most) most = size;
+  }
+  return most;
+}
+
+const OUTCOME_SIGNS = { won: "✓", lost: "✗", played: "•", failed: "!" };
+
+/** An outcome: a sign of its own beside the word, so that it is told by more than color. */
+function outcomeMark(outcome) {
+  return el(
+    `span.outcome.${outcome}`,
+    {},
+    el("span.sign", { "aria-hidden": "true" }, OUTCOME_SIGNS[outcome] ?? "•"),
+    outcome,
+  );
+}
+
+/** Write a moment in the reader's own time zone, to the second. */
+function moment(seconds) {
+  const date = new Date(1000 * seconds);
+  const two = (value) => String(value).padStart(2, "0");
+  const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+  return `${day} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+}

@@ -1,0 +1,194 @@
+// Where answers come from: the server, or the document itself. Both give the same answers to the same questions.
+
+const SERVED = document.body.dataset.mode === "served";
+
+/** Keeps the answers used last; a question that failed is asked again. */
+class Kept {
+  constructor(most) {
+    this.most = most;
+    this.answers = new Map();
+  }
+
+  get(key, ask) {
+    let answer = this.answers.get(key);
+    if (answer) this.answers.delete(key);
+    else {
+      answer = ask();
+      answer.catch(() => this.answers.delete(key));
+    }
+    this.answers.set(key, answer);
+    if (this.answers.size > this.most) this.answers.delete(this.answers.keys().next().value);
+    return answer;
+  }
+}
+
+const kept = {
+  rollouts: new Kept(64),
+  groups: new Kept(32),
+  chunks: new Kept(4),
+  whatIfs: new Kept(64),
+  once: new Kept(4),
+};
+
+/** Ask the server. Whatever goes wrong is an Error whose message is a sentence for the reader. */
+async function ask(what, parameters = {}) {
+  const query = new URLSearchParams(parameters).toString();
+  let response;
+  try {
+    response = await fetch(`data/${what}${query ? `?${query}` : ""}`);
+  } catch {
+    throw new Error("The server does not answer. Is `agentsgym view` still running? Start it again, then try again.");
+  }
+  let answer;
+  try {
+    answer = await response.json();
+  } catch {
+    throw new Error(`The server's answer to ${what} cannot be read (status ${response.status}).`);
+  }
+  if (!response.ok) throw new Error(answer?.error ?? `The server refused ${what} (status ${response.status}).`);
+  return answer;
+}
+
+/** Inflate a part of the written page. */
+async function inflated(id) {
+  const node = document.getElementById(id);
+  if (!node)
+    throw new Error(`This page lacks its part ${id}: it was cut short, or it was changed after it was written.`);
+  try {
+    const bytes = Uint8Array.from(atob(node.textContent.trim()), (character) => character.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return await new Response(stream).json();
+  } catch {
+    throw new Error(
+      `The part ${id} of this page cannot be read: the file is damaged, or this browser is older than 2023.`,
+    );
+  }
+}
+
+function chunk(number) {
+  return kept.chunks.get(number, () => inflated(`chunk-${number}`));
+}
+
+/** One list of a whole store: its columns, and how to read them. */
+class List {
+  constructor(answer) {
+    this.answer = answer;
+    this.columns = answer.columns;
+    this.size = answer.columns.row.length;
+    this.places = new Map(answer.columns.row.map((row, place) => [row, place]));
+  }
+
+  has(name) {
+    return Array.isArray(this.columns[name]);
+  }
+
+  /** The value of a rollout in a column: words as text, numbers as they are, null where it is not known. */
+  value(name, place) {
+    const value = this.columns[name]?.[place] ?? null;
+    const words = this.answer.words?.[name];
+    return words && value !== null ? words[value] : value;
+  }
+
+  number(name, place) {
+    return numberOf(this.columns[name]?.[place]);
+  }
+
+  /** The rollouts of the same group (or task) as one of them, in the order of the list. */
+  alike(name, place) {
+    const key = this.columns[name][place];
+    const found = [];
+    for (let other = 0; other < this.size; other++) if (this.columns[name][other] === key) found.push(other);
+    return found;
+  }
+}
+
+const data = {
+  /** The list: a column a quantity, one value a rollout. */
+  async list() {
+    if (SERVED) return new List(await ask("list"));
+    const node = document.getElementById("list");
+    if (!node) throw new Error("This page holds no list of rollouts: it was cut short.");
+    return new List(JSON.parse(node.textContent));
+  },
+
+  rollout(list, row) {
+    return kept.rollouts.get(row, async () => {
+      if (SERVED) return ask("rollout", { row });
+      const found = (await chunk(list.value("chunk", list.places.get(row)))).rollouts[row];
+      if (!found) throw new Error(`This page does not hold rollout ${row}.`);
+      return found;
+    });
+  },
+
+  /** The group of a rollout. */
+  group(list, row) {
+    const place = list.places.get(row);
+    const key = list.value("group", place);
+    return kept.groups.get(key, async () => {
+      if (SERVED) return ask("group", { key });
+      const found = (await chunk(list.value("chunk", place))).groups[key];
+      if (!found) throw new Error("This page does not hold the group of this rollout.");
+      return found;
+    });
+  },
+
+  /** What every turn of every rollout was paid and given; asked for once. */
+  turns() {
+    return kept.once.get("turns", async () => {
+      const turns = SERVED ? await ask("turns") : await inflated("chunk-turns");
+      turns.places = new Map(turns.row.map((row, place) => [row, place]));
+      return turns;
+    });
+  },
+
+  /** Advantages by other settings: computed by the server, or found among those that were written. */
+  async whatIf(group, settings) {
+    if (!SERVED) {
+      const found = writtenWhatIfs(group).find((one) => sameSettings(one.settings, settings));
+      if (!found) throw new Error("A written page holds a chosen set of settings, and these are not among them.");
+      return found;
+    }
+    const parameters = { key: group.key, ...settings, options: JSON.stringify(settings.options) };
+    return kept.whatIfs.get(JSON.stringify(parameters), () => ask("what-if", parameters));
+  },
+
+  /** Find rollouts by their text; a written page is searched part by part, and tells how far it is. */
+  async search(list, text, onProgress, isCurrent) {
+    if (SERVED) return ask("search", { text });
+    const numbers = [...new Set(list.columns.chunk)];
+    const wanted = text.toLowerCase();
+    const rows = [];
+    for (const [index, number] of numbers.entries()) {
+      const { rollouts } = await (kept.chunks.answers.get(number) ?? inflated(`chunk-${number}`));
+      for (const [row, rollout] of Object.entries(rollouts)) if (mentions(rollout, wanted)) rows.push(Number(row));
+      if (!isCurrent()) break;
+      onProgress({ rows, complete: false, share: (index + 1) / numbers.length });
+    }
+    return { rows, complete: true };
+  },
+};
+
+function mentions(rollout, wanted) {
+  return rollout.messages.some((message) =>
+    [message.content, message.reasoning, ...(message.calls ?? []).flatMap((call) => [call.name, call.arguments])].some(
+      (text) => text && String(text).toLowerCase().includes(wanted),
+    ),
+  );
+}
+
+/** What a written page has computed beforehand for a group, settings told apart from numbers. */
+function writtenWhatIfs(group) {
+  return (group.what_ifs ?? []).map((one) => ({ ...one, settings: one.settings ?? one }));
+}
+
+/** Options in one order, so that equal ones are written alike. */
+function optionsText(options) {
+  return JSON.stringify(Object.entries(options ?? {}).sort(([one], [other]) => (one < other ? -1 : 1)));
+}
+
+function sameSettings(one, other) {
+  return (
+    ["estimator", "discount", "scale", "turn_credit"].every((name) => String(one[name]) === String(other[name])) &&
+    optionsText(one.options) === optionsText(other.options)
+  );
+}

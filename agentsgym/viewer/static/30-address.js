@@ -1,0 +1,43 @@
+// The address (what stands behind #) says what is seen: view, rollout, filters. So reload, back and a link keep it.
+
+const VIEWS = ["list", "curves", "conversation", "tokens", "group", "what-if", "pair"];
+
+/** Read the address. Unknown views are the list; a rollout is a row of the store. */
+function readAddress() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const view = VIEWS.includes(given.get("view")) ? given.get("view") : "list";
+  return { view, row: given.has("row") ? Number(given.get("row")) : null, given };
+}
+
+/** The address with some keys changed: null removes one, an array gives it several values. */
+function addressWith(changes) {
+  const next = new URLSearchParams(location.hash.slice(1));
+  for (const [key, value] of Object.entries(changes)) {
+    next.delete(key);
+    for (const one of Array.isArray(value) ? value : [value])
+      if (one !== null && one !== undefined) next.append(key, one);
+  }
+  if (next.get("view") === "list") next.delete("view");
+  return `#${next}`;
+}
+
+/** Go somewhere: another view is a step that "back" undoes, a filter or a color is not. */
+function go(changes, { step = true } = {}) {
+  const address = addressWith(changes);
+  if (address === (location.hash || "#")) return;
+  history[step ? "pushState" : "replaceState"](null, "", address);
+  show();
+}
+
+// Keys of the address that belong to one view and are dropped when another rollout is opened.
+const OF_A_ROLLOUT = { turn: null, token: null, left: null, right: null };
+
+/** A link within the page: an address of its own, so that it opens in another tab too. */
+function link(kind, changes, options, ...children) {
+  const onclick = (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+    event.preventDefault();
+    go(changes);
+  };
+  return el(`a.${kind}`, { href: addressWith(changes), onclick, ...options }, ...children);
+}

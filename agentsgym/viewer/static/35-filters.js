@@ -1,0 +1,130 @@
+// Which rollouts are seen, and in which order.
+
+const FACETS = [
+  ["outcome", "Outcome"],
+  ["stop_reason", "Stop reason"],
+  ["env", "Environment"],
+  ["agent", "Agent"],
+  ["run", "Run"],
+  ["source", "Source"],
+];
+const RANGES = [
+  ["final_reward", "Reward"],
+  ["step", "Step"],
+  ["num_turns", "Turns"],
+  ["num_agent_tokens", "Agent's tokens"],
+  ["num_tokens", "All tokens"],
+];
+const UNKNOWN = "–"; // how a value that is not known is written in the address and among the choices
+
+/** What was found for the text in the address; null rows: not searched yet. */
+const found = { text: "", rows: null, complete: true, error: null };
+
+/** Read a range "0.5..2"; either end may be left out. */
+function readRange(text) {
+  const [low, high] = (text ?? "..").split("..");
+  return [low === "" ? -Infinity : Number(low), high === "" || high === undefined ? Infinity : Number(high)];
+}
+
+/** The tests that the address asks for: [name, function of a place in the list]. */
+function testsOf(list, given) {
+  const tests = [];
+  for (const [name] of FACETS) {
+    const wanted = new Set(given.getAll(name));
+    if (wanted.size) tests.push([name, (place) => wanted.has(String(list.value(name, place) ?? UNKNOWN))]);
+  }
+  for (const [name] of RANGES) {
+    if (!given.has(name)) continue;
+    const [low, high] = readRange(given.get(name));
+    tests.push([name, (place) => list.number(name, place) >= low && list.number(name, place) <= high]);
+  }
+  for (const name of ["group", "task"]) {
+    if (given.has(name)) tests.push([name, (place) => String(list.value(name, place)) === given.get(name)]);
+  }
+  if (given.get("text")) tests.push(["text", (place) => !found.rows || found.rows.has(list.columns.row[place])]);
+  return tests;
+}
+
+/** Sort the list by the address, and say how many rollouts each choice would leave.
+ *
+ * A choice is counted among the rollouts that pass every other filter, so that it tells what ticking it gives.
+ */
+function filtered(list, given) {
+  const tests = testsOf(list, given);
+  const counts = new Map(FACETS.map(([name]) => [name, new Map()]));
+  const passing = new Map(RANGES.map(([name]) => [name, []]));
+  const places = [];
+  for (let place = 0; place < list.size; place++) {
+    const failed = tests.filter(([, test]) => !test(place)).slice(0, 2);
+    if (!failed.length) places.push(place);
+    if (failed.length > 1) continue;
+    const only = failed.length ? failed[0][0] : null;
+    for (const [name, count] of counts) {
+      if (only !== null && only !== name) continue;
+      const value = String(list.value(name, place) ?? UNKNOWN);
+      count.set(value, (count.get(value) ?? 0) + 1);
+    }
+    for (const [name, those] of passing) if (only === null || only === name) those.push(place);
+  }
+  return { places: sorted(list, places, given.get("sort") ?? "row"), counts, passing };
+}
+
+/** Sort places by a column; "-reward" is descending. What is not known comes last either way. */
+function sorted(list, places, order) {
+  const descending = order.startsWith("-");
+  const name = descending ? order.slice(1) : order;
+  if (!list.has(name)) return places;
+  const ways = descending ? -1 : 1;
+  const keys = new Map(places.map((place) => [place, list.value(name, place)]));
+  const compare = (one, other) => {
+    const [a, b] = [keys.get(one), keys.get(other)];
+    if (a === null || b === null) return (a === null) - (b === null);
+    const difference =
+      typeof a === "string" && !["inf", "-inf"].includes(a) && typeof b === "string"
+        ? a.localeCompare(b, "en", { numeric: true })
+        : numberOf(a) === numberOf(b)
+          ? 0
+          : numberOf(a) - numberOf(b);
+    return ways * difference;
+  };
+  return [...places].sort(compare);
+}
+
+/** Whether the address filters at all. */
+function isFiltered(given) {
+  return (
+    [...FACETS, ...RANGES].some(([name]) => given.has(name)) ||
+    ["group", "task", "text"].some((name) => given.get(name))
+  );
+}
+
+/** What removes every filter from the address. */
+function noFilters() {
+  return Object.fromEntries(
+    [...FACETS.map(([name]) => name), ...RANGES.map(([name]) => name), "group", "task", "text"].map((name) => [
+      name,
+      null,
+    ]),
+  );
+}
+
+/** Search for the text of the address, once a text; the view is shown again as results come in. */
+function searchFor(list, text) {
+  if (found.text === text) return;
+  Object.assign(found, { text, rows: null, complete: !text, error: null });
+  if (!text) return;
+  const isCurrent = () => found.text === text;
+  const take = (answer) => {
+    if (!isCurrent()) return;
+    Object.assign(found, { rows: new Set(answer.rows), complete: answer.complete, share: answer.share });
+    show();
+  };
+  data
+    .search(list, text, take, isCurrent)
+    .then((answer) => take({ share: 1, ...answer }))
+    .catch((error) => {
+      if (!isCurrent()) return;
+      Object.assign(found, { rows: new Set(), complete: false, error: error.message });
+      show();
+    });
+}

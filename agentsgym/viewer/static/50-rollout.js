@@ -1,0 +1,278 @@
+// One rollout: its head, which all of its views share, and its conversation.
+
+const TABS = [
+  ["conversation", "Conversation", "c"],
+  ["tokens", "Tokens", "t"],
+  ["group", "Group", "g"],
+  ["what-if", "What if", "w"],
+  ["pair", "Before / after", "b"],
+];
+const MOST_CHARACTERS = 20_000; // of a text before "show the rest"; one of a megabyte would stop the page
+
+/** What a turn's tokens come to: its reward, and the means of its advantage, surprisal and entropy. */
+function turnNumbers(rollout, turn) {
+  const { start, stop, reward, invalid } = rollout.turns[turn];
+  const mean = (name) => (rollout.tokens?.[name] ? meanOf(rollout.tokens[name].slice(start, stop)) : NaN);
+  return {
+    reward: numberOf(reward),
+    invalid,
+    advantage: mean("advantages"),
+    surprisal: -mean("logprobs"),
+    entropy: mean("entropies"),
+  };
+}
+
+/** The head of a rollout: how it went, the way to its neighbors in the list, its views. */
+function rolloutHead(app, row, view, rollout) {
+  const { list, places } = app;
+  const place = list.places.get(row);
+  const index = places.indexOf(place);
+  const neighbor = (by, sign, name) => {
+    const other = index < 0 ? undefined : places[index + by];
+    const there = { view, row: other === undefined ? null : list.columns.row[other], ...OF_A_ROLLOUT };
+    return button("step", () => go(there), { disabled: other === undefined, title: name, "aria-label": name }, sign);
+  };
+  const position = index < 0 ? "not among those filtered" : `${grouped(index + 1)} of ${grouped(places.length)}`;
+  const tabs = TABS.map(([name, heading, key]) =>
+    link(
+      "tab",
+      { view: name, ...OF_A_ROLLOUT },
+      { "aria-current": name === view ? "page" : null, title: `key ${key}` },
+      heading,
+    ),
+  );
+  const outcome = list.value("outcome", place) ?? rollout?.outcome ?? "played";
+  return el(
+    "header.rollout-head",
+    {},
+    el(
+      "div.line",
+      {},
+      link("back", { view: "list" }, { title: "key Esc" }, "← Rollouts"),
+      el("h2", {}, outcomeMark(outcome), ` ${headlineOf(list, place)}`),
+      el(
+        "span.position",
+        {},
+        neighbor(-1, "‹", "Previous rollout (k)"),
+        position,
+        neighbor(1, "›", "Next rollout (j)"),
+      ),
+    ),
+    el("nav.tabs", { "aria-label": "Views of this rollout" }, tabs),
+  );
+}
+
+/** Which rollout it is, in a line. */
+function headlineOf(list, place) {
+  const value = (name) => list.value(name, place);
+  const parts = [`#${value("row")}`, value("env"), `task ${brief(value("task_index"))}`];
+  if (value("step") !== null) parts.push(`step ${value("step")}`);
+  parts.push(
+    `reward ${brief(value("final_reward"))}`,
+    `${counted(value("num_turns") ?? 0, "turn")} (${value("stop_reason") ?? "–"})`,
+  );
+  return parts.filter(Boolean).join(" · ");
+}
+
+/** What is known of a rollout beside its messages: short facts in a line, long ones folded. */
+function factsOf(rollout) {
+  const facts = (rollout.facts ?? []).filter(([, text]) => text !== null && text !== "");
+  const folded = [
+    ["configuration", rollout.env_config],
+    ["task", rollout.task_data],
+    ["info", rollout.info],
+  ].filter(([, text]) => text && text !== "{}");
+  return el(
+    "div.facts",
+    {},
+    el(
+      "dl",
+      {},
+      facts.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))),
+    ),
+    folded.map(([name, text]) => el("details", {}, el("summary", {}, name), longText(text))),
+  );
+}
+
+/** A text of any length: its beginning, and the rest when it is asked for. */
+function longText(text, kind = "pre.text") {
+  const whole = String(text ?? "");
+  if (whole.length <= MOST_CHARACTERS) return el(kind, {}, withBoards(whole));
+  const inPair = /[\ud800-\udbff]/.test(whole[MOST_CHARACTERS - 1]); // do not part the halves of a character
+  const end = MOST_CHARACTERS - (inPair ? 1 : 0);
+  const node = el(kind, {}, withBoards(whole.slice(0, end)));
+  const rest = grouped(whole.length - end);
+  const more = button("link", () => more.replaceWith(visible(whole.slice(end))), {}, ` … show ${rest} more characters`);
+  return add(node, more);
+}
+
+const BOARD_LINE = /[│┃║|#+─═┼█▒░].*[│┃║|#+─═┼█▒░]|\S {2,}\S|^\s*(\S ){3,}\S?\s*$/;
+
+/** Set apart the lines that draw a board or a table: they keep their columns and scroll sideways. */
+function withBoards(text) {
+  const parts = [];
+  for (const line of text.split("\n")) {
+    const board = line.length < 400 && BOARD_LINE.test(line);
+    const last = parts[parts.length - 1];
+    if (last && last.board === board) last.lines.push(line);
+    else parts.push({ board, lines: [line] });
+  }
+  return parts.map(({ board, lines }, index) => {
+    const end = index < parts.length - 1 ? "\n" : "";
+    return board && lines.length > 1 ? el("span.board", {}, lines.join("\n") + end) : lines.join("\n") + end;
+  });
+}
+
+/** Write short JSON in one line. A line break in JSON is layout: within its texts it is written \\n. */
+function inOneLine(text) {
+  const whole = String(text ?? "");
+  const line = whole
+    .replace(/([{[])\n\s*/g, "$1")
+    .replace(/\n\s*([}\]])/g, "$1")
+    .replace(/\n\s*/g, " ");
+  return /^[{[]/.test(whole) && line.length < 160 ? line : whole;
+}
+
+/** One message: who says it, what it came to where it is a turn, thoughts folded, calls of tools. */
+function messageOf(rollout, message) {
+  const turn = message.turn ?? null;
+  const calls = (message.calls ?? []).map((call) =>
+    el("div.call", {}, el("b", {}, call.name || "(no name)"), "(", longText(inOneLine(call.arguments), "span"), ")"),
+  );
+  const words = message.reasoning ? message.reasoning.trim().split(/\s+/).length : 0;
+  return el(
+    `article.message.${turn === null ? "given" : "said"}`,
+    { id: turn === null ? null : `turn-${turn}` },
+    el(
+      "div.who",
+      {},
+      el("span.role", {}, message.role ?? "?", message.name ? ` ${message.name}` : ""),
+      turn === null ? null : turnNotes(rollout, turn),
+    ),
+    el(
+      "div.what",
+      {},
+      message.reasoning
+        ? el(
+            "details.thought",
+            {},
+            el("summary", {}, `thought, ${counted(words, "word")}`),
+            longText(message.reasoning),
+          )
+        : null,
+      message.content || !calls.length ? longText(message.content) : null,
+      calls,
+      message.left_out
+        ? el("p.faint", {}, `… ${grouped(message.left_out)} characters are left out of this message`)
+        : null,
+    ),
+  );
+}
+
+/** What stands beside a turn: its index, reward, mean advantage; what was odd about it. */
+function turnNotes(rollout, turn, beside = null) {
+  const numbers = turnNumbers(rollout, turn);
+  const { exact: isExact, role, rewritten, episode } = rollout.turns[turn];
+  const known = (name, value) =>
+    Number.isNaN(value) ? null : el("span.note", {}, el("span.faint", {}, `${name} `), toned(value));
+  const last = rollout.turns.some((one) => one.episode);
+  return [
+    el("span.turn-number", {}, `turn ${turn}`),
+    beside,
+    el("span.break"),
+    known("reward", numbers.reward),
+    known("advantage", numbers.advantage),
+    role ? el("span.note", {}, `as ${role}`) : null,
+    last ? el("span.note.faint", {}, `episode ${episode}`) : null,
+    numbers.invalid ? el("span.wrong", {}, "✗ invalid") : null,
+    isExact === false
+      ? el(
+          "span.note.faint",
+          { title: "Its text was encoded afterwards: these are not the sampled tokens" },
+          "encoded text",
+        )
+      : null,
+    rewritten ? el("span.note.faint", {}, `saw a rewritten history of ${counted(rewritten, "message")}`) : null,
+  ];
+}
+
+/** A number with its sign in words and color. */
+function toned(value) {
+  const number = numberOf(value);
+  return el(`span.value${number > 0 ? ".up" : number < 0 ? ".down" : ""}`, { title: exact(value) }, signed(value));
+}
+
+/** How it ended, with the error where there was one. */
+function ending(rollout) {
+  return el(
+    "div.ending",
+    {},
+    el("p", {}, el("b", {}, `stopped: ${rollout.stop_reason}`), ` after ${counted(rollout.turns.length, "turn")}`),
+    rollout.error ? el("pre.error", { tabIndex: 0 }, rollout.error) : null,
+  );
+}
+
+/** The turns as a row of bars: what each was paid above, its advantage below; pressing one goes there. */
+function turnBar(rollout, onTurn) {
+  if (rollout.turns.length < 2) return null;
+  const numbers = rollout.turns.map((_, turn) => turnNumbers(rollout, turn));
+  const limits = {
+    reward: largest(numbers.map((one) => one.reward)),
+    advantage: largest(numbers.map((one) => one.advantage)),
+  };
+  const known = Object.keys(limits).filter((name) => numbers.some((one) => !Number.isNaN(one[name])));
+  const bar = (name, one) => {
+    const part = el(`span.half.${one[name] < 0 ? "down" : "up"}`);
+    const size = limits[name] ? Math.min(1, Math.abs(one[name]) / limits[name]) : 0;
+    part.style.setProperty("--size", Number.isFinite(size) ? size : 0);
+    return el(`span.bars.${name}`, {}, part);
+  };
+  const columns = numbers.map((one, turn) => {
+    const words = known.map((name) => `${name} ${brief(one[name])}`).join(", ");
+    return button(
+      `turn${one.invalid ? ".wrong" : ""}`,
+      () => onTurn(turn),
+      {
+        title: `turn ${turn}: ${words}${one.invalid ? ", invalid" : ""}`,
+        "aria-label": `Go to turn ${turn}: ${words}`,
+      },
+      known.map((name) => bar(name, one)),
+      el("span.index", {}, one.invalid ? `✗${turn}` : String(turn)),
+    );
+  });
+  return el(
+    "div.turn-bar",
+    { role: "group", "aria-label": "Turns" },
+    el(
+      "div.names.faint",
+      {},
+      known.map((name) => el("span", {}, name)),
+    ),
+    el("div.columns", {}, columns),
+  );
+}
+
+/** Bring a turn into sight and let it be seen which one it is. */
+function revealTurn(turn) {
+  const node = document.getElementById(`turn-${turn}`);
+  if (!node) return;
+  document.querySelector(".here")?.classList.remove("here");
+  node.classList.add("here");
+  node.scrollIntoView({
+    block: "start",
+    behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth",
+  });
+  history.replaceState(null, "", addressWith({ turn }));
+}
+
+async function conversationView(app, row) {
+  const rollout = await data.rollout(app.list, row);
+  return el(
+    "section.conversation",
+    {},
+    factsOf(rollout),
+    turnBar(rollout, revealTurn),
+    rollout.messages.map((message) => messageOf(rollout, message)),
+    ending(rollout),
+  );
+}

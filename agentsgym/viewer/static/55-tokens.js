@@ -1,0 +1,366 @@
+// Every token of a rollout, colored by one quantity at a time. Long ones are drawn part by part, as they are seen.
+
+const PART = 1500; // tokens that are drawn at once
+
+// [key, heading, values by token (null: not known), what it says of itself]
+const COLORS = [
+  ["mask", "trained on", null, "Tokens that the agent produced, and on which it is trained."],
+  ["reward", "reward", (tokens) => tokens.rewards, "What the environment paid, placed on tokens."],
+  [
+    "advantage",
+    "advantage",
+    (tokens) => tokens.advantages,
+    "What multiplied the policy gradient of a token, as stored.",
+  ],
+  [
+    "logprob",
+    "log-probability",
+    (tokens) => tokens.logprobs,
+    "Of the token when it was sampled; the more surprising, the stronger.",
+  ],
+  ["entropy", "entropy", (tokens) => tokens.entropies, "Of what the token was sampled from."],
+  ["gap", "sampler/trainer gap", gapOf, "The trainer's log-probability minus the sampler's; 0 where they agree."],
+  [
+    "new",
+    "what-if advantage",
+    (tokens, other) => other?.values,
+    "The advantage by the settings chosen under “What if”.",
+  ],
+  ["difference", "what-if minus stored", differenceOf, "How far the what-if advantage is from the stored one."],
+];
+
+function gapOf(tokens) {
+  const { logprobs, trainer_logprobs: trainer } = tokens;
+  return logprobs && trainer
+    ? trainer.map((value, at) =>
+        value === null || logprobs[at] === null ? null : numberOf(value) - numberOf(logprobs[at]),
+      )
+    : null;
+}
+
+function differenceOf(tokens, other) {
+  if (!other || !tokens.advantages) return null;
+  return other.values.map((value, at) =>
+    value === null || tokens.advantages[at] === null ? null : numberOf(value) - numberOf(tokens.advantages[at]),
+  );
+}
+
+/** Place a number a turn (or a list of them, one a token) on tokens: 0 where the environment speaks. */
+function onTokens(rollout, byTurn) {
+  const values = new Array(rollout.tokens.ids.length).fill(0);
+  rollout.turns.forEach(({ start, stop }, turn) => {
+    const given = byTurn[turn];
+    for (let at = start; at < stop; at++) values[at] = Array.isArray(given) ? (given[at - start] ?? null) : given;
+  });
+  return values;
+}
+
+class TokenView {
+  constructor(rollout, given, other) {
+    Object.assign(this, { rollout, other, tokens: rollout.tokens });
+    this.turnAt = new Int32Array(this.tokens.ids.length).fill(-1);
+    rollout.turns.forEach(({ start, stop }, turn) => this.turnAt.fill(turn, start, stop));
+    this.columns = COLORS.map(([key, heading, of, note]) => ({
+      key,
+      heading,
+      note,
+      values: of ? of(this.tokens, other) : null,
+    })).filter(({ key, values }) => key === "mask" || values);
+    this.legend = el("div.legend");
+    this.hint = el("div.hint", { role: "tooltip", id: "token-hint", hidden: true });
+    this.stream = el("div.stream", {
+      role: "group",
+      "aria-label": "Tokens: arrow keys move, values are told below",
+      onmouseover: (event) => this.point(event.target.closest(".token")),
+      onmouseleave: () => this.unpoint(),
+      onfocusin: (event) => this.point(event.target.closest(".token")),
+      onfocusout: () => this.unpoint(),
+      onkeydown: (event) => this.key(event),
+      onclick: (event) => event.target.closest(".token")?.focus({ preventScroll: true }),
+    });
+    this.seen = new IntersectionObserver(
+      (entries) => entries.forEach((entry) => entry.isIntersecting && this.fill(entry.target)),
+      { root: parts.content, rootMargin: "1500px" },
+    );
+    this.parts = this.blocks();
+    add(
+      this.stream,
+      this.parts.map(({ node }) => node),
+    );
+    for (const { holders } of this.parts) for (const holder of holders) this.seen.observe(holder);
+    this.choose(given.get("by"));
+    this.node = el(
+      "section.tokens",
+      {},
+      factsOf(rollout),
+      turnBar(rollout, revealTurn),
+      this.chooser(),
+      this.legend,
+      this.outNote(),
+      this.stream,
+      ending(rollout),
+      this.hint,
+    );
+    this.first()?.setAttribute("tabindex", "0");
+  }
+
+  /** Cut the tokens where turns begin and end, and where a rewritten history begins. */
+  blocks() {
+    const edges = new Set([0, this.tokens.ids.length]);
+    this.segments = new Set(this.rollout.turns.map((turn) => turn.prompt_start).filter((start) => start > 0));
+    for (const { start, stop } of this.rollout.turns) edges.add(start).add(stop);
+    for (const start of this.segments) edges.add(start);
+    const sortedEdges = [...edges].sort((one, other) => one - other);
+    return sortedEdges.slice(0, -1).map((start, index) => this.block(start, sortedEdges[index + 1]));
+  }
+
+  block(start, stop) {
+    const turn = this.turnAt[start];
+    const holders = [];
+    for (let from = start; from < stop; from += PART) {
+      const to = Math.min(stop, from + PART);
+      const holder = el("span.part");
+      Object.assign(holder.dataset, { from, to });
+      holder.style.minHeight = `${20 * Math.ceil((to - from) / 22)}px`; // a guess, until it is drawn
+      holders.push(holder);
+    }
+    const count = el("span.note.faint", {}, counted(stop - start, "token"));
+    const label =
+      turn >= 0
+        ? turnNotes(this.rollout, turn, count)
+        : [el("span.faint", {}, this.segments.has(start) ? "rewritten history" : "given"), count];
+    const node = el(
+      `div.block.${turn >= 0 ? "said" : "given"}`,
+      { id: turn >= 0 ? `turn-${turn}` : null },
+      el("div.who", {}, label),
+      el("div.what", {}, holders),
+    );
+    return { node, holders };
+  }
+
+  /** Draw the tokens of a part. */
+  fill(holder) {
+    this.seen.unobserve(holder);
+    if (holder.firstChild) return;
+    const nodes = [];
+    for (let at = Number(holder.dataset.from); at < Number(holder.dataset.to); at++) {
+      const node = el("span.token", { tabIndex: -1 }, this.text(at));
+      node.dataset.at = at;
+      this.color(node, at);
+      nodes.push(node);
+    }
+    holder.style.minHeight = "";
+    holder.append(...nodes);
+  }
+
+  /** A token as text: a line's end is shown and made, an empty text has a sign; without texts its id. */
+  text(at) {
+    const text = this.tokens.texts?.[at];
+    if (text === undefined || text === null) return String(this.tokens.ids[at]);
+    return text === "" ? "∅" : text.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t");
+  }
+
+  choose(key) {
+    this.column =
+      this.columns.find((column) => column.key === key) ??
+      this.columns.find((column) => column.key === "advantage") ??
+      this.columns.find((column) => column.key === "reward") ??
+      this.columns[0];
+    const { values } = this.column;
+    const known = values
+      ? values
+          .filter((_, at) => this.turnAt[at] >= 0)
+          .map((value) => Math.abs(numberOf(value)))
+          .filter(Number.isFinite)
+      : [];
+    const most = known.reduce((one, other) => Math.max(one, other), 0);
+    const usual = percentile(known.filter(Boolean), 0.98);
+    this.limit = most > 3 * usual && usual ? usual : most; // one outlier must not make all others pale
+    this.stream.querySelectorAll(".token").forEach((node) => this.color(node, Number(node.dataset.at)));
+    this.tell(most);
+  }
+
+  color(node, at) {
+    const said = this.turnAt[at] >= 0;
+    const { values } = this.column;
+    const value = values?.[at];
+    const kind = !said
+      ? ""
+      : values
+        ? value === null || value === undefined
+          ? "unknown"
+          : shade(value, this.limit)
+        : this.isTrained(at)
+          ? "trained"
+          : "";
+    node.className = `token${said ? " said" : ""}${kind ? ` ${kind}` : ""}`;
+  }
+
+  isTrained(at) {
+    return Boolean(this.tokens.trained?.[at]);
+  }
+
+  chooser() {
+    const group = el("div.choose", { role: "radiogroup", "aria-label": "Color by" }, el("span.faint", {}, "Color by"));
+    const draw = () =>
+      group
+        .querySelectorAll("button")
+        .forEach((node) => node.setAttribute("aria-checked", String(node.dataset.key === this.column.key)));
+    for (const { key, heading, note } of this.columns) {
+      const node = button(
+        "option",
+        () => {
+          this.choose(key);
+          history.replaceState(null, "", addressWith({ by: key }));
+          draw();
+        },
+        { role: "radio", title: note },
+        heading,
+      );
+      node.dataset.key = key;
+      group.append(node);
+    }
+    draw();
+    return group;
+  }
+
+  /** The scale: what the strongest colors stand for. */
+  tell(most) {
+    const { key, values, note } = this.column;
+    const swatch = (kind, words) =>
+      el("span.key", {}, el(`span.token.${kind}`, { "aria-hidden": "true" }, "  "), words);
+    const beyond = most > this.limit ? " or more" : "";
+    const scale = (sign) =>
+      el(
+        "span.scale",
+        {},
+        [1, 3, 5, 8].map((step) => el(`span.token.said.${sign}${step}`, { "aria-hidden": "true" }, "  ")),
+      );
+    const has = (test) => values?.some((value, at) => this.turnAt[at] >= 0 && test(numberOf(value)));
+    this.legend.replaceChildren();
+    add(
+      this.legend,
+      swatch("given", "given by the environment"),
+      key === "mask"
+        ? [
+            swatch("said.trained", "the agent's, trained on"),
+            this.tokens.trained?.every((one, at) => one || this.turnAt[at] < 0)
+              ? null
+              : swatch("said", "the agent's, left out"),
+          ]
+        : [
+            swatch("said", `the agent's, ${this.column.heading} 0`),
+            has((value) => value > 0) ? el("span.key", {}, scale("p"), `up to +${brief(this.limit)}${beyond}`) : null,
+            has((value) => value < 0) ? el("span.key", {}, scale("n"), `down to −${brief(this.limit)}${beyond}`) : null,
+            has(Number.isNaN) ? swatch("said.unknown", "not known") : null,
+          ],
+      el("span.note", {}, note),
+    );
+  }
+
+  outNote() {
+    const notes = [];
+    if (this.tokens.is_trained === false)
+      notes.push("Training left this rollout out: none of its tokens counted in the loss.");
+    if (!this.tokens.texts)
+      notes.push("The store holds no tokenizer for this rollout, so tokens are shown by their ids.");
+    return notes.length ? el("p.notice", {}, notes.join(" ")) : null;
+  }
+
+  /** Say everything that is known of a token, to the last digit. */
+  point(node) {
+    if (!node || !node.dataset.at) return;
+    const at = Number(node.dataset.at);
+    const turn = this.turnAt[at];
+    const rows = [
+      ["token", `${at}`],
+      ["id", exact(this.tokens.ids[at])],
+      ["turn", turn < 0 ? "given by the environment" : String(turn)],
+      ["trained on", this.isTrained(at) ? "yes" : "no"],
+      ...(turn < 0
+        ? []
+        : this.columns.filter(({ values }) => values).map(({ heading, values }) => [heading, exact(values[at])])),
+    ];
+    const text = this.tokens.texts?.[at];
+    this.hint.replaceChildren(
+      el("p.token-text", {}, text === undefined || text === null ? "" : JSON.stringify(text).slice(0, 200)),
+      el(
+        "dl",
+        {},
+        rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", { "data-name": name }, value)]),
+      ),
+    );
+    this.hint.hidden = false;
+    const box = node.getClientRects()[0] ?? node.getBoundingClientRect();
+    const { offsetWidth: width, offsetHeight: height } = this.hint;
+    this.hint.style.left = `${Math.max(4, Math.min(box.left, innerWidth - width - 8))}px`;
+    const isLow = box.bottom + height + 8 > innerHeight;
+    this.hint.style.top = `${isLow ? Math.max(4, box.top - height - 6) : box.bottom + 6}px`;
+    this.pointed?.removeAttribute("aria-describedby");
+    this.pointed = node;
+    node.setAttribute("aria-describedby", "token-hint");
+  }
+
+  unpoint() {
+    this.hint.hidden = true;
+  }
+
+  first() {
+    const part = this.parts.find(({ node }) => node.classList.contains("said")) ?? this.parts[0];
+    if (part) this.fill(part.holders[0]);
+    return part?.node.querySelector(".token");
+  }
+
+  key(event) {
+    const node = event.target.closest(".token");
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const turns = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!node || (!by && !turns)) return;
+    event.preventDefault();
+    const at = Number(node.dataset.at);
+    const wanted = by ? at + by : this.rollout.turns[this.turnNear(at, turns)]?.start;
+    const holder = this.parts
+      .flatMap(({ holders }) => holders)
+      .find(({ dataset }) => wanted >= Number(dataset.from) && wanted < Number(dataset.to));
+    if (!holder) return;
+    this.fill(holder);
+    const next = holder.children[wanted - Number(holder.dataset.from)];
+    node.setAttribute("tabindex", "-1");
+    next.setAttribute("tabindex", "0");
+    next.focus();
+  }
+
+  /** The turn after or before a token. */
+  turnNear(at, way) {
+    const { turns } = this.rollout;
+    if (this.turnAt[at] >= 0) return this.turnAt[at] + way;
+    const next = turns.findIndex(({ start }) => start > at);
+    return way > 0 ? next : (next < 0 ? turns.length : next) - 1;
+  }
+}
+
+async function tokensView(app, row, given) {
+  const rollout = await data.rollout(app.list, row);
+  if (!rollout.tokens) {
+    return el(
+      "section.tokens",
+      {},
+      factsOf(rollout),
+      turnBar(rollout, revealTurn),
+      el(
+        "p.empty",
+        {},
+        "This rollout was recorded without tokens: it was played without a tokenizer. Its conversation is kept.",
+      ),
+    );
+  }
+  let other = null;
+  const settings = readSettings(given);
+  if (settings) {
+    const group = await data.group(app.list, row);
+    const answer = await data.whatIf(group, settings);
+    const member = answer.rows.indexOf(row);
+    if (member >= 0) other = { settings, values: onTokens(rollout, answer.advantages[member]) };
+  }
+  return new TokenView(rollout, given, other).node;
+}

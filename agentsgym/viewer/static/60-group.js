@@ -1,0 +1,146 @@
+// All rollouts of one task side by side: turns in rows, so that it is seen where they part.
+
+/** How a group went, in a line. */
+function groupSummary(group) {
+  const won = group.members.filter((member) => member.outcome === "won").length;
+  const told = group.members.filter((member) => ["won", "lost"].includes(member.outcome)).length;
+  const rewards = group.members.map((member) => member.final_reward);
+  const known = rewards.map(numberOf).filter(Number.isFinite);
+  const range = known.length > 1 ? `, from ${brief(Math.min(...known))} to ${brief(Math.max(...known))}` : "";
+  return el(
+    "p.group-summary",
+    {},
+    el("b", {}, group.label ?? "one task"),
+    ` · ${counted(group.members.length, "rollout")}`,
+    told ? ` · ${won} of ${told} won` : "",
+    ` · mean reward ${brief(meanOf(rewards))}${range}`,
+  );
+}
+
+/** The head of a member's column: a link to the rollout, how it ended. */
+function memberHead(app, member, row, view = "conversation") {
+  const name = `#${member.row}`;
+  return el(
+    `th.member${member.row === row ? ".current" : ""}`,
+    { scope: "col" },
+    link(
+      "open",
+      { view, row: member.row, ...OF_A_ROLLOUT },
+      { title: member.headline, "aria-label": `${name}: ${member.headline}` },
+      name,
+    ),
+    member.row === row ? el("span.faint", {}, " (this one)") : null,
+    el("div.how", {}, outcomeMark(member.outcome), " ", toned(member.final_reward)),
+    el("div.faint", {}, member.stop_reason),
+  );
+}
+
+/** What a member did in a turn. */
+function memberCell(group, member, index, turn, unfolded) {
+  const one = member.turns[turn];
+  if (!one) {
+    const ended = member.turns.length === turn;
+    return el("td.over", {}, ended ? el("span.faint", {}, `ended: ${member.stop_reason}`) : null);
+  }
+  const parts = group.diverges[index] === turn;
+  const alike = turn < group.common_turns;
+  const cell = el(`td${parts ? ".parts" : ""}${alike ? ".alike" : ""}${one.invalid ? ".invalid" : ""}`);
+  const text = el(
+    `div.action${unfolded ? "" : ".folded"}`,
+    { title: unfolded ? null : "Press to read all of it" },
+    longText(one.text, "span"),
+  );
+  text.addEventListener("click", () => getSelection().toString() || text.classList.toggle("folded"));
+  return add(
+    cell,
+    parts ? el("div.mark", {}, "≠ parts here") : null,
+    el(
+      "div.numbers",
+      {},
+      el("span.paid", {}, toned(one.reward)),
+      one.advantage === null ? null : el("span.note", {}, el("span.faint", {}, "adv "), toned(one.advantage)),
+      one.invalid ? el("span.wrong", {}, "✗ invalid") : null,
+    ),
+    text,
+  );
+}
+
+async function groupView(app, row) {
+  const group = await data.group(app.list, row);
+  const numTurns = group.members.reduce((most, member) => Math.max(most, member.turns.length), 0);
+  const table = el("table.group", {});
+  let unfolded = false;
+  const limit = largest(group.members.flatMap((member) => member.turns.map((turn) => turn.reward)));
+  const body = () =>
+    el(
+      "tbody",
+      {},
+      Array.from({ length: numTurns }, (_, turn) =>
+        el(
+          "tr",
+          {},
+          el(
+            "th",
+            { scope: "row" },
+            `turn ${turn}`,
+            turn < group.common_turns ? el("div.faint", {}, "all alike") : null,
+          ),
+          group.members.map((member, index) => {
+            const cell = memberCell(group, member, index, turn, unfolded);
+            const kind = member.turns[turn] ? shade(member.turns[turn].reward, limit) : "";
+            if (kind) cell.querySelector(".paid").classList.add(kind);
+            return cell;
+          }),
+        ),
+      ),
+    );
+  add(
+    table,
+    el(
+      "thead",
+      {},
+      el(
+        "tr",
+        {},
+        el("th", { scope: "col" }, "turn"),
+        group.members.map((member) => memberHead(app, member, row)),
+      ),
+    ),
+    body(),
+  );
+  const unfold = button(
+    "link",
+    () => {
+      unfolded = !unfolded;
+      unfold.textContent = unfolded ? "Fold long actions" : "Unfold all actions";
+      table.replaceChild(body(), table.tBodies[0]);
+    },
+    {},
+    "Unfold all actions",
+  );
+  const common =
+    group.members.length < 2
+      ? "A group of one: there is nothing to compare it with."
+      : group.common_turns
+        ? `All acted alike in the first ${counted(group.common_turns, "turn")}.`
+        : "They part at the first turn.";
+  return el(
+    "section.group-view",
+    {},
+    groupSummary(group),
+    el(
+      "p.faint",
+      {},
+      common,
+      "  ",
+      unfold,
+      "  ",
+      link("plain", { view: "list", group: groupKey(app, row) }, {}, "Show only this group in the list"),
+    ),
+    el("div.wide", { tabIndex: 0, role: "region", "aria-label": "Rollouts of this group side by side" }, table),
+  );
+}
+
+function groupKey(app, row) {
+  return app.list.value("group", app.list.places.get(row));
+}

@@ -1,0 +1,286 @@
+// What another estimator, discount, scale or turn credit would have given the same group.
+
+const SETTING_KEYS = ["estimator", "options", "discount", "scale", "turn_credit"];
+
+/** Read settings out of the address (wi = JSON); null if there are none, or they are no settings. */
+function readSettings(given) {
+  try {
+    const settings = JSON.parse(given.get("wi"));
+    if (!settings || !SETTING_KEYS.every((key) => key in settings)) return null;
+    return Object.fromEntries(SETTING_KEYS.map((key) => [key, settings[key]])); // of a run there may be more
+  } catch {
+    return null;
+  }
+}
+
+/** Settings in words. */
+function settingsText(settings) {
+  const options = Object.entries(settings.options ?? {}).map(([name, value]) => `${name} ${value}`);
+  return [
+    settings.estimator,
+    ...options,
+    `discount ${settings.discount}`,
+    `scale ${settings.scale}`,
+    `turn credit ${settings.turn_credit}`,
+  ].join(" · ");
+}
+
+/** The settings to begin with: those of the run with another estimator, one that many know. */
+function firstSettings(app, group) {
+  const choices = app.list.answer.what_if;
+  const other = group.settings?.estimator === "grpo" ? "return_to_go" : "grpo";
+  if (!SERVED) {
+    const written = writtenWhatIfs(group).map((one) => one.settings);
+    return (
+      written.find((one) => one.estimator === other && one.turn_credit === (group.settings ?? one).turn_credit) ??
+      written[0] ??
+      null
+    );
+  }
+  const estimator = choices.estimators.find(({ name }) => name === other) ?? choices.estimators[0];
+  if (!estimator) return null;
+  const own = group.settings ?? {};
+  return {
+    estimator: estimator.name,
+    options: defaultsOf(estimator),
+    discount: own.discount ?? choices.discount,
+    scale: own.scale ?? (choices.scales.includes("group") ? "group" : choices.scales[0]),
+    turn_credit: own.turn_credit ?? choices.turn_credits[0],
+  };
+}
+
+function defaultsOf(estimator) {
+  return Object.fromEntries(Object.entries(estimator.options ?? {}).map(([name, option]) => [name, option.default]));
+}
+
+/** The controls; any change is given to `changed` as whole settings. */
+function settingControls(app, group, settings, changed) {
+  const choices = app.list.answer.what_if;
+  const field = (heading, node) => el("label.field", {}, el("span.faint", {}, heading), node);
+  const select = (names, value, use) =>
+    el(
+      "select",
+      { onchange: (event) => use(names[event.target.selectedIndex]) },
+      names.map((name) => el("option", { selected: String(name) === String(value) }, String(name))),
+    );
+  if (!SERVED) {
+    const written = writtenWhatIfs(group).map((one) => one.settings);
+    const index = written.findIndex((one) => sameSettings(one, settings));
+    const node = el(
+      "select.long",
+      { onchange: (event) => changed(written[event.target.selectedIndex]) },
+      written.map((one, at) => el("option", { selected: at === index }, settingsText(one))),
+    );
+    return el("div.controls", {}, field("settings computed when the page was written", node));
+  }
+  const estimator = choices.estimators.find(({ name }) => name === settings.estimator);
+  const take = (change) => changed({ ...settings, ...change });
+  const another = (name) =>
+    take({ estimator: name, options: defaultsOf(choices.estimators.find((one) => one.name === name)) });
+  const options = Object.entries(estimator?.options ?? {}).map(([name, option]) =>
+    field(
+      name,
+      optionField(name, option, settings.options[name], (value) =>
+        take({ options: { ...settings.options, [name]: value } }),
+      ),
+    ),
+  );
+  const discount = el("input", {
+    type: "number",
+    min: "0",
+    max: "1",
+    step: "any",
+    value: settings.discount,
+    onchange: (event) => take({ discount: Number(event.target.value) }),
+  });
+  return el(
+    "div.controls",
+    {},
+    field(
+      "estimator",
+      select(
+        choices.estimators.map(({ name }) => name),
+        settings.estimator,
+        another,
+      ),
+    ),
+    options,
+    field("discount", discount),
+    field(
+      "scale",
+      select(choices.scales, settings.scale, (scale) => take({ scale })),
+    ),
+    field(
+      "turn credit",
+      select(choices.turn_credits, settings.turn_credit, (credit) => take({ turn_credit: credit })),
+    ),
+    estimator?.summary ? el("p.faint", {}, estimator.summary.replaceAll("`", "")) : null,
+  );
+}
+
+/** A field for an option of an estimator: a choice, a tick, a number or a text. */
+function optionField(name, option, value, use) {
+  if (option.choices) {
+    return el(
+      "select",
+      { onchange: (event) => use(option.choices[event.target.selectedIndex]) },
+      option.choices.map((one) => el("option", { selected: one === value }, String(one))),
+    );
+  }
+  if (typeof option.default === "boolean")
+    return el("input", { type: "checkbox", checked: Boolean(value), onchange: (event) => use(event.target.checked) });
+  if (typeof option.default === "number")
+    return el("input", { type: "number", step: "any", value, onchange: (event) => use(Number(event.target.value)) });
+  const read = (text) => {
+    try {
+      return text === "" ? option.default : JSON.parse(text);
+    } catch {
+      return text;
+    }
+  };
+  return el("input", {
+    type: "text",
+    value: value === null ? "" : String(value),
+    onchange: (event) => use(read(event.target.value.trim())),
+  });
+}
+
+/** A turn's advantage: a number, or the mean of its tokens'. */
+function ofTurn(value) {
+  return Array.isArray(value) ? meanOf(value) : numberOf(value);
+}
+
+/** Whether two advantages differ by more than rounding: stored ones went through 32 bits. */
+function differ(one, other) {
+  if (Number.isNaN(one) || Number.isNaN(other)) return false;
+  return Math.abs(one - other) > 1e-5 * Math.max(1, Math.abs(one), Math.abs(other));
+}
+
+/** Stored against new, in words. */
+function differenceText(group, answer) {
+  let [known, changed, turned] = [0, 0, 0];
+  group.members.forEach((member, index) =>
+    member.turns.forEach((turn, k) => {
+      const [stored, other] = [numberOf(turn.advantage), ofTurn(answer.advantages[index]?.[k])];
+      if (Number.isNaN(stored) || Number.isNaN(other)) return;
+      known += 1;
+      if (differ(stored, other)) changed += 1;
+      if (differ(stored, other) && stored * other < 0) turned += 1;
+    }),
+  );
+  if (!known)
+    return "No advantages are stored for this group: it was not trained on. These are what training would have given.";
+  if (!changed) return `None of ${counted(known, "turn")} differ: these settings give what is stored.`;
+  return `${changed} of ${counted(known, "turn")} differ${turned ? `, ${turned} of them in sign` : ""}.`;
+}
+
+function whatIfTable(app, group, answer, row, settings) {
+  const numTurns = group.members.reduce((most, member) => Math.max(most, member.turns.length), 0);
+  const values = group.members.map((_, index) =>
+    group.members[index].turns.map((_turn, k) => ofTurn(answer.advantages[index]?.[k])),
+  );
+  const limit = largest([
+    ...values.flat(),
+    ...group.members.flatMap((member) => member.turns.map((turn) => turn.advantage)),
+  ]);
+  const tint = (kind, value) =>
+    el(`span.${kind}${shade(value, limit) ? `.${shade(value, limit)}` : ""}`, { title: exact(value) }, signed(value));
+  const cell = (member, index, turn) => {
+    const one = member.turns[turn];
+    if (!one) return el("td.over");
+    const [stored, other] = [numberOf(one.advantage), values[index][turn]];
+    const changed = differ(stored, other);
+    const sign = changed ? (stored * other < 0 ? "⇅ " : "≠ ") : "";
+    return el(
+      `td${changed ? ".differs" : ""}`,
+      { title: one.text.slice(0, 300) },
+      el("span.sign", { "aria-label": sign ? "differs" : null }, sign),
+      tint("stored", stored),
+      el("span.faint", {}, " → "),
+      tint("new", other),
+    );
+  };
+  return el(
+    "table.what-if",
+    {},
+    el(
+      "thead",
+      {},
+      el(
+        "tr",
+        {},
+        el("th", { scope: "col" }, "turn"),
+        group.members.map((member) => {
+          const head = memberHead(app, member, row);
+          add(
+            head,
+            link(
+              "plain",
+              { view: "tokens", row: member.row, ...OF_A_ROLLOUT, by: "difference", wi: JSON.stringify(settings) },
+              {},
+              "its tokens",
+            ),
+          );
+          return head;
+        }),
+      ),
+    ),
+    el(
+      "tbody",
+      {},
+      Array.from({ length: numTurns }, (_, turn) =>
+        el(
+          "tr",
+          {},
+          el("th", { scope: "row" }, `turn ${turn}`),
+          group.members.map((member, index) => cell(member, index, turn)),
+        ),
+      ),
+    ),
+  );
+}
+
+async function whatIfView(app, row, given) {
+  const group = await data.group(app.list, row);
+  const first = readSettings(given) ?? firstSettings(app, group);
+  const choices = app.list.answer.what_if;
+  const section = el("section.what-if-view", {}, groupSummary(group));
+  if (!first) return add(section, el("p.empty", {}, choices?.note ?? "There are no other settings for this group."));
+  const controls = el("div");
+  const result = el("div.wide", { tabIndex: 0, role: "region", "aria-label": "Stored and new advantages by turn" });
+  const words = el("p.difference", { role: "status" });
+  let asked = 0;
+  const use = async (settings, isChange = true) => {
+    const number = ++asked;
+    result.setAttribute("aria-busy", "true"); // what stands there belongs to other settings
+    if (isChange) history.replaceState(null, "", addressWith({ wi: JSON.stringify(settings) }));
+    const focused = [...controls.querySelectorAll("select, input")].indexOf(document.activeElement);
+    controls.replaceChildren(settingControls(app, group, settings, use));
+    if (focused >= 0) controls.querySelectorAll("select, input")[focused]?.focus();
+    try {
+      const answer = await data.whatIf(group, settings);
+      if (number !== asked) return;
+      words.textContent = [differenceText(group, answer), answer.note].filter(Boolean).join(" ");
+      result.replaceChildren(whatIfTable(app, group, answer, row, settings));
+    } catch (error) {
+      if (number === asked) showIn(words, result, error);
+    }
+    if (number === asked) result.removeAttribute("aria-busy");
+  };
+  const showIn = (status, place, error) => {
+    status.replaceChildren(el("span.error-text", {}, error.message));
+    place.replaceChildren();
+  };
+  await use(first, false);
+  const stored = group.settings
+    ? `Stored: ${settingsText(group.settings)}.`
+    : "How the stored advantages were made is not known.";
+  return add(
+    section,
+    controls,
+    el("p.faint", {}, stored),
+    words,
+    result,
+    el("p.faint", {}, "stored → new, by turn; ≠ differs, ⇅ differs in sign. ", choices?.note ?? ""),
+  );
+}

@@ -1,0 +1,288 @@
+// Means by turn index over the rollouts that pass the filters, with intervals over tasks.
+
+const CURVES = [
+  ["rewards", "Reward", "what the environment paid"],
+  ["advantages", "Advantage", "mean over a turn's tokens, as stored"],
+  ["surprisals", "Surprisal", "mean −log-probability of sampled tokens"],
+  ["entropies", "Entropy", "mean over a turn's tokens"],
+  ["invalid", "Invalid actions", "share of turns"],
+];
+const SPLITS = [
+  ["", "nothing"],
+  ["outcome", "outcome"],
+  ["env", "environment"],
+  ["agent", "agent"],
+  ["run", "run"],
+];
+const MOST_LINES = 5;
+const MOST_TURNS = 200;
+
+/** Means of a quantity by turn: [{turn, mean, low, high, count, tasks}].
+ *
+ * The interval is mean ± 1.96 standard errors, the error taken over tasks: rollouts of one task are alike, and are
+ * counted as one draw of it. It is left out where fewer than two tasks got that far.
+ */
+function meansByTurn(rows, tasks) {
+  const turns = [];
+  rows.forEach((values, index) =>
+    (values ?? []).slice(0, MOST_TURNS).forEach((raw, turn) => {
+      const value = numberOf(raw);
+      if (!Number.isFinite(value)) return;
+      (turns[turn] ??= []).push([value, tasks[index]]);
+    }),
+  );
+  return turns.map((known, turn) => meanWithInterval(turn, known)).filter(Boolean);
+}
+
+function meanWithInterval(turn, known) {
+  const count = known.length;
+  const mean = known.reduce((sum, [value]) => sum + value, 0) / count;
+  const byTask = new Map();
+  for (const [value, task] of known) byTask.set(task, (byTask.get(task) ?? 0) + value - mean);
+  const size = byTask.size;
+  const squares = [...byTask.values()].reduce((sum, off) => sum + off * off, 0);
+  const error = size > 1 ? (1.96 * Math.sqrt((squares * size) / (size - 1))) / count : NaN;
+  return { turn, mean, low: mean - error, high: mean + error, count, tasks: size };
+}
+
+/** The lines of a drawing: one for all rollouts, or one a value of a column, the most frequent first. */
+function linesOf(list, places, turns, name, split) {
+  const parts = new Map();
+  for (const place of places) {
+    const key = split ? String(list.value(split, place) ?? UNKNOWN) : "all";
+    if (!parts.has(key)) parts.set(key, []);
+    parts.get(key).push(place);
+  }
+  const largestFirst = [...parts].sort(([, one], [, other]) => other.length - one.length).slice(0, MOST_LINES);
+  return largestFirst
+    .map(([label, those]) => {
+      const known = those.filter((place) => turns.places.has(list.columns.row[place]));
+      const rows = known.map((place) => turns[name]?.[turns.places.get(list.columns.row[place])]);
+      return {
+        label,
+        points: meansByTurn(
+          rows,
+          known.map((place) => list.columns.task[place]),
+        ),
+      };
+    })
+    .filter(({ points }) => points.length);
+}
+
+const PLOT = { width: 420, height: 180, left: 46, right: 10, top: 10, bottom: 34 };
+
+/** Round steps of an axis: at most five. */
+function ticks(low, high) {
+  const span = high - low || 1;
+  const size = 10 ** Math.floor(Math.log10(span / 4));
+  const step = [1, 2, 5, 10].map((one) => one * size).find((one) => span / one <= 5);
+  const found = [];
+  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + 1e-9 * span; at++)
+    found.push(Number((at * step).toPrecision(12)));
+  return found;
+}
+
+function plot(heading, lines) {
+  const points = lines.flatMap((line) => line.points);
+  const lastTurn = Math.max(1, ...points.map(({ turn }) => turn));
+  const ends = points.flatMap(({ mean, low, high }) => [mean, low, high]).filter(Number.isFinite);
+  const [least, most] = ends.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [0, 0]);
+  const span = most - least > 1e-9 ? most - least : 1; // what is left of rounding is no curve
+  const pad = span * 0.04;
+  const { width, height, left, right, top, bottom } = PLOT;
+  const x = (turn) => left + ((width - left - right) * turn) / lastTurn;
+  const y = (value) => top + ((height - top - bottom) * (least + span + pad - value)) / (span + 2 * pad);
+  const path = (those, value) =>
+    those
+      .map((point, index) => `${index ? "L" : "M"}${x(point.turn).toFixed(1)} ${y(value(point)).toFixed(1)}`)
+      .join("");
+  const axis = [
+    ...ticks(least, least + span).map((value) => [
+      drawn("line", { class: value ? "grid" : "zero", x1: left, x2: width - right, y1: y(value), y2: y(value) }),
+      drawn("text", { x: left - 6, y: y(value) + 3.5, "text-anchor": "end" }, brief(value)),
+    ]),
+    ...ticks(0, lastTurn)
+      .filter(Number.isInteger)
+      .map((turn) => drawn("text", { x: x(turn), y: height - bottom + 15, "text-anchor": "middle" }, String(turn))),
+    drawn("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, "turn"),
+  ];
+  const shapes = lines.map(({ points: those }, index) => {
+    const known = those.filter(({ low }) => Number.isFinite(low));
+    const band =
+      known.length > 1
+        ? `${path(known, ({ high }) => high)}${path([...known].reverse(), ({ low }) => low).replace("M", "L")}Z`
+        : null;
+    return drawn(
+      "g",
+      { class: `line line-${index}` },
+      band && drawn("path", { class: "band", d: band }),
+      drawn("path", { class: "mean", d: path(those, ({ mean }) => mean) }),
+      those.length < 40 ? those.map((point) => drawn("circle", { cx: x(point.turn), cy: y(point.mean), r: 2 })) : null,
+    );
+  });
+  const picture = drawn(
+    "svg",
+    {
+      class: "plot",
+      viewBox: `0 0 ${width} ${height}`,
+      role: "img",
+      "aria-label": `${heading} by turn; the table below has the numbers`,
+    },
+    axis,
+    shapes,
+  );
+  const cursor = drawn("line", { class: "cursor", y1: top, y2: height - bottom, visibility: "hidden" });
+  picture.append(cursor);
+  return {
+    picture,
+    cursor,
+    x,
+    turnAt: (share) => Math.round(Math.min(1, Math.max(0, (share * width - left) / (width - left - right))) * lastTurn),
+  };
+}
+
+function curve(heading, note, lines) {
+  const { picture, cursor, x, turnAt } = plot(heading, lines);
+  const told = el("p.told", { role: "status" });
+  const rest = () => {
+    cursor.setAttribute("visibility", "hidden");
+    told.replaceChildren();
+    const { count, turn } = lines[0].points[0];
+    add(
+      told,
+      el(
+        "span.faint",
+        {},
+        `n = ${grouped(count)}${lines.length > 1 ? ` (${lines[0].label})` : ""} at turn ${turn}; `,
+        "point at a turn for its numbers",
+      ),
+    );
+  };
+  const tell = (event) => {
+    const box = picture.getBoundingClientRect();
+    const turn = turnAt((event.clientX - box.left) / box.width);
+    const at = lines
+      .map((line) => [line.label, line.points.find((point) => point.turn === turn)])
+      .filter(([, point]) => point);
+    assign(cursor, { x1: x(turn), x2: x(turn), visibility: "visible" });
+    told.replaceChildren();
+    add(
+      told,
+      el("b", {}, `turn ${turn}`),
+      at.map(([label, { mean, low, high, count }]) =>
+        el(
+          "span.one",
+          {},
+          lines.length > 1 ? `${label} ` : "",
+          brief(mean),
+          Number.isFinite(low) ? el("span.faint", {}, ` [${brief(low)}, ${brief(high)}]`) : null,
+          el("span.faint", {}, ` n ${grouped(count)}`),
+        ),
+      ),
+    );
+  };
+  picture.addEventListener("pointermove", tell);
+  picture.addEventListener("pointerleave", rest);
+  rest();
+  const numbers = lines.flatMap(({ label, points }) =>
+    points.map((point) =>
+      el(
+        "tr",
+        {},
+        [
+          lines.length > 1 ? label : null,
+          String(point.turn),
+          exact(point.mean),
+          Number.isFinite(point.low) ? exact(point.low) : "–",
+          Number.isFinite(point.high) ? exact(point.high) : "–",
+          String(point.count),
+        ]
+          .filter((text) => text !== null)
+          .map((text) => el("td", {}, text)),
+      ),
+    ),
+  );
+  const heads = [lines.length > 1 ? "of" : null, "turn", "mean", "low", "high", "n"].filter(Boolean);
+  return el(
+    "figure.curve",
+    {},
+    el("figcaption", {}, el("b", {}, heading), el("span.faint", {}, `  ${note}`)),
+    picture,
+    told,
+    el(
+      "details",
+      {},
+      el("summary", {}, "numbers"),
+      el(
+        "div.wide",
+        {},
+        el(
+          "table.numbers-of-curve",
+          {},
+          el(
+            "thead",
+            {},
+            el(
+              "tr",
+              {},
+              heads.map((head) => el("th", {}, head)),
+            ),
+          ),
+          el("tbody", {}, numbers),
+        ),
+      ),
+    ),
+  );
+}
+
+async function curvesView(app, given) {
+  const { list, places } = app;
+  const turns = await data.turns();
+  const split = SPLITS.some(([name]) => name === given.get("split")) ? given.get("split") : "";
+  const choose = el(
+    "select",
+    {
+      "aria-label": "Split by",
+      onchange: (event) => go({ split: SPLITS[event.target.selectedIndex][0] || null }, { step: false }),
+    },
+    SPLITS.map(([name, heading]) => el("option", { selected: name === split }, heading)),
+  );
+  const curves = CURVES.map(([name, heading, note]) => [
+    heading,
+    note,
+    linesOf(list, places, turns, name, split),
+  ]).filter(([, , lines]) => lines.length);
+  const legend =
+    split && curves.length
+      ? el(
+          "p.legend",
+          {},
+          curves[0][2].map(({ label }, index) =>
+            el(`span.key.line-${index}`, {}, el("span.stroke", { "aria-hidden": "true" }), label),
+          ),
+        )
+      : null;
+  return el(
+    "section.curves",
+    {},
+    el(
+      "div.curves-head",
+      {},
+      el(
+        "p",
+        {},
+        `Means over ${counted(places.length, "rollout")}${isFiltered(given) ? " that pass the filters" : ""}, `,
+        "with 95 % intervals over tasks.",
+      ),
+      el("label.field", {}, el("span.faint", {}, "split by"), choose),
+    ),
+    legend,
+    curves.length
+      ? el(
+          "div.grid-of-curves",
+          {},
+          curves.map(([heading, note, lines]) => curve(heading, note, lines)),
+        )
+      : el("p.empty", {}, "No rollout that passes the filters has a turn."),
+  );
+}

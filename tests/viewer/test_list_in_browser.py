@@ -1,0 +1,161 @@
+"""The list of rollouts in a browser: filters, order, scrolling, keys, and an address that keeps all of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from browsing import HOSTILE_GROUP, Opened, opened, record_of
+from playwright.sync_api import Browser, Page, expect
+
+from agentsgym.store.reader import RolloutStore
+
+
+def shown_rows(page: Page) -> list[int]:
+    """The rows in the document, from top to bottom."""
+    rows = page.evaluate("[...document.querySelectorAll('.row')].map(one => [one.offsetTop, one.textContent])")
+    names = page.eval_on_selector_all(
+        ".row", "nodes => nodes.map(node => [node.offsetTop, +node.querySelector('a.open').textContent])"
+    )
+    assert len(rows) == len(names)
+    return [row for _, row in sorted(names)]
+
+
+def count_of(page: Page) -> int:
+    return int(page.locator(".count b").inner_text().replace(",", ""))
+
+
+def test_filters_leave_what_python_counts(either: Opened) -> None:
+    page = either.go()
+    outcome, env = either.column("outcome"), either.column("env")
+    reward, turns = either.column("final_reward"), either.column("num_turns")
+    assert count_of(page) == len(outcome)
+    page.get_by_label("lost").check()
+    expect(page.locator(".count b")).to_have_text(str(outcome.count("lost")))
+    page.get_by_label("Boards").check()
+    both = sum(one == "lost" and other == "Boards" for one, other in zip(outcome, env, strict=True))
+    expect(page.locator(".count b")).to_have_text(str(both))
+    # A choice is counted among what the other filters leave.
+    choices = page.locator("fieldset", has_text="Outcome").locator(".choice")
+    sizes = dict(
+        zip(choices.locator(".outcome").all_inner_texts(), choices.locator(".size").all_inner_texts(), strict=True)
+    )
+    sizes = {name.strip("✓✗•! "): int(size) for name, size in sizes.items()}
+    assert sizes == {
+        one: sum(a == one and b == "Boards" for a, b in zip(outcome, env, strict=True)) for one in set(outcome)
+    }
+    page.get_by_role("button", name="clear").click()
+    page.get_by_label("Reward: at most").fill("-0.5")
+    page.get_by_label("Reward: at most").press("Enter")
+    expect(page.locator(".count b")).to_have_text(str(sum(value <= -0.5 for value in reward)))
+    page.get_by_label("Turns: at least").fill("4")
+    page.get_by_label("Turns: at least").press("Enter")
+    wanted = sum(a <= -0.5 and b >= 4 for a, b in zip(reward, turns, strict=True))
+    expect(page.locator(".count b")).to_have_text(str(wanted))
+
+
+def test_columns_sort_both_ways(served: Opened) -> None:
+    page = served.go()
+    rewards = served.column("final_reward")
+    page.get_by_role("button", name="reward", exact=True).click()
+    expect(page.get_by_role("columnheader", name="reward", exact=True)).to_have_attribute("aria-sort", "descending")
+    best = sorted(range(len(rewards)), key=lambda row: -rewards[row])
+    assert shown_rows(page)[:20] == best[:20]
+    page.get_by_role("button", name="reward", exact=True).click()
+    worst = sorted(range(len(rewards)), key=lambda row: rewards[row])
+    assert shown_rows(page)[:20] == worst[:20]
+
+
+def test_ten_thousand_rows_scroll_with_few_in_the_document(browser: Browser, tmp_path: Path) -> None:
+    one, _ = record_of(0)
+    with RolloutStore.writer(tmp_path / "many", flush_every=5000) as writer:
+        for index in range(10_000):
+            writer.add(replace(one, task_index=index))
+    with opened(browser, RolloutStore(tmp_path / "many"), "served", tmp_path) as shown:
+        page = shown.go()
+        assert count_of(page) == 10_000
+        for place in (0.2, 0.5, 0.9, 1.0):
+            page.evaluate(
+                f"const one = document.querySelector('.scroller'); one.scrollTop = one.scrollHeight * {place}"
+            )
+            page.wait_for_selector(".row")
+            assert page.locator(".row").count() < 60
+        last = page.locator(".row[data-place='9999']")
+        box, frame = last.bounding_box(), page.locator(".scroller").bounding_box()
+        assert box is not None
+        assert frame is not None
+        assert box["y"] + box["height"] <= frame["y"] + frame["height"] + 1
+        assert page.locator("*").count() < 4000
+
+
+def test_the_address_keeps_view_and_filters(either: Opened) -> None:
+    page = either.go()
+    page.get_by_label("won").check()
+    page.get_by_role("button", name="turns", exact=True).click()
+    rows, count = shown_rows(page), count_of(page)
+    page.reload()
+    page.wait_for_selector(".row")
+    assert (shown_rows(page), count_of(page)) == (rows, count)
+    assert page.get_by_label("won").is_checked()
+    page.locator(".row").nth(0).get_by_role("link").click()
+    page.wait_for_selector("section.conversation")
+    page.keyboard.press("t")
+    page.wait_for_selector("section.tokens")
+    page.reload()
+    page.wait_for_selector("section.tokens")
+    page.go_back()
+    page.wait_for_selector("section.conversation")
+    page.go_back()
+    page.wait_for_selector(".row")
+    assert (shown_rows(page), count_of(page)) == (rows, count)
+
+
+def test_texts_are_searched_in_any_case(either: Opened) -> None:
+    page = either.go()
+    page.keyboard.press("/")
+    page.keyboard.type("REDacted")
+    expect(page.locator(".empty")).to_be_visible()
+    page.get_by_label("Search the texts of rollouts").fill("ONERROR")
+    expect(page.locator(".count b")).to_have_text("4")
+    assert shown_rows(page) == [4 * HOSTILE_GROUP + member for member in range(4)]
+    assert either.answers.search("ONERROR")["rows"] == shown_rows(page)
+
+
+def test_keys_move_open_and_go_back(served: Opened) -> None:
+    page = served.go(sort="-row")
+    selected = page.locator(".row.selected a.open")
+    expect(selected).to_have_text("239")
+    page.keyboard.press("j")
+    page.keyboard.press("ArrowDown")
+    expect(selected).to_have_text("237")
+    page.keyboard.press("k")
+    expect(selected).to_have_text("238")
+    page.keyboard.press("Enter")
+    expect(page.locator(".rollout-head h2")).to_contain_text("#238")
+    page.keyboard.press("j")
+    expect(page.locator(".rollout-head h2")).to_contain_text("#237")
+    for key, view in {"t": "tokens", "g": "group-view", "w": "what-if-view", "b": "pair", "c": "conversation"}.items():
+        page.keyboard.press(key)
+        page.wait_for_selector(f"section.{view}")
+    page.keyboard.press("n")
+    expect(page.locator("#turn-0")).to_have_class("message said here")
+    page.keyboard.press("v")
+    page.wait_for_selector("section.curves")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".row")
+    for _ in range(60):
+        page.keyboard.press("j")
+    expect(page.locator(".row.selected")).to_be_in_viewport()
+
+
+def test_letters_typed_into_a_field_are_no_keys(served: Opened) -> None:
+    page = served.go()
+    page.get_by_label("Search the texts of rollouts").click()
+    page.keyboard.type("clock")
+    expect(page).to_have_url(re.compile("text=clock"))
+    assert page.locator("section.list").is_visible()

@@ -1,0 +1,223 @@
+"""One rollout in a browser: its conversation, its tokens with their exact values, what is hostile in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from browsing import HOSTILE, HOSTILE_GROUP, LONG, WORDS, Opened, opened, record_of, write_store
+from playwright.sync_api import Browser, Page, expect
+
+from agentsgym.store.reader import RolloutStore
+from agentsgym.types import StopReason, Trajectory, Turn
+
+ROW = 14
+
+
+def values_of(page: Page) -> dict[str, str]:
+    return dict(
+        page.eval_on_selector_all(".hint dd", "nodes => nodes.map(node => [node.dataset.name, node.textContent])")
+    )
+
+
+def test_a_conversation_shows_boards_thoughts_calls_and_why_it_stopped(either: Opened) -> None:
+    page = either.go(view="conversation", row=ROW)
+    trajectory, columns = record_of(ROW)
+    assert trajectory.num_turns > 2
+    page.wait_for_selector("section.conversation")
+    expect(page.locator(".message")).to_have_count(len(trajectory.messages))
+    board = page.locator(".board").first
+    assert board.inner_text().strip("\n").split("\n") == ["| X |   | O |", "|   | X |   |", "| O |   |   |"]
+    assert board.evaluate("node => getComputedStyle(node).whiteSpace") == "pre"
+    thought = page.locator("#turn-1 .thought")
+    expect(thought).not_to_have_attribute("open", "")
+    expect(page.locator("#turn-2 .call")).to_have_text('look_up({"word": "clock"})', use_inner_text=True)
+    for index, turn in enumerate(trajectory.turns):
+        mean = columns["advantages"][turn.start]
+        notes = page.locator(f"#turn-{index} .value")
+        assert float(notes.nth(0).get_attribute("title") or "") == turn.reward
+        assert float(notes.nth(1).get_attribute("title") or "") == pytest.approx(mean, rel=1e-12)
+    expect(page.locator(".ending")).to_contain_text(f"stopped: {trajectory.stop_reason.value}")
+
+
+def test_every_value_of_a_token_is_the_stores(either: Opened) -> None:
+    page = either.go(view="tokens", row=ROW)
+    record = list(either.store.records())[ROW]
+    trajectory = record.trajectory
+    page.wait_for_selector(".token")
+    tokens = page.locator(".stream .token")
+    expect(tokens).to_have_count(len(trajectory.token_ids))
+    assert trajectory.logprobs is not None
+    assert record.advantages is not None
+    assert record.entropies is not None
+    assert record.trainer_logprobs is not None
+    for at in (trajectory.turns[0].start, trajectory.turns[1].stop - 1):
+        tokens.nth(at).hover()
+        values = values_of(page)
+        assert int(values["id"]) == trajectory.token_ids[at]
+        assert float(values["reward"]) == trajectory.per_token_rewards[at]
+        assert float(values["advantage"]) == record.advantages[at]
+        assert float(values["log-probability"]) == trajectory.logprobs[at]
+        assert float(values["entropy"]) == record.entropies[at]
+        gap = record.trainer_logprobs[at] - trajectory.logprobs[at]
+        assert float(values["sampler/trainer gap"]) == pytest.approx(gap, rel=1e-12)
+    tokens.nth(0).hover()
+    assert values_of(page)["turn"] == "given by the environment"
+    text = WORDS[trajectory.token_ids[trajectory.turns[0].start]]
+    assert text in tokens.nth(trajectory.turns[0].start).inner_text()
+
+
+def test_tokens_are_walked_by_keys(served: Opened) -> None:
+    page = served.go(view="tokens", row=ROW)
+    trajectory, _ = record_of(ROW)
+    page.locator(".stream .token[tabindex='0']").focus()
+    start = trajectory.turns[0].start
+    page.keyboard.press("ArrowRight")
+    assert values_of(page)["token"] == str(start + 1)
+    page.keyboard.press("ArrowDown")
+    assert values_of(page)["token"] == str(trajectory.turns[1].start)
+    page.keyboard.press("ArrowLeft")
+    assert values_of(page)["token"] == str(trajectory.turns[1].start - 1)
+    page.keyboard.press("ArrowUp")
+    assert values_of(page)["token"] == str(start)
+    expect(page.get_by_role("tooltip")).to_be_visible()
+
+
+def test_colors_follow_the_chosen_quantity_and_the_legend_has_their_scale(served: Opened) -> None:
+    page = served.go(view="tokens", row=ROW)
+    trajectory, columns = record_of(ROW)
+    names = page.get_by_role("radio").all_inner_texts()
+    assert names == ["trained on", "reward", "advantage", "log-probability", "entropy", "sampler/trainer gap"]
+    own = [at for turn in trajectory.turns for at in range(turn.start, turn.stop)]
+    classes = page.eval_on_selector_all(".stream .token", "nodes => nodes.map(node => node.className)")
+    for at in own:
+        sign = "p" if columns["advantages"][at] > 0 else "n"
+        assert re.search(rf" {sign}[1-8]$", classes[at])
+    assert all(name == "token" for at, name in enumerate(classes) if at not in own)
+    limit = max(abs(value) for value in columns["advantages"])
+    assert f"{limit:.3g}" in page.locator(".legend").inner_text()
+    page.get_by_role("radio", name="log-probability").click()
+    classes = page.eval_on_selector_all(".stream .token", "nodes => nodes.map(node => node.className)")
+    assert all(re.search(r" n[1-8]$", classes[at]) for at in own)
+    page.get_by_role("radio", name="trained on").click()
+    expect(page.locator(".stream .token.trained")).to_have_count(len(own))
+    page.reload()
+    expect(page.get_by_role("radio", name="trained on")).to_have_attribute("aria-checked", "true")
+
+
+def test_a_rollout_that_training_left_out_says_so(served: Opened) -> None:
+    page = served.go(view="tokens", row=5)
+    expect(page.locator(".notice")).to_contain_text("Training left this rollout out")
+
+
+def test_hostile_text_is_shown_and_nothing_of_it_runs(either: Opened) -> None:
+    row = 4 * HOSTILE_GROUP + 3  # one that failed: its error is hostile too
+    seen = HOSTILE.replace("\x1b", "␛").replace("\x00", "␀").replace("\u202e", "⟪U+202E⟫").replace("\u202c", "⟪U+202C⟫")
+    drawn = {
+        "conversation": ".message",
+        "tokens": ".token",
+        "group": "table.group",
+        "what-if": "table",
+        "pair": ".side",
+    }
+    for view, ready in drawn.items():
+        page = either.go(view=view, row=row)
+        page.wait_for_selector(ready)
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("main script, main img, main svg[onload]").count() == 0
+        if view in {"conversation", "group", "pair"}:
+            assert seen in page.locator("main").inner_text()
+    page = either.go(view="conversation", row=row)
+    expect(page.locator(".error")).to_contain_text(seen)
+    assert "\u202e" not in page.locator("main").inner_text()
+
+
+def test_policy_stops_what_is_not_ours(served: Opened) -> None:
+    page = served.go()
+    blocked = page.evaluate(
+        """() => new Promise((done) => {
+            document.addEventListener("securitypolicyviolation", (event) => done(event.effectiveDirective));
+            const script = document.createElement("script");
+            try { script.textContent = "window.hacked = 1"; } catch { done("require-trusted-types-for"); }
+            document.body.append(script);
+        })"""
+    )
+    assert blocked
+    assert page.evaluate("window.hacked") is None
+    served.complaints.clear()  # the browser told of what it stopped
+
+
+def test_a_line_of_a_megabyte_and_many_tokens_stay_fluid(browser: Browser, tmp_path: Path) -> None:
+    number = 40_000
+    long = Trajectory(
+        token_ids=[5] * number,
+        turns=[Turn(start=10, stop=number - 10, reward=1.0, message_index=1)],
+        messages=[{"role": "user", "content": LONG * 4}, {"role": "assistant", "content": "x" * 100_000 + "\ud800"}],
+        final_reward=1.0,
+        stop_reason=StopReason.DONE,
+        per_token_rewards=[0.0] * 10 + [0.5] * (number - 20) + [0.0] * 10,
+    )
+    with RolloutStore.writer(tmp_path / "long") as writer:
+        writer.add(long)
+    with opened(browser, RolloutStore(tmp_path / "long"), "served", tmp_path) as shown:
+        page = shown.go(view="tokens", row=0)
+        page.wait_for_selector(".token")
+        assert page.locator(".stream .token").count() < number / 2
+        page.evaluate("document.querySelector('.content').scrollTop = 1e9")
+        page.wait_for_selector(f".token[data-at='{number - 1}']")
+        page = shown.go(view="conversation", row=0)
+        assert len(page.locator(".message").nth(0).inner_text()) < 30_000
+        page.get_by_role("button", name=re.compile("more characters")).nth(1).click()
+        expect(page.locator(".message").nth(1)).to_contain_text("⟪U+D800⟫")
+
+
+def test_a_server_that_is_gone_and_a_part_that_vanished_are_said_in_a_sentence(
+    browser: Browser, tmp_path: Path
+) -> None:
+    store = write_store(tmp_path / "going", 8)
+    with opened(browser, store, "served", tmp_path) as shown:
+        page = shown.go()
+        page.wait_for_selector(".row")
+        for part in store.path.glob("*.parquet"):
+            part.unlink()
+        page.locator(".row").nth(2).get_by_role("link").click()
+        alert = page.get_by_role("alert")
+        expect(alert).to_contain_text(re.compile(r"\w+ .*(gone|vanished|no longer|cannot be read|missing)"))
+        page.route("**/data/**", lambda route: route.abort())
+        page.keyboard.press("j")
+        expect(alert).to_contain_text("The server does not answer. Is `agentsgym view` still running?")
+        expect(alert.get_by_role("button", name="Try again")).to_be_visible()
+        shown.complaints.clear()  # the browser's own lines on failed requests
+
+
+def test_a_page_that_was_cut_says_so(browser: Browser, kept: RolloutStore, tmp_path: Path) -> None:
+    with opened(browser, kept, "written", kept.path.parent) as shown:
+        shown.go()
+        document = (kept.path.parent / "page.html").read_text()
+        cut = tmp_path / "cut.html"
+        cut.write_text(re.sub(r'<script type="text/plain" id="chunk-0">.*?</script>', "", document, flags=re.DOTALL))
+        shown.page.goto(f"{cut.as_uri()}#view=conversation&row=0")
+        expect(shown.page.get_by_role("alert")).to_contain_text("lacks its part chunk-0")
+
+
+def test_a_rollout_without_tokens_keeps_its_conversation(browser: Browser, tmp_path: Path) -> None:
+    bare = Trajectory(
+        token_ids=[],
+        turns=[Turn(start=0, stop=0, reward=float("inf"), message_index=1)],
+        messages=[{"role": "user", "content": "go"}, {"role": "assistant", "content": "gone"}],
+        final_reward=float("inf"),
+        stop_reason=StopReason.DONE,
+    )
+    with RolloutStore.writer(tmp_path / "bare") as writer:
+        writer.add(bare)
+    for mode in ("served", "written"):
+        with opened(browser, RolloutStore(tmp_path / "bare"), mode, tmp_path) as shown:
+            page = shown.go(view="tokens", row=0)
+            expect(page.locator(".content .empty")).to_contain_text("recorded without tokens")
+            page = shown.go(view="conversation", row=0)
+            expect(page.locator("#turn-0")).to_contain_text("∞")
+            for view in ("group", "what-if", "pair", "curves"):
+                shown.go(view=view, row=0).wait_for_selector(".content > *")
+            assert json.loads(shown.page.evaluate("JSON.stringify([location.hash.length > 0])")) == [True]
