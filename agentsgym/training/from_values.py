@@ -9,12 +9,11 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import torch
 from trl import ModelConfig, SFTConfig
 
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.texts import sentence_of, shown
-from agentsgym.training.command_line import COMMON_DEFAULTS, check_model_config
+from agentsgym.training.command_line import check_model_config, common_defaults
 from agentsgym.training.config import GRPOEnvConfig
 
 SettingsT = TypeVar("SettingsT")
@@ -46,8 +45,7 @@ def training_settings(values: Mapping[str, Any], *, output_dir: str) -> GRPOEnvC
         ConfigError: A field is unknown, of the wrong type, or not valid.
     """
     checked = checked_values(GRPOEnvConfig, values)
-    pinned = {"dataloader_pin_memory": torch.accelerator.is_available()}
-    return _made(GRPOEnvConfig, {"output_dir": output_dir, **COMMON_DEFAULTS, **pinned, **checked})
+    return _made(GRPOEnvConfig, {"output_dir": output_dir, **common_defaults(), **checked})
 
 
 def model_settings(values: Mapping[str, Any]) -> ModelConfig:

@@ -39,12 +39,11 @@ def recipe(folder: Path, **changes: Any) -> dict[str, Any]:
         "per_device_train_batch_size": 8,
         "num_generations": 4,
         "max_turn_tokens": 8,
-        "use_cpu": True,
     }
     return {
         "environments": [GAME],
         "tiny": {"hidden_size": 16, "num_layers": 1, "num_heads": 2},
-        "warm_start": {"player": "imitation", "num_episodes": 8, "max_steps": 2, "settings": {"use_cpu": True}},
+        "warm_start": {"player": "imitation", "num_episodes": 8, "max_steps": 2},
         "training": training,
         "evaluation": {"num_tasks": 4, "num_rollouts": 2},
         **changes,
