@@ -17,6 +17,7 @@ from agentsgym.agents.policy.loading import limit_threads
 from agentsgym.envs.players import anchors_of, has_random_player
 from agentsgym.errors import ConfigError
 from agentsgym.recipes.lessons import open_store, played_lessons, player_of, stored_lessons
+from agentsgym.recipes.places import check_places, make_folder
 from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_recipe
 from agentsgym.recipes.sections import PlacedError
 from agentsgym.recipes.worlds import Worlds
@@ -42,7 +43,8 @@ def train(
     The policy is evaluated beside the environments' random and reference players, where they have them; imitates, if
     there is a warm start; is evaluated, trained, and evaluated again. ``summary.json``, ``learning_curve.png``,
     ``transcripts_before.txt``, ``transcripts_after.txt`` and ``model/`` are written. Ctrl-C or SIGTERM in the warm
-    start or in training keeps the policy as it is then: see :class:`~agentsgym.training.run.TrainingRun`.
+    start or in training keeps the policy as it is then: see :class:`~agentsgym.training.run.TrainingRun`. The summary
+    and the transcripts are written as soon as an evaluation is over, so that whatever ends a run later leaves them.
 
     Args:
         config: A file of YAML (docs/cli.md has its keys), what such a file holds, or a recipe.
@@ -95,6 +97,7 @@ class Course:
         """
         with _in_section("training"):
             args = training_settings(recipe.training, output_dir=f"outputs/{recipe.name}")
+        check_places(args)
         with _in_section("model_settings"):
             models = model_settings(recipe.model_settings)
         if recipe.warm_start is not None:
@@ -120,11 +123,27 @@ class Course:
         self.references: list[str] = []
 
     def follow(self) -> TrainingRun:
-        """Play, imitate, train, and write the files."""
-        self.evaluate_references()
-        self.warm_up()
-        self.learn()
+        """Play, imitate, train, and write the files; what is known of the run by then is in its folder at any time.
+
+        Raises:
+            ConfigError: The folder cannot be made.
+            KeyboardInterrupt: Ctrl-C came while episodes were played outside of training.
+        """
+        if self.run.is_main:
+            make_folder(self.run.output)
+        try:
+            self.evaluate_references()
+            self.warm_up()
+            self.learn()
+        except KeyboardInterrupt:
+            self.run.phases.interrupted = True
+            self._write_summary()
+            raise
+        self._write_summary()
         return self.run
+
+    def _write_summary(self) -> None:
+        self.run.write_summary(configuration=as_values(self.recipe))
 
     def evaluate_references(self) -> None:
         """Let the environments' own players play the tasks of the evaluation, where there are such players."""
@@ -137,6 +156,7 @@ class Course:
                     tasks = self.worlds.eval[world.label]
                     self.run.evaluate(label, env, tasks, player, references=anchors_of(env))
                     self.references.append(label)
+                    self._write_summary()
 
     def warm_up(self) -> None:
         """Let the policy imitate, if it is to."""
@@ -158,16 +178,18 @@ class Course:
         run.learn(self.env, self.worlds.train_rows(), callbacks=[curve])
         after = self.evaluate("after")
         curve.draw(after=after.win_rate)
-        run.write_transcripts("before", "after")
-        run.write_summary(configuration=as_values(self.recipe))
 
     def evaluate(self, name: str) -> Any:
         """Evaluate the policy as it is now."""
-        num_rollouts = self.recipe.evaluation.num_rollouts
+        run, num_rollouts = self.run, self.recipe.evaluation.num_rollouts
         if self.env is None:
-            return self.run.evaluate(name, None, self.worlds.eval_rows(), num_rollouts=num_rollouts)
-        tasks = self.worlds.eval[self.worlds[0].label]
-        return self.run.evaluate(name, self.env, tasks, num_rollouts=num_rollouts, references=anchors_of(self.env))
+            found = run.evaluate(name, None, self.worlds.eval_rows(), num_rollouts=num_rollouts)
+        else:
+            tasks = self.worlds.eval[self.worlds[0].label]
+            found = run.evaluate(name, self.env, tasks, num_rollouts=num_rollouts, references=anchors_of(self.env))
+        run.write_transcripts(name)
+        self._write_summary()
+        return found
 
 
 def _num_train_tasks(args: GRPOEnvConfig, most: int) -> int:

@@ -18,6 +18,7 @@ from agentsgym.training.config import GRPOEnvConfig
 
 SettingsT = TypeVar("SettingsT")
 
+_WIDER: dict[str, Any] = {"resume_from_checkpoint": bool | str | None}  # as the trainer takes it; TRL says less
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -88,7 +89,8 @@ def checked_values(settings: type[Any], values: Mapping[str, Any]) -> dict[str, 
 
 @functools.cache
 def _hints(settings: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(settings)
+    hints = typing.get_type_hints(settings)
+    return hints | {name: hint for name, hint in _WIDER.items() if name in hints}
 
 
 def _as(hint: Any, value: Any, name: str) -> Any:

@@ -17,6 +17,7 @@ import agentsgym
 from agentsgym import ConfigError, PolicyAgent, RolloutStore, TwentyQuestionsEnv, evaluate, tiny_policy
 from agentsgym.recipes.lessons import played_lessons
 from agentsgym.recipes.train import prepare
+from agentsgym.training.run import TrainingRun
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 
@@ -68,6 +69,45 @@ def test_equal_configurations_give_equal_games(tmp_path: Path) -> None:
     one, other = (agentsgym.train(recipe(tmp_path / name)) for name in ("one", "other"))
     first, second = ([game.token_ids for game in run.evaluations["after"].trajectories] for run in (one, other))
     assert first == second
+
+
+@pytest.mark.parametrize("stopped", ["before", "after"])
+def test_ctrl_c_in_an_evaluation_leaves_what_was_found_before_it(
+    stopped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = TrainingRun.evaluate
+
+    def evaluate_until(run: TrainingRun, name: str, *args: Any, **options: Any) -> Any:
+        if name == stopped:
+            raise KeyboardInterrupt
+        return play(run, name, *args, **options)
+
+    monkeypatch.setattr(TrainingRun, "evaluate", evaluate_until)
+    with pytest.raises(KeyboardInterrupt):
+        agentsgym.train(recipe(tmp_path))
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["interrupted"]
+    names = ["random", "reference", "before", "after"]
+    assert [name for name in names if name in summary] == names[: names.index(stopped)]
+    assert (tmp_path / "out" / "transcripts_before.txt").exists() == (stopped == "after")
+    assert (tmp_path / "out" / "model").is_dir()
+
+
+def test_what_a_run_would_fail_on_at_its_end_is_named_at_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    training = recipe(tmp_path)["training"]
+    for changes, said in (
+        (
+            {"output_dir": str(tmp_path / "file" / "out")},
+            r"training\.output_dir must be a folder, and .*file is a file",
+        ),
+        ({"resume_from_checkpoint": str(tmp_path / "none")}, r"resume_from_checkpoint must be a folder, auto or true"),
+        ({"resume_from_checkpoint": True}, r"resume_from_checkpoint is true, and .* has no checkpoint"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            prepare(recipe(tmp_path, training={**training, **changes}))
+    assert prepare(recipe(tmp_path, training={**training, "resume_from_checkpoint": "auto"})).run
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_several_environments_are_trained_on_by_weight(tmp_path: Path) -> None:
