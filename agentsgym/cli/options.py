@@ -119,8 +119,10 @@ def mapping_of_file(path: Path, option: str) -> dict[str, Any]:
     """Read a mapping from a file of YAML, of which JSON is a part."""
     import yaml  # noqa: PLC0415
 
+    from agentsgym.recipes.yaml_text import values_of_yaml  # noqa: PLC0415
+
     try:
-        value: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = values_of_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{option}: {path} cannot be read: {error}") from error
     fields = cast("dict[Any, Any]", value) if isinstance(value, dict) else None

@@ -10,19 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.policy.loading import limit_threads
 from agentsgym.envs.players import anchors_of, has_random_player
-from agentsgym.errors import ConfigError
+from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.recipes.lessons import open_store, played_lessons, player_of, stored_lessons
 from agentsgym.recipes.places import check_places, make_folder
 from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_recipe
 from agentsgym.recipes.sections import PlacedError
 from agentsgym.recipes.worlds import Worlds
-from agentsgym.texts import sentence_of
-from agentsgym.tiny import HasVocabulary, tiny_policy
+from agentsgym.texts import sentence_of, shown
+from agentsgym.tiny import HasVocabulary, tiny_model, tiny_policy
 from agentsgym.training.from_values import FieldError, imitation_values, model_settings, training_settings
 from agentsgym.training.run import TrainingRun
 from agentsgym.training.scripts import load_policy
@@ -98,6 +99,7 @@ class Course:
         with _in_section("training"):
             args = training_settings(recipe.training, output_dir=f"outputs/{recipe.name}")
         check_places(args)
+        _check_tiny(recipe.tiny)
         with _in_section("model_settings"):
             models = model_settings(recipe.model_settings)
         if recipe.warm_start is not None:
@@ -204,6 +206,17 @@ def _num_train_tasks(args: GRPOEnvConfig, most: int) -> int:
     return min(most, max(math.ceil(needed), whole_batch, 1))
 
 
+def _check_tiny(sizes: Mapping[str, Any]) -> None:
+    """Check names and types of the sizes of the embedded policy; it checks their values itself."""
+    parameters = {**signature(tiny_policy).parameters, **signature(tiny_model).parameters}
+    known = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY and isinstance(one.default, int)]
+    for name, value in sizes.items():
+        if name not in known:
+            raise PlacedError(("tiny", name), f"is unknown{did_you_mean(name, known)}")
+        if type(value) is not int:
+            raise PlacedError(("tiny", name), f"must be a whole number, got {shown(value)}")
+
+
 def _tiny_policy(recipe: Recipe, worlds: Worlds, seed: int) -> Any:
     """Make the embedded policy of the environments' words; one that gives none is played by who is imitated."""
     name = recipe.warm_start.player if recipe.warm_start is not None and not recipe.warm_start.from_store else "random"
@@ -223,7 +236,7 @@ def _loaded(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:
     try:
         return load_policy(source, models, trust_remote_code=args.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        reason = sentence_of(error, 300).partition("\n")[0]
+        reason = " ".join(sentence_of(error, 300).split())
         raise ConfigError(f"cannot be loaded from {source!r}: {reason}") from error
 
 

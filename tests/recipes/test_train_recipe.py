@@ -154,12 +154,14 @@ def test_stored_rollouts_are_imitated_where_they_are_of_this_tokenizer(tmp_path:
         ({"warm_start": {"player": "nowhere"}}, r"warm_start\.player must be one of random, reference, imitation or"),
         ({"environments": [{"class": "Gymnasium:Taxi-v4"}]}, r"warm_start\.player is 'imitation': .* no demonstrator"),
         ({"model": "no/such/folder", "tiny": {}}, r"model is not valid: cannot be loaded from 'no/such/folder'"),
-        ({"tiny": {"width": 3}}, "tiny is not valid: .*width"),
+        ({"tiny": {"width": 3}}, r"tiny\.width is unknown"),
         ({"training": {"max_stepps": 3}}, r"training\.max_stepps is unknown; did you mean 'max_steps'"),
         (
             {"warm_start": {"player": "random", "settings": {"learning_rat": 3}}},
             r"warm_start\.settings\.learning_rat is",
         ),
+        ({"tiny": {"hiden_size": 16}}, r"tiny\.hiden_size is unknown; did you mean 'hidden_size'"),
+        ({"tiny": {"num_layers": "two"}}, r"tiny\.num_layers must be a whole number, got 'two'"),
         ({"model_settings": {"load_in_4bit": True}}, "load_in_4bit is not supported yet"),
     ],
 )
