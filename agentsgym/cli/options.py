@@ -17,11 +17,12 @@ def _environments(incomplete: str) -> list[str]:
     return completions(incomplete)
 
 
-def _agents(incomplete: str) -> list[str]:
-    kinds = ("random", "reference", "scripted:", "policy:", "openai:")
-    return [kind for kind in kinds if kind.startswith(incomplete)]
+def one_of(*values: str) -> Any:
+    """Complete one of a few values."""
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
+_agents = one_of("random", "reference", "scripted:", "policy:", "openai:")
 Environment = Annotated[
     str,
     typer.Argument(
@@ -51,7 +52,12 @@ DatasetOptions = Annotated[
     list[str] | None,
     typer.Option("--dataset", metavar="KEY=VALUE", help="An option of ENV's own dataset of tasks. Repeatable."),
 ]
-Split = Annotated[str, typer.Option("--split", metavar="train|eval", help="Which of ENV's own tasks.")]
+Split = Annotated[
+    str,
+    typer.Option(
+        "--split", metavar="train|eval", help="Which of ENV's own tasks.", autocompletion=one_of("train", "eval")
+    ),
+]
 AgentName = Annotated[
     str | None,
     typer.Option(

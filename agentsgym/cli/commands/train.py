@@ -64,9 +64,17 @@ def train(
 
 
 def _show(run: TrainingRun) -> None:
-    """Print the evaluations beside each other, and where the files are."""
+    """Print the evaluations beside each other, of several environments each too, and where the files are."""
     from agentsgym.reports.tables import comparison_table  # noqa: PLC0415
 
-    out().print(plain(comparison_table(run.evaluations)), soft_wrap=True)
+    rows = {
+        label: one
+        for name, found in run.evaluations.items()
+        for label, one in {
+            name: found,
+            **{f"{name}, {env}": part for env, part in found.by_environment.items()},
+        }.items()
+    }
+    out().print(plain(comparison_table(rows)), soft_wrap=True)
     files = "model/, summary.json, learning_curve.png, transcripts_before.txt, transcripts_after.txt"
     out().print(plain(f"\n{run.phases.total_seconds:.0f} s in all. In {run.output}: {files}"))
