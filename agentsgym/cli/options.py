@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -17,9 +18,13 @@ def _environments(incomplete: str) -> list[str]:
     return completions(incomplete)
 
 
-def one_of(*values: str) -> Any:
+def one_of(*values: str) -> Callable[[str], list[str]]:
     """Complete one of a few values."""
-    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+    def offered(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    return offered
 
 
 _agents = one_of("random", "reference", "scripted:", "policy:", "openai:")

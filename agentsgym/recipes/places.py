@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentsgym.errors import ConfigError
 from agentsgym.recipes.sections import PlacedError
@@ -26,7 +26,7 @@ def check_places(args: GRPOEnvConfig) -> None:
         raise PlacedError(("training", "output_dir"), f"must be a folder, and {there} is a file")
     if not os.access(there, os.W_OK):
         raise PlacedError(("training", "output_dir"), f"cannot be written: {there} does not let you")
-    requested: str | bool | None = args.resume_from_checkpoint  # what a file says may be true
+    requested: Any = args.resume_from_checkpoint  # what a file says may be true too
     if not requested or requested == "auto":
         return
     if requested is True and not any(output.glob("checkpoint-*")):
