@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -17,11 +18,16 @@ def _environments(incomplete: str) -> list[str]:
     return completions(incomplete)
 
 
-def _agents(incomplete: str) -> list[str]:
-    kinds = ("random", "reference", "scripted:", "policy:", "openai:")
-    return [kind for kind in kinds if kind.startswith(incomplete)]
+def one_of(*values: str) -> Callable[[str], list[str]]:
+    """Complete one of a few values."""
+
+    def offered(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    return offered
 
 
+_agents = one_of("random", "reference", "scripted:", "policy:", "openai:")
 Environment = Annotated[
     str,
     typer.Argument(
@@ -51,7 +57,12 @@ DatasetOptions = Annotated[
     list[str] | None,
     typer.Option("--dataset", metavar="KEY=VALUE", help="An option of ENV's own dataset of tasks. Repeatable."),
 ]
-Split = Annotated[str, typer.Option("--split", metavar="train|eval", help="Which of ENV's own tasks.")]
+Split = Annotated[
+    str,
+    typer.Option(
+        "--split", metavar="train|eval", help="Which of ENV's own tasks.", autocompletion=one_of("train", "eval")
+    ),
+]
 AgentName = Annotated[
     str | None,
     typer.Option(
@@ -119,8 +130,10 @@ def mapping_of_file(path: Path, option: str) -> dict[str, Any]:
     """Read a mapping from a file of YAML, of which JSON is a part."""
     import yaml  # noqa: PLC0415
 
+    from agentsgym.recipes.yaml_text import values_of_yaml  # noqa: PLC0415
+
     try:
-        value: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = values_of_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{option}: {path} cannot be read: {error}") from error
     fields = cast("dict[Any, Any]", value) if isinstance(value, dict) else None

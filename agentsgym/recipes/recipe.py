@@ -22,6 +22,7 @@ from agentsgym.recipes.sections import (
     must_be,
     read_section,
 )
+from agentsgym.recipes.yaml_text import values_of_yaml
 from agentsgym.texts import sentence_of
 
 _WHOLE = "a positive int"
@@ -183,7 +184,7 @@ def read_recipe(config: str | Path | Mapping[str, Any], overrides: Mapping[str, 
         if not isinstance(config, str | Path):
             return _recipe(_overridden(as_mapping(config), overrides or {}), {})
         path = Path(config)
-        values = _overridden(as_mapping(yaml.safe_load(_text_of(path))), overrides or {})
+        values = _overridden(as_mapping(values_of_yaml(_text_of(path))), overrides or {})
         return _recipe(values, {"folder": path.parent, "name": path.stem})
 
 
@@ -200,7 +201,7 @@ def naming_the_file(config: Any, overrides: Mapping[str, Any] | None) -> Generat
         line = None if is_replaced else _line_of(_text_of(path), error.keys)
         raise ConfigError(f"{path}{f', line {line}' if line else ''}: {sentence_of(error)}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
 
 
 def _recipe(values: dict[str, Any], own: Mapping[str, Any]) -> Recipe:

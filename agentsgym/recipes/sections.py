@@ -81,9 +81,13 @@ def as_mapping(values: Any) -> dict[str, Any]:
     Raises:
         PlacedError: They are no mapping whose keys are texts.
     """
-    if not is_mapping(values):
+    if not isinstance(values, Mapping):
         raise PlacedError((), f"must have keys and their values, got {shown(values)}")
-    return dict(values)
+    given = cast("Mapping[Any, Any]", values)
+    for one in given:
+        if not isinstance(one, str):
+            raise PlacedError((), f"has keys that must be texts, got {shown(one)}")
+    return dict(given)
 
 
 def is_mapping(value: Any) -> bool:

@@ -10,19 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.policy.loading import limit_threads
 from agentsgym.envs.players import anchors_of, has_random_player
-from agentsgym.errors import ConfigError
+from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import pooled
 from agentsgym.recipes.lessons import open_store, played_lessons, player_of, stored_lessons
+from agentsgym.recipes.places import check_places, make_folder
 from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_recipe
 from agentsgym.recipes.sections import PlacedError
 from agentsgym.recipes.worlds import Worlds
-from agentsgym.texts import sentence_of
-from agentsgym.tiny import HasVocabulary, tiny_policy
+from agentsgym.texts import sentence_of, shown
+from agentsgym.tiny import HasVocabulary, tiny_model, tiny_policy
 from agentsgym.training.from_values import FieldError, imitation_values, model_settings, training_settings
 from agentsgym.training.run import TrainingRun
 from agentsgym.training.scripts import load_policy
@@ -44,7 +46,8 @@ def train(
     The policy is evaluated beside the environments' random and reference players, where they have them; imitates, if
     there is a warm start; is evaluated, trained, and evaluated again. ``summary.json``, ``learning_curve.png``,
     ``transcripts_before.txt``, ``transcripts_after.txt`` and ``model/`` are written. Ctrl-C or SIGTERM in the warm
-    start or in training keeps the policy as it is then: see :class:`~agentsgym.training.run.TrainingRun`.
+    start or in training keeps the policy as it is then: see :class:`~agentsgym.training.run.TrainingRun`. The summary
+    and the transcripts are written as soon as an evaluation is over, so that whatever ends a run later leaves them.
 
     Args:
         config: A file of YAML (docs/cli.md has its keys), what such a file holds, or a recipe.
@@ -97,6 +100,8 @@ class Course:
         """
         with _in_section("training"):
             args = training_settings(recipe.training, output_dir=f"outputs/{recipe.name}")
+        check_places(args)
+        _check_tiny(recipe.tiny)
         with _in_section("model_settings"):
             models = model_settings(recipe.model_settings)
         if recipe.warm_start is not None:
@@ -122,11 +127,27 @@ class Course:
         self.references: dict[str, dict[str, Evaluation]] = {}
 
     def follow(self) -> TrainingRun:
-        """Play, imitate, train, and write the files."""
-        self.evaluate_references()
-        self.warm_up()
-        self.learn()
+        """Play, imitate, train, and write the files; what is known of the run by then is in its folder at any time.
+
+        Raises:
+            ConfigError: The folder cannot be made.
+            KeyboardInterrupt: Ctrl-C came while episodes were played outside of training.
+        """
+        if self.run.is_main:
+            make_folder(self.run.output)
+        try:
+            self.evaluate_references()
+            self.warm_up()
+            self.learn()
+        except KeyboardInterrupt:
+            self.run.phases.interrupted = True
+            self._write_summary()
+            raise
+        self._write_summary()
         return self.run
+
+    def _write_summary(self) -> None:
+        self.run.write_summary(configuration=as_values(self.recipe))
 
     def evaluate_references(self) -> None:
         """Let the environments' own players play the tasks of the evaluation, where there are such players."""
@@ -139,6 +160,7 @@ class Course:
                     tasks = self.worlds.eval[world.label]
                     found = self.run.evaluate(label, env, tasks, player, references=anchors_of(env))
                     self.references.setdefault(name, {})[world.label] = found
+                    self._write_summary()
 
     def warm_up(self) -> None:
         """Let the policy imitate, if it is to."""
@@ -160,16 +182,18 @@ class Course:
         run.learn(self.env, self.worlds.train_rows(), callbacks=[curve])
         after = self.evaluate("after")
         curve.draw(after=after.win_rate)
-        run.write_transcripts("before", "after")
-        run.write_summary(configuration=as_values(self.recipe))
 
     def evaluate(self, name: str) -> Any:
         """Evaluate the policy as it is now."""
-        num_rollouts = self.recipe.evaluation.num_rollouts
+        run, num_rollouts = self.run, self.recipe.evaluation.num_rollouts
         if self.env is None:
-            return self.run.evaluate(name, None, self.worlds.eval_rows(), num_rollouts=num_rollouts)
-        tasks = self.worlds.eval[self.worlds[0].label]
-        return self.run.evaluate(name, self.env, tasks, num_rollouts=num_rollouts, references=anchors_of(self.env))
+            found = run.evaluate(name, None, self.worlds.eval_rows(), num_rollouts=num_rollouts)
+        else:
+            tasks = self.worlds.eval[self.worlds[0].label]
+            found = run.evaluate(name, self.env, tasks, num_rollouts=num_rollouts, references=anchors_of(self.env))
+        run.write_transcripts(name)
+        self._write_summary()
+        return found
 
 
 def _num_train_tasks(args: GRPOEnvConfig, most: int) -> int:
@@ -182,6 +206,17 @@ def _num_train_tasks(args: GRPOEnvConfig, most: int) -> int:
     needed = args.max_steps * per_step / (args.num_generations or 1) / (args.num_iterations or 1)
     whole_batch = (args.generation_batch_size or per_step) // (args.num_generations or 1)
     return min(most, max(math.ceil(needed), whole_batch, 1))
+
+
+def _check_tiny(sizes: Mapping[str, Any]) -> None:
+    """Check names and types of the sizes of the embedded policy; it checks their values itself."""
+    parameters = {**signature(tiny_policy).parameters, **signature(tiny_model).parameters}
+    known = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY and isinstance(one.default, int)]
+    for name, value in sizes.items():
+        if name not in known:
+            raise PlacedError(("tiny", name), f"is unknown{did_you_mean(name, known)}")
+        if type(value) is not int:
+            raise PlacedError(("tiny", name), f"must be a whole number, got {shown(value)}")
 
 
 def _tiny_policy(recipe: Recipe, worlds: Worlds, seed: int) -> Any:
@@ -203,7 +238,7 @@ def _loaded(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:
     try:
         return load_policy(source, models, trust_remote_code=args.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        reason = sentence_of(error, 300).partition("\n")[0]
+        reason = " ".join(sentence_of(error, 300).split())
         raise ConfigError(f"cannot be loaded from {source!r}: {reason}") from error
 
 

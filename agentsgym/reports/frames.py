@@ -86,7 +86,7 @@ def turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
 
     ``task`` and ``rollout``; ``turn`` (k of the trajectory, from 0) and ``episode``; ``role``, ``reward``, ``invalid``
     and ``exact``; ``start`` and ``stop`` (its span of tokens), ``tokens``, ``prompt_tokens``; ``logprob`` (the sum over
-    its tokens; NaN where one is not known) and ``text`` (what the agent said).
+    its tokens; NaN where one is not known, and where it has no tokens) and ``text`` (what the agent said).
     """
     return [
         {
@@ -102,7 +102,7 @@ def turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
             "stop": turn.stop,
             "tokens": turn.stop - turn.start,
             "prompt_tokens": turn.start - turn.prompt_start,
-            "logprob": None if trajectory.logprobs is None else sum(trajectory.logprobs[turn.start : turn.stop]),
+            "logprob": _logprob_of(trajectory, turn),
             "text": _text_of(trajectory, turn),
         }
         for index, turn in enumerate(trajectory.turns)
@@ -131,6 +131,13 @@ def token_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
         }
         for position, token_id in enumerate(trajectory.token_ids)
     ]
+
+
+def _logprob_of(trajectory: Trajectory, turn: Turn) -> float | None:
+    """Sum the log-probabilities of a turn's tokens; None where they are not known, or it has none."""
+    if trajectory.logprobs is None or turn.start == turn.stop:
+        return None
+    return sum(trajectory.logprobs[turn.start : turn.stop])
 
 
 def _text_of(trajectory: Trajectory, turn: Turn) -> str | None:

@@ -21,7 +21,6 @@ from trl import ModelConfig, TrlParser
 from agentsgym.errors import ConfigError
 from agentsgym.training.config import GRPOEnvConfig
 
-COMMON_DEFAULTS: Mapping[str, Any] = {"logging_steps": 20, "save_strategy": "no", "report_to": "none"}
 _REFUSED = ("load_in_8bit", "load_in_4bit")  # fields of ModelConfig that the trainer does not support yet
 
 
@@ -66,12 +65,7 @@ def parse_options(
     """
     dataclasses: Any = (options_type, GRPOEnvConfig, ModelConfig)
     parser: Any = TrlParser(dataclasses)
-    common = {
-        "output_dir": output_dir,
-        **COMMON_DEFAULTS,
-        "dataloader_pin_memory": torch.accelerator.is_available(),
-    }
-    parser.set_defaults(**(common | dict(defaults or {})))
+    parser.set_defaults(**{"output_dir": output_dir, **common_defaults(), **(defaults or {})})
     options, args, model_config = parser.parse_args_and_config(argv)
     if options.model is None and model_config.model_name_or_path is None:
         torch.set_num_threads(1)
@@ -80,6 +74,22 @@ def parse_options(
     _check_model(options, model_config)
     options.model = options.model or model_config.model_name_or_path
     return options, args, model_config
+
+
+def common_defaults() -> dict[str, Any]:
+    """Give the defaults that training scripts and configurations share, on this machine.
+
+    Without an accelerator ``use_cpu`` is True: several ranks that are started without it there do not know each other,
+    and each would train for itself and write over the files of the others.
+    """
+    has_accelerator = torch.accelerator.is_available()
+    return {
+        "logging_steps": 20,
+        "save_strategy": "no",
+        "report_to": "none",
+        "dataloader_pin_memory": has_accelerator,
+        "use_cpu": not has_accelerator,
+    }
 
 
 def check_model_config(model_config: ModelConfig, *, prefix: str = "") -> None:

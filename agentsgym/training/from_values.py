@@ -9,17 +9,17 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import torch
 from trl import ModelConfig, SFTConfig
 
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.texts import sentence_of, shown
-from agentsgym.training.command_line import COMMON_DEFAULTS, check_model_config
+from agentsgym.training.command_line import check_model_config, common_defaults
 from agentsgym.training.config import GRPOEnvConfig
 
 SettingsT = TypeVar("SettingsT")
 
-_WIDER: dict[str, Any] = {"store_rollouts": bool | str | None}  # on a command line a setting has one type alone
+# Wider than their hints: a command line has one type a setting, and TRL says less than the trainer takes.
+_WIDER: dict[str, Any] = {"store_rollouts": bool | str | None, "resume_from_checkpoint": bool | str | None}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -47,8 +47,7 @@ def training_settings(values: Mapping[str, Any], *, output_dir: str) -> GRPOEnvC
         ConfigError: A field is unknown, of the wrong type, or not valid.
     """
     checked = checked_values(GRPOEnvConfig, values)
-    pinned = {"dataloader_pin_memory": torch.accelerator.is_available()}
-    return _made(GRPOEnvConfig, {"output_dir": output_dir, **COMMON_DEFAULTS, **pinned, **checked})
+    return _made(GRPOEnvConfig, {"output_dir": output_dir, **common_defaults(), **checked})
 
 
 def model_settings(values: Mapping[str, Any]) -> ModelConfig:

@@ -218,7 +218,10 @@ class TrainingRun:
         """
         if self.phases.interrupted:
             return
-        config = tiny_imitation_config(num_steps, **({"seed": self.args.seed, "disable_tqdm": True} | settings))
+        # use_cpu as in training: ranks without an accelerator know each other only where it is set, and the settings
+        # that are made last decide that for the whole process.
+        shared = {"seed": self.args.seed, "disable_tqdm": True, "use_cpu": self.args.use_cpu}
+        config = tiny_imitation_config(num_steps, **(shared | settings))
         with (
             self.phases.measure("warm start"),
             self.phases.interruptible(),

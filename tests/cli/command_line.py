@@ -58,7 +58,7 @@ class Ran(NamedTuple):
         return json.loads(self.out)
 
 
-def ran(*arguments: str | Path, typed: str = "", columns: int = 80) -> Ran:
+def ran(*arguments: str | Path, typed: str | bytes = "", columns: int = 80) -> Ran:
     """Run a command; whatever it raises is raised."""
     variables = {"COLUMNS": str(columns), "NO_COLOR": "1"}
     result = CliRunner().invoke(

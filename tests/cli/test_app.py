@@ -88,6 +88,8 @@ def test_completion_offers_environments_and_agents() -> None:
     assert {"TwentyQuestions", "TextArena"} <= offered("agentsgym eval T")
     assert "TextArena:Wordle-v0" in offered("agentsgym eval TextArena:Wor")
     assert {"random", "reference"} <= offered("agentsgym eval TwentyQuestions --agent r")
+    assert "train" in offered("agentsgym eval TwentyQuestions --split t")
+    assert "broken" in offered("agentsgym envs --status b")
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

@@ -156,6 +156,13 @@ def test_new_refuses_a_name_that_cannot_be_one(name: str, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_answer_in_another_encoding_does_not_fail_the_game(game: str, tmp_path: Path) -> None:
+    (tmp_path / "tasks.json").write_text('[{"secret": 3}]')
+    done = ran("play", game, "--tasks", tmp_path / "tasks.json", typed=b"\xfc\xff\n3\n")
+    assert done.code == 0, done.err
+    assert "won after 2 turns" in done.words
+
+
 def test_a_person_wins(game: str, tmp_path: Path) -> None:
     (tmp_path / "tasks.json").write_text('[{"secret": 3}]')
     done = ran("play", game, "--tasks", tmp_path / "tasks.json", typed="1\n3\n")

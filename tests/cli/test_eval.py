@@ -125,7 +125,7 @@ def test_a_server_that_goes_down_loses_nothing(game: str, tmp_path: Path) -> Non
     assert found["results"]["win_rate"] == 1.0
     assert found["results"]["num_failed"] == 1
     assert "1 of 8 rollouts failed, more than max_failed_fraction = 0.1" in found["ended_by"]
-    assert "openai:gpt finished 5 of 8 games" in done.words
+    assert "openai:gpt finished 5 of 8 games: short ones end first, so these means are not those of all" in done.words
 
 
 def test_a_server_that_refuses_the_key_ends_it(game: str, monkeypatch: pytest.MonkeyPatch) -> None:

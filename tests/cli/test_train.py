@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -46,6 +47,27 @@ def test_json_is_the_summary_alone(config: Path) -> None:
     found = ran("train", config, *SHORT, "--set", "evaluation.num_rollouts=2", "--json").json
     assert found["after"]["num_episodes"] == 10
     assert found["output_dir"].endswith("train_it")
+
+
+def test_of_several_environments_each_is_shown_beside_its_own_players(config: Path) -> None:
+    other = {"class": "PriceList", "env_config": {"kinds": ["price"], "max_steps_per_episode": 2, "system_prompt": ""}}
+    environments = [{"class": f"{config.parent / 'train_it.py'}", "label": "words"}, {**other, "label": "prices"}]
+    done = ran("train", config, *SHORT, "--set", f"environments={json.dumps(environments)}")
+    assert done.code == 0, done.err
+    rows = [line.partition("  ")[0] for line in done.out.splitlines()]
+    for who in ("random", "reference", "before", "after"):
+        assert {f"{who}, words", f"{who}, prices"} <= {*rows}, done.out
+
+
+def test_ctrl_c_in_an_evaluation_says_where_the_run_is(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agentsgym.recipes.train.Course.learn", stopped)
+    done = ran("train", config, *SHORT)
+    assert done.code == 1
+    assert "stopped; what the run had come to is in" in done.words
+    assert (config.parent / "outputs" / "train_it" / "summary.json").exists()
 
 
 def test_ctrl_c_keeps_the_policy_and_is_a_failure(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_overrides_replace_values_by_their_place(file: Path) -> None:
         ("training:", "trainig:", "line 8: trainig is unknown; did you mean 'training'"),
         ("environments:", "environment:", "has no 'environments'"),
         ("warm_start:", "folder: x\nwarm_start:", "line 6: folder is not for a file"),
-        ("weight: 3", "weight: [", "mine.yaml is no YAML"),
+        ("weight: 3", "weight: [", "mine.yaml cannot be read as YAML"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(old: str, new: str, said: str, file: Path) -> None:
@@ -136,3 +136,20 @@ def test_the_store_of_a_run_is_given_as_in_python(given: Any, folder: str | None
 def test_settings_of_training_that_are_not_valid(values: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         training_settings({"use_cpu": True, **values}, output_dir=str(tmp_path))
+
+
+def test_a_key_that_stands_twice_is_refused_and_one_that_replaces_a_merged_one_is_not(file: Path) -> None:
+    file.write_text(FILE + "  max_steps: 3\n  learning_rate: 1e-4\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml .*line 11 says 'learning_rate' again, as line 9 does"):
+        read_recipe(file)
+    file.write_text(FILE + "warm_start: {player: reference}\n")
+    with pytest.raises(ConfigError, match=r"line 10 says 'warm_start' again, as line 6 does"):
+        read_recipe(file)
+    file.write_text("environments:\n- &one {class: PriceList, weight: 2}\n- {<<: *one, weight: 3, label: more}\n")
+    assert [part.weight for part in read_recipe(file).environments] == [2, 3]
+
+
+def test_keys_that_are_no_texts_are_named(file: Path) -> None:
+    file.write_text(FILE + "3: x\n")
+    with pytest.raises(ConfigError, match=r"has keys that must be texts, got 3"):
+        read_recipe(file)

@@ -22,6 +22,7 @@ from agentsgym.recipes.lessons import played_lessons, stored_lessons
 from agentsgym.recipes.train import prepare
 from agentsgym.reports.plots.stored import curve_of
 from agentsgym.training.callbacks import LearningCurve
+from agentsgym.training.run import TrainingRun
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 
@@ -44,12 +45,11 @@ def recipe(folder: Path, **changes: Any) -> dict[str, Any]:
         "per_device_train_batch_size": 8,
         "num_generations": 4,
         "max_turn_tokens": 8,
-        "use_cpu": True,
     }
     return {
         "environments": [GAME],
         "tiny": {"hidden_size": 16, "num_layers": 1, "num_heads": 2},
-        "warm_start": {"player": "imitation", "num_episodes": 8, "max_steps": 2, "settings": {"use_cpu": True}},
+        "warm_start": {"player": "imitation", "num_episodes": 8, "max_steps": 2},
         "training": training,
         "evaluation": {"num_tasks": 4, "num_rollouts": 2},
         **changes,
@@ -74,6 +74,45 @@ def test_equal_configurations_give_equal_games(tmp_path: Path) -> None:
     one, other = (agentsgym.train(recipe(tmp_path / name)) for name in ("one", "other"))
     first, second = ([game.token_ids for game in run.evaluations["after"].trajectories] for run in (one, other))
     assert first == second
+
+
+@pytest.mark.parametrize("stopped", ["before", "after"])
+def test_ctrl_c_in_an_evaluation_leaves_what_was_found_before_it(
+    stopped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = TrainingRun.evaluate
+
+    def evaluate_until(run: TrainingRun, name: str, *args: Any, **options: Any) -> Any:
+        if name == stopped:
+            raise KeyboardInterrupt
+        return play(run, name, *args, **options)
+
+    monkeypatch.setattr(TrainingRun, "evaluate", evaluate_until)
+    with pytest.raises(KeyboardInterrupt):
+        agentsgym.train(recipe(tmp_path))
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["interrupted"]
+    names = ["random", "reference", "before", "after"]
+    assert [name for name in names if name in summary] == names[: names.index(stopped)]
+    assert (tmp_path / "out" / "transcripts_before.txt").exists() == (stopped == "after")
+    assert (tmp_path / "out" / "model").is_dir()
+
+
+def test_what_a_run_would_fail_on_at_its_end_is_named_at_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    training = recipe(tmp_path)["training"]
+    for changes, said in (
+        (
+            {"output_dir": str(tmp_path / "file" / "out")},
+            r"training\.output_dir must be a folder, and .*file is a file",
+        ),
+        ({"resume_from_checkpoint": str(tmp_path / "none")}, r"resume_from_checkpoint must be a folder, auto or true"),
+        ({"resume_from_checkpoint": True}, r"resume_from_checkpoint is true, and .* has no checkpoint"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            prepare(recipe(tmp_path, training={**training, **changes}))
+    assert prepare(recipe(tmp_path, training={**training, "resume_from_checkpoint": "auto"})).run
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_several_environments_are_trained_on_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,12 +200,14 @@ def test_stored_rollouts_are_imitated_where_they_are_of_this_tokenizer(tmp_path:
         ({"warm_start": {"player": "nowhere"}}, r"warm_start\.player must be one of random, reference, imitation or"),
         ({"environments": [{"class": "Gymnasium:Taxi-v4"}]}, r"warm_start\.player is 'imitation': .* no demonstrator"),
         ({"model": "no/such/folder", "tiny": {}}, r"model is not valid: cannot be loaded from 'no/such/folder'"),
-        ({"tiny": {"width": 3}}, "tiny is not valid: .*width"),
+        ({"tiny": {"width": 3}}, r"tiny\.width is unknown"),
         ({"training": {"max_stepps": 3}}, r"training\.max_stepps is unknown; did you mean 'max_steps'"),
         (
             {"warm_start": {"player": "random", "settings": {"learning_rat": 3}}},
             r"warm_start\.settings\.learning_rat is",
         ),
+        ({"tiny": {"hiden_size": 16}}, r"tiny\.hiden_size is unknown; did you mean 'hidden_size'"),
+        ({"tiny": {"num_layers": "two"}}, r"tiny\.num_layers must be a whole number, got 'two'"),
         ({"model_settings": {"load_in_4bit": True}}, "load_in_4bit is not supported yet"),
     ],
 )

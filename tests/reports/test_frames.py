@@ -67,6 +67,13 @@ def test_what_is_not_known_is_missing() -> None:
     assert len(rollouts_frame([])) == 0
 
 
+def test_a_turn_without_tokens_has_no_logprob() -> None:
+    env = TwentyQuestionsEnv(env_config={"max_steps_per_episode": 1})  # no tokenizer
+    [played] = env.rollout([{"solution": "cat", "seed": 0}], ScriptedAgent(["Is it alive?"]))
+    assert played.logprobs is not None
+    assert played.to_pandas()["logprob"].isna().all()
+
+
 def test_another_kind_of_row_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"a row is one of turn, token, got by='tokens'; did you mean 'token'\?"):
         rollout().to_pandas("tokens")  # pyright: ignore[reportArgumentType]

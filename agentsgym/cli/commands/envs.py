@@ -30,7 +30,13 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
         int | None, typer.Option("--players", metavar="N", min=1, help="Only those that so many can play.")
     ] = None,
     status: Annotated[
-        str | None, typer.Option("--status", metavar="STATUS", help=f"Only those that are {', '.join(_STATUSES)}.")
+        str | None,
+        typer.Option(
+            "--status",
+            metavar="STATUS",
+            help=f"Only those that are {', '.join(_STATUSES)}.",
+            autocompletion=options.one_of(*_STATUSES),
+        ),
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Only those that run and need no server.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Every game too, without any of these filters.")] = False,

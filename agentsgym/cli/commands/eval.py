@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from agentsgym.cli.naming import NamedEnv
     from agentsgym.cli.players import PlayerOptions
 
+_BIAS = ": short ones end first, so these means are not those of all"
+
 
 @reported
 def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
@@ -178,7 +180,7 @@ def _show(games: Sequence[Games], named: NamedEnv, plan: Plan, *, as_json: bool)
     ended = next((one for one in games if one.ended_by is not None), None)
     if ended is not None:
         num_played = len(ended.evaluation.trajectories) if ended.evaluation else 0
-        remark(f"{ended.label} finished {num_played} of {ended.planned} games")
+        remark(f"{ended.label} finished {num_played} of {ended.planned} games{_BIAS if num_played else ''}")
         if plan.store is not None:
             remark("the same command with --resume goes on from there")
         raise FailureError(ended.ended_by)

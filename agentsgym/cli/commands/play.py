@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,6 +90,9 @@ def _player(agent: str | None, named: NamedEnv, settings: PlayerOptions) -> tupl
     if agent is not None:
         player = make_player(agent, named, settings)
         return player.env, WatchedAgent(player.agent)
+    reconfigure = getattr(sys.stdin, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")  # what is typed in another encoding would fail the game
     with usage():
         return named.build(), HumanAgent(show=show_message)
 

@@ -35,8 +35,8 @@ def train(
 ) -> None:
     """Train a policy: evaluate, imitate, train, evaluate again.
 
-    Everything is written to output_dir. Ctrl-C in the warm start or in training keeps the policy as it is then; the
-    last evaluation and the files are made all the same, and the exit code is 1.
+    Everything is written to output_dir, evaluations as soon as they are over. Ctrl-C in the warm start or in training
+    keeps the policy as it is then; the last evaluation and the files are made all the same, and the exit code is 1.
 
     On several processes: accelerate launch -m agentsgym.cli.app train CONFIG.
     """
@@ -47,7 +47,10 @@ def train(
     with usage():
         course = prepare(config, overrides=options.key_values(set_values, "--set"))
     with contextlib.redirect_stdout(sys.stderr):  # what is said on the way is no result
-        run = course.follow()
+        try:
+            run = course.follow()
+        except KeyboardInterrupt:
+            raise FailureError(f"stopped; what the run had come to is in {course.run.output}") from None
     if not run.is_main:
         return
     if as_json:
@@ -61,9 +64,17 @@ def train(
 
 
 def _show(run: TrainingRun) -> None:
-    """Print the evaluations beside each other, and where the files are."""
+    """Print the evaluations beside each other, of several environments each too, and where the files are."""
     from agentsgym.reports.tables import comparison_table  # noqa: PLC0415
 
-    out().print(plain(comparison_table(run.evaluations)), soft_wrap=True)
+    rows = {
+        label: one
+        for name, found in run.evaluations.items()
+        for label, one in {
+            name: found,
+            **{f"{name}, {env}": part for env, part in found.by_environment.items()},
+        }.items()
+    }
+    out().print(plain(comparison_table(rows)), soft_wrap=True)
     files = "model/, summary.json, learning_curve.png, transcripts_before.txt, transcripts_after.txt"
     out().print(plain(f"\n{run.phases.total_seconds:.0f} s in all. In {run.output}: {files}"))
