@@ -230,29 +230,34 @@ class TRLSeam:
     # Log-probabilities and the loss
 
     def score(
-        self, model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor
+        self,
+        model: Any,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        labeled: torch.Tensor,
+        *,
+        with_entropies: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Collective under FSDP: score every token that ``labeled`` marks, at the sampling temperature.
 
         Without gradient, and without dropout: the sampler has none either, so that the two can be compared.
 
         Returns:
-            Log-probabilities, and the entropies of the distributions before the tokens, in nats: each (B, L), 0.0
-            elsewhere and in the first column, which has no context.
+            Log-probabilities, and the entropies of the distributions before the tokens, in nats (0.0 without
+            ``with_entropies``): each (B, L), 0.0 elsewhere and in the first column, which has no context.
         """
-        batch_size = self._trainer.args.per_device_train_batch_size
+        size, width = self._trainer.args.per_device_train_batch_size, ids.shape[1] - 1
         chunks: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad(), evaluation_mode(model):
-            for start in range(0, len(ids), batch_size):
-                rows = slice(start, start + batch_size)
+            for rows, attention, kept in zip(
+                ids.split(size), attention_mask.split(size), labeled.split(size), strict=True
+            ):
+                # The trained model's head has the entropies in any case; a reference model's has none.
                 logprobs, entropies, *_ = self._trainer._get_per_token_logps_and_entropies(
-                    mask_labels(model, labeled[rows]),
-                    ids[rows],
-                    attention_mask[rows],
-                    ids.shape[1] - 1,
-                    compute_entropy=True,  # its head has them in any case
+                    mask_labels(model, kept), rows, attention, width, compute_entropy=with_entropies
                 )
-                chunks.append((logprobs, entropies.masked_fill(labeled[rows, 1:] == 0, 0.0)))
+                given = entropies if with_entropies else torch.zeros_like(logprobs)
+                chunks.append((logprobs, given.masked_fill(kept[:, 1:] == 0, 0.0)))
         logprobs, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
         first = logprobs.new_zeros(len(ids), 1)
         return torch.cat([first, logprobs], dim=1), torch.cat([first, entropies], dim=1)
@@ -268,7 +273,7 @@ class TRLSeam:
         if self._trainer.beta == 0.0:
             return None
         with self.reference_model() as reference:
-            return self.score(reference, ids, attention_mask, labeled)[0]
+            return self.score(reference, ids, attention_mask, labeled, with_entropies=False)[0]
 
     @contextlib.contextmanager
     def reference_model(self) -> Generator[Any]:
