@@ -156,6 +156,7 @@ class WhatIf:
         numbers: dict[Hashable, int] = {}
         self.records, self.is_training = records, is_training
         self._groups = [numbers.setdefault(group, len(numbers)) for group in groups]
+        self._environments = [(one.env_class_path, to_json(one.env_config)) for one in records]
         self._known: dict[str, list[list[Any]]] = {}
 
     @property
@@ -189,7 +190,7 @@ class WhatIf:
         return found
 
     def _estimate(self, request: Request) -> list[list[Any]]:
-        rollouts = [self._scored(one, group, request) for one, group in zip(self.records, self._groups, strict=True)]
+        rollouts = [self._scored(place, request) for place in range(len(self.records))]
         assigner = AdvantageAssigner(cast("AdvantageSettings", request.settings))  # frozen, and only read
         found = assigner.estimate(rollouts, is_training=self.is_training)
         laid = found.entries
@@ -198,12 +199,13 @@ class WhatIf:
             laid = [on_tokens(one, own) for one, own in zip(self.records, found.entries, strict=True)]
         return [_weighed(own, [weight[i] for weight in found.weights]) for i, own in enumerate(laid)]
 
-    def _scored(self, record: StoredRollout, group: int, request: Request) -> ScoredRollout:
+    def _scored(self, place: int, request: Request) -> ScoredRollout:
+        record = self.records[place]
         return ScoredRollout.from_trajectory(
             record.trajectory,
-            group=group,
+            group=self._groups[place],
             turn_credit=request.turn_credit or turn_credit_of(record),
-            environment=(record.env_class_path, to_json(record.env_config)),
+            environment=self._environments[place],
         )
 
 
