@@ -37,16 +37,18 @@ if TYPE_CHECKING:
 
 SUFFIXES: Final = (".eval", ".json")
 _SHARED: Final = ("env_class_path", "env_config", "agent", "run", "source")  # what the rollouts of a log have in common
+_EVALUATION: Final = "evaluation"
 _MAX_CHARACTERS: Final = 50_000_000  # of a log's conversations: its samples are in memory until it is written
 
 
 def write_inspect_logs(store: RolloutStore, path: str | Path, *, max_samples: int = 5000) -> list[Path]:
     """Write the rollouts of a store as Inspect logs, which ``inspect view`` shows and ``read_eval_log`` reads.
 
-    A log has one task, so each environment (class and configuration), agent, run and source gets a log of its own. A
-    sample is a rollout: its epoch is ``rollout_index + 1``, its scores are ``success`` (where the environment says it),
-    ``reward`` and ``turns``; a failed rollout has an error and no scores. Tokens, masks and log-probabilities are not
-    written: a log has no place for them.
+    A log has one task, so each environment (class and configuration), agent, run and source gets a log of its own, and
+    each evaluation of a run, by the step at which it was made. A sample is a rollout: its epoch is its place among the
+    rollouts of its task, from 1 on (``rollout_index + 1``, or the place in its task group), its scores are ``success``
+    (where the environment says it), ``reward`` and ``turns``; a failed rollout has an error and no scores. Tokens,
+    masks and log-probabilities are not written: a log has no place for them.
 
     Args:
         store: The rollouts; a filter of a store is one too.
@@ -138,22 +140,30 @@ def _whole(path: Path) -> Generator[Path]:
 def _chosen(store: RolloutStore, shared: Mapping[str, Any]) -> RolloutStore:
     """The rollouts that have these in common; ``env_config`` is told apart by its text, in which NaN equals itself."""
     config = shared["env_config"]
+    wanted = {name: value for name, value in shared.items() if name != "step" or shared["source"] == _EVALUATION}
 
     def is_same(value: Any) -> bool:
         return value is None if config is None else to_json(value) == config
 
-    return store.filter(**{**shared, "env_config": is_same})
+    return store.filter(**{**wanted, "env_config": is_same})
 
 
 def _groups(store: RolloutStore) -> list[dict[str, Any]]:
     """What the rollouts of each log have in common, in the order of the store."""
-    columns: list[list[Any]] = [column.to_pylist() for column in store.table(_SHARED).columns]
-    return [dict(zip(_SHARED, one, strict=True)) for one in dict.fromkeys(zip(*columns, strict=True))]
+    names = (*_SHARED, "step")
+    columns: list[list[Any]] = [column.to_pylist() for column in store.table(names).columns]
+    rows = [dict(zip(names, one, strict=True)) for one in dict.fromkeys(zip(*columns, strict=True))]
+    groups = [row | {"step": row["step"] if row["source"] == _EVALUATION else None} for row in rows]
+    return [dict(one) for one in dict.fromkeys(tuple(group.items()) for group in groups)]
 
 
 def _title(shared: Mapping[str, Any]) -> str:
-    own = (shared["agent"], shared["run"])
+    own = (shared["agent"], shared["run"], _step_name(shared))
     return visible(" ".join([_task_name(shared), *(f"({one})" for one in own if one)]))
+
+
+def _step_name(shared: Mapping[str, Any]) -> str:
+    return "" if shared["step"] is None else f"step {shared['step']}"
 
 
 def _task_name(shared: Mapping[str, Any]) -> str:
@@ -163,7 +173,7 @@ def _task_name(shared: Mapping[str, Any]) -> str:
 
 def _file_name(shared: Mapping[str, Any]) -> str:
     """Name a log by its time, task, agent and run, as Inspect's own are: letters, digits and dashes alone."""
-    named = [_task_name(shared), shared["agent"], shared["run"]]
+    named = [_task_name(shared), shared["agent"], shared["run"], _step_name(shared)]
     return "_".join(re.sub(r"[^A-Za-z0-9.]+", "-", str(one)).strip("-.")[:60] or "unknown" for one in named if one)
 
 
@@ -205,8 +215,8 @@ def _parts(records: Iterator[StoredRollout], max_samples: int) -> Iterator[_Part
             yield part
             part, num_characters = _Part(), 0
         num_characters += size
-        task, identity = identities.of(record)
-        part.samples.append(sample_of(record, identity=identity))
+        task, identity, epoch = identities.of(record)
+        part.samples.append(sample_of(record, identity=identity, epoch=epoch))
         part.outcomes.append(_outcome(record.trajectory, task))
         part.times.append(record.created_at.isoformat())
     yield part
@@ -225,10 +235,11 @@ class _Identities:
     def __init__(self) -> None:
         self._tasks: dict[tuple[str, bytes], tuple[int, int | str]] = {}
         self._of_place: Counter[str] = Counter()
+        self._of_group: Counter[int | str] = Counter()
         self._seen: Counter[tuple[int | str, int]] = Counter()
 
-    def of(self, record: StoredRollout) -> tuple[int, int | str]:
-        """Give the number of a rollout's task, and what its sample is called."""
+    def of(self, record: StoredRollout) -> tuple[int, int | str, int]:
+        """Give the number of a rollout's task, what its sample is called, and its epoch."""
         own = record.trajectory
         index = own.task_index if record.group is None else record.group
         place = str(index) if record.generation is None else f"batch-{record.generation}-task-{index}"
@@ -240,9 +251,13 @@ class _Identities:
             count = self._of_place[place]  # tasks of several evaluations may stand at one place
             self._tasks[key] = (len(self._tasks), plain if count == 1 else f"{place}-other-{count}")
         number, name = self._tasks[key]
-        self._seen[name, own.rollout_index] += 1
-        again = self._seen[name, own.rollout_index]  # as where a failed rollout was played again
-        return number, name if again == 1 else f"{name}-again-{again}"
+        epoch = own.rollout_index + 1
+        if record.group is not None:  # a trainer plays each rollout of a task group as the first of a task
+            self._of_group[name] += 1
+            epoch = self._of_group[name]
+        self._seen[name, epoch] += 1
+        again = self._seen[name, epoch]  # as where a failed rollout was played again
+        return number, name if again == 1 else f"{name}-again-{again}", epoch
 
 
 def _log(part: _Part, shared: Mapping[str, Any], number: int | None) -> EvalLog:
@@ -277,14 +292,14 @@ def _spec(part: _Part, shared: Mapping[str, Any], number: int | None) -> EvalSpe
     from agentsgym.reports.inspect_samples import UNKNOWN_MODEL, clean, text_of  # noqa: PLC0415
 
     task = text_of(_task_name(shared))
-    told = {name: shared[name] for name in ("source", "run", "env_class_path") if shared[name] is not None}
+    told = {name: shared[name] for name in ("source", "run", "env_class_path", "step") if shared[name] is not None}
     named = to_json([shared[name] for name in _SHARED])
     return EvalSpec(
         created=min(part.times),
         task=task,
         task_id=_hash(named),
         run_id=_hash(text_of(shared["run"] or named)),
-        eval_id=_hash(named + str(number)),
+        eval_id=_hash(f"{named} {shared['step']} {number}"),
         task_args=clean(from_json(shared["env_config"])) if shared["env_config"] else {},
         dataset=EvalDataset(
             name=task,

@@ -34,12 +34,13 @@ UNKNOWN_MODEL = "unknown"
 _RECORDED = ("source", "run", "agent", "step", "generation", "group", "policy_version")
 
 
-def sample_of(record: StoredRollout, *, identity: int | str) -> EvalSample:
+def sample_of(record: StoredRollout, *, identity: int | str, epoch: int) -> EvalSample:
     """Make a sample of a rollout: its conversation, scores, usage, and what else is known of it.
 
     Args:
         record: The rollout.
-        identity: What its task is called in the log; with the epoch, ``rollout_index + 1``, it must be the only one.
+        identity: What its task is called in the log.
+        epoch: Its place among the rollouts of that task, from 1 on; no other may have both.
     """
     trajectory = record.trajectory
     messages = _messages(record)
@@ -48,7 +49,7 @@ def sample_of(record: StoredRollout, *, identity: int | str) -> EvalSample:
     model = text_of(record.agent or UNKNOWN_MODEL)
     return EvalSample(
         id=identity,
-        epoch=trajectory.rollout_index + 1,
+        epoch=epoch,
         input=messages[:first] or str(clean(trajectory.task_data)),
         target="",
         messages=messages,

@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from agentsgym.reports.notebook import LiveDisplay, in_notebook
 from agentsgym.reports.plots import learning_curve
+from agentsgym.reports.plots.style import check_path
 
 if TYPE_CHECKING:
     from agentsgym.evaluation.metrics import Estimate
@@ -45,10 +46,13 @@ class LearningCurve(TrainerCallback):
             before: The win rate before training, drawn at 0 episodes.
             references: Other players' win rates by name, drawn as lines.
             redraw_every_s: Seconds between two drawings; None for 30, and for 3 in a notebook.
+
+        Raises:
+            ConfigError: The path does not end in ``.png``.
         """
         self.points: list[tuple[float, float]] = []
         self.episodes = 0
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else check_path(path)
         self._before = before
         self._references = references or {}
         default = _REDRAW_NOTEBOOK_EVERY_S if in_notebook() else _REDRAW_EVERY_S

@@ -219,6 +219,32 @@ def test_no_sample_takes_the_place_of_another(tmp_path: Path) -> None:
     assert log.eval.dataset.samples == 4
 
 
+def test_the_rollouts_of_a_task_group_are_epochs_of_one_sample(tmp_path: Path) -> None:
+    """A trainer plays each rollout of a group as a task of its own, whose index is the row's."""
+    talks = [talk(("user", "?"), task_data={"seed": index // 2}, task_index=index) for index in range(4)]
+    training = [
+        StoredRollout(trajectory=one, source="training", run="x", generation=3, group=index // 2, step=index)
+        for index, one in enumerate(talks)
+    ]
+    evaluations = [
+        StoredRollout(trajectory=one, source="evaluation", run="x", group=index // 2, step=step)
+        for step in (2, 4)
+        for index, one in enumerate(talks)
+    ]
+    store = kept(tmp_path / "store", *training, *evaluations)
+    files = write_inspect_logs(store, tmp_path / "logs")
+    assert [file.name for file in files] == ["unknown_x.eval", "unknown_x_step-2.eval", "unknown_x_step-4.eval"]
+    logs = [read_eval_log(str(file)) for file in files]
+    names = (("batch-3-task-0", "batch-3-task-1"), (0, 1), (0, 1))
+    for log, (first, second), step in zip(logs, names, (None, 2, 4), strict=True):
+        assert log.samples is not None
+        found = sorted((str(sample.id), sample.epoch) for sample in log.samples)
+        assert found == [(str(name), epoch) for name in (first, second) for epoch in (1, 2)]
+        assert (log.eval.dataset.samples, log.eval.config.epochs) == (2, 2)
+        assert (log.eval.metadata or {}).get("step") == step
+    assert len({log.eval.eval_id for log in logs}) == 3
+
+
 def test_a_large_store_becomes_several_logs(tmp_path: Path) -> None:
     store = stored(tmp_path / "store", range(5), agent="m")
     with pytest.raises(ConfigError, match="in parts of 2 samples at most"):

@@ -131,3 +131,27 @@ def test_a_store_of_training_has_a_learning_curve(tmp_path: Path) -> None:
     assert {text.get_text() for text in axes.texts} == {"random 50%", "50%", "75%"}
     with pytest.raises(ConfigError, match="has no learning curve"):
         learning_curve(kept(tmp_path / "played", ROWS))
+
+
+def test_batches_of_an_evaluation_share_no_task_groups(tmp_path: Path) -> None:
+    """As a trainer stores them: it plays an evaluation in batches, and counts the groups of each from 0."""
+    rows = [played(0, [float(seed)], task_data={"seed": seed}) for seed in (1, 2)]
+    with RolloutStore.writer(tmp_path) as writer:
+        for one in [*rows, *rows]:
+            writer.add(one, source="evaluation", run="x", step=2, group=0)
+    store = RolloutStore(tmp_path)
+    with pytest.raises(ConfigError, match="a rollout group is the rollouts of one task, got those of tasks 0, 1"):
+        rollout_group(store)
+    same = [replace(one, task_index=index % 2) for index, one in enumerate([*rows, *rows])]
+    assert drawn(by_turn(store)) == drawn(by_turn(same))
+
+
+def test_of_an_evaluation_that_was_made_again_the_later_one_counts(tmp_path: Path) -> None:
+    won, lost = played(0, [1.0]), played(0, [0.0])
+    with RolloutStore.writer(tmp_path) as writer:
+        for run, one in (("first", lost), ("again", won)):
+            for agent, step in (("random", None), ("before", 0), ("policy", 0)):
+                writer.add(one, source="evaluation", run=run, agent=agent, step=step)
+    curve = curve_of(RolloutStore(tmp_path))
+    assert [(x, estimate.mean) for x, estimate in curve.evaluations] == [(0, 1.0), (0, 1.0)]  # by both names
+    assert {name: estimate.mean for name, estimate in curve.references.items()} == {"random": 1.0}

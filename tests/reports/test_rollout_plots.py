@@ -170,3 +170,35 @@ def test_pictures_are_written_and_shown_at_one_width(tmp_path: Path) -> None:
         data, size = picture._repr_png_()
         assert imread(io.BytesIO(data)).shape[1] == 2 * size["width"] == 1600
     assert np.ptp(imread(tmp_path / "a" / "turns.png")) > 0
+
+
+@pytest.mark.parametrize("worst", [math.inf, -math.inf, 1e308, 1.7e308])
+def test_what_no_axis_holds_is_said_and_not_drawn(worst: float, tmp_path: Path) -> None:
+    rows = [rollout([worst, 1.0]), rollout([0.5, -0.5], index=1)]
+    advantages = [[0.0, worst, 0.0, 2.0], [0.0, 1.0, 0.0, math.nan]]
+    along = panels(credit_along(rows[0], advantages=advantages[0], path=tmp_path / "along.png"))
+    assert bars(along["reward of a token (1 too large to draw)"]) == {3.0: 1.0}
+    assert bars(along["advantage (1 too large to draw)"]) == {3.0: 2.0}
+    group = panels(rollout_group(rows, advantages=advantages, path=tmp_path / "group.png"))
+    [told] = [title for title in group if title.endswith("(2 too large to draw)")]
+    assert bars(group[told]) == {0.8: 1.0, 1.2: 2.0}
+    assert bars(group["1: lost, 0"]) == {-0.2: 0.5, 0.2: 1.0, 0.8: -0.5}
+    turns = panels(by_turn(rows, advantages=advantages, path=tmp_path / "turns.png"))
+    assert line(turns["reward"]) == [(0, 0.5), (1, 0.25)]
+    assert line(turns["advantage"]) == [(0, 1.0), (1, 2.0)]
+
+
+def test_infinities_of_both_signs_in_one_turn_have_no_mean() -> None:
+    record = rollout([1.0], token_ids=[0, 1], turns=[Turn(start=0, stop=2, reward=1.0)])
+    for values in ([math.inf, -math.inf], [1e308, 1e308], np.array([math.inf, -math.inf])):
+        assert "advantage" not in panels(by_turn([record], advantages=[values]))
+        rollout_group([record], advantages=[values])._repr_png_()
+
+
+@pytest.mark.parametrize("name", ["p.foo", "p", "p.pdf", ".", ".png"])
+def test_a_picture_is_a_png_and_its_name_says_so(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"whose name ends in \.png, got"):
+        lengths(ROWS, path=tmp_path / name)
+    assert not [*tmp_path.iterdir()]
+    lengths(ROWS, path=tmp_path / "P.PNG")
+    assert imread(tmp_path / "P.PNG").shape[1] == 1600

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from dataclasses import replace
 
 import orjson
@@ -128,6 +129,15 @@ def test_no_text_breaks_the_frame(text: str, width: int) -> None:
     lines = printed(Conversation.of(played(text, says=text)), width).splitlines()
     assert lines == [visible(one) for one in lines]
     assert all(one[0] in "│╭╰t" for one in lines if one.strip())
+
+
+def test_advantages_that_have_no_mean_end_nothing() -> None:
+    shown = Conversation.of(played("x"), [0.0, math.inf, -math.inf])
+    assert shown.facts["turn_advantages"] == [None]
+    assert json.dumps(shown.row(1), allow_nan=False)
+    paid = Conversation.of(replace(played("x", "y"), final_reward=math.inf), [math.inf] * 6)
+    row = dict(zip(COLUMNS, paid.row(1), strict=True))
+    assert (row["reward"], row["turn_advantages"]) == ("inf", "inf inf")
 
 
 @pytest.mark.parametrize(

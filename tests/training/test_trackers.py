@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import trackio
-from games import settings, tasks, trainer_of
+from games import logged, settings, tasks, trainer_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trackio.sqlite_storage import SQLiteStorage
 from transformers import TrainerCallback
@@ -249,6 +249,28 @@ def test_a_tracker_that_fails_costs_nothing_else(
     warnings = [one.getMessage() for one in caplog.records if "the run goes on" in one.getMessage()]
     assert warnings == [f"the tracker trackio failed, and {said}; the run goes on: the server is \\x1b[2J down"]
     assert [*tmp_path.rglob("events.out.tfevents.*")]
+
+
+def test_a_tracker_that_dies_in_the_middle_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TRL hands trackers the times of its methods itself, past the callback."""
+    log, calls = trackio.log, iter(range(1000))
+
+    def dying(*args: Any, **kwargs: Any) -> None:
+        if next(calls) > 3:
+            raise BrokenPipeError("the service is \x1b[2J gone")
+        log(*args, **kwargs)
+
+    monkeypatch.setattr(trackio, "log", dying)
+    trainer = trainer_of(tmp_path, report_to=["trackio", "tensorboard"], project="dying", log_conversations=1)
+    with caplog.at_level(logging.WARNING, "agentsgym"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+    assert len(logged(trainer, "reward")) == 2
+    said = [one.getMessage() for one in caplog.records if "the run goes on" in one.getMessage()]
+    assert "the tracker trackio failed, and may lack some times; the run goes on: the service is \\x1b[2J gone" in said
+    assert len(said) == len(set(said)) <= 3  # of times, of metrics, of conversations
 
 
 def test_an_evaluation_before_the_training_is_tracked_too(tmp_path: Path) -> None:

@@ -21,7 +21,10 @@ from agentsgym.reports.plots.style import (
     TokenValues,
     check_values,
     draw_frame,
+    drawable,
     finished,
+    mean_of,
+    not_drawn,
     plain,
 )
 from agentsgym.store.reader import RolloutStore
@@ -135,8 +138,9 @@ def rollout_group(
 
 
 def _draw_signed(axes: Axes, trajectory: Trajectory, name: str, values: Sequence[float]) -> None:
-    draw_frame(axes, name, size=10)
-    heights = np.where(np.array(trajectory.agent_token_mask) == 1, np.nan_to_num(np.asarray(values, dtype=float)), 0.0)
+    own = [value if is_own else 0.0 for value, is_own in zip(values, trajectory.agent_token_mask, strict=True)]
+    draw_frame(axes, name + not_drawn(own), size=10)
+    heights = np.array(drawable(own))
     places = np.arange(len(heights))
     for color, part in ((POSITIVE, heights.clip(min=0)), (NEGATIVE, heights.clip(max=0))):
         axes.bar(places[part != 0], part[part != 0], width=0.9, color=color, zorder=3)
@@ -171,16 +175,18 @@ def _number_turns(axes: Axes, trajectory: Trajectory) -> None:
 
 def _draw_rollout(axes: Axes, trajectory: Trajectory, advantages: Sequence[float] | None) -> None:
     draw_frame(axes, "", "", "")
+    spans = [] if advantages is None else [advantages[turn.start : turn.stop] for turn in trajectory.turns]
+    means = [mean_of(span) or 0.0 for span in spans]
     axes.set_title(
-        f"{trajectory.rollout_index}: {trajectory.outcome}, {trajectory.final_reward:z.3g}",
+        f"{trajectory.rollout_index}: {trajectory.outcome}, {trajectory.final_reward:z.3g}"
+        + not_drawn([*trajectory.turn_rewards, *means]),
         loc="left", color=OUTCOMES[trajectory.outcome], fontsize=9, fontweight="bold",
     )  # fmt: skip
     places = np.arange(trajectory.num_turns)
     width = 0.8 if advantages is None else 0.4
-    axes.bar(places - (0.4 - width / 2), trajectory.turn_rewards, width=width, color=GRAY)
+    axes.bar(places - (0.4 - width / 2), drawable(trajectory.turn_rewards), width=width, color=GRAY)
     if advantages is not None:
-        spans = [advantages[turn.start : turn.stop] for turn in trajectory.turns]
-        means = np.array([float(np.mean(span)) if len(span) else 0.0 for span in spans])
+        means = drawable(means)
         colors = [POSITIVE if mean > 0 else NEGATIVE for mean in means]
         axes.bar(places + 0.2, means, width=0.4, color="white", edgecolor=colors, hatch="////", linewidth=0.8)
     axes.axhline(0, color=FAINT_INK, linewidth=0.8)

@@ -90,10 +90,10 @@ def curve_of(store: RolloutStore) -> CurveOfStore:
         ConfigError: It has neither rollouts of training nor evaluations.
     """
     batches: dict[int, _Batch] = {}
-    evaluated: dict[tuple[str, str | None, int | None], list[Trajectory]] = {}
+    evaluated: dict[tuple[str, int | None], _Batch] = {}
     tasks: dict[Hashable, int] = {}
     for row in _rows(store, (*_OUTCOME, *_TASK, *_CURVE)):
-        task = tasks.setdefault(_task({**row, "run": None, "group": None}), len(tasks))
+        task = tasks.setdefault(_task({**row, "run": None, "generation": None}), len(tasks))
         one = _rollout({**row, "num_tokens": 0}, turns=[_EMPTY] * row["num_turns"], task_index=task)
         if row["generation"] is not None:
             batch = batches.get(row["generation"])
@@ -101,7 +101,10 @@ def curve_of(store: RolloutStore) -> CurveOfStore:
                 batch = batches[row["generation"]] = _Batch(run=row["run"], step=row["step"] or 0)
             batch.rollouts.append(one)
         elif row["source"] == "evaluation":
-            evaluated.setdefault((str(row["agent"]), row["run"], row["step"]), []).append(one)
+            named = str(row["agent"]), row["step"]
+            if named not in evaluated or evaluated[named].run != row["run"]:  # likewise
+                evaluated[named] = _Batch(run=row["run"], step=row["step"] or 0)
+            evaluated[named].rollouts.append(one)
     if not batches and not evaluated:
         raise ConfigError(f"{store!r} has no learning curve: no rollout is of training, and none of an evaluation")
     return _curve([batches[generation] for generation in sorted(batches)], evaluated)
@@ -109,7 +112,7 @@ def curve_of(store: RolloutStore) -> CurveOfStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """A generation batch.
+    """A generation batch, or an evaluation.
 
     Attributes:
         run: Its run.
@@ -129,9 +132,7 @@ class _Batch:
         return sum(wins) / len(wins) if wins and is_known else None
 
 
-def _curve(
-    batches: Sequence[_Batch], evaluated: Mapping[tuple[str, str | None, int | None], Sequence[Trajectory]]
-) -> CurveOfStore:
+def _curve(batches: Sequence[_Batch], evaluated: Mapping[tuple[str, int | None], _Batch]) -> CurveOfStore:
     """Lay everything along the rollouts that were played until then."""
     played = [*accumulate(len(batch.rollouts) for batch in batches)]
     curve = CurveOfStore(
@@ -141,8 +142,8 @@ def _curve(
             if batch.win_rate is not None
         ]
     )
-    for (name, _, step), rollouts in evaluated.items():
-        win_rate = summarize(rollouts).win_rate
+    for (name, step), evaluation in evaluated.items():
+        win_rate = summarize(evaluation.rollouts).win_rate
         if win_rate is None:
             continue
         if step is None:  # not of the policy in training
@@ -172,7 +173,7 @@ def _rollout(row: Mapping[str, Any], *, turns: Sequence[Turn], **fields: Any) ->
 
 def _task(row: Mapping[str, Any]) -> Hashable:
     """What rollouts of one task, or of one task group of training, have in common."""
-    if row["group"] is not None:
+    if row["generation"] is not None:  # the batches of an evaluation each count their task groups from 0
         return tuple(row[name] for name in ("run", "generation", "group"))
     given = row["task_data"] if row["task_data"] not in {None, "{}"} else (row["run"], row["task_index"])
     return row["env_class_path"], row["env_config"], given

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH_INCHES = 8.0
 _DOTS_PER_INCH = 200
+_HIGHEST = 1e100  # of what is drawn: axes are laid out with squares and differences of numbers
 
 #: (T,) for each trajectory, in the same order.
 TokenValues = Sequence[Sequence[float]]
@@ -38,8 +40,11 @@ class Picture(Figure):
 
         Args:
             path: The PNG; its folder is made if needed.
+
+        Raises:
+            ConfigError: The name does not end in ``.png``.
         """
-        path = Path(path)
+        path = check_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
         try:
@@ -54,6 +59,17 @@ class Picture(Figure):
         self.savefig(file, format="png")
         width, height = self.get_size_inches() * _DOTS_PER_INCH / 2
         return file.getvalue(), {"width": int(width), "height": int(height)}
+
+
+def check_path(path: str | Path) -> Path:
+    """Give a path to which a picture can be written.
+
+    Raises:
+        ConfigError: Its name does not end in ``.png``.
+    """
+    if Path(path).suffix.lower() != ".png":
+        raise ConfigError(f"a picture is written as a PNG, to a file whose name ends in .png, got {str(path)!r}")
+    return Path(path)
 
 
 def finished(picture: Picture, path: str | Path | None) -> Picture:
@@ -83,6 +99,31 @@ def draw_legend(axes: Axes, **options: Any) -> None:
 def plain(text: str) -> str:
     """Write a text so that matplotlib reads no formula in it."""
     return text.replace("$", r"\$")
+
+
+def is_drawable(value: float) -> bool:
+    """Whether a number has a place in a picture: it is finite, and no axis overflows with it."""
+    return math.isfinite(value) and abs(value) <= _HIGHEST
+
+
+def drawable(values: Sequence[float]) -> list[float]:
+    """Put 0, which is not drawn, in the place of each number that cannot be."""
+    return [float(value) if is_drawable(value) else 0.0 for value in values]
+
+
+def not_drawn(values: Sequence[float]) -> str:
+    """Say how many of some numbers are infinite or nearly so; empty if none is. NaN stands for "not known".
+
+    >>> not_drawn([1.0, float("nan")]), not_drawn([float("inf"), 1.0])
+    ('', ' (1 too large to draw)')
+    """
+    count = sum(not is_drawable(value) and not math.isnan(value) for value in values)
+    return f" ({count} too large to draw)" if count else ""
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """Average numbers, infinite ones too; None of none."""
+    return sum(map(float, values)) / len(values) if len(values) else None
 
 
 def check_values(name: str, values: TokenValues | None, trajectories: Sequence[Trajectory]) -> None:

@@ -24,6 +24,8 @@ from agentsgym.reports.plots.style import (
     draw_frame,
     draw_legend,
     finished,
+    is_drawable,
+    mean_of,
 )
 from agentsgym.types import Trajectory, Turn
 
@@ -151,7 +153,7 @@ def turn_means(
     for row in rows:
         for index, turn in enumerate(trajectories[row].turns[:_MOST_TURNS]):
             known = value(row, turn)
-            if known is not None and np.isfinite(known):
+            if known is not None and is_drawable(known):
                 found.setdefault(index, []).append((trajectories[row].task_index, known))
     means = TurnMeans(turns=[], means=[], lows=[], highs=[], counts=[])
     for index in sorted(found):
@@ -173,23 +175,19 @@ def _panels(
 
     def surprise(row: int, turn: Turn) -> float | None:
         known = trajectories[row].logprobs
-        return None if known is None else _mean([-one for one in known[turn.start : turn.stop]])
+        return None if known is None else mean_of([-one for one in known[turn.start : turn.stop]])
 
     panels: list[tuple[str, str, Callable[[int, Turn], float | None]]] = [
         ("reward", BLUE, lambda _, turn: turn.reward),
         ("tokens of the agent", BROWN, lambda _, turn: turn.stop - turn.start),
     ]
     if advantages is not None:
-        panels.insert(1, ("advantage", VERMILION, lambda row, turn: _mean(advantages[row][turn.start : turn.stop])))
+        panels.insert(1, ("advantage", VERMILION, lambda row, turn: mean_of(advantages[row][turn.start : turn.stop])))
     if entropies is not None:
-        panels.append(("entropy", VIOLET, lambda row, turn: _mean(entropies[row][turn.start : turn.stop])))
+        panels.append(("entropy", VIOLET, lambda row, turn: mean_of(entropies[row][turn.start : turn.stop])))
     else:
         panels.append(("-log p of the sampled tokens", VIOLET, surprise))
     return panels
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if len(values) else None
 
 
 def _draw_means(axes: Axes, name: str, color: str, means: TurnMeans) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any, Final, Self
 
 from agentsgym.texts import as_json, shortened, visible
@@ -88,7 +87,8 @@ def turn_advantages(trajectory: Trajectory, advantages: Sequence[float]) -> list
         trajectory: The rollout.
         advantages: One number a token, (T,).
     """
-    return [fmean(advantages[turn.start : turn.stop]) if turn.stop > turn.start else None for turn in trajectory.turns]
+    spans = [advantages[turn.start : turn.stop] for turn in trajectory.turns]
+    return [sum(span) / len(span) if len(span) else None for span in spans]  # fmean refuses inf and -inf together
 
 
 def chosen(rewards: Sequence[float], number: int) -> list[int]:
@@ -183,5 +183,6 @@ def _each_text(value: Any) -> Any:
     return value
 
 
-def _listed(numbers: Sequence[float | None]) -> str:
-    return shortened(" ".join("-" if number is None else f"{number:z.3g}" for number in numbers), 1000)
+def _listed(numbers: Sequence[float | str | None]) -> str:
+    """Write numbers as JSON has them: of an infinite one it has the name."""
+    return shortened(" ".join("-" if one is None else f"{float(one):z.3g}" for one in numbers), 1000)

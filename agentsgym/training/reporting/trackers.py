@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TrackioCallback
+from trl.extras import profiling
 
 from agentsgym.texts import sentence_of
 from agentsgym.training.metrics.registry import metric_of
@@ -37,6 +38,9 @@ def set_up_reports(callbacks: Iterable[TrainerCallback], tracked: Collection[str
         tracked: The groups for trackers.
         printed: The groups for the terminal and a notebook's table.
     """
+    _QuietTimes.failed.clear()
+    module: Any = profiling  # where TRL looks this up whenever it begins to take a time
+    module.ProfilingContext = _QuietTimes
     names: dict[type[Any], str] = {kind: name for name, kind in INTEGRATION_TO_CALLBACK.items()}
     for callback in callbacks:
         name = names.get(type(callback))
@@ -66,6 +70,25 @@ class _Tracker:
             self._failed = True
             what = "gets nothing of this run" if self.is_lost else "may lack some of what is logged"
             logger.warning("the tracker %s failed, and %s; the run goes on: %s", self.name, what, sentence_of(error))
+
+
+class _QuietTimes(profiling.ProfilingContext):
+    """The time that one of TRL's methods takes, which TRL hands to trackers itself: what one raises is logged once."""
+
+    failed: ClassVar[set[str]] = set()
+
+    def _log_metrics(self, duration: float) -> None:
+        names = self.report_to
+        for name in names:
+            self.report_to = [name]
+            try:
+                super()._log_metrics(duration)
+            except Exception as error:  # noqa: BLE001  # foreign code, which may raise anything
+                if name not in self.failed:
+                    self.failed.add(name)
+                    why = sentence_of(error)
+                    logger.warning("the tracker %s failed, and may lack some times; the run goes on: %s", name, why)
+        self.report_to = names
 
 
 def _wrap(callback: TrainerCallback, around: Callable[..., Any]) -> None:
