@@ -7,14 +7,48 @@ and the library's own :class:`Interruption`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import signal
+import threading
+from collections.abc import Generator
 from types import CodeType
 from typing import Any
 
 
 class Interruption(BaseException):
     """Ends what runs, through whatever code it is raised in; no episode's fault."""
+
+
+class Terminated(Interruption):
+    """SIGTERM came."""
+
+
+@contextlib.contextmanager
+def raising_on_sigterm() -> Generator[None]:
+    """Raise :class:`Terminated` inside at the first SIGTERM, so that what is finished can be kept; pass over others.
+
+    Nothing is changed on another thread than the main one, and where somebody handles the signal already.
+    """
+    owner, is_main = os.getpid(), threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def handle(number: int, _: object) -> None:
+        if os.getpid() != owner:  # a forked child, which has nothing to keep
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        signal.signal(number, signal.SIG_IGN)  # launchers send copies, which must not end the writing
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 _EXITING = "the process exits"

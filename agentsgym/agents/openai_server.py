@@ -106,13 +106,16 @@ class Server:
     def remedy(self, status: int | None) -> str:
         """The settings to check where the server refuses every request with this status."""
         if status == 404:
-            return "the model's name and base_url"
+            return "the model's name and base_url (on the command line --base-url)"
         if self.api_key is not None and not isinstance(self.api_key, _LeftOut):
-            key = "api_key"
+            key = "api_key (on the command line --api-key-env)"
         elif self.base_url is None:
             key = "OPENAI_API_KEY"
         else:
-            key = "api_key, which was not given (OPENAI_API_KEY is sent only where base_url is None)"
+            key = (
+                "api_key (on the command line --api-key-env), which was not given: "
+                "OPENAI_API_KEY is sent only where base_url is None"
+            )
         return f"{key}, and whether it may use the model" if status == 403 else key
 
     @property

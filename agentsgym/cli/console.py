@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
-from agentsgym.interruptions import Interruption
+from agentsgym.interruptions import Interruption, Terminated
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+TERMINATED = 143  # the exit code after SIGTERM, as a shell has it
 MAX_BYTES = 20_000  # of a text that is shown
 _MAX_CELL = 200
 _COLUMNS = re.compile(r"\S {2,}\S")
@@ -34,7 +35,15 @@ class UsageError(Exception):
 
 
 class FailureError(Exception):
-    """What was asked for could not be done; exit code 1."""
+    """What was asked for could not be done.
+
+    Attributes:
+        code: The exit code.
+    """
+
+    def __init__(self, sentence: object, code: int = 1) -> None:
+        super().__init__(sentence)
+        self.code = code
 
 
 class ReaderLeft(Interruption):  # not an error: whoever read has seen enough
@@ -135,10 +144,14 @@ def _failing() -> Generator[None]:
         yield
     except UsageError as error:
         _end(sentence_of(error), 2)
-    except (FailureError, AgentsGymError) as error:
+    except FailureError as error:
+        _end(sentence_of(error), error.code)
+    except AgentsGymError as error:
         _end(sentence_of(error), 1)
     except KeyboardInterrupt:
         _end("stopped", 1)
+    except Terminated:
+        _end("stopped by SIGTERM", TERMINATED)
     except (ReaderLeft, BrokenPipeError):  # what is still buffered goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.cli.console import cell, err, remark
+from agentsgym.cli.console import TERMINATED, cell, err, remark
 from agentsgym.cli.players import Player
 from agentsgym.envs.players import anchors_of
 from agentsgym.envs.rows.read import tasks_of_rows
@@ -16,6 +16,7 @@ from agentsgym.errors import AgentsGymError, StoreError
 from agentsgym.evaluation.metrics import Evaluation, summarize
 from agentsgym.evaluation.optimality import anchors_of_info
 from agentsgym.evaluation.run import evaluate
+from agentsgym.interruptions import Terminated
 from agentsgym.store.reader import RolloutStore
 from agentsgym.texts import sentence_of
 
@@ -67,6 +68,7 @@ class Games:
         planned: How many games were to be played.
         num_resumed: How many of them were not played, but read from a store.
         ended_by: What ended them early, a sentence; None if nothing did.
+        exit_code: Of the command, if something did.
         anchors: What random and optimal play earn on average, in these games; None where that is not known.
     """
 
@@ -75,15 +77,16 @@ class Games:
     planned: int
     num_resumed: int = 0
     ended_by: str | None = None
+    exit_code: int = 1
     anchors: Mapping[str, float] | None = None
 
 
 def play_games(player: Player, plan: Plan) -> Games:
-    """Play all games of a plan with one agent; errors and Ctrl-C end them, and what was played is kept."""
+    """Play all games of a plan with one agent; errors, Ctrl-C and SIGTERM end them, and what was played is kept."""
     references = anchors_of(player.env)
     played: list[Trajectory] = []
     num_resumed = 0
-    evaluation, ended_by = None, None
+    evaluation, ended_by, exit_code = None, None, 1
     with _bar(player.label, plan.num_games) as (advance, begin_at):
 
         def finished(trajectory: Trajectory) -> None:
@@ -120,6 +123,8 @@ def play_games(player: Player, plan: Plan) -> Games:
             ended_by = sentence_of(error)
         except KeyboardInterrupt:
             ended_by = "stopped by Ctrl-C"
+        except Terminated:
+            ended_by, exit_code = "stopped by SIGTERM", TERMINATED
         ended_by = ended_by or _unkept(writer)
     if evaluation is None and played:
         evaluation = _partial(player, plan, played, references)
@@ -129,6 +134,7 @@ def play_games(player: Player, plan: Plan) -> Games:
         planned=plan.num_games,
         num_resumed=num_resumed,
         ended_by=ended_by,
+        exit_code=exit_code,
         anchors=_mean_anchors(player, plan, played, references),
     )
 

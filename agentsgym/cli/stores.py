@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.cli.console import UsageError
-from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.stored_columns import stored_columns
 from agentsgym.errors import StoreError, did_you_mean
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.schema import INTS, OWN_INTS, OWN_TEXTS
@@ -90,8 +90,7 @@ def keep(path: Path, trajectory: Trajectory, env: MultistepEnv, agent: str) -> N
     with RolloutStore.writer(path, source="play", agent=agent) as writer:
         writer.add(
             trajectory,
-            env_class_path=class_path(type(env)),
-            env_config=env.env_config,
+            **stored_columns(env, trajectory),
             tokenizer=writer.keep_tokenizer(env.tokenizer),
         )
 

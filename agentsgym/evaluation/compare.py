@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from agentsgym.types import StopReason, Trajectory
 
 Run = RolloutStore | Iterable[StoredRollout | Trajectory]
 _COLUMNS = ("env_class_path", "env_config", "task_data", "success", "final_reward", "stop_reason")
+_ROUNDING: Final = 1e-12  # of means, relative to the largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class PairedDifference:
         a: The mean of the first run: over tasks, of the mean over a task's rollouts.
         b: That of the second.
         difference: ``b - a``.
-        low: Lower end of the interval of the difference; None if there is one task alone.
+        low: Lower end of the interval of the difference. None if there is one task alone, and of the reward if it
+            changed alike in all of them.
         high: Upper end.
     """
 
@@ -131,7 +133,8 @@ def compare(run_a: Run, run_b: Run, *, confidence: float = 0.95, seed: int = 0) 
     (:func:`~agentsgym.evaluation.intervals.bootstrap_intervals`), which pairing makes narrower than those of two runs
     of which each is taken by itself. Where the win rate changed by the same in each of the n tasks, resampling sees no
     spread; its interval then allows that a share ``1 - (α/2)^(1/n)`` of all tasks, the most that n tasks may never show
-    (Clopper & Pearson 1934), changes in any other way.
+    (Clopper & Pearson 1934), changes in any other way. A reward has no bounds that are known, so where it changed alike
+    in every task nothing says by how much it may change in another, and its interval is left out.
 
     Args:
         run_a: A store, or records, or trajectories. Trajectories do not say which environment they are of.
@@ -256,9 +259,10 @@ def _paired(
     mean_a, mean_b = values.mean(axis=0)
     difference, num_tasks = float(changes.mean()) + 0.0, len(changes)
     bounds: list[float | None]
-    if num_tasks == 1:
+    is_alike = bool(np.ptp(changes) <= _ROUNDING * np.abs(values).max())
+    if num_tasks == 1 or (is_alike and not is_rate):
         bounds = [None, None]
-    elif is_rate and np.ptp(changes) == 0:
+    elif is_alike:
         unseen = 1 - ((1 - confidence) / 2) ** (1 / num_tasks)
         bounds = [difference * (1 - unseen) + sign * unseen for sign in (-1, 1)]
     else:

@@ -18,6 +18,7 @@ from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.play import play_under_policy
 from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.stored_columns import stored_columns
 from agentsgym.errors import ConfigError
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import is_str, or_none, require
@@ -165,8 +166,7 @@ class StoredEvaluation:
             env, shared = self._envs[trajectory.task_index], self._writer.shared
             columns: dict[str, Any] = {
                 "source": "evaluation",
-                "env_class_path": class_path(type(env)),
-                "env_config": env.env_config,
+                **stored_columns(env, trajectory),
                 "agent": self._name,
                 "run": self._run,
                 "tokenizer": tokenizers[id(env)],

@@ -104,7 +104,7 @@ class _Columns:
         self._mask_ends = array("i", [0])
         self._turns: dict[str, list[Any]] = {name: [] for name in _TURN_FIELDS}
         self._turn_ends = array("i", [0])
-        self._configs: dict[int, tuple[Any, str]] = {}
+        self._shared: dict[int, tuple[Any, str]] = {}
 
     def add(self, record: StoredRollout) -> None:
         """Add one rollout."""
@@ -134,15 +134,19 @@ class _Columns:
             values[name].append(getattr(record, name))
         for name in OWN_TEXTS:
             values[name].append(_text(record, name, corrections))
-        values["env_config"].append(None if record.env_config is None else self._config(record.env_config, lost))
+        values["env_config"].append(self._shared_json(record.env_config))
+        values["tools"].append(self._shared_json(record.tools))
         values["extra"].append(to_json(record.extra, lost))
         values["created_at"].append(record.created_at)
 
-    def _config(self, config: Mapping[str, Any], lost: list[str]) -> str:
-        """Write a configuration, which most rollouts of a part share, once; functions in it are no loss to them."""
-        known = self._configs.get(id(config))
+    def _shared_json(self, value: Mapping[str, Any] | Sequence[Any] | None) -> str | None:
+        """Write once what most rollouts of a part share, as the configuration; functions in it are no loss to them."""
+        if value is None:
+            return None
+        known = self._shared.get(id(value))
         if known is None:
-            known = self._configs[id(config)] = (config, to_json(config))  # held, so that its id stays its own
+            plain = [*value] if isinstance(value, tuple) else value
+            known = self._shared[id(value)] = (value, to_json(plain))  # held, so that its id stays its own
         return known[1]
 
     def _add_scalars(self, trajectory: Trajectory, lost: list[str], corrections: dict[str, Any]) -> None:

@@ -1,7 +1,12 @@
-"""Make examples of rollouts in the conversational formats of TRL's trainers, as plain JSON values."""
+"""Make examples of rollouts in the conversational formats of TRL's trainers, as plain JSON values.
+
+Where the environment has tools, an example has their schemas in ``tools``, as JSON text, which TRL's trainers read:
+dicts of several tools would get each other's keys, with nulls in them, once an arrow table holds them.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +18,7 @@ from agentsgym.types import Message, Trajectory, Turn
 Example = dict[str, Any]
 
 
-def sft_examples(trajectories: Iterable[Trajectory], min_reward: float | None = None) -> Iterator[Example]:
+def sft_examples(records: Iterable[StoredRollout], min_reward: float | None = None) -> Iterator[Example]:
     """Give the conversations that were won, up to the last answer: ``{"messages": …}``, for ``SFTTrainer``.
 
     Where a history was rewritten, the agent never saw the conversation as it stands in the end: each answer is then an
@@ -21,28 +26,30 @@ def sft_examples(trajectories: Iterable[Trajectory], min_reward: float | None = 
     has the answers of winner and loser, so that it is no example unless every role that spoke has won.
 
     Args:
-        trajectories: Rollouts.
+        records: Rollouts.
         min_reward: The final reward from which on a rollout is won; None for what the environment says, and then a
             rollout of which it says nothing is left out.
     """
-    for trajectory in trajectories:
+    for record in records:
+        trajectory = record.trajectory
         if not trajectory.turns or not all(_is_won(trajectory, turn, min_reward) for turn in trajectory.turns):
             continue
         is_rewritten = any(turn.prompt_messages is not None for turn in trajectory.turns)
         for turn in trajectory.turns if is_rewritten else trajectory.turns[-1:]:
-            yield {"messages": as_json([*_prompt(trajectory, turn), _answer(trajectory, turn)])}
+            yield {"messages": as_json([*_prompt(trajectory, turn), _answer(trajectory, turn)]), **_tools(record)}
 
 
-def kto_examples(trajectories: Iterable[Trajectory], min_reward: float | None = None) -> Iterator[Example]:
+def kto_examples(records: Iterable[StoredRollout], min_reward: float | None = None) -> Iterator[Example]:
     """Give every answer with whether its role won the rollout: ``{"prompt": …, "completion": …, "label": …}``.
 
     An answer by itself, because everything in a completion is trained on, and what the environment says is not to be.
 
     Args:
-        trajectories: Rollouts.
+        records: Rollouts.
         min_reward: As for :func:`sft_examples`.
     """
-    for trajectory in trajectories:
+    for record in records:
+        trajectory = record.trajectory
         for turn in trajectory.turns:
             label = _is_won(trajectory, turn, min_reward)
             if label is not None:
@@ -50,6 +57,7 @@ def kto_examples(trajectories: Iterable[Trajectory], min_reward: float | None = 
                     "prompt": _prompt(trajectory, turn),
                     "completion": [_answer(trajectory, turn)],
                     "label": label,
+                    **_tools(record),
                 })  # fmt: skip
 
 
@@ -63,14 +71,21 @@ def dpo_examples(records: Iterable[StoredRollout]) -> Iterator[Example]:
     rollouts that the environment led apart, by chance, give no pair; ids of calls lead nothing apart.
     """
     tasks: dict[tuple[Any, ...], list[Trajectory]] = {}
+    tools: dict[tuple[Any, ...], Example] = {}
     for record in records:
         if not record.trajectory.failed:
             tasks.setdefault(_task(record), []).append(record.trajectory)
-    for rollouts in tasks.values():
+            tools.setdefault(_task(record), _tools(record))
+    for task, rollouts in tasks.items():
         ranked = sorted(rollouts, key=lambda one: -one.final_reward)
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
             if better.final_reward > worse.final_reward:
-                yield from _first_difference(better, worse)
+                yield from ({**pair, **tools[task]} for pair in _first_difference(better, worse))
+
+
+def _tools(record: StoredRollout) -> Example:
+    """The schemas of a rollout's tools, as a field; none without tools, or where the store does not have them."""
+    return {"tools": json.dumps(as_json(record.tools), ensure_ascii=False)} if record.tools else {}
 
 
 def _is_won(trajectory: Trajectory, turn: Turn, min_reward: float | None) -> bool | None:
@@ -111,7 +126,7 @@ def _task(record: StoredRollout) -> tuple[Any, ...]:
     """What rollouts of one task have in common; of a record without its task, the index in its run."""
     own = record.trajectory
     task = (to_json(own.task_data),) if own.task_data else (record.run, own.task_index)
-    return (record.env_class_path, to_json(record.env_config), *task)
+    return (record.env_class_path, to_json(record.env_config), to_json(record.tools), *task)
 
 
 def _prompt(trajectory: Trajectory, turn: Turn) -> Sequence[Message]:

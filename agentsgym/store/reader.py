@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agentsgym.types import Trajectory
 
 _INDEX: Final = "__index__"
-_JSON_COLUMNS: Final = (*JSONS, "env_config", "extra")
+_JSON_COLUMNS: Final = (*JSONS, "env_config", "tools", "extra")
 _html_of = called_later("agentsgym.reports.html", "rollouts_html")
 
 
@@ -168,6 +168,20 @@ class RolloutStore(Sequence["Trajectory"]):
     def to_pandas(self, columns: Sequence[str] | None = None) -> DataFrame:
         """Read columns as a ``pandas.DataFrame``; by default those with one value a rollout."""
         return self.table(SCALARS if columns is None else columns).to_pandas()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give every rollout with everything that is stored beside it, as plain JSON values, in memory.
+
+        ``path``, ``num_rollouts``, ``skipped`` (why, by file) and ``rollouts``, each as
+        :meth:`~agentsgym.store.records.StoredRollout.as_dict` gives it. Of a large store take a part:
+        ``store[:100].as_dict()``, or a filter; :meth:`to_jsonl` writes all of it a rollout at a time.
+        """
+        return {
+            "path": str(self.path),
+            "num_rollouts": len(self),
+            "skipped": {str(path): why for path, why in self.skipped.items()},
+            "rollouts": [record.as_dict() for record in self.records()],
+        }
 
     def to_datasets(self, columns: Sequence[str] | None = None) -> Dataset:
         """Read columns, all by default, as a ``datasets.Dataset``, in memory."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int, is_str, or_none, require
 from agentsgym.store.schema import OWN_FLOATS, OWN_INTS, OWN_TEXTS
-from agentsgym.texts import shown
+from agentsgym.texts import as_json, shown
 from agentsgym.types import StopReason, Trajectory
 
 
@@ -23,6 +23,7 @@ class StoredRollout:
         source: Where it was played: ``"evaluation"``, ``"training"``, ``"play"`` or a word of your own.
         env_class_path: Its environment, as rows of a dataset name it.
         env_config: The environment's configuration, defaults filled in.
+        tools: The JSON schemas of the environment's tools, as the chat template shows them; None without tools.
         step: Of training: the optimizer steps that were done when it was played.
         generation: Of training: the number of its generation batch, from 1 on.
         group: Of training: the index of its task group in that batch, over all ranks.
@@ -44,6 +45,7 @@ class StoredRollout:
     source: str = "rollout"
     env_class_path: str | None = None
     env_config: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
     step: int | None = None
     generation: int | None = None
     group: int | None = None
@@ -71,12 +73,24 @@ class StoredRollout:
         require("created_at", self.created_at, _is_moment, "a datetime with its time zone")
         for name in ("env_config", "extra"):
             require(name, getattr(self, name), or_none(lambda value: isinstance(value, Mapping)), "a dict")
+        require(
+            "tools", self.tools, or_none(lambda value: isinstance(value, list | tuple)), "a list of schemas or None"
+        )
         for name in OWN_FLOATS:
             values = getattr(self, name)
             if values is not None and len(values) != len(trajectory.token_ids):
                 raise ConfigError(
                     f"{name} needs one value a token, got {len(values)} for {len(trajectory.token_ids)} tokens"
                 )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the trajectory's ``as_dict`` and everything beside it, in one dict of plain JSON values.
+
+        What JSON has no form for is written as in :meth:`~agentsgym.types.Trajectory.as_dict`; ``created_at`` is in ISO
+        8601.
+        """
+        own = {one.name: as_json(getattr(self, one.name)) for one in fields(self) if one.name != "trajectory"}
+        return {**self.trajectory.as_dict(), **own, "created_at": self.created_at.isoformat()}
 
 
 def _is_int64(value: Any) -> bool:

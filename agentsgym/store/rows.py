@@ -19,8 +19,9 @@ def record_of(table: Table, row: int) -> StoredRollout:
     """Read one row."""
     corrections = from_json(_value(table, "corrections", row) or "{}")
     own = {name: _value(table, name, row) for name in (*OWN_INTS, *OWN_TEXTS, "created_at")}
-    config = _value(table, "env_config", row)
-    own["env_config"] = None if config is None else from_json(config)
+    for name in ("env_config", "tools"):
+        text = _value(table, name, row)
+        own[name] = None if text is None else from_json(text)
     own["extra"] = from_json(_value(table, "extra", row))
     own |= {name: _numbers(table, name, row) for name in OWN_FLOATS}
     own |= {name: value for name, value in corrections.items() if name in own}

@@ -29,7 +29,7 @@ FLOATS: Final = ("logprobs", "per_token_rewards")
 """Fields of a trajectory with one number a token."""
 OWN_FLOATS: Final = ("advantages", "trainer_logprobs", "entropies")
 """Those of a stored rollout beside its trajectory."""
-LATER: Final = ("tokenizer", "entropies")
+LATER: Final = ("tokenizer", "entropies", "tools")
 """Columns that parts of earlier releases lack: they are read as null."""
 TURN_INTS: Final = ("start", "stop", "episode", "message_index", "prompt_start")
 TURN_FLAGS: Final = ("invalid", "exact")
@@ -48,6 +48,7 @@ SCHEMA: Final = pa.schema(
     [
         *(pa.field(name, pa.string()) for name in OWN_TEXTS),
         pa.field("env_config", pa.string()),
+        pa.field("tools", pa.string()),
         pa.field("created_at", pa.timestamp("us", tz="UTC")),
         *(pa.field(name, pa.int64()) for name in OWN_INTS),
         *(pa.field(name, pa.int64()) for name in INTS),

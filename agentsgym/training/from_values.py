@@ -18,8 +18,8 @@ from agentsgym.training.config import GRPOEnvConfig
 
 SettingsT = TypeVar("SettingsT")
 
-# Wider than their hints: a command line has one type a setting, and TRL says less than the trainer takes.
-_WIDER: dict[str, Any] = {"store_rollouts": bool | str | None, "resume_from_checkpoint": bool | str | None}
+# Wider than their hints: a command line has one type a setting, and TRL and transformers say less than they take.
+_WIDER: dict[str, Any] = dict.fromkeys(("store_rollouts", "resume_from_checkpoint", "fsdp"), bool | str | None)
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 

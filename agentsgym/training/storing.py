@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from accelerate import PartialState
 
 from agentsgym.credit.rewards import scatter_to_tokens
-from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.stored_columns import stored_columns
 from agentsgym.errors import StoreError
 from agentsgym.store.reader import RolloutStore
 from agentsgym.training.ranks import KeptError, all_gather_objects
@@ -135,8 +135,7 @@ class TrainingStore:
                 trajectory,
                 run=self.run,
                 source=_SOURCES[phase.kind],
-                env_class_path=class_path(type(env)),
-                env_config=env.env_config,
+                **stored_columns(env, trajectory),
                 step=phase.step,
                 generation=phase.index if phase.is_training else None,
                 policy_version=phase.step,

@@ -59,7 +59,11 @@ class Batching(Agent):
 
 @pytest.mark.parametrize(
     ("status", "remedy"),
-    [(401, "api_key"), (403, "api_key, and whether it may use the model"), (404, "the model's name and base_url")],
+    [
+        (401, "api_key (on the command line --api-key-env)"),
+        (403, "api_key (on the command line --api-key-env), and whether it may use the model"),
+        (404, "the model's name and base_url (on the command line --base-url)"),
+    ],
 )
 def test_the_sentence_names_server_status_and_what_to_check(status: int, remedy: str) -> None:
     with serving(lambda asked: refusal(status)) as served:
@@ -78,7 +82,7 @@ def test_a_key_that_was_not_sent_is_part_of_the_sentence(monkeypatch: pytest.Mon
     with serving(lambda asked: refusal()) as served:
         agent = agent_of(served, api_key=None)
         with pytest.raises(
-            ConfigError, match=r"check api_key, which was not given \(OPENAI_API_KEY is sent only where"
+            ConfigError, match=r"--api-key-env\), which was not given: OPENAI_API_KEY is sent only where"
         ):
             agent.get_action([{"role": "user", "content": "hi"}], None)
         monkeypatch.setenv("OPENAI_API_KEY", "of the shell")

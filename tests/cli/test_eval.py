@@ -135,6 +135,7 @@ def test_a_server_that_refuses_the_key_ends_it(game: str, monkeypatch: pytest.Mo
         assert served.asked[0].headers["authorization"] == "Bearer sk-abcdefgh-12345678"
     assert done.code == 1
     assert "refuses every request" in done.words
+    assert "check api_key (on the command line --api-key-env)" in done.words
     assert "sk-abcdefgh" not in done.words
     refused = ran("eval", game, "-a", "openai:gpt", "--base-url", served.url, "--api-key-env", "MY_KEI", "-n", "3")
     assert refused.code == 2
@@ -158,20 +159,23 @@ def test_a_script_that_is_too_short_fails_every_game(game: str, tmp_path: Path) 
     assert "every game failed" in done.words
 
 
-def test_ctrl_c_shows_what_was_played(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "said", "code"), [(signal.SIGINT, "stopped by Ctrl-C", 1), (signal.SIGTERM, "stopped by SIGTERM", 143)]
+)
+def test_a_signal_shows_what_was_played(tmp_path: Path, sent: signal.Signals, said: str, code: int) -> None:
     slow = "        __import__('time').sleep(0.01)\n        open('begun', 'a').write('.')\n        won ="
     (tmp_path / "guess.py").write_text(GAME.replace("        won =", slow))
     process = shell("eval", "guess.py", "-a", "random", "-n", "5000", "--max-concurrent", "4", "--json", cwd=tmp_path)
     begun, deadline = tmp_path / "begun", time.monotonic() + 60
     while not (begun.exists() and begun.stat().st_size > 100) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 1, err
-    assert "error: stopped by Ctrl-C" in err
+    assert process.returncode == code, err
+    assert f"error: {said}" in err
     assert "Traceback" not in err
     [found] = json.loads(out)["agents"]
-    assert found["ended_by"] == "stopped by Ctrl-C"
+    assert found["ended_by"] == said
     assert 0 < found["results"]["num_episodes"] < found["num_planned"] == 5000
 
 

@@ -115,7 +115,7 @@ def test_a_server_that_was_down_is_asked_again_for_what_is_missing(game: str, tm
     assert results(again)["results"] == found["results"]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_an_evaluation_that_was_ended_goes_on(tmp_path: Path, sent: signal.Signals) -> None:
     num_games, stop_after = 700, 400
     wait = (
@@ -146,7 +146,7 @@ def test_an_evaluation_that_was_ended_goes_on(tmp_path: Path, sent: signal.Signa
     process.communicate(timeout=60)
     num_kept = len(RolloutStore(tmp_path / "store"))
     assert 256 <= num_kept <= stop_after
-    if sent == signal.SIGINT:
+    if sent != signal.SIGKILL:
         assert num_kept > stop_after - 8  # everything that was finished
 
     resumed = shell(*command, *options, "--store", "store", "--resume", cwd=tmp_path)
@@ -366,15 +366,19 @@ def told(reward: float, *texts: str, **turn: Any) -> Trajectory:
     )
 
 
+def records(*rollouts: Trajectory, **columns: Any) -> list[StoredRollout]:
+    return [StoredRollout(trajectory=one, **columns) for one in rollouts]
+
+
 def test_a_rewritten_history_is_given_as_the_agent_saw_it() -> None:
     seen = [{"role": "user", "content": "in short: q"}]
-    [row] = sft_examples([told(1.0, "a long question", "yes", prompt_messages=seen)], min_reward=1.0)
+    [row] = sft_examples(records(told(1.0, "a long question", "yes", prompt_messages=seen)), min_reward=1.0)
     assert [one["content"] for one in row["messages"]] == ["in short: q", "yes"]
 
 
 def test_rollouts_that_chance_led_apart_or_that_earned_as_much_are_no_pair() -> None:
     def pairs(*rollouts: Trajectory) -> int:
-        return len([*dpo_examples(StoredRollout(trajectory=one) for one in rollouts)])
+        return len([*dpo_examples(records(*rollouts))])
 
     assert pairs(told(1.0, "q", "a"), told(0.0, "q", "b")) == 1
     assert pairs(told(1.0, "q", "a"), told(0.0, "other", "b")) == 0
@@ -398,11 +402,13 @@ def self_play(*moves: str, paid: Sequence[float]) -> Trajectory:
 
 def test_in_self_play_the_answers_of_the_loser_are_none_of_a_winner() -> None:
     lost, won = self_play("a", "b", paid=[-1.0, 1.0]), self_play("a", "c", paid=[1.0, -1.0])
-    assert [row["label"] for row in kto_examples([lost], min_reward=1.0)] == [False, True]
-    assert [row["label"] for row in kto_examples([replace(lost, info={"success": False})])] == [False]  # of role 0
-    assert [*sft_examples([lost, won], min_reward=1.0)] == []
-    assert len([*sft_examples([self_play("a", "b", paid=[1.0, 1.0])], min_reward=1.0)]) == 1
-    [pair] = dpo_examples(StoredRollout(trajectory=one) for one in (lost, won))
+    assert [row["label"] for row in kto_examples(records(lost), min_reward=1.0)] == [False, True]
+    assert [row["label"] for row in kto_examples(records(replace(lost, info={"success": False})))] == [
+        False
+    ]  # of role 0
+    assert [*sft_examples(records(lost, won), min_reward=1.0)] == []
+    assert len([*sft_examples(records(self_play("a", "b", paid=[1.0, 1.0])), min_reward=1.0)]) == 1
+    [pair] = dpo_examples(records(lost, won))
     assert [pair[name][0]["content"] for name in ("chosen", "rejected")] == ["b", "c"]  # of role 1, which won with b
 
 
@@ -421,9 +427,21 @@ def calling(reward: float, call_id: str, answer: str) -> Trajectory:
 
 def test_ids_of_calls_lead_no_two_rollouts_apart() -> None:
     rollouts = calling(1.0, "call_x", "3"), calling(0.0, "call_y", "4")
-    [pair] = dpo_examples(StoredRollout(trajectory=one) for one in rollouts)
+    [pair] = dpo_examples(records(*rollouts))
     assert [pair[name][0]["content"] for name in ("chosen", "rejected")] == ["3", "4"]
     assert len(pair["prompt"]) == 3
+
+
+def test_examples_have_the_schemas_of_the_tools_where_the_store_has_them() -> None:
+    tools = [{"type": "function", "function": {"name": "price", "parameters": {"type": "object", "properties": {}}}}]
+    won, lost = calling(1.0, "call_x", "3"), calling(0.0, "call_y", "4")
+    told_of = records(won, lost, tools=tools)
+    found = [*sft_examples(told_of, 1.0), *kto_examples(told_of, 1.0), *dpo_examples(told_of)]
+    assert len(found) == 1 + 4 + 1
+    assert all(json.loads(one["tools"]) == tools for one in found)
+    bare = records(won, lost)  # of a store of an earlier release
+    assert not any("tools" in one for one in [*sft_examples(bare, 1.0), *kto_examples(bare, 1.0), *dpo_examples(bare)])
+    assert [*dpo_examples([told_of[0], bare[1]])] == []  # what the agent was asked is not the same
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,22 @@ def test_where_resampling_sees_no_spread_the_interval_is_no_point() -> None:
     assert (better.low, better.high) == pytest.approx((1 - 2 * reach, 1.0))
     alone = compare(run_of({1: [True]}), run_of({1: [False]})).win_rate
     assert alone == PairedDifference(a=1.0, b=0.0, difference=-1.0, low=None, high=None)
+
+
+def test_a_reward_that_changed_alike_in_every_task_has_no_interval() -> None:
+    def paid(reward: float) -> list[Trajectory]:
+        return [rollout({"seed": seed}, None, reward * 3 + seed / 3) for seed in range(5)]
+
+    found = compare(paid(0.1), paid(0.2)).reward  # but for rounding
+    assert found is not None
+    assert found.difference == pytest.approx(0.3)
+    assert (found.low, found.high) == (None, None)
+    assert compare(paid(0.1), paid(0.1)).reward == replace(found, b=found.a, difference=0.0)
+    spread = compare(paid(0.1), [*paid(0.2)[1:], rollout({"seed": 0}, None, 9.0)]).reward
+    assert spread is not None
+    assert spread.low is not None
+    assert spread.high is not None
+    assert spread.low < spread.difference < spread.high
 
 
 def test_failed_rollouts_are_counted_and_left_out() -> None:

@@ -123,6 +123,14 @@ def test_the_store_of_a_run_is_given_as_in_python(given: Any, folder: str | None
     assert args.rollout_folder == (None if folder is None else Path(folder))
 
 
+def test_sharding_is_switched_on_as_in_python(tmp_path: Path) -> None:
+    for given, kept in ((True, True), (False, False), (None, None)):
+        args = training_settings({"fsdp": given, "use_cpu": True}, output_dir=str(tmp_path))
+        assert args.fsdp is kept
+    with pytest.raises(ConfigError, match="fsdp must be true or false or a text or null, got 2"):
+        training_settings({"fsdp": 2}, output_dir=str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

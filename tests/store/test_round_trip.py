@@ -109,6 +109,7 @@ RECORDS = st.builds(
     source=st.sampled_from(["evaluation", "training"]) | TEXTS,
     env_class_path=st.none() | TEXTS,
     env_config=st.none() | OBJECTS,
+    tools=st.none() | st.lists(OBJECTS, max_size=2),
     step=st.none() | st.integers(-(2**63), 2**63 - 1),
     group=st.none() | st.integers(0, 9),
     advantages=st.none() | st.lists(FLOATS, min_size=12, max_size=12),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import fields
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +17,7 @@ from stored import indices_of, rollout, stored
 from agentsgym import RolloutStore
 from agentsgym.errors import ConfigError, StoreError
 from agentsgym.store import parts
+from agentsgym.store.records import StoredRollout
 from agentsgym.store.schema import SCHEMA, VERSION_KEY
 from agentsgym.types import StopReason
 
@@ -179,3 +184,24 @@ def test_a_row_that_is_no_trajectory_is_named(tmp_path: Path) -> None:
         StoreError, match="the rollout of session '' is no trajectory: 'bored' is not a valid StopReason"
     ):
         store.record(1)
+
+
+def test_as_a_dict_a_store_is_plain_json_with_everything_beside_each_rollout(tmp_path: Path) -> None:
+    with RolloutStore.writer(tmp_path, agent="me", tools=({"name": "price"},)) as writer:
+        for index in range(3):
+            writer.add(rollout(index), advantages=[0.0, math.nan, 0.5, 0.5], extra={"seen": {1}})
+    (tmp_path / "foreign.parquet").write_text("no parquet")
+    store = RolloutStore(tmp_path)
+    plain = store.as_dict()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert (plain["path"], plain["num_rollouts"], len(plain["rollouts"])) == (str(tmp_path), 3, 3)
+    assert [*plain["skipped"]] == [str(tmp_path / "foreign.parquet")]
+    first = plain["rollouts"][0]
+    beside = {one.name for one in fields(StoredRollout)} - {"trajectory"}
+    assert first.keys() == store[0].as_dict().keys() | beside
+    assert not store[0].as_dict().keys() & beside  # nothing hides anything
+    assert {name: first[name] for name in store[0].as_dict()} == store[0].as_dict()
+    assert (first["agent"], first["tools"], first["extra"]) == ("me", [{"name": "price"}], {"seen": [1]})
+    assert first["advantages"] == [0.0, None, 0.5, 0.5]
+    assert datetime.fromisoformat(first["created_at"]) == store.record(0).created_at
+    assert [one["task_index"] for one in store[1:].as_dict()["rollouts"]] == [1, 2]

@@ -74,6 +74,8 @@ def _show(comparison: Comparison, limit: int) -> None:
     out().print(cell(f"{number} shared task{'' if number == 1 else 's'}", "bold"))
     if number:
         out().print(table)
+    if number > 1 and comparison.reward is not None and comparison.reward.low is None:
+        out().print(cell("the reward changed alike in every task, which says nothing of others"), style="dim")
     _show_changed(comparison, limit)
     only = f"tasks of A alone: {comparison.num_only_a}, of B alone: {comparison.num_only_b}"
     failed = f"failed rollouts, left out: {comparison.num_failed_a} of A, {comparison.num_failed_b} of B"

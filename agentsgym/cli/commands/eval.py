@@ -10,6 +10,7 @@ import typer
 
 from agentsgym.cli import options
 from agentsgym.cli.console import FailureError, UsageError, cell, out, print_json, remark, reported, usage
+from agentsgym.interruptions import raising_on_sigterm
 
 if TYPE_CHECKING:
     from agentsgym.cli.games import Games, Plan
@@ -67,8 +68,8 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
 ) -> None:
     """Play many games and report win rate, reward, turns, pass@k and pass^k with 95 % intervals over tasks.
 
-    What was played when something ends it early is shown all the same, and the exit code is 1. With --store it is kept
-    too, and the same command with --resume goes on there.
+    What was played when something ends it early is shown all the same, and the exit code is 1, after SIGTERM 143. With
+    --store it is kept too, and the same command with --resume goes on there.
     """
     from agentsgym.cli.games import MAX_CONCURRENT, Plan  # noqa: PLC0415
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
@@ -102,7 +103,8 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         store=store,
         resume=resume,
     )
-    games = _played(list(dict.fromkeys(agent)), named, settings, plan, references=references)
+    with raising_on_sigterm():
+        games = _played(list(dict.fromkeys(agent)), named, settings, plan, references=references)
     _show(games, named, plan, as_json=as_json)
 
 
@@ -183,7 +185,7 @@ def _show(games: Sequence[Games], named: NamedEnv, plan: Plan, *, as_json: bool)
         remark(f"{ended.label} finished {num_played} of {ended.planned} games{_BIAS if num_played else ''}")
         if plan.store is not None:
             remark("the same command with --resume goes on from there")
-        raise FailureError(ended.ended_by)
+        raise FailureError(ended.ended_by, ended.exit_code)
     if any(one.evaluation is None or not one.evaluation.num_episodes for one in games):
         raise FailureError("every game failed")
 

@@ -28,6 +28,7 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
             "--to",
             metavar="|".join(_FORMATS),
             help="Whole rollouts, examples as TRL's trainers read them, logs of Inspect, or curves in trackio.",
+            autocompletion=options.one_of(*_FORMATS),
             show_default=False,
         ),
     ],
@@ -125,9 +126,9 @@ def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[s
     if to == "jsonl":
         return map(line_of, store.records())
     if to == "sft":
-        found = examples.sft_examples(store, min_reward)
+        found = examples.sft_examples(store.records(), min_reward)
     elif to == "kto":
-        found = examples.kto_examples(store, min_reward)
+        found = examples.kto_examples(store.records(), min_reward)
     else:
         found = examples.dpo_examples(store.records())
     return (json.dumps(one, ensure_ascii=False) for one in found)
