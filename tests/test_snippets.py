@@ -52,6 +52,7 @@ TAKEN_FOR_GRANTED = {
     "exact_tokens.md": GRANTED + TRAJECTORIES,
     "rollout-store.md": GRANTED,
     "training.md": GRANTED,
+    "viewer.md": GRANTED + EVALUATIONS,
 }
 #: Pages whose snippets another test runs, to compare what they print with what the page shows.
 RUN_IN = {
