@@ -18,7 +18,8 @@ SHORT = (
     *("training.max_steps=1", "training.use_cpu=true", "warm_start.settings.use_cpu=true"),
     *("warm_start.num_episodes=8", "warm_start.max_steps=2", "evaluation.num_tasks=5"),
 )
-WANTED = {"new", "check", "play", "eval", "train", "compare"}
+WANTED = {"new", "check", "play", "eval", "train", "compare", "view"}
+PICTURES = ("curve.png", "turns.png", "group.png")
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +43,17 @@ def test_the_tutorial_runs(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "250 rollouts, " in printed
     assert "return_to_go [[" in printed
+    assert all(Path(name).stat().st_size > 1000 for name in PICTURES)
+    assert "after" in Path("page.html").read_text(encoding="utf-8")
 
 
 def _run(words: list[str]) -> None:
-    shorter = [part for setting in SHORT for part in ("--set", setting)] if words[0] == "train" else []
-    done = ran(*words, *shorter, typed="8\n4\n2\n1\n" if words[0] == "play" else "")
+    more: list[str] = []
+    if words[0] == "train":
+        more = [part for setting in SHORT for part in ("--set", setting)]
+    elif words[0] == "view":
+        more = ["--out", "page.html"]  # the page in a file: served, it stays until Ctrl-C
+    done = ran(*words, *more, typed="8\n4\n2\n1\n" if words[0] == "play" else "")
     assert done.code == 0, (words, done.err)
 
 
