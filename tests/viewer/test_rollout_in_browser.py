@@ -118,7 +118,7 @@ def test_tokens_of_an_evaluation_are_not_said_to_be_trained_on(browser: Browser,
     with opened(browser, RolloutStore(tmp_path / "kept"), "served", tmp_path) as shown:
         page = shown.go(view="tokens", row=0, by="mask")
         expect(page.locator(".legend")).to_contain_text("the agent's: training would count it")
-        page.locator(".token.said").first.hover()
+        page.locator(".stream .token.said").first.hover()
         expect(page.locator(".hint [data-name='trained on']")).to_have_text("no, but it would be")
 
 
