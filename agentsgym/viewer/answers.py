@@ -120,7 +120,7 @@ class Answers:
         rows = self._rows_of(key)
         records = self._blocks.records(rows)
         first = records[0]
-        label = label_of(first, environment_label(first.env_class_path, _config_text(first.env_config)), len(rows))
+        label = label_of(first, environment_label(first.env_class_path, _config_text(first.env_config)))
         settings = settings_of(first)
         told = None if settings is None else settings_as_dict(settings, turn_credit_of(first))
         return group_of(key, label, rows, records) | {"settings": told}

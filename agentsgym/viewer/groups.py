@@ -36,13 +36,12 @@ def group_of(key: int, label: str, rows: Sequence[int], records: Sequence[Stored
     }
 
 
-def label_of(record: StoredRollout, environment: str | None, size: int) -> str:
+def label_of(record: StoredRollout, environment: str | None) -> str:
     """Call a task group by what its rollouts have in common."""
     own = record.trajectory
     task = f"task {own.task_index}" if record.group is None else f"task group {record.group}"
     when = "" if record.generation is None else f"generation {record.generation}, "
-    rollouts = f"{size} rollout{'' if size == 1 else 's'}"
-    return f"{environment or 'unknown environment'}: {when}{task}, {rollouts}"
+    return f"{environment or 'unknown environment'}: {when}{task}"
 
 
 def first_difference(one: Trajectory, other: Trajectory) -> int | None:

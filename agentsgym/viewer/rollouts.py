@@ -63,7 +63,7 @@ def facts(record: StoredRollout) -> list[list[str]]:
         "rollout": own.rollout_index,
         "seed": own.seed,
         "final reward": own.final_reward,
-        **{f"reward of {text_of(role)}": paid for role, paid in own.final_rewards.items()},
+        **{f"reward of role {text_of(role)}": paid for role, paid in own.final_rewards.items()},
         "turns": len(own.turns),
         "tokens": len(own.token_ids) or None,
         "agent tokens": sum(own.agent_token_mask) if own.token_ids else None,
@@ -96,24 +96,30 @@ def _at(messages: Sequence[Message], index: int) -> Mapping[str, Any]:
 
 
 def _fact(value: Any) -> str:
-    return f"{value:zg}" if isinstance(value, float) else cut(text_of(value), 2000)[0]
+    return f"{value:zg}" if isinstance(value, float) else _told(text_of(value), 2000)
 
 
 def _value(value: Any) -> str:
-    return cut(json.dumps(as_json(value), ensure_ascii=False, indent=1), _LONGEST_VALUE)[0]
+    return _told(json.dumps(as_json(value), ensure_ascii=False, indent=1), _LONGEST_VALUE)
+
+
+def _told(text: str, most: int) -> str:
+    """A text, or its beginning and how much of it is left out."""
+    shown, left_out = cut(text, most)
+    return f"{shown} … {left_out:,} characters are left out" if left_out else shown
 
 
 def _message(message: Mapping[str, Any], turn: int | None) -> dict[str, Any]:
     content, left_out = cut(text_of(message.get("content")), _LONGEST)
-    reasoning = message.get("reasoning_content")
+    reasoning, left_out_thought = cut(text_of(message.get("reasoning_content")), _LONGEST)
     return {
         "role": text_of(message.get("role")),
         "content": content,
-        "reasoning": None if reasoning is None else cut(text_of(reasoning), _LONGEST)[0],
+        "reasoning": reasoning or None,
         "calls": _calls(message),
         "turn": turn,
         "name": None if message.get("name") is None else text_of(message.get("name")),
-        "left_out": left_out,
+        "left_out": left_out + left_out_thought,
     }
 
 
@@ -125,9 +131,9 @@ def _calls(message: Mapping[str, Any]) -> list[dict[str, str]]:
 def _call(call: Any) -> dict[str, str]:
     inner: Any = cast("Mapping[str, Any]", call).get("function") if isinstance(call, Mapping) else None
     if not isinstance(inner, Mapping):
-        return {"name": "", "arguments": cut(text_of(cast("object", call)), _LONGEST)[0]}
+        return {"name": "", "arguments": _told(text_of(cast("object", call)), _LONGEST)}
     named = cast("Mapping[str, Any]", inner)
-    return {"name": text_of(named.get("name")), "arguments": cut(text_of(named.get("arguments")), _LONGEST)[0]}
+    return {"name": text_of(named.get("name")), "arguments": _told(text_of(named.get("arguments")), _LONGEST)}
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

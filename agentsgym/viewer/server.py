@@ -143,7 +143,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self._check()
-        address = urlsplit(self.path)
+        try:
+            address = urlsplit(self.path)
+        except ValueError as error:
+            raise ConfigError(f"the address cannot be read: {sentence_of(error, 200)}") from error
         if address.path == "/":
             self._page()
             return

@@ -282,7 +282,7 @@ def _weighed(turns: Sequence[Any], weights: Sequence[Sequence[float]]) -> list[A
 def _json_object(text: str | None) -> dict[str, Any]:
     try:
         value: Any = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"options must be a JSON object: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError("options must be a JSON object")

@@ -105,7 +105,7 @@ def _what_ifs(answers: Answers, key: int) -> list[dict[str, Any]]:
     for request in chosen(answers.batch(key).settings):
         with contextlib.suppress(ConfigError):  # of these rollouts the estimator misses something
             one = answers.what_if_of(key, request)
-            found.append({name: one[name] for name in ("settings", "advantages", "rows")})
+            found.append({name: one[name] for name in ("settings", "advantages", "rows", "compared", "note")})
     return found
 
 

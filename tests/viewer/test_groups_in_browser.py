@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from browsing import GROUP, Opened, opened
+from browsing import GROUP, Opened, opened, record_of
 from playwright.sync_api import Browser, expect
 
 from agentsgym.store.reader import RolloutStore
@@ -98,6 +99,30 @@ def test_what_if_of_a_written_page_holds_a_chosen_set(browser: Browser, kept: Ro
         expect(page.locator("td.differs")).to_have_count(len(wanted))
         titles = page.locator("td .new").evaluate_all("nodes => nodes.map(node => +node.title)")
         assert sorted(titles) == pytest.approx(sorted(numbers_of(one) for each in answer["advantages"] for one in each))
+
+
+@pytest.mark.parametrize("mode", ["served", "written"])
+def test_rollouts_that_a_batch_lacks_and_actions_that_are_cut_are_said(
+    browser: Browser, tmp_path: Path, mode: str
+) -> None:
+    credit = {"advantage_estimator": "grpo", "discount": 1.0, "scale_rewards": "group", "num_rollouts": 8}
+    with RolloutStore.writer(tmp_path / "kept", source="training", run="a") as writer:
+        for index in range(2 * GROUP):
+            own, columns = record_of(index)
+            if index == 0:
+                action = own.turns[0].message_index
+                said = {**own.messages[action], "content": "long " * 1000}
+                own = replace(own, messages=[*own.messages[:action], said, *own.messages[action + 1 :]])
+            if index < 2 * GROUP - 2:  # two of the batch are missing
+                writer.add(own, **columns, generation=1, group=index // GROUP, extra={"credit": credit})
+    with opened(browser, RolloutStore(tmp_path / "kept"), mode, tmp_path) as shown:
+        page = shown.go(view="what-if", row=0)
+        words = page.locator(".difference")
+        expect(words).to_contain_text("Not exact: of the 8 rollouts of the generation batch only 6 are at hand")
+        expect(words).to_contain_text("Computed with all 6 rollouts")
+        page = shown.go(view="group", row=0)
+        expect(page.locator("td").first).to_contain_text("… 1,000 more characters in the conversation")
+        expect(page.locator(".group-summary")).to_contain_text("task group 0 · 4 rollouts")
 
 
 def test_differences_are_seen_on_tokens_too(served: Opened) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from browsing import HOSTILE_GROUP, Opened, opened, record_of
@@ -159,3 +160,26 @@ def test_letters_typed_into_a_field_are_no_keys(served: Opened) -> None:
     page.keyboard.type("clock")
     expect(page).to_have_url(re.compile("text=clock"))
     assert page.locator("section.list").is_visible()
+
+
+def test_seeds_are_exact_and_no_turn_of_a_narrow_strip_is_cut_off(browser: Browser, tmp_path: Path) -> None:
+    seeds = [6_471_234_567_890_123_456, 7]
+    with RolloutStore.writer(tmp_path / "kept") as writer:
+        for index, seed in enumerate(seeds):
+            own, _ = record_of(index)
+            turns = [replace(own.turns[0], start=0, stop=0, reward=float(turn == 39)) for turn in range(40)]
+            bare = replace(
+                own, turns=turns, token_ids=[], logprobs=None, per_token_rewards=[], task_data={"seed": seed}
+            )
+            writer.add(bare, created_at=datetime(2026, 1, 1 + index, tzinfo=UTC), run=f"run-{index}")
+    with opened(
+        browser, RolloutStore(tmp_path / "kept"), "served", tmp_path, viewport={"width": 1000, "height": 600}
+    ) as shown:
+        page = shown.go()
+        strip = page.locator(".row svg.strip").first
+        expect(strip.locator(".up")).to_have_count(1)
+        own, cell = strip.bounding_box(), page.locator(".row .cell.strip").first.bounding_box()
+        assert own
+        assert cell
+        assert own["x"] + own["width"] <= cell["x"] + cell["width"] + 1
+        expect(page.locator(".row").first.get_by_title(str(seeds[0]))).to_have_text(str(seeds[0]))

@@ -112,6 +112,16 @@ def test_a_rollout_that_training_left_out_says_so(served: Opened) -> None:
     expect(page.locator(".notice")).to_contain_text("Training left this rollout out")
 
 
+def test_tokens_of_an_evaluation_are_not_said_to_be_trained_on(browser: Browser, tmp_path: Path) -> None:
+    with RolloutStore.writer(tmp_path / "kept", source="evaluation") as writer:
+        writer.add(record_of(0)[0])
+    with opened(browser, RolloutStore(tmp_path / "kept"), "served", tmp_path) as shown:
+        page = shown.go(view="tokens", row=0, by="mask")
+        expect(page.locator(".legend")).to_contain_text("the agent's: training would count it")
+        page.locator(".stream .token.said").first.hover()
+        expect(page.locator(".hint [data-name='trained on']")).to_have_text("no, but it would be")
+
+
 def test_hostile_text_is_shown_and_nothing_of_it_runs(either: Opened) -> None:
     row = 4 * HOSTILE_GROUP + 3  # one that failed: its error is hostile too
     seen = HOSTILE.replace("\x1b", "␛").replace("\x00", "␀").replace("\u202e", "⟪U+202E⟫").replace("\u202c", "⟪U+202C⟫")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -284,6 +285,15 @@ def test_long_messages_are_cut_and_say_by_how_much(tmp_path: Path) -> None:
     message = answers_of(tmp_path).rollout(0)["messages"][1]
     assert message["left_out"] + len(message["content"]) == 1_000_000
     assert message["left_out"] > 0
+
+
+def test_long_thoughts_and_values_are_cut_and_say_by_how_much(tmp_path: Path) -> None:
+    said = {"role": "assistant", "content": "a", "reasoning_content": "x" * 1_000_000}
+    own = replace(played("a", info={"notes": "y" * 1_000_000}), messages=[{"role": "user", "content": "Begin."}, said])
+    write(tmp_path, [StoredRollout(trajectory=own)])
+    told = answers_of(tmp_path).rollout(0)
+    assert told["messages"][1]["left_out"] == 800_000
+    assert re.search(r"… 900,0\d\d characters are left out$", told["info"])
 
 
 def test_what_the_list_does_not_have_is_a_sentence(tmp_path: Path) -> None:

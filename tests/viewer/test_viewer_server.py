@@ -123,6 +123,7 @@ def test_head_has_no_body(server: ViewerServer) -> None:
         ("/data/rollout?row=99999999999999999999", 400, "row must be a number"),
         ("/data/group?key=300", 400, "the list has no task group 300"),
         ("/data/what-if?key=0&estimator=x", 400, "estimator is unknown: 'x'"),
+        ("/data/what-if?key=0&estimator=grpo&options=" + "[" * 8000, 400, "options must be a JSON object"),
         ("/data/search?" + "&".join("a=1" for _ in range(30)), 400, "the address cannot be read"),
         ("/data/search?text=" + "x" * 20_000, 414, "the address is too long"),
         ("/data/search?text=" + "x" * 70_000, 414, "Request-URI Too Long"),
@@ -142,6 +143,15 @@ def test_what_is_no_http_ends_nothing(server: ViewerServer) -> None:
             while connection.recv(4096):
                 pass
     assert asked(server, "/")[0] == 200
+
+
+def test_an_address_that_is_none_is_a_sentence(server: ViewerServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:
+        connection.sendall(f"GET http://[::1/ HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"the address cannot be read: Invalid IPv6 URL" in answer
 
 
 def test_many_ask_at_once(server: ViewerServer) -> None:

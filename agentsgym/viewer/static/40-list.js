@@ -200,8 +200,9 @@ class ListView {
     if (name === "row")
       return add(node, link("open", { view: "conversation", row: value, ...OF_A_ROLLOUT }, { tabIndex: -1 }, value));
     if (kind === "moment") return add(node, value === null ? "–" : moment(value).slice(5, 16));
-    const written = name === "final_reward" ? signed(value) : kind === "number" ? brief(value) : (value ?? "–");
-    return add(assign(node, { title: kind === "word" ? written : null }), written);
+    const isWhole = kind === "word" || name === "seed"; // a seed that is rounded is none
+    const written = name === "final_reward" ? signed(value) : isWhole ? String(value ?? "–") : brief(value);
+    return add(assign(node, { title: isWhole ? written : null }), written);
   }
 
   strip(place) {
@@ -272,7 +273,15 @@ function turnStrip(rewards, invalid, limit) {
   const label = `rewards by turn: ${rewards.map(brief).join(", ")}`;
   return drawn(
     "svg",
-    { class: "strip", width: rewards.length * wide, height: 20, role: "img", "aria-label": label.slice(0, 400) },
+    {
+      class: "strip",
+      width: rewards.length * wide,
+      height: 20,
+      viewBox: `0 0 ${Math.max(1, rewards.length * wide)} 20`,
+      preserveAspectRatio: "none", // a narrow column presses the turns together, and cuts none off
+      role: "img",
+      "aria-label": label.slice(0, 400),
+    },
     Object.entries(paths)
       .filter(([, path]) => path)
       .map(([kind, path]) => drawn("path", { class: kind, d: path })),

@@ -65,7 +65,9 @@ function rolloutHead(app, row, view, rollout) {
 /** Which rollout it is, in a line. */
 function headlineOf(list, place) {
   const value = (name) => list.value(name, place);
-  const parts = [`#${value("row")}`, value("env"), `task ${brief(value("task_index"))}`];
+  const group = value("group_index"); // in training a task's index is a place in its batch
+  const task = group === null ? `task ${brief(value("task_index"))}` : `task group ${group}`;
+  const parts = [`#${value("row")}`, value("env"), task];
   if (value("step") !== null) parts.push(`step ${value("step")}`);
   parts.push(
     `reward ${brief(value("final_reward"))}`,
@@ -182,7 +184,7 @@ function turnNotes(rollout, turn, beside = null) {
     el("span.break"),
     known("reward", numbers.reward),
     known("advantage", numbers.advantage),
-    role ? el("span.note", {}, `as ${role}`) : null,
+    role ? el("span.note", {}, `as role ${role}`) : null,
     last ? el("span.note.faint", {}, `episode ${episode}`) : null,
     numbers.invalid ? el("span.wrong", {}, "✗ invalid") : null,
     isExact === false

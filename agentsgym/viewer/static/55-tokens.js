@@ -200,6 +200,22 @@ class TokenView {
     return Boolean(this.tokens.trained?.[at]);
   }
 
+  /** Whether a token counted in a loss: the mask says of a rollout outside training what would count. */
+  trainedText(at) {
+    if (!this.isTrained(at)) return "no";
+    if (this.tokens.is_trained === false) return "no, the rollout was left out";
+    return this.isOfTraining() ? "yes" : "no, but it would be";
+  }
+
+  maskText() {
+    if (this.tokens.is_trained === false) return "the agent's, of a rollout that was left out";
+    return this.isOfTraining() ? "the agent's, trained on" : "the agent's: training would count it";
+  }
+
+  isOfTraining() {
+    return this.tokens.is_trained ?? Boolean(this.tokens.advantages);
+  }
+
   chooser() {
     const group = el("div.choose", { role: "radiogroup", "aria-label": "Color by" }, el("span.faint", {}, "Color by"));
     const draw = () =>
@@ -243,7 +259,7 @@ class TokenView {
       swatch("given", "given by the environment"),
       key === "mask"
         ? [
-            swatch("said.trained", "the agent's, trained on"),
+            swatch("said.trained", this.maskText()),
             this.tokens.trained?.every((one, at) => one || this.turnAt[at] < 0)
               ? null
               : swatch("said", "the agent's, left out"),
@@ -276,7 +292,7 @@ class TokenView {
       ["token", `${at}`],
       ["id", exact(this.tokens.ids[at])],
       ["turn", turn < 0 ? "given by the environment" : String(turn)],
-      ["trained on", this.isTrained(at) ? "yes" : "no"],
+      ["trained on", this.trainedText(at)],
       ...(turn < 0
         ? []
         : this.columns.filter(({ values }) => values).map(({ heading, values }) => [heading, exact(values[at])])),

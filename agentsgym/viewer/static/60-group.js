@@ -43,12 +43,13 @@ function memberCell(group, member, index, turn, unfolded) {
     return el("td.over", {}, ended ? el("span.faint", {}, `ended: ${member.stop_reason}`) : null);
   }
   const parts = group.diverges[index] === turn;
-  const alike = turn < group.common_turns;
+  const alike = turn < group.common_turns && group.members.length > 1;
   const cell = el(`td${parts ? ".parts" : ""}${alike ? ".alike" : ""}${one.invalid ? ".invalid" : ""}`);
   const text = el(
     `div.action${unfolded ? "" : ".folded"}`,
     { title: unfolded ? null : "Press to read all of it" },
     longText(one.text, "span"),
+    one.left_out ? el("span.faint", {}, ` … ${grouped(one.left_out)} more characters in the conversation`) : null,
   );
   text.addEventListener("click", () => getSelection().toString() || text.classList.toggle("folded"));
   return add(
@@ -83,7 +84,7 @@ async function groupView(app, row) {
             "th",
             { scope: "row" },
             `turn ${turn}`,
-            turn < group.common_turns ? el("div.faint", {}, "all alike") : null,
+            turn < group.common_turns && group.members.length > 1 ? el("div.faint", {}, "all alike") : null,
           ),
           group.members.map((member, index) => {
             const cell = memberCell(group, member, index, turn, unfolded);

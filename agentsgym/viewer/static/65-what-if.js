@@ -174,6 +174,19 @@ function differenceText(group, answer) {
   return `${changed} of ${counted(known, "turn")} differ${turned ? `, ${turned} of them in sign` : ""}.`;
 }
 
+/** The difference, and which rollouts were compared for it where those are more than the page shows. */
+function comparedTexts(group, answer) {
+  const shown = group.members.length;
+  const words = differenceText(group, answer);
+  if (!(answer.compared > shown)) return [words];
+  return [words, `Computed with all ${grouped(answer.compared)} rollouts whose advantages belong together.`];
+}
+
+/** That rollouts of the batch are missing, and what follows from it. */
+function missingText({ note }) {
+  return `Not exact: ${note}, so these numbers may differ from training's.`;
+}
+
 function whatIfTable(app, group, answer, row, settings) {
   const numTurns = group.members.reduce((most, member) => Math.max(most, member.turns.length), 0);
   const values = group.members.map((_, index) =>
@@ -260,7 +273,8 @@ async function whatIfView(app, row, given) {
     try {
       const answer = await data.whatIf(group, settings);
       if (number !== asked) return;
-      words.textContent = [differenceText(group, answer), answer.note].filter(Boolean).join(" ");
+      words.replaceChildren(...comparedTexts(group, answer).map((text, index) => el(`span${index ? ".faint" : ""}`, {}, text, " ")));
+      if (answer.note) words.append(el("strong.missing", {}, missingText(answer)));
       result.replaceChildren(whatIfTable(app, group, answer, row, settings));
     } catch (error) {
       if (number === asked) showIn(words, result, error);
