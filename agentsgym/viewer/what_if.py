@@ -61,7 +61,8 @@ class Request:
         known = options_of(name)
         for option, value in options.items():
             if option not in known:
-                raise ConfigError(f"the estimator {name!r} has no option {option!r} here{did_you_mean(option, known)}")
+                hint = did_you_mean(option, known) if known else "; it has none"
+                raise ConfigError(f"the estimator {name!r} has no option {option!r} here{hint}")
             if (choices := known[option]["choices"]) is not None:
                 check_choice(option, value, choices)
         self.settings.estimator()  # checks the values of its options

@@ -165,6 +165,19 @@ def test_before_and_after_are_the_earliest_and_the_latest_of_a_task(either: Open
     expect(page.locator(".side-head select").nth(1)).to_have_value(re.compile(rf"#{ordered[1]} "))
 
 
+def test_other_players_are_none_of_before_and_after(browser: Browser, tmp_path: Path) -> None:
+    record = {"env_class_path": "a:B", "source": "evaluation"}
+    trajectory, _ = record_of(0)
+    with RolloutStore.writer(tmp_path / "rollouts", run="r") as writer:
+        for agent, step in (("random", None), ("before", 0), ("after", 10), ("reference", None)):
+            writer.add(trajectory, agent=agent, step=step, **record)
+    with opened(browser, RolloutStore(tmp_path / "rollouts"), "served", tmp_path) as page:
+        heads = page.go(view="pair", row=0).locator(".side-head select")
+        expect(heads.nth(0)).to_have_value(re.compile("before"))  # an option's value is its text
+        expect(heads.nth(1)).to_have_value(re.compile("after"))
+        expect(heads.nth(0).locator("option")).to_have_count(4)
+
+
 def test_curves_are_numpys_means_of_what_passes_the_filters(either: Opened) -> None:
     page = either.go(view="curves", outcome="lost")
     turns = either.answers.turns()

@@ -15,6 +15,13 @@ function sameTask(app, row) {
     .map((place) => list.columns.row[place]);
 }
 
+/** The two to begin with: the first and the last that the policy in training played, else the first and the last. */
+function firstPair(list, rows) {
+  const trained = rows.filter((row) => list.value("step", list.places.get(row)) !== null);
+  const among = trained.length > 1 ? trained : rows;
+  return [among[0], among[among.length - 1]];
+}
+
 /** The messages of a rollout by turn: those before an action, and the action; what is left over comes last. */
 function byTurns(rollout) {
   const turns = rollout.turns.map(() => []);
@@ -74,7 +81,8 @@ async function pairView(app, row, given) {
   }
   const chosen = (side, otherwise) =>
     rows.includes(Number(given.get(side) ?? NaN)) ? Number(given.get(side)) : otherwise;
-  const pair = [chosen("left", rows[0]), chosen("right", rows[rows.length - 1])];
+  const [first, last] = firstPair(app.list, rows);
+  const pair = [chosen("left", first), chosen("right", last)];
   const rollouts = await Promise.all(pair.map((one) => data.rollout(app.list, one)));
   const parts = rollouts.map(byTurns);
   const count = Math.max(...parts.map(({ turns }) => turns.length));
@@ -113,7 +121,7 @@ async function pairView(app, row, given) {
       "p.faint",
       {},
       `${counted(rows.length, "rollout")} of this task are in the list; `,
-      "the earliest and the latest are shown unless you choose others.",
+      "the earliest and the latest are shown, of the policy in training where it played them, unless you choose others.",
     ),
     el(
       "div.pair-line.heads",
