@@ -203,8 +203,8 @@ def test_nothing_is_sent(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setenv("TRACKIO_SPACE_ID", "somebody/something")  # where trackio's own runs would go
     monkeypatch.setenv("TRACKIO_SERVER_URL", "http://127.0.0.1:9/?write_token=x")
-    assert ran("export", store, "--to", "trackio", "--project", "alone").code == 0
-    assert len(trackio.Api().runs("alone")) == 2
+    assert ran("export", store, "--to", "trackio", "--project", "sent-nowhere").code == 0
+    assert len(trackio.Api().runs("sent-nowhere")) == 2
 
 
 def test_without_trackio_the_extra_is_named(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

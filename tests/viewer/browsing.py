@@ -177,6 +177,7 @@ class Opened:
         self.page.goto("about:blank")
         self.page.goto(f"{self.address}#{'&'.join(f'{key}={value}' for key, value in parameters.items())}")
         self.page.wait_for_selector("html[data-ready]")
+        self.page.wait_for_selector("[aria-busy]", state="detached")
         return self.page
 
     def column(self, name: str) -> list[Any]:

@@ -58,6 +58,7 @@ function show() {
   app.listView.node.hidden = view !== "list";
   if (view === "list") {
     app.drawing = null;
+    parts.content.removeAttribute("aria-busy");
     parts.content.replaceChildren();
     app.listView.show(given, result);
     return;
@@ -69,7 +70,9 @@ function show() {
 }
 
 async function draw(view, row, given, wanted) {
+  parts.content.setAttribute("aria-busy", "true");
   if (row === undefined) {
+    parts.content.removeAttribute("aria-busy");
     parts.content.replaceChildren(
       trouble(
         new Error(`Rollout ${given.get("row") ?? "(none)"} is not in this list.`),
@@ -102,6 +105,7 @@ async function draw(view, row, given, wanted) {
   clearTimeout(late);
   if (app.drawing !== wanted) return;
   parts.content.replaceChildren(...nodes);
+  parts.content.removeAttribute("aria-busy");
   parts.content.scrollTop = 0;
   if (given.has("turn")) revealTurn(Number(given.get("turn")));
 }
