@@ -36,12 +36,12 @@ class Encoder:
         What the environment said behind the last answer is left out.
 
         Raises:
-            ConfigError: It cannot be encoded: calls of tools are in it (of which the store does not hold the schemas),
-                its history was rewritten by a function, or the tokenizer does not know a word of an answer.
+            ConfigError: It cannot be encoded: calls of tools are in it, its history was rewritten by a function, or the
+                tokenizer does not know a word of an answer.
         """
         own = record.trajectory
         if any(one.get("tool_calls") or one["role"] == "tool" for one in own.messages):
-            raise ConfigError("there are calls of tools, whose schemas are not in a store")
+            raise ConfigError("there are calls of tools, which are not encoded anew")
         if any(turn.prompt_messages is not None for turn in own.turns):
             raise ConfigError("a function rewrote its history")
         config = {**_DEFAULTS, **{name: one for name, one in (record.env_config or {}).items() if name in _DEFAULTS}}

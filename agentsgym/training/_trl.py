@@ -262,10 +262,6 @@ class TRLSeam:
         first = logprobs.new_zeros(len(ids), 1)
         return torch.cat([first, logprobs], dim=1), torch.cat([first, entropies], dim=1)
 
-    def score_policy(self, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor) -> torch.Tensor:
-        """Collective under FSDP: log-probabilities by the model in training, at its weights as they are now."""
-        return self.score(self._trainer.model, ids, attention_mask, labeled)[0]
-
     def score_reference(
         self, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor
     ) -> torch.Tensor | None:
