@@ -12,13 +12,14 @@ class ToyEngine:
     def __init__(self) -> None:
         self._total = 0
         self._num_games = 0
+        self._names_states = False
 
     def start(self, game: dict[str, Any]) -> dict[str, Any]:
         if "fails" in game:
             raise ValueError("no such game")
         if "hangs" in game:
             time.sleep(60)
-        self._total = game.get("from", 0)
+        self._total, self._names_states = game.get("from", 0), game.get("names_states", False)
         self._num_games += 1
         return self._seen()
 
@@ -41,4 +42,5 @@ class ToyEngine:
         pass
 
     def _seen(self) -> dict[str, Any]:
-        return {"total": self._total, "num_games": self._num_games, "pid": os.getpid()}
+        seen = {"total": self._total, "num_games": self._num_games, "pid": os.getpid()}
+        return {**seen, "state_key": str(self._total)} if self._names_states else seen

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -181,37 +179,3 @@ class EngineProcesses:
         if self._is_worn(worker) and not worker.num_sessions:
             self._workers = [one for one in self._workers if one is not worker]
             worker.end()
-
-
-_shared: dict[tuple[Any, ...], EngineProcesses] = {}
-_shared_lock = threading.Lock()
-
-
-def shared_processes(engine: str, **settings: Any) -> EngineProcesses:
-    """Find this process's :class:`EngineProcesses` of an engine and settings, made at first use and ended at exit.
-
-    An environment calls this whenever it needs them and keeps nothing, so that it can be pickled and forked.
-    """
-    key = (engine, *sorted(settings.items()))
-    with _shared_lock:
-        if key not in _shared:
-            _shared[key] = EngineProcesses(engine, **settings)
-        return _shared[key]
-
-
-def close_shared() -> None:
-    """End all shared processes of engines; the next game starts new ones."""
-    for processes in [*_shared.values()]:
-        processes.close()
-
-
-def _forget_shared() -> None:
-    global _shared_lock  # noqa: PLW0603  # a thread of the other process may hold it
-    _shared_lock = threading.Lock()
-    for processes in _shared.values():
-        processes.forget()
-
-
-atexit.register(close_shared)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_shared)

@@ -1,0 +1,88 @@
+"""What engines answered is remembered: the same transcripts, fewer questions."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from agentsgym.envs.engines import EngineProcesses, RememberingProcesses
+from agentsgym.errors import EnvError
+
+ENGINE = "toy_engine:ToyEngine"
+
+
+@pytest.fixture(params=[True, False], ids=["named states", "no names"])
+def game(request: pytest.FixtureRequest) -> dict[str, object]:
+    return {"from": 5, "names_states": request.param}
+
+
+@pytest.fixture
+def engines() -> Iterator[RememberingProcesses]:
+    processes = RememberingProcesses(EngineProcesses(ENGINE, step_timeout_s=5.0), max_mb=10)
+    yield processes
+    processes.close()
+
+
+def test_sessions_see_what_they_would_without_memory(engines: RememberingProcesses, game: dict[str, object]) -> None:
+    """Random walks of many sessions, taking turns, against sums made here."""
+    draws, totals = random.Random(0), dict[str, int]()
+    for name in map(str, range(30)):
+        totals[name] = engines.begin(name, game)["total"]
+    assert set(totals.values()) == {5}
+    for _ in range(400):
+        name, number = draws.choice([*totals]), draws.choice([-1, 0, 1])
+        totals[name] += number
+        assert engines.step(name, str(number))["total"] == totals[name]
+    assert engines.num_asked + engines.num_remembered == 429  # and the very first start
+    assert engines.num_remembered > (300 if game["names_states"] else 60)
+
+
+def test_a_second_play_asks_nothing(engines: RememberingProcesses, game: dict[str, object]) -> None:
+    answers = []
+    for name in "ab":
+        answers.append([engines.begin(name, game), *(engines.step(name, str(n)) for n in range(5))])
+        engines.end(name)
+    assert answers[0] == answers[1]
+    assert engines.num_asked == 5
+
+
+def test_an_unknown_command_after_known_ones(engines: RememberingProcesses, game: dict[str, object]) -> None:
+    for name, command in (("a", "7"), ("b", "9"), ("c", "7")):
+        engines.begin(name, game)
+        engines.step(name, "1")
+        engines.step(name, "2")
+        assert engines.step(name, command)["total"] == 8 + int(command)
+    assert engines.step("c", "1")["total"] == 16
+
+
+def test_faults_are_not_remembered_and_end_their_session(
+    engines: RememberingProcesses, game: dict[str, object]
+) -> None:
+    for name in "abc":
+        engines.begin(name, game)
+    for name in "ab":
+        with pytest.raises(EnvError, match="SIGSEGV"):
+            engines.step(name, "crash")
+        with pytest.raises(EnvError, match="has no game of the session"):
+            engines.step(name, "1")
+    assert engines.step("c", "1")["total"] == 6
+
+
+def test_an_answer_belongs_to_who_got_it(engines: RememberingProcesses, game: dict[str, object]) -> None:
+    engines.begin("a", game)["total"] = "changed"
+    assert engines.begin("b", game)["total"] == 5
+
+
+def test_games_that_were_not_begun_for_long_are_forgotten() -> None:
+    engines = RememberingProcesses(EngineProcesses(ENGINE, step_timeout_s=5.0), max_mb=0.001)
+    try:
+        for start in range(30):
+            engines.begin("a", {"from": start})
+            assert engines.step("a", "1")["total"] == start + 1
+        assert engines.num_remembered == 0
+        engines.begin("b", {"from": 29})
+        engines.begin("c", {"from": 0})
+        assert engines.num_remembered == 1
+        assert len(engines._games) < 20
+    finally:
+        engines.close()
