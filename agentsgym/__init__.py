@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from agentsgym.recipes.recipe import Recipe
     from agentsgym.recipes.train import train
     from agentsgym.record_audit import audit
+    from agentsgym.recorded.rows import trajectories_from_messages
     from agentsgym.rollouts.process_pool import EnvProcessPool
     from agentsgym.rollouts.thread_pool import EnvThreadPool
     from agentsgym.store.reader import RolloutStore
@@ -142,6 +143,7 @@ __all__ = [
     "register_tools",
     "tiny_policy",
     "train",
+    "trajectories_from_messages",
 ]
 
 _HOMES = {
@@ -189,6 +191,7 @@ _HOMES = {
     "recipes.recipe": ("Recipe",),
     "recipes.train": ("train",),
     "record_audit": ("audit",),
+    "recorded.rows": ("trajectories_from_messages",),
     "store.reader": ("RolloutStore",),
     "tiny": ("tiny_policy",),
     "training.callbacks": ("LearningCurve",),

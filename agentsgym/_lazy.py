@@ -35,9 +35,9 @@ def lazy(
 def called_later(module: str, name: str) -> Callable[..., Any]:
     """Make a function that imports the function it stands for when it is called.
 
-    For the values at the base of the library, which a notebook asks to draw themselves: what draws them stands far
-    above them, and loading them must not load it. ``tests/test_layers.py`` names the files that may use it, and for
-    what.
+    For the values at the base of the library, which a notebook asks to draw themselves, and which are made of what was
+    recorded elsewhere: what does that stands far above them, and loading them must not load it.
+    ``tests/test_layers.py`` names the files that may use it, and for what.
 
     Args:
         module: The module, written out.

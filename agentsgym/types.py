@@ -28,6 +28,8 @@ _SHORT: Final = 80  # characters of a field in a repr
 _COUNTED: Final = {"messages", "token_ids", "logprobs", "tool_calls", "tools", "prompt_messages"}  # there: how many
 
 _html_of = called_later("agentsgym.reports.html", "trajectory_html")
+_of_messages = called_later("agentsgym.recorded.messages", "trajectory_from_messages")
+_of_training_trace = called_later("agentsgym.recorded.training_trace", "trajectory_from_training_trace")
 _frame_of = called_later("agentsgym.reports.frames", "trajectory_frame")
 
 
@@ -245,6 +247,22 @@ class Trajectory:
             values = getattr(self, name)
             if values and len(values) != len(self.token_ids):
                 raise ValueError(f"{name} needs one value a token, got {len(values)} for {len(self.token_ids)}")
+
+    @classmethod
+    def from_messages(cls, tokenizer: Any, messages: Any, rewards: Any, **options: Any) -> Trajectory:
+        """Record a conversation that was held elsewhere; no turn of it is exact.
+
+        All as in :func:`~agentsgym.recorded.messages.trajectory_from_messages`.
+        """
+        return _of_messages(tokenizer, messages, rewards, **options)
+
+    @classmethod
+    def from_training_trace(cls, trace: Any, rewards: Any, **options: Any) -> Trajectory:
+        """Read a training trace of OpenEnv, token for token.
+
+        All as in :func:`~agentsgym.recorded.training_trace.trajectory_from_training_trace`.
+        """
+        return _of_training_trace(trace, rewards, **options)
 
     def __repr__(self) -> str:
         num_agent_tokens = sum(turn.stop - turn.start for turn in self.turns)

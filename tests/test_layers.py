@@ -14,15 +14,21 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LINE = (
     "texts → errors → interruptions → types → failures → seeding → fields → failure_policy → tokens → {credit, "
-    "rollouts, agents, store} → {batch, record_audit} → envs → evaluation → {tiny, testing} → reports → training → "
-    "{recipes, viewer} → cli"
+    "rollouts, agents, store} → {batch, record_audit, recorded} → envs → evaluation → {tiny, testing} → reports → "
+    "training → {recipes, viewer} → cli"
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
 GROUND = {"_renamed", "_lazy"}  # import nothing, and may be imported everywhere
-# Who may name what stands to its right, for a notebook to draw it with, and what: `_lazy.called_later`.
-DRAWN_BY = {
+# Who may name what stands to its right, which draws it in a notebook or makes it of a recording, and what it is:
+# `_lazy.called_later`.
+NAMED_BY = {
     "store/reader.py": {"agentsgym.reports.html.rollouts_html"},
-    "types.py": {"agentsgym.reports.html.trajectory_html", "agentsgym.reports.frames.trajectory_frame"},
+    "types.py": {
+        "agentsgym.recorded.messages.trajectory_from_messages",
+        "agentsgym.recorded.training_trace.trajectory_from_training_trace",
+        "agentsgym.reports.frames.trajectory_frame",
+        "agentsgym.reports.html.trajectory_html",
+    },
     "evaluation/metrics.py": {"agentsgym.reports.html.evaluation_html", "agentsgym.reports.frames.evaluation_frame"},
 }
 # A heavy package, the places that may import it, and those that may do so only inside a function or for types.
@@ -175,11 +181,11 @@ def named_later(source: str) -> set[str]:
     return {".".join(ast.literal_eval(argument) for argument in call.args) for call in later}
 
 
-def test_only_what_draws_a_value_is_named_ahead_of_its_layer() -> None:
+def test_only_what_draws_or_makes_a_value_is_named_ahead_of_its_layer() -> None:
     package = ROOT / "agentsgym"
     found = {file.relative_to(package).as_posix(): named_later(file.read_text()) for file in package.rglob("*.py")}
-    assert {path: names for path, names in found.items() if names} == DRAWN_BY
-    for target in set().union(*DRAWN_BY.values()):
+    assert {path: names for path, names in found.items() if names} == NAMED_BY
+    for target in set().union(*NAMED_BY.values()):
         module, _, name = target.rpartition(".")
         assert callable(getattr(importlib.import_module(module), name))
 

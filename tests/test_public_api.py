@@ -82,6 +82,7 @@ PUBLIC = {
     "register_tools",
     "tiny_policy",
     "train",
+    "trajectories_from_messages",
 }
 
 

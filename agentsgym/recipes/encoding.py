@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from agentsgym.envs.conversation import chat_format_of
 from agentsgym.errors import ConfigError, TemplateError
+from agentsgym.recorded.replay import replay
 from agentsgym.store.records import StoredRollout
-from agentsgym.texts import sentence_of, shown
+from agentsgym.texts import sentence_of
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.tokens.transcript import Transcript
 from agentsgym.types import Action, Trajectory, Turn
@@ -54,21 +55,15 @@ class Encoder:
 
     def _replayed(self, own: Trajectory, transcript: Transcript) -> list[Turn]:
         """Hold the conversation again, and find where its answers lie."""
-        turns: list[Turn] = []
-        said = 0
-        for index, turn in enumerate(own.turns):
-            answer = own.messages[turn.message_index]
-            transcript.observe(own.messages[said : turn.message_index])
-            begin = transcript.segment_start
-            start, stop = transcript.act(Action(text=answer["content"], reasoning=answer.get("reasoning_content")))
-            unknown = getattr(self._tokenizer, "unk_token_id", None)
-            if unknown is not None and unknown in transcript.record()[start:stop]:
-                raise ConfigError(
-                    f"the tokenizer has no token for a part of {shown(answer['content'], 60)} (turn {index})"
-                )
-            turns.append(replace(turn, start=start, stop=stop, exact=False, prompt_start=begin))
-            said = turn.message_index + 1
-        return turns
+        answers = {
+            turn.message_index: Action(
+                text=own.messages[turn.message_index]["content"],
+                reasoning=own.messages[turn.message_index].get("reasoning_content"),
+            )
+            for turn in own.turns
+        }
+        places = replay(transcript, own.messages, answers, self._tokenizer)
+        return [replace(turn, **place._asdict(), exact=False) for turn, place in zip(own.turns, places, strict=True)]
 
     def _format(self, config: Mapping[str, Any]) -> ChatFormat:
         key = json.dumps(config, sort_keys=True, default=repr)

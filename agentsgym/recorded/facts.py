@@ -1,0 +1,129 @@
+"""What a recording says beside its tokens: the rewards of its turns, and which rollout it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypedDict, cast
+
+from agentsgym.credit.rewards import per_token_rewards
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import Check, is_int, is_number, is_str
+from agentsgym.texts import shown
+from agentsgym.types import Message, StopReason, Trajectory, Turn
+
+Rewards = float | Sequence[float]
+"""One number for the whole, which the last turn gets, or one a turn, (K,)."""
+
+
+class About(TypedDict, total=False):
+    """Which rollout a recording is; what is left out is as in a :class:`~agentsgym.types.Trajectory` made by hand.
+
+    Attributes:
+        stop_reason: Why it ended, a :class:`~agentsgym.types.StopReason` or its value; ``"done"`` by default.
+        session_id: A name.
+        task_index: Index of its task; rollouts of equal index are compared with each other.
+        rollout_index: Index among the rollouts of that task.
+        task_data: The task.
+        info: What the environment said of the end; ``info["success"]`` says whether it was solved.
+    """
+
+    stop_reason: StopReason | str
+    session_id: str
+    task_index: int
+    rollout_index: int
+    task_data: Mapping[str, Any]
+    info: Mapping[str, Any]
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+_VALID: Final[Mapping[str, tuple[Check, str]]] = {
+    "stop_reason": (
+        lambda value: value in _REASONS,
+        f"one of {', '.join(one for one in StopReason if one != 'failed')}",
+    ),
+    "session_id": (is_str, "a text"),
+    "task_index": (is_int(0), "an int from 0 on"),
+    "rollout_index": (is_int(0), "an int from 0 on"),
+    "task_data": (_is_dict, "a dict"),
+    "info": (_is_dict, "a dict"),
+}
+_REASONS: Final = [one for one in StopReason if one is not StopReason.FAILED]
+
+
+def turn_rewards(rewards: Any, num_turns: int, what: str) -> list[float]:
+    """Give each turn its reward, (K,).
+
+    Args:
+        rewards: One number, or one a turn.
+        num_turns: K, at least 1.
+        what: What a turn is in the recording, for errors.
+
+    Raises:
+        ConfigError: There are more or fewer, or one is no finite number.
+
+    >>> turn_rewards(1, 3, "answer"), turn_rewards([0.5, 1], 2, "answer")
+    ([0.0, 0.0, 1.0], [0.5, 1.0])
+    """
+    given: Any = rewards.tolist() if callable(getattr(rewards, "tolist", None)) else rewards
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        values = [*cast("Sequence[Any]", given)]
+        if len(values) != num_turns:
+            raise ConfigError(
+                f"rewards must be one number, or one for each {what}: {num_turns}, got {len(values)}: {shown(values)}"
+            )
+    else:
+        values = [*[0.0] * (num_turns - 1), given]
+    for index, value in enumerate(values):
+        if not is_number()(value):
+            raise ConfigError(f"rewards must be finite numbers, got {shown(value)} for {what} {index}")
+    return [float(value) for value in values]
+
+
+def checked_about(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Check what a recording is said to be.
+
+    Raises:
+        ConfigError: A name is unknown, or a value is not valid. A rollout that failed is not among the reasons: it has
+            nothing to learn from.
+    """
+    for name, value in about.items():
+        if name not in _VALID:
+            raise ConfigError(f"a recorded rollout has no {name!r}{did_you_mean(name, _VALID)}")
+        valid, expected = _VALID[name]
+        if not valid(value):
+            raise ConfigError(f"{name} must be {expected}, got {shown(value)}")
+    return {**about, "stop_reason": StopReason(about.get("stop_reason", StopReason.DONE))}
+
+
+def finished(
+    token_ids: Sequence[int],
+    turns: Sequence[Turn],
+    messages: Sequence[Message],
+    logprobs: Sequence[float] | None,
+    about: Mapping[str, Any],
+) -> Trajectory:
+    """Make the trajectory, its rewards spread over the tokens of their turns, as an environment does by default.
+
+    Args:
+        token_ids: (T,).
+        turns: The turns, at least one, with their rewards.
+        messages: The conversation.
+        logprobs: (T,), or None.
+        about: What :func:`checked_about` gave.
+    """
+    if about["stop_reason"] is StopReason.INVALID:  # the last action was one too many
+        turns = [*turns[:-1], replace(turns[-1], invalid=True)]
+    trajectory = Trajectory(
+        token_ids=token_ids,
+        turns=turns,
+        messages=messages,
+        logprobs=logprobs,
+        final_reward=math.fsum(turn.reward for turn in turns),
+        **about,
+    )
+    return replace(trajectory, per_token_rewards=per_token_rewards(trajectory))

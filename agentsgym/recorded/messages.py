@@ -1,0 +1,83 @@
+"""Make a trajectory of a conversation of chat messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Unpack, cast
+
+from agentsgym.errors import ConfigError
+from agentsgym.fields import one_of, require
+from agentsgym.recorded.chat_shapes import read_messages
+from agentsgym.recorded.facts import About, Rewards, checked_about, finished, turn_rewards
+from agentsgym.recorded.replay import replay
+from agentsgym.texts import shown
+from agentsgym.tokens.chat_format import ChatFormat
+from agentsgym.tokens.transcript import Transcript
+from agentsgym.types import Trajectory, Turn
+
+
+def trajectory_from_messages(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    rewards: Rewards,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    history: Literal["append", "rerender"] = "append",
+    **about: Unpack[About],
+) -> Trajectory:
+    """Record a conversation that was held elsewhere, as an environment records an agent that answers in text.
+
+    Each message of the assistant is a turn. Its text is encoded once and closed by the template's end of turn, so no
+    turn is exact and nothing has a log-probability. What stands behind the last answer is among the messages and not
+    among the tokens.
+
+    Args:
+        tokenizer: Its chat template writes the conversation; without a template texts are put together as they are,
+            and None gives a trajectory without tokens.
+        messages: Dicts with ``role`` and ``content``, of roles system (or developer), user, assistant and tool.
+            Contents are texts, null, or parts of text. Answers may have ``tool_calls`` (arguments as an object, or as
+            JSON text, as OpenAI has them) and ``reasoning_content``.
+        rewards: One number for the whole, which the last turn gets, or one a turn, (K,).
+        tools: JSON schemas of the tools that the prompt showed.
+        chat_template_kwargs: Further variables of the chat template (``enable_thinking``, …).
+        history: What an answer's prompt was: ``"append"``, all that is recorded before it, or ``"rerender"``, the whole
+            conversation rendered anew, as servers do: where the template drops old thinking, a new segment begins.
+        **about: Which rollout it is: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``, ``task_data``
+            and ``info``, see :class:`~agentsgym.recorded.facts.About`.
+
+    Raises:
+        ConfigError: A message cannot be read, none is the assistant's, an answer has nothing to answer, rewards are not
+            as many as answers or not finite, or the tokenizer does not know a word of an answer.
+        TemplateError: The chat template does not take the messages.
+    """
+    require("history", history, one_of("append", "rerender"), "'append' or 'rerender'")
+    facts = checked_about(cast("Mapping[str, Any]", about))
+    read, answers = read_messages(messages)
+    if not answers:
+        raise ConfigError(f"messages must hold an answer, a message of the assistant, got {shown(messages)}")
+    paid = turn_rewards(rewards, len(answers), "answer")
+    transcript = Transcript(_format_of(tokenizer, tools, chat_template_kwargs, history), history)
+    places = replay(transcript, read, answers, tokenizer)
+    turns = [
+        Turn(**place._asdict(), reward=reward, exact=False, message_index=index)
+        for place, reward, index in zip(places, paid, answers, strict=True)
+    ]
+    return finished(transcript.record(), turns, [*transcript.messages, *read[len(transcript.messages) :]], None, facts)
+
+
+def _are_schemas(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, Mapping) for one in cast("Sequence[Any]", value))
+
+
+def _format_of(tokenizer: Any, tools: Any, options: Any, history: str) -> ChatFormat | None:
+    require("tools", tools, _are_schemas, "a list of JSON schemas")
+    require("chat_template_kwargs", options, lambda value: isinstance(value, Mapping | None), "a dict or None")
+    if tokenizer is None:
+        return None
+    return ChatFormat.of(
+        tokenizer,
+        append=history != "rerender",
+        tools=tools,
+        template_options=options,
+    )

@@ -1,0 +1,280 @@
+"""Read OpenEnv's ``TrainingTrace`` (schema 1), which has the tokens of every call of a model, as a trajectory.
+
+A prompt that goes on from what is recorded goes on in the record; any other, of a history that was rewritten or of a
+conversation beside the first, begins a new segment::
+
+    prompt 0 ▏ completion 0 ▏ rest of prompt 1 ▏ completion 1 ║ prompt 2 ▏ completion 2
+    mask 0   ▏ its loss mask ▏ 0               ▏ …            ║ 0        ▏ …
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Unpack, cast
+
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import Check
+from agentsgym.recorded.chat_shapes import shown_messages
+from agentsgym.recorded.facts import About, Rewards, checked_about, finished, turn_rewards
+from agentsgym.recorded.rows import read_json
+from agentsgym.texts import shown
+from agentsgym.types import Message, Trajectory, Turn
+
+SCHEMA_VERSION: Final = 1
+_TRACE_FIELDS: Final = ("schema_version", "turns")
+_LISTS: Final = ("prompt_token_ids", "completion_token_ids", "per_token_logps", "loss_mask")
+_DICTS: Final = ("request", "response", "metadata")
+_TURN_FIELDS: Final = ("node_id", *_LISTS, *_DICTS)
+
+
+class _Call(NamedTuple):
+    """One call of the model that was checked.
+
+    Attributes:
+        prompt: What it was given, (P,).
+        completion: What it sampled, (C,).
+        logprobs: (C,).
+        trained: Which part of the completion is trained on, one run of its mask; empty if none is.
+        shown: The messages of its prompt; None if the trace has none.
+        answer: The message of its completion.
+    """
+
+    prompt: list[int]
+    completion: list[int]
+    logprobs: list[float]
+    trained: range
+    shown: list[Message] | None
+    answer: Message | None
+
+
+def trajectory_from_training_trace(
+    trace: str | Path | Mapping[str, Any], rewards: Rewards, *, tokenizer: Any = None, **about: Unpack[About]
+) -> Trajectory:
+    """Read a training trace of OpenEnv, token for token; its turns are exact.
+
+    A turn is the part of a completion that the loss mask marks, 1 in one run. A call that the mask leaves out is
+    context of the calls whose prompts hold it, and no turn.
+
+    Args:
+        trace: What ``TrainingTrace.model_dump()`` gives, the trace itself, or a file of it as JSON. ``openenv`` need
+            not be installed.
+        rewards: One number for the whole, which the last turn gets, or one for each turn of the trace, 0 for those that
+            are not trained on: a trace has none.
+        tokenizer: Of the model; checks the ids, and writes the messages of a trace that has none in ``request`` and
+            ``response``.
+        **about: Which rollout it is: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``, ``task_data``
+            and ``info``, see :class:`~agentsgym.recorded.facts.About`.
+
+    Raises:
+        ConfigError: It is no such trace or of another version, a field is unknown, missing or not valid, lengths do not
+            agree, a node comes twice, a mask has gaps, nothing is trained on, or it has no messages and nothing writes
+            them.
+    """
+    facts = checked_about(cast("Mapping[str, Any]", about))
+    given = _turns_of(trace)
+    size = math.inf if tokenizer is None else len(tokenizer)
+    calls = [_checked(turn, f"turns[{index}]", size) for index, turn in enumerate(given)]
+    _check_nodes(given)
+    if not any(call.trained for call in calls):
+        raise ConfigError("the loss masks of a training trace must mark a token at least, got none that is 1")
+    last = max(index for index, call in enumerate(calls) if call.trained)
+    is_list = isinstance(rewards, Sequence) or callable(getattr(rewards, "tolist", None))
+    paid = turn_rewards(rewards, len(calls) if is_list else last + 1, "turn of the trace")
+    record = _Record(tokenizer)
+    for index, (call, reward) in enumerate(zip(calls, paid, strict=False)):
+        if call.trained:
+            record.add(call, reward, f"turns[{index}]")
+        elif reward:
+            raise ConfigError(f"rewards must be 0 for a turn that is not trained on, got {reward} for turns[{index}]")
+    stop = record.turns[-1].stop  # a row ends on an agent token
+    return finished(record.token_ids[:stop], record.turns, record.messages, record.logprobs[:stop], facts)
+
+
+class _Record:
+    """The record, as it grows."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.turns: list[Turn] = []
+        self.messages: list[Message] = []
+        self._tokenizer = tokenizer
+        self._segment = 0
+
+    def add(self, call: _Call, reward: float, where: str) -> None:
+        """Append a call that is trained on."""
+        current = self.token_ids[self._segment :]
+        is_continued = call.prompt[: len(current)] == current
+        if is_continued:
+            new = call.prompt[len(current) :]
+        else:
+            self._segment, new = len(self.token_ids), call.prompt
+        begin = len(self.token_ids) + len(new)
+        self.token_ids += [*new, *call.completion]
+        known = [one if index in call.trained else 0.0 for index, one in enumerate(call.logprobs)]
+        self.logprobs += [*[0.0] * len(new), *known]
+        prompt_messages = self._say(call, new, where, is_continued=is_continued)
+        self.turns.append(
+            Turn(
+                start=begin + call.trained.start,
+                stop=begin + call.trained.stop,
+                reward=reward,
+                message_index=len(self.messages) - 1,
+                prompt_start=self._segment,
+                prompt_messages=prompt_messages,
+            )
+        )
+
+    def _say(self, call: _Call, new: list[int], where: str, *, is_continued: bool) -> list[Message] | None:
+        """Append what is new in the conversation; returns what the call was shown where that is not all before it."""
+        said: list[Message] = self.messages
+        before = call.shown
+        if before is None:
+            asked: Message = {"role": "user", "content": self._decoded(new, where)}
+            before = [*said, asked] if is_continued else [asked]
+        answer: Message = call.answer or {"role": "assistant", "content": self._decoded(call.completion, where)}
+        is_all = [*map(_core, before[: len(said)])] == [*map(_core, said)]
+        self.messages = [*said, *(before[len(said) :] if is_all else _newest(before)), answer]
+        return None if is_all else before
+
+    def _decoded(self, ids: list[int], where: str) -> str:
+        if self._tokenizer is None:
+            raise ConfigError(
+                f"{where} has no messages in request and response: tokenizer=… writes them from the tokens"
+            )
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def _newest(messages: list[Message]) -> list[Message]:
+    """What stands behind the last answer."""
+    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    return messages[answers[-1] + 1 :] if answers else messages
+
+
+def _core(message: Message) -> tuple[Any, ...]:
+    """What harnesses do not change where they send an answer back: ids of calls and thoughts they may."""
+    calls = [call.get("function") for call in message.get("tool_calls", ())]
+    return message["role"], message["content"], calls
+
+
+def _turns_of(trace: Any) -> list[Mapping[str, Any]]:
+    """The turns of a trace, which are dicts with the fields of the schema alone."""
+    value = read_json(Path(trace)) if isinstance(trace, str | Path) else trace
+    value = value.model_dump() if callable(getattr(value, "model_dump", None)) else value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"a training trace must be a dict with 'schema_version' and 'turns', got {shown(value)}")
+    fields = cast("Mapping[str, Any]", value)
+    version = fields.get("schema_version", SCHEMA_VERSION)  # the schema's own default
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise ConfigError(f"a training trace must have schema_version {SCHEMA_VERSION}, got {shown(version)}")
+    _check_fields(fields, _TRACE_FIELDS, ("turns",), "a training trace")
+    turns: Any = fields["turns"]
+    if not isinstance(turns, list | tuple) or not turns:
+        raise ConfigError(f"the turns of a training trace must be a list of at least one, got {shown(fields['turns'])}")
+    return [*cast("Sequence[Mapping[str, Any]]", turns)]
+
+
+def _check_fields(fields: Mapping[str, Any], known: Sequence[str], needed: Sequence[str], where: str) -> None:
+    for name in fields:
+        if name not in known:
+            raise ConfigError(f"{where} has no field {name!r} in schema {SCHEMA_VERSION}{did_you_mean(name, known)}")
+    for name in needed:
+        if name not in fields:
+            raise ConfigError(f"{where} must have {name!r}, got only {', '.join(map(repr, fields)) or 'nothing'}")
+
+
+def _check_nodes(turns: Sequence[Mapping[str, Any]]) -> None:
+    seen: dict[str, int] = {}
+    for index, turn in enumerate(turns):
+        first = seen.setdefault(turn["node_id"], index)
+        if first != index:
+            raise ConfigError(
+                f"turns[{index}] must have a node_id of its own, got that of turns[{first}], {shown(turn['node_id'])}: "
+                f"a call that several branches share stands in a trace once"
+            )
+
+
+def _checked(turn: Any, where: str, vocabulary_size: float) -> _Call:
+    if not isinstance(turn, Mapping):
+        raise ConfigError(f"{where} must be a dict, got {shown(turn)}")
+    fields = cast("Mapping[str, Any]", turn)
+    _check_fields(fields, _TURN_FIELDS, ("node_id", *_LISTS), where)
+    if not isinstance(fields["node_id"], str) or not fields["node_id"]:
+        raise ConfigError(f"{where}['node_id'] must be a text, got {shown(fields['node_id'])}")
+    for name in _LISTS:
+        if not isinstance(fields[name], list | tuple):
+            raise ConfigError(f"{where}[{name!r}] must be a list, got {shown(fields[name])}")
+    for name in _DICTS:
+        if not isinstance(fields.get(name, {}), Mapping):
+            raise ConfigError(f"{where}[{name!r}] must be a dict, got {shown(fields[name])}")
+    _check_tokens(fields, where, vocabulary_size)
+    prompt, completion, logprobs, mask = ([*fields[name]] for name in _LISTS)
+    return _Call(prompt, completion, logprobs, _run_of(mask[len(prompt) :], where), *_messages_of(fields, where))
+
+
+def _check_tokens(fields: Mapping[str, Any], where: str, vocabulary_size: float) -> None:
+    prompt, completion, logprobs, mask = (cast("Sequence[Any]", fields[name]) for name in _LISTS)
+    _check_items(prompt, f"{where}['prompt_token_ids']", _is_id(vocabulary_size), f"ints in [0, {vocabulary_size})")
+    _check_items(
+        completion, f"{where}['completion_token_ids']", _is_id(vocabulary_size), f"ints in [0, {vocabulary_size})"
+    )
+    _check_items(logprobs, f"{where}['per_token_logps']", _is_logprob, "finite log-probabilities, at most 0")
+    _check_items(mask, f"{where}['loss_mask']", _is_bit, "0 or 1")
+    if not prompt:
+        raise ConfigError(f"{where}['prompt_token_ids'] must hold a token, got none")
+    if len(logprobs) != len(completion):
+        raise ConfigError(
+            f"{where}['per_token_logps'] must have one value for each of {len(completion)} completion_token_ids, got "
+            f"{len(logprobs)}"
+        )
+    if len(mask) != len(prompt) + len(completion):
+        raise ConfigError(
+            f"{where}['loss_mask'] must cover prompt and completion, {len(prompt)} + {len(completion)} tokens, got "
+            f"{len(mask)}"
+        )
+    if any(mask[: len(prompt)]):
+        raise ConfigError(f"{where}['loss_mask'] must be 0 on the prompt, got 1 at {list(mask).index(1)}")
+
+
+def _is_id(vocabulary_size: float) -> Check:
+    return lambda value: type(value) is int and 0 <= value < vocabulary_size
+
+
+def _is_bit(value: Any) -> bool:
+    return type(value) is int and value in {0, 1}
+
+
+def _is_logprob(one: Any) -> bool:
+    return type(one) in {int, float} and math.isfinite(one) and one <= 0
+
+
+def _check_items(values: Sequence[Any], name: str, valid: Check, expected: str) -> None:
+    wrong = next((index for index, one in enumerate(values) if not valid(one)), None)
+    if wrong is not None:
+        raise ConfigError(f"{name} must be {expected}, got {shown(values[wrong])} at {wrong}")
+
+
+def _run_of(mask: Sequence[int], where: str) -> range:
+    """Which completion tokens the mask marks."""
+    marked = [index for index, one in enumerate(mask) if one]
+    if any(after != before + 1 for before, after in pairwise(marked)):
+        raise ConfigError(
+            f"{where}['loss_mask'] must mark one run of tokens, which is a turn, got gaps between: {shown(mask)}"
+        )
+    return range(marked[0], marked[-1] + 1) if marked else range(0)
+
+
+def _messages_of(fields: Mapping[str, Any], where: str) -> tuple[list[Message] | None, Message | None]:
+    """The messages of the prompt and of the answer, each None where the trace has none."""
+    request: Any = fields.get("request", {}).get("messages")
+    choices: Any = fields.get("response", {}).get("choices")
+    first = cast("list[Any]", choices)[0] if isinstance(choices, list | tuple) and choices else None
+    message = cast("Mapping[str, Any]", first).get("message") if isinstance(first, Mapping) else None
+    shown_before = shown_messages(request, f"{where}['request']['messages']") if request else None
+    if message is None:
+        return shown_before, None
+    said = shown_messages([{"role": "assistant", **message}], f"{where}['response']['choices'][0]['message']")[0]
+    return shown_before, said
