@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import json
-import logging
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
+from agentsgym.envs.child_process import ChildEndedError, ChildProcess
 from agentsgym.errors import EnvError
 from agentsgym.texts import shown
-
-logger = logging.getLogger(__name__)
 
 _START_LIMIT_S = 120.0  # an import on a busy machine
 _GRACE_S = 3.0  # beyond a request's own limit, which the process itself keeps where it can
@@ -25,24 +19,12 @@ _MODULE = "agentsgym.envs.ReasoningEvals.grader_main"
 _PACKAGE = {"math": "math_verify", "generated": "reasoning_gym"}
 
 
-class _EndedError(Exception):
-    """The process ended without an answer.
-
-    Attributes:
-        was_killed: Whether that was for time.
-    """
-
-    def __init__(self, *, was_killed: bool) -> None:
-        super().__init__("the grader's process ended")
-        self.was_killed = was_killed
-
-
 class Grader:
     """A process that grades, one request after the other; threads take turns."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: ChildProcess | None = None
         self._loaded: set[str] = set()
 
     def grade(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
@@ -66,9 +48,10 @@ class Grader:
                 try:
                     self._load(_PACKAGE[request["kind"]])
                     return self._ask({**request, "limit_s": limit_s}, limit_s + _GRACE_S + extra_s)
-                except _EndedError as ended:
+                except ChildEndedError as ended:
                     self._end()
-                    if ended.was_killed:
+                    gave_up = ended.returncode == 1 and _PACKAGE[request["kind"]] in self._loaded  # its own watch did
+                    if ended.was_killed or gave_up:
                         return {"score": 0.0, "note": "timeout"}
                     if is_last:
                         raise EnvError(f"the grader's process ended twice on {shown(request)}") from ended
@@ -84,17 +67,11 @@ class Grader:
         self._lock = threading.Lock()
         process, self._process, self._loaded = self._process, None, set()
         if process is not None:
-            process.returncode = 0  # else it is waited for, and is no child of this process
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(OSError):
-                        os.close(pipe.fileno())  # unflushed: what is in the buffer is the other's
-                    with suppress(OSError, ValueError):
-                        pipe.close()
+            process.forget()
 
     def _load(self, package: str) -> None:
         if self._process is None:
-            self._process = _start()
+            self._process = ChildProcess(_MODULE, "the grader's process")
             self._loaded = set()
         if package not in self._loaded:
             reply = self._ask({"kind": "load", "package": package}, _START_LIMIT_S)
@@ -103,62 +80,14 @@ class Grader:
             self._loaded.add(package)
 
     def _ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        process = self._process
-        if process is None or process.stdin is None or process.stdout is None:
-            raise AssertionError(process)
-        killed = threading.Event()
-
-        def kill() -> None:
-            killed.set()
-            process.kill()
-
-        timer = threading.Timer(limit_s, kill)
-        timer.daemon = True
-        timer.start()
-        try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except OSError:  # a broken pipe
-            line = ""
-        finally:
-            timer.cancel()
-        if not line.endswith("\n"):
-            # Ended by itself in the midst of a request with a limit: its own watch did that, for time.
-            raise _EndedError(was_killed=killed.is_set() or (bool(request.get("limit_s")) and _gave_up(process)))
-        return json.loads(line)
+        if self._process is None:
+            raise AssertionError
+        return self._process.ask(request, limit_s)
 
     def _end(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
-
-
-def _gave_up(process: subprocess.Popen[str]) -> bool:
-    """Whether the process ended itself, as ``faulthandler`` does with exit code 1."""
-    return process.wait() == 1
-
-
-def _start() -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-m", _MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-            env=environment,
-        )
-    except OSError as error:
-        raise EnvError(f"the grader's process cannot be started: {error}") from error
+        if process is not None:
+            process.end()
 
 
 shared = Grader()

@@ -7,9 +7,7 @@ takes too long is given up by an alarm; a computation that never comes back to t
 from __future__ import annotations
 
 import faulthandler
-import json
 import logging
-import os
 import signal
 import sys
 import warnings
@@ -18,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from agentsgym.envs.child_process import serve
 from agentsgym.envs.ReasoningEvals import generated
 from agentsgym.texts import sentence_of
 
@@ -107,7 +106,6 @@ def _set_alarm(limit_s: float | None) -> None:
 
 
 def _prepare() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's; this process ends with its input
     if hasattr(signal, "SIGALRM"):
         signal.signal(signal.SIGALRM, _on_alarm)
     logging.disable()
@@ -116,13 +114,8 @@ def _prepare() -> None:
 
 def main() -> None:
     """Answer until the input ends."""
-    with Path(os.devnull).open("w") as nowhere:
-        replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(nowhere.fileno(), 1)  # nothing that a library prints is a reply
     _prepare()
-    for line in sys.stdin:
-        replies.write(json.dumps(_answer(json.loads(line))) + "\n")
-        replies.flush()
+    serve(_answer)
 
 
 if __name__ == "__main__":
