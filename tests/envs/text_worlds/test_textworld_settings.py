@@ -71,9 +71,7 @@ def test_rows_take_a_few_games_in_turn() -> None:
 
 def test_files_are_shared_out_and_must_be_there(tmp_path: Path) -> None:
     config = {"kind": FILES}
-    with pytest.raises(
-        ConfigError, match=r"files must be a folder of \.z8 games or a list of paths; there are none"
-    ):
+    with pytest.raises(ConfigError, match=r"files must be a folder of \.z8 games or a list of paths; there are none"):
         TextWorldEnv.get_train_dataset(config, files=str(tmp_path))
     with pytest.raises(ConfigError, match="files must be a folder or a list of paths, got None"):
         TextWorldEnv.get_train_dataset(config)
