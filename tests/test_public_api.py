@@ -59,6 +59,7 @@ PUBLIC = {
     "TaskError",
     "TemplateError",
     "TextArenaEnv",
+    "TextWorldEnv",
     "TooManyFailuresError",
     "ToolCall",
     "ToolEnv",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.registry import make, register
     from agentsgym.envs.Search import SearchEnv
     from agentsgym.envs.TextArena import TextArenaEnv
+    from agentsgym.envs.TextWorld import TextWorldEnv
     from agentsgym.envs.Tools import ToolEnv
     from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 
@@ -41,6 +42,7 @@ __all__ = [
     "ReasoningEvalsEnv",
     "SearchEnv",
     "TextArenaEnv",
+    "TextWorldEnv",
     "ToolEnv",
     "TwentyQuestionsEnv",
     "check_env",
@@ -57,6 +59,7 @@ _HOMES = {
     "ReasoningEvals": ("ReasoningEvalsEnv",),
     "Search": ("SearchEnv",),
     "TextArena": ("TextArenaEnv",),
+    "TextWorld": ("TextWorldEnv",),
     "Tools": ("ToolEnv",),
     "TwentyQuestions": ("TwentyQuestionsEnv",),
 }
