@@ -33,7 +33,8 @@ _TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.S | re.I)
 _BEFORE = re.compile(r"^(?:>+|act(?:ion)?\s*:|\d+[.:)])\s*", re.I)
 _MOST_CHARACTERS = 200  # of a command
 
-_RULES = """You are in a household, and you are given a task. You see what is where you are. In each turn you give one command:
+_RULES = """You are in a household, and you are given a task. You see what is where you are. In each turn you give one \
+command:
 
 go to (place)
 open (place), close (place)
@@ -45,7 +46,8 @@ look, inventory
 
 Things and places have numbers: take apple 2 from countertop 1. You can hold one thing at a time. To take or move \
 something you must be at the place, and the place must be open. Things are cleaned with a sink basin, heated with a \
-microwave and cooled with a fridge. A command that cannot be followed changes nothing. Say the command, and nothing else."""
+microwave and cooled with a fridge. A command that cannot be followed changes nothing. Say the command, and nothing \
+else."""
 
 
 class ALFWorldEnv(MultistepEnv):
@@ -175,7 +177,7 @@ class ALFWorldEnv(MultistepEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to train on, a game each; the options are those of :class:`~agentsgym.envs.ALFWorld.tasks.DatasetOptions`.
+        """Rows to train on, a game each; the options are those of :class:`~.tasks.DatasetOptions`.
 
         Raises:
             ConfigError: The configuration or an option is not valid, or there are no data.

@@ -80,8 +80,8 @@ def data_folder(data: str | None) -> Path:
     if not folder.is_dir():
         source = "env_config['data']" if data else f"${VARIABLE}" if known else "its usual place"
         raise ConfigError(
-            f"ALFWorld's data are not in {folder} ({source}): there is no such folder. {_DOWNLOAD}; generate_households "
-            "in agentsgym.envs.ALFWorld.households makes small ones offline"
+            f"ALFWorld's data are not in {folder} ({source}): there is no such folder. {_DOWNLOAD}; "
+            "agentsgym.envs.ALFWorld.households.generate_households makes small ones offline"
         )
     return folder
 

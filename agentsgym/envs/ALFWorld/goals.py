@@ -3,8 +3,8 @@
 The goal of "put a hot apple in the fridge" is that there is a fridge and an apple for which two things hold::
 
     (and (exists (?r - receptacle) (exists (?o - object) (and
-        (heatable ?o) (objectType ?o AppleType) (receptacleType ?r FridgeType)    what never changes picks the objects
-        (isHot ?o) (inReceptacle ?o ?r)))))                                       what can change is counted: 2 conditions
+        (heatable ?o) (objectType ?o AppleType) (receptacleType ?r FridgeType)   what never changes picks the objects
+        (isHot ?o) (inReceptacle ?o ?r)))))                                      what can change is counted: 2
 
 Of the objects that it may be, those count for which most holds.
 """
@@ -61,12 +61,12 @@ class _Best:
 
 
 def nested(text: str) -> list[Any]:
-    """Read the first expression in parentheses of a PDDL text as nested lists, in lower case.
+    r"""Read the first expression in parentheses of a PDDL text as nested lists, in lower case.
 
     Raises:
         ValueError: There is none, or its parentheses do not match.
 
-    >>> nested("(define (Goal ; a comment\\n (at ?x)))")
+    >>> nested("(define (Goal ; a comment\n (at ?x)))")
     ['define', ['goal', ['at', '?x']]]
     """
     stack: list[list[Any]] = [[]]

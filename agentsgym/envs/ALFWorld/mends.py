@@ -114,7 +114,7 @@ def _evaluated(terminal_symbol: Callable[[Any], Any]) -> Callable[..., Any]:
     def derive(symbol: Any, context: Any = None) -> Any:
         variables: Mapping[str, Any] = (context or symbol.context)["variables"]
         # Stock, locals().update and eval: from Python 3.13 on, that finds no names.
-        return [terminal_symbol(eval(compiled(symbol.expression), {"__builtins__": {}}, dict(variables)))]  # noqa: S307
+        return [terminal_symbol(eval(compiled(symbol.expression), {"__builtins__": {}}, dict(variables)))]
 
     return derive
 
@@ -145,7 +145,7 @@ def _depends_on(symbols: Sequence[Any], textgen: Any) -> set[str]:
     """Name the predicates that the wording asks for."""
     asked: set[str] = set()
     for symbol in symbols:
-        inner = [one for one in (getattr(symbol, "symbol", None), getattr(symbol, "expression", None))]
+        inner = (getattr(symbol, "symbol", None), getattr(symbol, "expression", None))
         asked |= _depends_on([one for one in inner if hasattr(one, "context")], textgen)
         given = getattr(symbol, "given", None)
         if given:
