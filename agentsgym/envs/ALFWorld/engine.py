@@ -29,13 +29,14 @@ def read_game(path: Path) -> dict[str, Any]:
         game: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"the game file {path} cannot be read: {error}") from error
-    missing = [part for part in PARTS if not isinstance(game, dict) or not isinstance(game.get(part), str)]
+    parts: dict[str, Any] = cast("dict[str, Any]", game) if isinstance(game, dict) else {}
+    missing = [part for part in PARTS if not isinstance(parts.get(part), str)]
     if missing:
         raise ValueError(
             f"the game file {path} must be a JSON object with the texts {', '.join(PARTS)}; of these it "
             f"lacks {', '.join(missing)}"
         )
-    return cast("dict[str, Any]", game)
+    return parts
 
 
 class HouseholdEngine:

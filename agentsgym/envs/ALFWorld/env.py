@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from agentsgym.envs.ALFWorld.tasks import DatasetOptions
 
-NOTHING = "Nothing happens."
+GO = "go to "
 LISTED = "You can: "
 _ENGINE = "agentsgym.envs.ALFWorld.engine:HouseholdEngine"
 _PACKAGES = ("alfworld", "textworld")
@@ -59,7 +59,8 @@ class ALFWorldEnv(MultistepEnv):
     Keys of ``env_config`` beside the common ones (``max_steps_per_episode`` is 50 by default):
 
     - ``data``: the data folder; None for ``$ALFWORLD_DATA``, and ``~/.cache/alfworld`` where that is not set.
-    - ``show_commands``: whether each observation lists the commands that the engine would take.
+    - ``show_commands``: which of the commands that the engine would take each observation lists: ``"all"`` (default),
+      ``"here"``, those without ``go to``, whose places the first observation names, or ``"none"``.
     - ``reward``: ``"success"`` (default), the engine's: 1 for the turn that solves the task; or ``"progress"``: what
       a turn adds to the share of the goal's conditions that hold, below 0 where it undoes one. That share is
       ``info["progress"]`` and the potential for potential-based shaping, whatever the reward.
@@ -75,7 +76,7 @@ class ALFWorldEnv(MultistepEnv):
 
     config_fields: ClassVar[Mapping[str, Field]] = {
         "data": Field(default=None, expected="the path of a folder, or None", valid=or_none(is_str)),
-        "show_commands": Field(default=True, expected="True or False", valid=is_bool),
+        "show_commands": choice_field("all", "here", "none"),
         "reward": choice_field("success", "progress"),
         "nothing_penalty": Field(default=0.0, expected="a number >= 0", valid=is_number(0)),
         "nothing_is_invalid": Field(default=False, expected="True or False", valid=is_bool),
@@ -129,10 +130,12 @@ class ALFWorldEnv(MultistepEnv):
         return {"game": game, "task_type": kind, "seen": begun, "num_steps": 0, "done": False}
 
     def _format_prompt(self, state: State, step: int) -> str:
-        seen = state["seen"]
-        if not self.env_config["show_commands"]:
+        seen, listed = state["seen"], self.env_config["show_commands"]
+        if listed == "none":
             return seen["text"]
-        return f"{seen['text']}\n\n{LISTED}{', '.join(one for one in seen['commands'] if one != 'help')}."
+        left_out = ("help", GO) if listed == "here" else ("help",)
+        commands = [one for one in seen["commands"] if not one.startswith(left_out)]
+        return f"{seen['text']}\n\n{LISTED}{', '.join(commands)}."
 
     def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
         command = command_in(action)

@@ -19,9 +19,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any
 
 from agentsgym.errors import ConfigError, TaskError
+from agentsgym.fields import is_strings
 from agentsgym.texts import sentence_of, shown
 
 logger = logging.getLogger(__name__)
@@ -193,10 +194,10 @@ def _cache_dir() -> Path:
 
 
 def _kept(cache: Path) -> dict[str, list[str]]:
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # damaged, it is made anew
         noted: Any = json.loads(cache.read_text(encoding="utf-8"))
-        if isinstance(noted, dict) and cast("dict[str, Any]", noted).get("format") == _FORMAT:
-            return cast("dict[str, Any]", noted)["trials"]
+        if noted["format"] == _FORMAT and all(map(is_strings, noted["trials"].values())):
+            return noted["trials"]
     return {}
 
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 Fact = tuple[str, ...]
 _TOKEN = re.compile(r"[()]|[^\s()]+")
@@ -98,10 +98,10 @@ def read_goal(problem: str, objects: Mapping[str, str], facts: Collection[Fact],
         ValueError: The problem has no goal, or one with something else in it than ``and``, ``or``, ``not``, ``exists``,
             ``=`` and facts, or one that cannot be reached by any of the objects.
     """
-    parts = [part for part in nested(problem) if isinstance(part, list) and part[:1] == [":goal"]]
-    if not parts:
+    goals: list[Any] = [part for part in nested(problem) if part[0] == ":goal"]
+    if not goals:
         raise ValueError("the PDDL problem has no (:goal …)")
-    goal = _Reader(objects, facts, changing).read(cast("list[Any]", parts[0])[1], {}, is_true=True)
+    goal = _Reader(objects, facts, changing).read(goals[0][1], {}, is_true=True)
     if goal is None:
         raise ValueError("the goal of the PDDL problem cannot be reached with the objects that there are")
     return goal
@@ -124,9 +124,9 @@ class _Reader:
         if head in ("exists", "forall"):
             parts = [self.read(node[2], {**bound, **one}, is_true=is_true) for one in self._choices(node[1])]
             return _any(parts) if (head == "exists") == is_true else _every(parts)
-        fact = (head, *(bound.get(name, name) for name in node[1:]))
-        if not all(isinstance(name, str) for name in fact):
+        if not all(isinstance(name, str) for name in node):
             raise ValueError(f"the goal of the PDDL problem has {head!r} in it, which cannot be read")
+        fact = (head, *(bound.get(name, name) for name in node[1:]))
         if head in self.changing:
             return _Holds(fact, is_true)
         holds = fact[1] == fact[2] if head == "=" else fact in self.facts
@@ -156,4 +156,6 @@ def _every(parts: Sequence[Goal | None]) -> Goal | None:
 
 def _any(parts: Sequence[Goal | None]) -> Goal | None:
     possible = tuple(dict.fromkeys(part for part in parts if part is not None))
+    if _All(()) in possible:
+        return _All(())
     return _Best(possible) if len(possible) > 1 else (possible[0] if possible else None)

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
 
+from agentsgym.errors import EnvError
+
 _MOST_TASKS = 8  # whose translation is kept: a group of rollouts plays one game
 _FIXED_PREDICATES = "agentsgym_fixed_predicates"
 _COMMANDS = "agentsgym_commands"
@@ -94,19 +96,20 @@ def _remembered_parse(parse: Callable[..., Any]) -> Callable[..., Any]:
 def compiled(expression: str) -> CodeType:
     """Compile an expression of a grammar, which may read names and attributes and join texts, and nothing else.
 
-    A game file is data; stock, the engine evaluates whatever Python stands in its grammar.
+    A game file is data; stock, the engine evaluates whatever Python stands in its grammar. What is raised is no
+    ValueError, which the engine takes for a command that it does not know.
 
     Raises:
-        ValueError: It does something else, or is no expression.
+        EnvError: It does something else, or is no expression.
     """
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except SyntaxError as error:
-        raise ValueError(f"the game's grammar has an expression that cannot be read: {expression!r}") from error
+        raise EnvError(f"the game's grammar has an expression that cannot be read: {expression!r}") from error
     for node in ast.walk(tree):
         is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
         if is_private or not isinstance(node, _ALLOWED):
-            raise ValueError(f"the game's grammar has an expression that does more than name things: {expression!r}")
+            raise EnvError(f"the game's grammar has an expression that does more than name things: {expression!r}")
     return compile(tree, "<grammar>", "eval")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentsgym.agents.base import Agent
 from agentsgym.envs.ALFWorld.engine import read_game
-from agentsgym.envs.ALFWorld.env import ALFWorldEnv
+from agentsgym.envs.ALFWorld.env import GO, ALFWorldEnv
 from agentsgym.envs.ALFWorld.games import game_file
 from agentsgym.errors import AgentError, TaskError
 from agentsgym.fields import is_fraction, is_strings, require
@@ -22,7 +22,6 @@ from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of
 from agentsgym.types import Action, TurnRequest
 
-_GO = "go to "
 _LOOKS = ("look", "inventory", "examine ")
 
 
@@ -76,7 +75,7 @@ class _Player(Agent):
         except AgentError as error:
             return error
         notes.turn += 1
-        notes.place = command if command.startswith(_GO) else notes.place
+        notes.place = command if command.startswith(GO) else notes.place
         return Action(text=command, agent_state=notes)
 
     def _begin(self, state: Mapping[str, Any], generator: random.Random) -> Notes:
@@ -141,11 +140,11 @@ class ImitationPlayer(ReferencePlayer):
     def _choose(self, notes: Notes, commands: Sequence[str]) -> str:
         spare = self._num_turns - notes.turn - len(notes.left)
         if notes.left and spare >= 2 and notes.generator.random() < self._noise:
-            places = [one for one in commands if one.startswith(_GO) and one != notes.left[0]]
+            places = [one for one in commands if one.startswith(GO) and one != notes.left[0]]
             looks = [one for one in commands if one.startswith(_LOOKS)]
             # Without a place to come back to, as at the start, there is none to leave.
             if notes.place and places and notes.generator.random() < 0.5:
-                if not notes.left[0].startswith(_GO):
+                if not notes.left[0].startswith(GO):
                     notes.left.insert(0, notes.place)
                 return notes.generator.choice(places)
             return notes.generator.choice(looks)
