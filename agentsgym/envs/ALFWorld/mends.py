@@ -21,7 +21,7 @@ from typing import Any
 
 from agentsgym.errors import EnvError
 
-_MOST_TASKS = 8  # whose translation is kept: a group of rollouts plays one game
+_MOST_GAMES = 8  # whose grammar and planning task are kept: a group of rollouts plays one game
 _FIXED_PREDICATES = "agentsgym_fixed_predicates"
 _COMMANDS = "agentsgym_commands"
 _ALLOWED = (
@@ -46,6 +46,8 @@ def mend_engine() -> None:
     textgen.EvalSymbol.derive = _evaluated(textgen.TerminalSymbol)
     grammar: Any = textgen.ContextSensitiveGrammar
     grammar.derive = _remembered_commands(grammar.derive, textgen)
+    logic: Any = importlib.import_module("textworld.envs.pddl.logic")
+    logic._parse_and_convert = lru_cache(maxsize=_MOST_GAMES)(logic._parse_and_convert)  # read and not changed
     planner: Any = importlib.import_module("fast_downward")
     planner.pddl2sas = _translated_once(planner.pddl2sas)
     interface: Any = importlib.import_module("fast_downward.interface")
@@ -170,7 +172,7 @@ def _translated_once(translate: Callable[..., Any]) -> Callable[..., Any]:
             kept[key] = translate(domain, problem)
         finally:
             sys.argv = arguments  # the translator puts its own there
-        while len(kept) > _MOST_TASKS:
+        while len(kept) > _MOST_GAMES:
             kept.popitem(last=False)
         return kept[key]
 
