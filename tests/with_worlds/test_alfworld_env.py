@@ -7,6 +7,8 @@ import os
 import pickle
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +247,19 @@ def test_the_contract_holds(households: Path, listed: str) -> None:
     config = {"data": str(households), "show_commands": listed, "max_steps_per_episode": 12}
     report = check_env(ALFWorldEnv, env_config=config, max_tasks=3, raise_on="warning")
     assert not report.findings
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "alfworld.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    best, chance = map(float, ran.stdout.split())
+    assert best == 1.0
+    assert chance < 1.0
