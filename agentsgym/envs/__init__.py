@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.envs.check.run import check_env
     from agentsgym.envs.Gymnasium import GymnasiumEnv
+    from agentsgym.envs.OpenEnv import OpenEnvEnv
     from agentsgym.envs.PriceList import PriceListEnv
     from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
     from agentsgym.envs.registry import make, register
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GymnasiumEnv",
     "MultistepEnv",
+    "OpenEnvEnv",
     "PriceListEnv",
     "ReasoningEvalsEnv",
     "SearchEnv",
@@ -53,6 +55,7 @@ _HOMES = {
     "check.run": ("check_env",),
     "registry": ("make", "register"),
     "Gymnasium": ("GymnasiumEnv",),
+    "OpenEnv": ("OpenEnvEnv",),
     "PriceList": ("PriceListEnv",),
     "ReasoningEvals": ("ReasoningEvalsEnv",),
     "Search": ("SearchEnv",),

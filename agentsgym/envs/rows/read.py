@@ -22,6 +22,7 @@ BUILT_IN = {
     "agentsgym.envs.PriceList.PriceListEnv",
     "agentsgym.envs.Tools.ToolEnv",
     "agentsgym.envs.Gymnasium.GymnasiumEnv",
+    "agentsgym.envs.OpenEnv.OpenEnvEnv",
     "agentsgym.envs.TextArena.TextArenaEnv",
     "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",
 }
