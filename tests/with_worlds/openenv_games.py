@@ -1,6 +1,6 @@
 """Games that the real OpenEnv package serves, for the tests of `OpenEnvEnv`; run by the interpreter that has it.
 
-    python openenv_games.py GAME --port PORT [--sessions 8]
+python openenv_games.py GAME --port PORT [--sessions 8]
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 import uvicorn
 from fastmcp import FastMCP
@@ -39,12 +39,12 @@ class GuessGame(Environment):
         self._state = State()
         self._number = 0
 
-    def reset(self, seed: Optional[int] = None, episode_id: Optional[str] = None, most: int = 9, **_: Any) -> Said:
+    def reset(self, seed: int | None = None, episode_id: str | None = None, most: int = 9, **_: Any) -> Said:
         self._number = random.Random(seed if self.goes_by_seed else None).randrange(most + 1)
         self._state = State(episode_id=episode_id, step_count=0)
         return Said(text=f"A number from 0 to {most}; its remainder by 1000003 is {self._number % 1000003}.")
 
-    def step(self, action: Guess, timeout_s: Optional[float] = None, **_: Any) -> Said:
+    def step(self, action: Guess, timeout_s: float | None = None, **_: Any) -> Said:
         self._state.step_count += 1
         if action.message == "raise":
             raise RuntimeError("the game broke")
@@ -72,7 +72,7 @@ class Move(Action):
 
     piece: Literal["king", "rook"] = Field(description="which piece")
     steps: int = Field(description="how far", ge=1, le=8)
-    note: Optional[str] = None
+    note: str | None = None
 
 
 class Board(Observation):
@@ -90,11 +90,11 @@ class BoardGame(Environment):
         self._at = {"king": 0, "rook": 0}
         self._left = 3
 
-    def reset(self, seed: Optional[int] = None, episode_id: Optional[str] = None, **_: Any) -> Board:
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Board:
         self._at, self._left = {"king": 0, "rook": 0}, 3
         return self._board()
 
-    def step(self, action: Move, timeout_s: Optional[float] = None, **_: Any) -> Board:
+    def step(self, action: Move, timeout_s: float | None = None, **_: Any) -> Board:
         self._at[action.piece] += action.steps
         self._left -= 1
         board = self._board()
@@ -136,18 +136,18 @@ class ShopGame(MCPEnvironment):
 
         super().__init__(server)
 
-    def reset(self, seed: Optional[int] = None, episode_id: Optional[str] = None, **_: Any) -> Observation:
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Observation:
         self.bought.clear()
         return Observation(metadata={"task": "Buy a pear."})
 
-    async def step_async(self, action: Any, timeout_s: Optional[float] = None, **options: Any) -> Any:
+    async def step_async(self, action: Any, timeout_s: float | None = None, **options: Any) -> Any:
         observation = await super().step_async(action, timeout_s, **options)
         if isinstance(action, CallToolAction):
             observation.done = "pear" in self.bought
             observation.reward = float(observation.done)
         return observation
 
-    def _step_impl(self, action: Any, timeout_s: Optional[float] = None, **_: Any) -> Any:
+    def _step_impl(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
         raise ValueError("only tools")
 
     @property

@@ -45,9 +45,11 @@ def forms_of(offer: Offer, config: Mapping[str, Any], server: str) -> Forms:
         write = observation_writer(config["observation"], schema)
         return lambda observation: cut(write(observation), most)
 
+    chosen = offer.format(config["format"])
+    is_json, is_text = chosen == "json", chosen == "text"
     return Forms(
-        format=offer.format(config["format"]),
-        read=action_reader(config["action"], offer.action, server),
+        format=chosen,
+        read=action_reader(config["action"], offer.action, server, is_json=is_json, is_text=is_text),
         shown_after_reset=writer(offer.reset_observation),
         shown_after_step=writer(offer.observation),
     )

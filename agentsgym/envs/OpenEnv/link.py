@@ -124,11 +124,10 @@ class Link:
     def _refusal(self, error: BaseException, num_live: int, num_opened: int) -> BaseException:
         if not isinstance(error, FullServerError):
             return error
-        most = "" if error.max_sessions is None else f" (it takes {error.max_sessions} in all)"
+        most = "" if error.max_sessions is None else f" (its limit is {error.max_sessions} in all)"
         return ConfigError(
-            f"{num_live} episodes are to be live at once, and {self._server.label} has room for {num_opened} "
-            f"sessions{most}: start it with max_concurrent_envs={num_live} or more, or play with "
-            f"max_concurrent={num_opened}"
+            f"{num_live} episodes are to be live at once, and {self._server.label} has room for {num_opened}{most}: "
+            f"start it with max_concurrent_envs={num_live} or more, or play with max_concurrent={num_opened}"
         )
 
     def close(self) -> None:

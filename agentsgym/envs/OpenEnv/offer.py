@@ -127,9 +127,7 @@ def _ask_tools(server: OpenEnvServer, url: str, action: Mapping[str, Any]) -> tu
     tools = cast("list[Any]", listed) if isinstance(listed, list) else []
     if not tools:
         said: object = answer["observation"].get("metadata") or answer
-        raise EnvError(
-            f"{server.label} takes calls of tools and lists none: {shown(said, 200)}"
-        )
+        raise EnvError(f"{server.label} takes calls of tools and lists none: {shown(said, 200)}")
     return schemas_of([_schema(server, tool) for tool in tools], server.label)
 
 

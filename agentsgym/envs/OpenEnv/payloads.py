@@ -41,16 +41,20 @@ def text_field(schema: Mapping[str, Any] | None) -> str | None:
     return names[0]
 
 
-def action_reader(given: Any, schema: Mapping[str, Any] | None, server: str) -> ReadAction:
+def action_reader(
+    given: Any, schema: Mapping[str, Any] | None, server: str, *, is_json: bool = False, is_text: bool = False
+) -> ReadAction:
     """Choose how an answer in text becomes an action.
 
     Args:
         given: ``env_config["action"]``: a field's name, a template, a function, or None for what the schema says.
         schema: The action's; None where it is not known.
         server: What errors call the server.
+        is_json: Whether an answer is a JSON object unless ``given`` says otherwise.
+        is_text: Whether it is one field; if neither, the schema decides.
 
     Raises:
-        ConfigError: The schema has no such field.
+        ConfigError: The schema has no such field, or none that plain text could be.
     """
     if callable(given):
         return lambda text: _checked_action(given(text))
@@ -61,7 +65,12 @@ def action_reader(given: Any, schema: Mapping[str, Any] | None, server: str) -> 
     if isinstance(given, str) and fields and given not in fields:
         hint = did_you_mean(given, fields)
         raise ConfigError(f"env_config['action'] names {given!r}, which is no field of an action of {server}{hint}")
-    name = given if isinstance(given, str) else text_field(schema)
+    name = given if isinstance(given, str) else None if is_json else text_field(schema)
+    if name is None and is_text:
+        raise ConfigError(
+            f"env_config['format'] is 'text', and an action of {server} has the fields {', '.join(fields) or 'none'}: "
+            "say in env_config['action'] where the text goes"
+        )
     if name is None:
         return lambda text: object_in(text, fields)
     kind = fields.get(name, {}).get("type")
