@@ -91,6 +91,7 @@ class Connection:
         self.problem: str | None = None
         self._server = server
         self._is_over = True  # until a reset
+        self._closed = load_closed()
         self._opened = contextlib.ExitStack()  # websockets means its connections to be entered and left
         self._socket = self._opened.enter_context(_connected(server, url))
         try:
@@ -158,7 +159,7 @@ class Connection:
 
     def _exchanged(self, kind: str, message: str, limit_s: float) -> str | bytes:
         """Send a message and receive one; what the server said before it hung up comes first."""
-        closed = load_closed()
+        closed = self._closed
         try:
             with contextlib.suppress(closed):  # what it said last is to be read
                 self._socket.send(message)
