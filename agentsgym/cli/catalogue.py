@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
 
 #: The extra that a group needs, and the package by which one sees that it is there.
-_EXTRAS = {"Gymnasium": ("gymnasium", "gymnasium"), "TextArena": ("textarena", "textarena")}
+_EXTRAS = {
+    "Gymnasium": ("gymnasium", "gymnasium"),
+    "OpenEnv": ("openenv", "websockets"),
+    "TextArena": ("textarena", "textarena"),
+}
 _NEEDS = {
     "ok": "",
     "words": "",
@@ -83,7 +87,7 @@ def _groups() -> Iterator[Entry]:
         most = 1
         if group == "TextArena":
             text, most = f"{text} {games} games: agentsgym envs --text TextArena:", 15
-        yield Entry(name=group, max_players=most, text=text, **_needs(group))
+        yield Entry(name=group, max_players=most, text=text, offline=group != "OpenEnv", **_needs(group))
 
 
 def _registered() -> Iterator[Entry]:

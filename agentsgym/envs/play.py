@@ -118,7 +118,11 @@ class TrialRounds:
         trials, places = self.pending, self._places
         for trial in trials:
             trial.failures = self._log
-        prepare_play(trials, max_concurrent=options.get("max_concurrent"), pool=options.get("pool"))
+        try:
+            prepare_play(trials, max_concurrent=options.get("max_concurrent"), pool=options.get("pool"))
+        except BaseException:
+            drive([], agent)  # it may be in lockstep with those of other ranks, which wait for it
+            raise
         trajectories = drive(trials, agent, on_finish=self._note, **options)
         self._results.update(zip(places, trajectories, strict=True))
         again = [] if self._is_last else [place for place, one in enumerate(trajectories) if one.failed]

@@ -18,7 +18,6 @@ from agentsgym import (
     OpenEnvEnv,
     OpenEnvServer,
     ScriptedAgent,
-    StopReason,
     ToolCall,
     check_env,
 )

@@ -108,9 +108,10 @@ def observation_writer(given: Any, schema: Mapping[str, Any] | None) -> WriteObs
     """
     if callable(given):
         return lambda observation: _checked_text(given(observation))
+    if isinstance(given, str) and _PLACE.search(given):
+        return lambda observation: _PLACE.sub(lambda place: _field(observation, place[1]), given)
     if isinstance(given, str):
-        template = given if _PLACE.search(given) else f"{{{given}}}"
-        return lambda observation: _PLACE.sub(lambda place: _field(observation, place[1]), template)
+        return lambda observation: _field(observation, given)
     fields = fields_of(schema)
     name = next(iter(fields)) if len(fields) == 1 else None
     return lambda observation: _whole(observation, name)

@@ -236,7 +236,7 @@ def _is_observation(data: Any) -> bool:
     reward, done = fields.get("reward"), fields.get("done", False)
     if not isinstance(fields.get("observation"), dict) or not isinstance(done, bool):
         return False
-    fields["done"] = done
+    fields.update(reward=reward, done=done)  # a server may leave out what is not there
     return reward is None or isinstance(reward, int | float)
 
 

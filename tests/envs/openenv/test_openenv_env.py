@@ -125,6 +125,19 @@ def test_a_server_that_is_too_small_is_a_sentence_before_play() -> None:
         assert stub.num_live == 0
 
 
+def test_an_agent_is_told_that_nothing_is_played() -> None:
+    class Waiting(ScriptedAgent):
+        num_finished = 0
+
+        def finish(self) -> None:
+            self.num_finished += 1
+
+    agent = Waiting(["a"])
+    with Stub(max_sessions=1).running() as stub, pytest.raises(ConfigError, match="has room for 1"):
+        OpenEnvEnv(None, {"check_seed": False}, server=stub.url).rollout([{"seed": 1}], agent, 2)
+    assert agent.num_finished == 1
+
+
 def test_only_those_that_live_at_once_count() -> None:
     with Stub(max_sessions=2).running() as stub:
         rollouts = played(stub, "a", num_rollouts=6, max_concurrent=2)
@@ -220,6 +233,7 @@ def test_an_answer_becomes_an_action_as_the_configuration_says(
         ({}, '{"board": "x", "left": 3}'),
         ({"observation": "board"}, "x"),
         ({"observation": "left"}, "3"),
+        ({"observation": "the rest"}, "y"),
         ({"observation": "{board}, {left} left, {hint}; {x} }{"}, None),
         ({"observation": "{board}, {left} left, {hint} }{"}, "x, 3 left, look up }{"),
         ({"observation": lambda seen: seen["board"] * 2}, "xx"),
@@ -227,7 +241,7 @@ def test_an_answer_becomes_an_action_as_the_configuration_says(
     ],
 )
 def test_an_observation_becomes_text_as_the_configuration_says(config: dict[str, Any], shown: str | None) -> None:
-    fields = {"board": "x", "left": 3, "none": None, "metadata": {"hint": "look up"}}
+    fields = {"board": "x", "left": 3, "none": None, "metadata": {"hint": "look up", "the rest": "y"}}
 
     def game(message: dict[str, Any]) -> Any:
         return {"type": "state", "data": {}} if message["type"] == "state" else observation(fields, 1, True)

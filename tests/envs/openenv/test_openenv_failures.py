@@ -121,6 +121,14 @@ def test_a_game_that_is_over_or_not_begun_is_sent_no_step() -> None:
         assert len(stub.of_type("step")) == 3
 
 
+def test_a_server_may_leave_out_what_is_not_there() -> None:
+    bare = {"type": "observation", "data": {"observation": {"text": "hm"}}}
+    with Stub(faulty(bare)).running() as stub:
+        [one] = play(stub, "bad", "a")
+    assert one.messages[2]["content"] == "hm"
+    assert one.turn_rewards == [0.0, 0.25, 0.5, 0.75]
+
+
 def test_a_game_that_is_done_at_its_reset_fails() -> None:
     def game(message: dict[str, Any]) -> Any:
         return observation(done=True) if message["type"] == "reset" else {"type": "state", "data": {}}
