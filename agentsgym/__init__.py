@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.check.run import check_env
     from agentsgym.envs.Gymnasium import GymnasiumEnv
     from agentsgym.envs.mix import mix
+    from agentsgym.envs.OpenEnv import OpenEnvEnv, OpenEnvServer, register_server
     from agentsgym.envs.PriceList import PriceListEnv
     from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
     from agentsgym.envs.registry import make, register
@@ -106,6 +107,8 @@ __all__ = [
     "MultistepEnv",
     "NonFiniteError",
     "OpenAIAgent",
+    "OpenEnvEnv",
+    "OpenEnvServer",
     "PolicyAgent",
     "Preempted",
     "PriceListEnv",
@@ -144,6 +147,7 @@ __all__ = [
     "make",
     "mix",
     "register",
+    "register_server",
     "register_tools",
     "tiny_policy",
     "train",
@@ -166,6 +170,7 @@ _HOMES = {
     "envs.registry": ("make", "register"),
     "envs.ALFWorld": ("ALFWorldEnv",),
     "envs.Gymnasium": ("GymnasiumEnv",),
+    "envs.OpenEnv": ("OpenEnvEnv", "OpenEnvServer", "register_server"),
     "envs.PriceList": ("PriceListEnv",),
     "envs.ReasoningEvals": ("ReasoningEvalsEnv",),
     "envs.Search": ("SearchEnv",),

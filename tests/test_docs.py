@@ -142,6 +142,7 @@ def test_every_common_key_of_env_config_is_documented_with_its_default() -> None
         ("agentsgym.envs.Search.SearchEnv", ["tools.md", "search.md"]),
         ("agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv", ["reasoning.md"]),
         ("agentsgym.envs.ALFWorld.ALFWorldEnv", ["alfworld.md"]),
+        ("agentsgym.envs.OpenEnv.OpenEnvEnv", ["openenv.md"]),
     ],
 )
 def test_every_option_of_an_environment_is_documented_with_its_default(path: str, pages: list[str]) -> None:

@@ -46,7 +46,7 @@ def modules_after(statement: str) -> set[str]:
         "from agentsgym import Action, Agent, ConfigError, Message, StopReason, Trajectory, Turn, TurnRequest",
         "from agentsgym import MultistepEnv, RandomAgent, ScriptedAgent, EnvThreadPool, audit, make, register",
         "from agentsgym.envs import MultistepEnv, TwentyQuestionsEnv, make, register",
-        "from agentsgym import PriceListEnv, ReasoningEvalsEnv, SearchEnv, TextArenaEnv, ToolEnv",
+        "from agentsgym import OpenEnvEnv, PriceListEnv, ReasoningEvalsEnv, SearchEnv, TextArenaEnv, ToolEnv",
         "from agentsgym import McpServer, SessionTools, ToolCall, ToolResult, TwentyQuestionsEnv, mix, register_tools",
         "from agentsgym.agents import Agent, AsyncAgent, DirectOutputAgent, OpenAIAgent, RandomAgent, ScriptedAgent",
         "import agentsgym; dir(agentsgym)",

@@ -45,6 +45,7 @@ HEAVY = {
     "textarena": ((), ("envs/TextArena",)),
     "nltk": ((), ("envs/TextArena",)),
     "mcp": ((), ("envs/Tools/mcp_client.py",)),
+    "websockets": ((), ("envs/OpenEnv/wire.py",)),
     "inspect_ai": (("reports/inspect_samples.py",), ("reports/inspect_logs.py",)),
     "typer": (("cli",), ()),
     "rich": ((), ("cli", "training/reporting")),

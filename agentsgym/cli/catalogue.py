@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _EXTRAS = {
     "ALFWorld": ("alfworld", "alfworld"),
     "Gymnasium": ("gymnasium", "gymnasium"),
+    "OpenEnv": ("openenv", "websockets"),
     "TextArena": ("textarena", "textarena"),
 }
 _NEEDS = {
@@ -87,7 +88,7 @@ def _groups() -> Iterator[Entry]:
         most = 1
         if group == "TextArena":
             text, most = f"{text} {games} games: agentsgym envs --text TextArena:", 15
-        yield Entry(name=group, max_players=most, text=text, **_needs(group))
+        yield Entry(name=group, max_players=most, text=text, offline=group != "OpenEnv", **_needs(group))
 
 
 def _registered() -> Iterator[Entry]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.envs.check.run import check_env
     from agentsgym.envs.Gymnasium import GymnasiumEnv
+    from agentsgym.envs.OpenEnv import OpenEnvEnv
     from agentsgym.envs.PriceList import PriceListEnv
     from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
     from agentsgym.envs.registry import make, register
@@ -40,6 +41,7 @@ __all__ = [
     "ALFWorldEnv",
     "GymnasiumEnv",
     "MultistepEnv",
+    "OpenEnvEnv",
     "PriceListEnv",
     "ReasoningEvalsEnv",
     "SearchEnv",
@@ -58,6 +60,7 @@ _HOMES = {
     "registry": ("make", "register"),
     "ALFWorld": ("ALFWorldEnv",),
     "Gymnasium": ("GymnasiumEnv",),
+    "OpenEnv": ("OpenEnvEnv",),
     "PriceList": ("PriceListEnv",),
     "ReasoningEvals": ("ReasoningEvalsEnv",),
     "Search": ("SearchEnv",),

@@ -212,6 +212,12 @@ class MultistepEnv(ABC):
     def _check_config(self, config: dict[str, Any]) -> None:  # noqa: B027  # most keys are independent
         """Raise :class:`ConfigError` for values that do not go together."""
 
+    def _prepare_play(self, tasks: Sequence[TaskData], num_live: int) -> None:  # noqa: B027  # most need nothing
+        """Raise :class:`ConfigError` where ``num_live`` episodes of these tasks cannot be live at once.
+
+        Called in the process that plays, before the first of them begins, and again before failed ones are retried.
+        """
+
     def _system_prompt(self) -> str | None:
         """Give the class's own system message; ``env_config["system_prompt"]`` replaces it."""
         return None

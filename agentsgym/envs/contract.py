@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from agentsgym.tokens.transcript import ChatFormat
@@ -40,6 +40,8 @@ class PlayableEnv(Protocol):
     def start_session(self, session_id: str, task_data: Mapping[str, Any], seed: int, episode: int = 0) -> State:
         """Seed the session's generator for one episode and put its start state in ``active_states``."""
         ...
+
+    def _prepare_play(self, tasks: Sequence[Mapping[str, Any]], num_live: int) -> None: ...
 
     def _system_prompt(self) -> str | None: ...
 

@@ -57,6 +57,25 @@ def play_begun_episode(env: PlayableEnv, session_id: str, agent: Agent) -> Traje
     return trajectory
 
 
+def prepare_play(trials: Sequence[Trial], *, max_concurrent: int | None = None, pool: Any = None) -> None:
+    """Let each environment of some trials prepare for as many as will be live at once.
+
+    Args:
+        trials: Not started yet.
+        max_concurrent: The most trials that are live at once; None for all of them.
+        pool: Where they will run.
+
+    Raises:
+        ConfigError: An environment cannot play so many.
+    """
+    limits = [limit for limit in (max_concurrent, getattr(pool, "max_live", None)) if isinstance(limit, int)]
+    tasks: dict[int, tuple[PlayableEnv, list[Mapping[str, Any]]]] = {}
+    for trial in trials:
+        tasks.setdefault(id(trial.env), (trial.env, []))[1].append(trial.task_data)
+    for env, own in tasks.values():
+        env._prepare_play(own, min([len(own), *limits]))  # pyright: ignore[reportPrivateUsage]
+
+
 class TrialRounds:
     """Plays trials in rounds: all of them, then those that failed again, as often as a policy allows.
 
@@ -99,6 +118,11 @@ class TrialRounds:
         trials, places = self.pending, self._places
         for trial in trials:
             trial.failures = self._log
+        try:
+            prepare_play(trials, max_concurrent=options.get("max_concurrent"), pool=options.get("pool"))
+        except BaseException:
+            drive([], agent)  # it may be in lockstep with those of other ranks, which wait for it
+            raise
         trajectories = drive(trials, agent, on_finish=self._note, **options)
         self._results.update(zip(places, trajectories, strict=True))
         again = [] if self._is_last else [place for place, one in enumerate(trajectories) if one.failed]

@@ -90,6 +90,12 @@ class EnvProcessPool:
     ) -> None:
         self.close()
 
+    @property
+    def max_live(self) -> int | None:
+        """The most sessions that are live at once; None for any number."""
+        most = self.limits.max_sessions
+        return None if most is None else most * self.num_workers
+
     def close(self) -> None:
         """End the processes.
 

@@ -17,7 +17,7 @@ try:
 except agentsgym.MissingDependencyError as error:
     print(error)
 """
-PACKAGES = ("bm25s", "gymnasium", "math_verify", "mcp", "nltk", "reasoning_gym", "textarena")
+PACKAGES = ("bm25s", "gymnasium", "math_verify", "mcp", "nltk", "reasoning_gym", "textarena", "websockets")
 
 
 def said(statement: str, *hidden: str) -> str:
@@ -34,6 +34,7 @@ def said(statement: str, *hidden: str) -> str:
         ("agentsgym.ALFWorldEnv()", "alfworld", "alfworld"),
         ("agentsgym.SearchEnv()", "bm25s", "search"),
         ("agentsgym.GymnasiumEnv()", "gymnasium", "gymnasium"),
+        ("agentsgym.OpenEnvEnv(server='http://localhost:1')", "websockets", "openenv"),
         ("agentsgym.ReasoningEvalsEnv()", "math_verify", "reasoning"),
         ("agentsgym.ReasoningEvalsEnv.get_train_dataset({'grader': 'text'}, size=2)", "reasoning_gym", "reasoning"),
         ("agentsgym.TextArenaEnv(env_config={'game': 'Wordle-v0'})", "textarena", "textarena"),

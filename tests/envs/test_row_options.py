@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.Gymnasium import GymnasiumEnv
+from agentsgym.envs.OpenEnv import OpenEnvEnv
 from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
 from agentsgym.envs.registry import class_path
@@ -29,6 +30,7 @@ DATA: dict[str, Any] = {
 # class: what its datasets need
 NEEDED: dict[type[MultistepEnv], tuple[dict[str, Any], dict[str, Any]]] = {
     GymnasiumEnv: ({}, {}),
+    OpenEnvEnv: ({}, {}),
     PriceListEnv: ({}, {}),
     ReasoningEvalsEnv: ({}, DATA),
     SearchEnv: ({"corpus": [{"text": "One follows zero."}]}, DATA),

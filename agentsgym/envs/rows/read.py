@@ -23,6 +23,7 @@ BUILT_IN = {
     "agentsgym.envs.PriceList.PriceListEnv",
     "agentsgym.envs.Tools.ToolEnv",
     "agentsgym.envs.Gymnasium.GymnasiumEnv",
+    "agentsgym.envs.OpenEnv.OpenEnvEnv",
     "agentsgym.envs.TextArena.TextArenaEnv",
     "agentsgym.envs.TextWorld.TextWorldEnv",
     "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",

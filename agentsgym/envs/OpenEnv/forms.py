@@ -1,0 +1,73 @@
+"""How the actions of one environment are read, its observations shown, and its outcomes judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+from agentsgym.envs.OpenEnv.offer import Format, Offer
+from agentsgym.envs.OpenEnv.payloads import ReadAction, WriteObservation, action_reader, observation_writer
+from agentsgym.envs.Tools.results import cut
+
+Outcome = tuple[float, bool, dict[str, Any]]  # reward, done, info
+
+
+class Forms(NamedTuple):
+    """What the configuration and the server's schemas say together.
+
+    Attributes:
+        format: How the agent acts.
+        read: Makes an action of a text.
+        shown_after_reset: Makes a text of what a reset shows.
+        shown_after_step: The same of a step.
+    """
+
+    format: Format
+    read: ReadAction
+    shown_after_reset: WriteObservation
+    shown_after_step: WriteObservation
+
+
+def forms_of(offer: Offer, config: Mapping[str, Any], server: str) -> Forms:
+    """Choose them.
+
+    Args:
+        offer: What the server says.
+        config: The environment's configuration.
+        server: What errors call the server.
+
+    Raises:
+        ConfigError: ``config["action"]`` does not suit the server.
+    """
+    most: int | None = config["max_result_length"]
+
+    def writer(schema: Mapping[str, Any] | None) -> WriteObservation:
+        write = observation_writer(config["observation"], schema)
+        return lambda observation: cut(write(observation), most)
+
+    chosen = offer.format(config["format"])
+    is_json, is_text = chosen == "json", chosen == "text"
+    return Forms(
+        format=chosen,
+        read=action_reader(config["action"], offer.action, server, is_json=is_json, is_text=is_text),
+        shown_after_reset=writer(offer.reset_observation),
+        shown_after_step=writer(offer.observation),
+    )
+
+
+def outcome_of(answer: Mapping[str, Any], success: str | None) -> Outcome:
+    """Read what the server answered to a step.
+
+    Args:
+        answer: With ``observation``, ``reward``, ``done`` and perhaps ``metadata``.
+        success: ``env_config["success"]``.
+    """
+    reward, done = float(answer["reward"] or 0.0), bool(answer["done"])
+    metadata = answer.get("metadata")
+    known = {**(cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}), **answer["observation"]}
+    info: dict[str, Any] = {}
+    if success is not None:
+        info["success"] = (done and reward > 0) if success == "reward" else bool(known.get(success, False))
+    if done and known.get("truncated") is True:
+        info["truncated"] = True
+    return reward, done, info

@@ -1,0 +1,118 @@
+"""Start an OpenEnv server on this machine, wait until it answers, and stop it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import weakref
+from typing import IO, Any
+
+from agentsgym.envs.OpenEnv.http import get_json
+from agentsgym.envs.OpenEnv.server import OpenEnvServer
+from agentsgym.errors import EnvError
+from agentsgym.texts import sentence_of, visible
+
+_STOPPING_S = 5.0  # between asking a server to end and ending it
+_POLL_S = 0.05
+_TAIL_BYTES = 2000  # of what it printed, shown where it does not start
+
+
+class LocalServer:
+    """A server that was started here.
+
+    Attributes:
+        url: Where it answers.
+        port: The port of it.
+    """
+
+    def __init__(self, server: OpenEnvServer, port: int | None = None) -> None:
+        """Start it and wait until it answers.
+
+        Args:
+            server: Its command.
+            port: Where it is to answer; None for any that is free.
+
+        Raises:
+            ConfigError: As for :meth:`OpenEnvServer.request_headers`.
+            EnvError: The program cannot be run, ends, or does not answer in time.
+        """
+        port = _free_port() if port is None else port
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self._server = server
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed as the server is stopped
+        command = [part.replace("{port}", str(port)) for part in server.command or ()]
+        try:
+            self._process = subprocess.Popen(  # the user's own command
+                command,
+                env={**os.environ, "PORT": str(port), **server.env},
+                cwd=server.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # what it starts ends with it
+            )
+        except OSError as error:
+            self._output.close()
+            raise EnvError(f"{server.label} cannot be started: {sentence_of(error)}") from error
+        self._stop = weakref.finalize(self, _stop, os.getpid(), self._process, self._output)
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Ask it to end, and end it where it does not."""
+        self._stop()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + self._server.start_timeout_s
+        while True:
+            if not self.is_running():
+                raise EnvError(f"{self._server.label} ended with code {self._process.returncode}{self._printed()}")
+            with contextlib.suppress(EnvError):
+                get_json(self._server, self.url, "health", limit_s=1.0)
+                return
+            if time.monotonic() > deadline:
+                raise EnvError(
+                    f"{self._server.label} did not answer at {self.url}/health within "
+                    f"{self._server.start_timeout_s:g} s: does it listen on the port that it is given as {{port}} or "
+                    f"PORT?{self._printed()}"
+                )
+            time.sleep(_POLL_S)
+
+    def _printed(self) -> str:
+        """What it printed last."""
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, size - _TAIL_BYTES))
+        text = visible(self._output.read().decode(errors="replace")).strip()
+        return f"; it printed:\n{text}" if text else "; it printed nothing"
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def _stop(owner: int, process: subprocess.Popen[Any], output: IO[bytes]) -> None:
+    """End the server; nothing in a process that was forked off its owner."""
+    if os.getpid() != owner:
+        return
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_STOPPING_S)
+            break
+    output.close()

@@ -1,0 +1,169 @@
+"""Make a server's actions out of what the agent says, and text out of a server's observations."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from agentsgym.errors import ConfigError, EnvError, did_you_mean
+from agentsgym.texts import shown
+
+ReadAction = Callable[[str], Mapping[str, Any]]
+WriteObservation = Callable[[Mapping[str, Any]], str]
+
+NOT_SHOWN = frozenset({"metadata", "done", "reward"})  # of every action and observation; nothing of the game
+_PLACE = re.compile(r"\{(\w+)\}")
+_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+
+
+class UnreadableActionError(Exception):
+    """What the agent said is no action; the text says why, for the agent."""
+
+
+def fields_of(schema: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Give the schemas of the fields that are the game's own, by name."""
+    properties: Any = (schema or {}).get("properties")
+    if not isinstance(properties, Mapping):
+        return {}
+    given = cast("Mapping[str, Any]", properties)
+    return {name: one for name, one in given.items() if name not in NOT_SHOWN and isinstance(one, dict)}
+
+
+def text_field(schema: Mapping[str, Any] | None) -> str | None:
+    """Find the field that an answer in plain text is: the only one, or the only one that must be given."""
+    fields = fields_of(schema)
+    required = [name for name in (schema or {}).get("required") or () if name in fields]
+    names = [*fields] if len(fields) == 1 else required
+    if len(names) != 1 or fields[names[0]].get("type") in {"object", "array"}:
+        return None
+    return names[0]
+
+
+def action_reader(
+    given: Any, schema: Mapping[str, Any] | None, server: str, *, is_json: bool = False, is_text: bool = False
+) -> ReadAction:
+    """Choose how an answer in text becomes an action.
+
+    Args:
+        given: ``env_config["action"]``: a field's name, a template, a function, or None for what the schema says.
+        schema: The action's; None where it is not known.
+        server: What errors call the server.
+        is_json: Whether an answer is a JSON object unless ``given`` says otherwise.
+        is_text: Whether it is one field; if neither, the schema decides.
+
+    Raises:
+        ConfigError: The schema has no such field, or none that plain text could be.
+    """
+    if callable(given):
+        return lambda text: _checked_action(given(text))
+    if isinstance(given, Mapping):
+        template = cast("Mapping[str, Any]", given)
+        return lambda text: {name: _filled(value, text) for name, value in template.items()}
+    fields = fields_of(schema)
+    if isinstance(given, str) and fields and given not in fields:
+        hint = did_you_mean(given, fields)
+        raise ConfigError(f"env_config['action'] names {given!r}, which is no field of an action of {server}{hint}")
+    name = given if isinstance(given, str) else None if is_json else text_field(schema)
+    if name is None and is_text:
+        raise ConfigError(
+            f"env_config['format'] is 'text', and an action of {server} has the fields {', '.join(fields) or 'none'}: "
+            "say in env_config['action'] where the text goes"
+        )
+    if name is None:
+        return lambda text: object_in(text, fields)
+    kind = fields.get(name, {}).get("type")
+    return lambda text: {name: _number(text) if kind in {"integer", "number"} else text}
+
+
+def object_in(text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the JSON object of an answer: the whole, what stands in a fence, or from its first brace on.
+
+    Raises:
+        UnreadableActionError: There is none.
+
+    >>> object_in('I go up. {"move": "up"}', {})
+    {'move': 'up'}
+    """
+    fence = _FENCE.search(text)
+    candidate = (fence[1] if fence else text).strip()
+    try:
+        value: Any = json.JSONDecoder().raw_decode(candidate, max(candidate.find("{"), 0))[0]
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        names = f" with the fields {', '.join(fields)}" if fields else ""
+        raise UnreadableActionError(f"That is no action. Answer with one JSON object{names}.")
+    return cast("dict[str, Any]", value)
+
+
+def observation_writer(given: Any, schema: Mapping[str, Any] | None) -> WriteObservation:
+    """Choose how an observation becomes text.
+
+    Args:
+        given: ``env_config["observation"]``: a field's name, a template such as ``"{board} {score}"``, a function, or
+            None for the only field of the schema, if it is a text, else all as JSON.
+        schema: The observation's; None where it is not known.
+    """
+    if callable(given):
+        return lambda observation: _checked_text(given(observation))
+    if isinstance(given, str) and _PLACE.search(given):
+        return lambda observation: _PLACE.sub(lambda place: _field(observation, place[1]), given)
+    if isinstance(given, str):
+        return lambda observation: _field(observation, given)
+    fields = fields_of(schema)
+    name = next(iter(fields)) if len(fields) == 1 else None
+    return lambda observation: _whole(observation, name)
+
+
+def _whole(observation: Mapping[str, Any], name: str | None) -> str:
+    text = observation.get(name) if name is not None else None
+    if isinstance(text, str):
+        return text
+    shown_fields = {key: value for key, value in observation.items() if key not in NOT_SHOWN and value is not None}
+    return json.dumps(shown_fields or observation.get("metadata") or {}, ensure_ascii=False)
+
+
+def _field(observation: Mapping[str, Any], name: str) -> str:
+    metadata: Any = observation.get("metadata")
+    known = {**(cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}), **observation}
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise EnvError(f"env_config['observation'] names {name!r}, which the observation has not{hint}")
+    value = known[name]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _filled(value: Any, text: str) -> Any:
+    """Put the agent's text in the places of a template that are marked for it."""
+    if isinstance(value, str):
+        return value.replace("{text}", text)
+    if isinstance(value, Mapping):
+        return {name: _filled(one, text) for name, one in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_filled(one, text) for one in cast("list[Any]", value)]
+    return value
+
+
+def _number(text: str) -> Any:
+    """Read a number where the text is one; else the server says what it thinks of the text."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else text
+
+
+def _checked_action(action: Any) -> Mapping[str, Any]:
+    if action is None:
+        raise UnreadableActionError("That is no action.")
+    if not isinstance(action, Mapping):
+        raise EnvError(f"env_config['action'] must return a dict, or None for what is no action, got {shown(action)}")
+    return cast("Mapping[str, Any]", action)
+
+
+def _checked_text(text: Any) -> str:
+    if not isinstance(text, str):
+        raise EnvError(f"env_config['observation'] must return a str, got {shown(text)}")
+    return text

@@ -1,0 +1,65 @@
+"""Make tasks as dataset rows: seeds, and what resets are given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from agentsgym.envs.rows.options import COMMON_OPTIONS, CommonOptions, Part, checked_options, part_of, row_env, rows_of
+from agentsgym.envs.rows.read import class_path
+from agentsgym.errors import ConfigError
+from agentsgym.fields import Field, or_none
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_NUM_SEEDS = 256
+
+
+class DatasetOptions(CommonOptions, total=False):
+    """Options of the rows that are made.
+
+    Attributes:
+        tasks: What the game's reset takes, a dict a task: ``[{"index": 0}, {"index": 1}]``. None for nothing but seeds.
+        size: Number of rows; by default one a task, and 256 without tasks.
+        seed: Orders the tasks and makes their seeds; it never moves one between training and evaluation.
+        split: ``"disjoint"``: training and evaluation share no task; ``"all"``: both have all.
+        eval_fraction: What ``"disjoint"`` keeps for evaluation, in (0, 1).
+    """
+
+    tasks: Sequence[Mapping[str, Any]] | None
+
+
+def _is_tasks(value: Any) -> bool:
+    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+        return False
+    tasks = [*cast("Sequence[Any]", value)]
+    return bool(tasks) and all(isinstance(one, Mapping) for one in tasks)
+
+
+_OPTIONS: Mapping[str, Field] = {
+    **COMMON_OPTIONS,
+    "tasks": Field(default=None, expected="a list of at least one dict, or None", valid=or_none(_is_tasks)),
+}
+
+
+def task_dataset(
+    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
+) -> Dataset:
+    """Make the rows of a part, with ``env_config`` as it is given; the server is not asked for anything.
+
+    Raises:
+        ConfigError: An option is not valid, or something cannot be in a row.
+    """
+    row_env(env_class, env_config, "action", "observation")
+    settings = checked_options(options, _OPTIONS)
+    if settings["tasks"] is None:
+        settings = {**settings, "size": _NUM_SEEDS if settings["size"] is None else settings["size"]}
+        return rows_of([{}], class_path(env_class), env_config, part, settings)
+    try:
+        tasks = {json.dumps(task, sort_keys=True): task for task in settings["tasks"]}
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the tasks of dataset rows must be plain JSON: {error}") from error
+    names = part_of([*tasks], part, settings, "tasks")
+    return rows_of([tasks[name] for name in names], class_path(env_class), env_config, part, settings)
