@@ -52,6 +52,7 @@ PUBLIC = {
     "SamplingParams",
     "ScoredRollout",
     "ScriptedAgent",
+    "ScienceWorldEnv",
     "SearchEnv",
     "SessionTools",
     "StopReason",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.PriceList import PriceListEnv
     from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
     from agentsgym.envs.registry import make, register
+    from agentsgym.envs.ScienceWorld import ScienceWorldEnv
     from agentsgym.envs.Search import SearchEnv
     from agentsgym.envs.TextArena import TextArenaEnv
     from agentsgym.envs.TextWorld import TextWorldEnv
@@ -40,6 +41,7 @@ __all__ = [
     "MultistepEnv",
     "PriceListEnv",
     "ReasoningEvalsEnv",
+    "ScienceWorldEnv",
     "SearchEnv",
     "TextArenaEnv",
     "TextWorldEnv",
@@ -57,6 +59,7 @@ _HOMES = {
     "Gymnasium": ("GymnasiumEnv",),
     "PriceList": ("PriceListEnv",),
     "ReasoningEvals": ("ReasoningEvalsEnv",),
+    "ScienceWorld": ("ScienceWorldEnv",),
     "Search": ("SearchEnv",),
     "TextArena": ("TextArenaEnv",),
     "TextWorld": ("TextWorldEnv",),
