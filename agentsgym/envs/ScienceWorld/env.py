@@ -6,12 +6,13 @@ import shutil
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
+from agentsgym.agents.base import Agent
 from agentsgym.agents.exploring import ExploringAgent
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
 from agentsgym.envs.ScienceWorld.tasks import TASKS, DatasetOptions, eval_dataset, train_dataset
 from agentsgym.envs.text_worlds.env import TextWorldBase, engine_fields
-from agentsgym.envs.text_worlds.players import ImitationPlayer, RandomPlayer, ReferencePlayer
+from agentsgym.envs.text_worlds.players import ImitationPlayer, ReferencePlayer
 from agentsgym.errors import ConfigError, MissingDependencyError, TaskError, did_you_mean
 from agentsgym.fields import Field, is_bool, is_int, is_number, is_strings
 from agentsgym.texts import shown
@@ -81,7 +82,8 @@ class ScienceWorldEnv(TextWorldBase):
             raise MissingDependencyError("java", command="apt-get install default-jre-headless, or any Java from 8 on")
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
-        name, variation = task_data.get("task"), task_data.get("variation")
+        name: Any = task_data.get("task")
+        variation: Any = task_data.get("variation")
         if name not in TASKS:
             hint = did_you_mean(name, TASKS) if isinstance(name, str) else ""
             raise TaskError(f"task_data['task'] must be the name of a task of ScienceWorld's, got {shown(name)}{hint}")
@@ -92,7 +94,7 @@ class ScienceWorldEnv(TextWorldBase):
             )
         if "noElectricalAction" in self.env_config["simplifications"] and any(word in name for word in _ELECTRICAL):
             raise TaskError(
-                f"the task {name!r} needs wires, which env_config['simplifications'] with 'noElectricalAction' takes away"
+                f"the task {name!r} needs wires, which env_config['simplifications'] with 'noElectricalAction' removes"
             )
 
     def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +119,7 @@ class ScienceWorldEnv(TextWorldBase):
             f"The commands are: {_COMMANDS}. Focus only on what the task asks you to focus on: a wrong focus fails it."
         )
 
-    def random_player(self, seed: int = 0) -> RandomPlayer | ExploringAgent:
+    def random_player(self, seed: int = 0) -> Agent:
         """Make the player that gives one of the listed commands; where none are listed, one that says what it reads."""
         return super().random_player(seed) if self.env_config["admissible_commands"] else ExploringAgent(seed=seed)
 

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from agentsgym.agents.base import Agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.engines import EngineProcesses, shared_processes
@@ -152,7 +153,7 @@ class TextWorldBase(MultistepEnv):
     def _close_episode(self, session_id: str, state: State) -> None:
         self._processes().end(self._in_engine(session_id))
 
-    def random_player(self, seed: int = 0) -> RandomPlayer:
+    def random_player(self, seed: int = 0) -> Agent:
         """Make the player that gives one of the possible commands, each equally likely."""
         return RandomPlayer(self, seed)
 
