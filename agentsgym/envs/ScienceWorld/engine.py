@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from typing import Any
 
 from agentsgym.envs.ScienceWorld.java import JavaMachine, java_machine
 
 _NOT_UNDERSTOOD = ("No known action matches", "Unknown action")
-
-for _name in ("py4j", "root"):
-    logging.getLogger(_name).addHandler(logging.NullHandler())  # what Java says is raised, and need not be printed too
 
 
 class ScienceWorldEngine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import Any
 
 _OPTIONS = (
@@ -22,6 +23,7 @@ class JavaMachine:
     """
 
     def __init__(self, memory_mb: int) -> None:
+        logging.getLogger().addHandler(logging.NullHandler())  # py4j prints what it raises, if nobody listens
         py4j = importlib.import_module("py4j.java_gateway")
         constants = importlib.import_module("scienceworld.constants")
         port, self._process = py4j.launch_gateway(
