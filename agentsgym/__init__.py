@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.PriceList import PriceListEnv
     from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
     from agentsgym.envs.registry import make, register
+    from agentsgym.envs.ScienceWorld import ScienceWorldEnv
     from agentsgym.envs.Search import SearchEnv
     from agentsgym.envs.TextArena import TextArenaEnv
     from agentsgym.envs.TextWorld import TextWorldEnv
@@ -117,6 +118,7 @@ __all__ = [
     "Recipe",
     "RolloutStore",
     "SamplingParams",
+    "ScienceWorldEnv",
     "ScoredRollout",
     "ScriptedAgent",
     "SearchEnv",
@@ -173,6 +175,7 @@ _HOMES = {
     "envs.OpenEnv": ("OpenEnvEnv", "OpenEnvServer", "register_server"),
     "envs.PriceList": ("PriceListEnv",),
     "envs.ReasoningEvals": ("ReasoningEvalsEnv",),
+    "envs.ScienceWorld": ("ScienceWorldEnv",),
     "envs.Search": ("SearchEnv",),
     "envs.TextArena": ("TextArenaEnv",),
     "envs.TextWorld": ("TextWorldEnv",),

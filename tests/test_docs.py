@@ -143,6 +143,8 @@ def test_every_common_key_of_env_config_is_documented_with_its_default() -> None
         ("agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv", ["reasoning.md"]),
         ("agentsgym.envs.ALFWorld.ALFWorldEnv", ["alfworld.md"]),
         ("agentsgym.envs.OpenEnv.OpenEnvEnv", ["openenv.md"]),
+        ("agentsgym.envs.TextWorld.TextWorldEnv", ["textworld.md"]),
+        ("agentsgym.envs.ScienceWorld.ScienceWorldEnv", ["scienceworld.md"]),
     ],
 )
 def test_every_option_of_an_environment_is_documented_with_its_default(path: str, pages: list[str]) -> None:

@@ -55,6 +55,7 @@ PUBLIC = {
     "SamplingParams",
     "ScoredRollout",
     "ScriptedAgent",
+    "ScienceWorldEnv",
     "SearchEnv",
     "SessionTools",
     "StopReason",

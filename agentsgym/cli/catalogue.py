@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.cli.naming import ENVIRONMENTS, GROUPS, GYMNASIUM_GAMES, text_arena_games
+from agentsgym.cli.naming import ENVIRONMENTS, GROUPS, GYMNASIUM_GAMES, TEXT_WORLD_KINDS, text_arena_games
 from agentsgym.envs.rows.read import registered_classes
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ _EXTRAS = {
     "ALFWorld": ("alfworld", "alfworld"),
     "Gymnasium": ("gymnasium", "gymnasium"),
     "OpenEnv": ("openenv", "websockets"),
+    "ScienceWorld": ("scienceworld", "scienceworld"),
     "TextArena": ("textarena", "textarena"),
+    "TextWorld": ("textworld", "textworld"),
 }
 _NEEDS = {
     "ok": "",
@@ -73,7 +75,7 @@ class Entry:
 
 def entries() -> list[Entry]:
     """Everything there is, groups before their games."""
-    return [*_groups(), *_registered(), *_gymnasium(), *_text_arena()]
+    return [*_groups(), *_registered(), *_gymnasium(), *_text_world(), *_text_arena()]
 
 
 def first_sentence(env_class: type[MultistepEnv]) -> str:
@@ -102,6 +104,11 @@ def _gymnasium() -> Iterator[Entry]:
     for game in GYMNASIUM_GAMES:
         name = f"Gymnasium:{game}"
         yield Entry(name=name, text="Random and optimal play are known.", is_game=True, **_needs("Gymnasium"))
+
+
+def _text_world() -> Iterator[Entry]:
+    for kind in TEXT_WORLD_KINDS:
+        yield Entry(name=f"TextWorld:{kind}", text="Made from a seed.", is_game=True, **_needs("TextWorld"))
 
 
 def _text_arena() -> Iterator[Entry]:

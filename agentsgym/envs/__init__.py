@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.PriceList import PriceListEnv
     from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
     from agentsgym.envs.registry import make, register
+    from agentsgym.envs.ScienceWorld import ScienceWorldEnv
     from agentsgym.envs.Search import SearchEnv
     from agentsgym.envs.TextArena import TextArenaEnv
     from agentsgym.envs.TextWorld import TextWorldEnv
@@ -44,6 +45,7 @@ __all__ = [
     "OpenEnvEnv",
     "PriceListEnv",
     "ReasoningEvalsEnv",
+    "ScienceWorldEnv",
     "SearchEnv",
     "TextArenaEnv",
     "TextWorldEnv",
@@ -63,6 +65,7 @@ _HOMES = {
     "OpenEnv": ("OpenEnvEnv",),
     "PriceList": ("PriceListEnv",),
     "ReasoningEvals": ("ReasoningEvalsEnv",),
+    "ScienceWorld": ("ScienceWorldEnv",),
     "Search": ("SearchEnv",),
     "TextArena": ("TextArenaEnv",),
     "TextWorld": ("TextWorldEnv",),

@@ -23,10 +23,12 @@ ENVIRONMENTS = Path(__file__).parent
 #: The group of a packaged environment, and its class: ``TextArena`` names ``agentsgym.envs.TextArena.TextArenaEnv``.
 GROUPS = {path.split(".")[2]: path for path in sorted(BUILT_IN)}
 #: What follows the colon in ``GROUP:GAME`` is this key of ``env_config``, or this option of the dataset.
-GAME_KEYS = {"TextArena": "game", "Gymnasium": "id"}
-DATASET_KEYS = {"ReasoningEvals": "task"}
+GAME_KEYS = {"TextArena": "game", "TextWorld": "kind", "Gymnasium": "id"}
+DATASET_KEYS = {"ReasoningEvals": "task", "ScienceWorld": "tasks"}
 #: Games of Gymnasium that come with it, need nothing else, and whose random and optimal play are known.
 GYMNASIUM_GAMES = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "Taxi-v4")
+#: What TextWorld makes without being given files.
+TEXT_WORLD_KINDS = ("custom", "coin_collector", "treasure_hunter", "cooking", "simple")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,7 @@ def known_names() -> list[str]:
     entry_points = [entry.name for entry in importlib.metadata.entry_points(group="agentsgym.envs")]
     games = [f"TextArena:{game}" for game in text_arena_games()]
     others = [f"Gymnasium:{game}" for game in GYMNASIUM_GAMES]
+    others += [f"TextWorld:{kind}" for kind in TEXT_WORLD_KINDS]
     return [*GROUPS, *others, *games, *entry_points, *registered_classes()]
 
 

@@ -17,6 +17,7 @@ from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
 from agentsgym.envs.registry import class_path
 from agentsgym.envs.rows.options import shuffled, task_seed
+from agentsgym.envs.ScienceWorld import ScienceWorldEnv
 from agentsgym.envs.Search import SearchEnv
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.TextWorld import TextWorldEnv
@@ -33,6 +34,7 @@ NEEDED: dict[type[MultistepEnv], tuple[dict[str, Any], dict[str, Any]]] = {
     OpenEnvEnv: ({}, {}),
     PriceListEnv: ({}, {}),
     ReasoningEvalsEnv: ({}, DATA),
+    ScienceWorldEnv: ({}, {"tasks": ["boil"]}),
     SearchEnv: ({"corpus": [{"text": "One follows zero."}]}, DATA),
     TextArenaEnv: ({"game": "TicTacToe-v0"}, {}),
     TextWorldEnv: ({"kind": "cooking"}, {}),

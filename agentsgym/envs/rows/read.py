@@ -21,6 +21,7 @@ BUILT_IN = {
     "agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv",
     "agentsgym.envs.Search.SearchEnv",
     "agentsgym.envs.PriceList.PriceListEnv",
+    "agentsgym.envs.ScienceWorld.ScienceWorldEnv",
     "agentsgym.envs.Tools.ToolEnv",
     "agentsgym.envs.Gymnasium.GymnasiumEnv",
     "agentsgym.envs.OpenEnv.OpenEnvEnv",

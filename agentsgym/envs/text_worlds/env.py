@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from agentsgym.agents.base import Agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.engines import EngineProcesses, shared_processes
@@ -91,7 +92,7 @@ class TextWorldBase(MultistepEnv):
         return None
 
     def _paid(self, answer: Mapping[str, Any]) -> float:
-        """What has been earned up to here; a turn is paid how much more it is than before."""
+        """What has been earned up to here; a turn is paid how much more it is than at the turn before, from 0 on."""
         return answer["score"]
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
@@ -101,6 +102,7 @@ class TextWorldBase(MultistepEnv):
         return {
             "first": answer,
             "answer": answer,
+            "paid": 0.0,
             "followed": 0,
             "num_commands": 0,
             "shown": self._shown(answer),
@@ -129,14 +131,16 @@ class TextWorldBase(MultistepEnv):
         info = {**_info(answer), "command": command}
         if not answer["understood"]:
             info["invalid"] = True
+        paid = self._paid(answer)
         next_state = {
             **state,
+            "paid": paid,
             "answer": answer,
             "followed": _followed(state, command, answer),
             "num_commands": state["num_commands"] + 1,
             "shown": "" if done else self._shown(answer),
         }
-        return next_state, self._paid(answer) - self._paid(before), done, info
+        return next_state, paid - state["paid"], done, info
 
     def _state_key(self, state: State) -> Hashable:
         """The facts of the world and the score, hashed: with equal keys, the same is left to do."""
@@ -149,7 +153,7 @@ class TextWorldBase(MultistepEnv):
     def _close_episode(self, session_id: str, state: State) -> None:
         self._processes().end(self._in_engine(session_id))
 
-    def random_player(self, seed: int = 0) -> RandomPlayer:
+    def random_player(self, seed: int = 0) -> Agent:
         """Make the player that gives one of the possible commands, each equally likely."""
         return RandomPlayer(self, seed)
 

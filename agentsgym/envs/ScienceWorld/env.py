@@ -1,0 +1,159 @@
+"""Play the tasks of ScienceWorld."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+
+from agentsgym.agents.base import Agent
+from agentsgym.agents.exploring import ExploringAgent
+from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.contract import State
+from agentsgym.envs.ScienceWorld.tasks import TASKS, DatasetOptions, eval_dataset, train_dataset
+from agentsgym.envs.text_worlds.env import TextWorldBase, engine_fields
+from agentsgym.envs.text_worlds.players import ImitationPlayer, ReferencePlayer
+from agentsgym.errors import ConfigError, MissingDependencyError, TaskError, did_you_mean
+from agentsgym.fields import Field, is_bool, is_int, is_number, is_strings
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+SIMPLIFICATIONS = (
+    "easy",
+    "noElectricalAction",
+    "openContainers",
+    "openDoors",
+    "selfWateringFlowerPots",
+    "teleportAction",
+)
+_ELECTRICAL = ("power-component", "conductivity")
+_COMMANDS = (
+    "open, close, activate, deactivate, connect … to …, disconnect, use … on …, look around, look at, look in, read, "
+    "move … to …, pick up, put down, pour … in …, dunk … in …, mix, go to, eat, flush, focus on, wait, wait1, task, "
+    "inventory"
+)
+_NEEDS_GOLD = "this player follows the gold path: make the environment with env_config={'gold_path': True}"
+
+
+def _are_simplifications(value: Any) -> bool:
+    names = cast("list[str]", value)
+    return is_strings(value) and all(name in SIMPLIFICATIONS for name in names) and len({*names}) == len(names)
+
+
+class ScienceWorldEnv(TextWorldBase):
+    """The 30 tasks of ScienceWorld (arXiv 2203.07540): experiments in a simulated house, told in text.
+
+    A task is ``{"task": "boil", "variation": 3}``; without a ``variation`` it is one of training that follows from its
+    ``seed``. The simulator runs in Java, many games in one JVM.
+
+    Keys of ``env_config`` beside the common ones:
+
+    - ``simplifications``: names of :data:`SIMPLIFICATIONS`; ``"easy"`` stands for all that the task allows.
+    - ``admissible_commands``: whether each prompt lists the commands that the simulator deems possible: hundreds or
+      thousands, some of which it does not understand when they are given.
+    - ``gold_path``: whether a way to solve the task is made with each game, for the players that follow it.
+    - ``failure_score``: what an episode is worth in sum when its task has been failed, as by focusing on a wrong thing;
+      ScienceWorld says -1 (-100 of 100).
+    - ``memory_mb``: of each JVM's heap, at most.
+    - ``num_processes``, ``step_timeout_s``, ``start_timeout_s``: the engine's processes, each with its JVM.
+    """
+
+    config_fields: ClassVar[Mapping[str, Field]] = {
+        "simplifications": Field(
+            default=[], expected=f"a list of some of {', '.join(SIMPLIFICATIONS)}", valid=_are_simplifications
+        ),
+        "gold_path": Field(default=False, expected="True or False", valid=is_bool),
+        "failure_score": Field(default=0.0, expected="a number", valid=is_number()),
+        "memory_mb": Field(default=1024, expected="an int of at least 256", valid=is_int(256)),
+        **engine_fields(admissible_commands=False, num_processes=2),
+    }
+    default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 100, "error_allowance": 100}
+    task_fields: ClassVar[Collection[str] | None] = ("task", "variation")
+
+    engine: ClassVar[str] = "agentsgym.envs.ScienceWorld.engine:ScienceWorldEngine"
+    packages: ClassVar[Collection[str]] = ("scienceworld", "py4j")
+    extra: ClassVar[str] = "scienceworld"
+
+    def _check_installed(self) -> None:
+        super()._check_installed()
+        if shutil.which("java") is None:
+            raise MissingDependencyError("java", command="apt-get install default-jre-headless, or any Java from 8 on")
+
+    def _check_task(self, task_data: Mapping[str, Any]) -> None:
+        name: Any = task_data.get("task")
+        variation: Any = task_data.get("variation")
+        if name not in TASKS:
+            hint = did_you_mean(name, TASKS) if isinstance(name, str) else ""
+            raise TaskError(f"task_data['task'] must be the name of a task of ScienceWorld's, got {shown(name)}{hint}")
+        most = TASKS[name].num
+        if variation is not None and not (is_int(0)(variation) and variation < most):
+            raise TaskError(
+                f"task_data['variation'] of {name!r} must be an int from 0 to {most - 1}, got {shown(variation)}"
+            )
+        if "noElectricalAction" in self.env_config["simplifications"] and any(word in name for word in _ELECTRICAL):
+            raise TaskError(
+                f"the task {name!r} needs wires, which env_config['simplifications'] with 'noElectricalAction' removes"
+            )
+
+    def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
+        config = self.env_config
+        name, variation = task_data["task"], task_data.get("variation")
+        return {
+            "task": name,
+            "variation": task_data["seed"] % TASKS[name].train if variation is None else variation,
+            "simplifications": ",".join(sorted(config["simplifications"])),
+            **{key: config[key] for key in ("gold_path", "admissible_commands", "memory_mb")},
+        }
+
+    def _refusal(self, state: State, command: str) -> str | None:
+        return "The task cannot be begun anew." if command.lower().startswith("reset") else None
+
+    def _paid(self, answer: Mapping[str, Any]) -> float:
+        return self.env_config["failure_score"] if answer["score"] < 0 else answer["score"]
+
+    def _system_prompt(self) -> str:
+        return (
+            "You solve a task of science in a house of several rooms. Answer each turn with one command in one line. "
+            f"The commands are: {_COMMANDS}. Focus only on what the task asks you to focus on: a wrong focus fails it."
+        )
+
+    def random_player(self, seed: int = 0) -> Agent:
+        """Make the player that gives one of the listed commands; where none are listed, one that says what it reads."""
+        return super().random_player(seed) if self.env_config["admissible_commands"] else ExploringAgent(seed=seed)
+
+    def reference_player(self, seed: int = 0) -> ReferencePlayer:
+        """Make the player that follows the gold path.
+
+        Raises:
+            ConfigError: The environment makes none.
+        """
+        if not self.env_config["gold_path"]:
+            raise ConfigError(_NEEDS_GOLD)
+        return super().reference_player(seed)
+
+    def imitation_player(self, seed: int = 0) -> ImitationPlayer:
+        """Make the player that shows the gold path to a learner; errors are those of :meth:`reference_player`."""
+        if not self.env_config["gold_path"]:
+            raise ConfigError(_NEEDS_GOLD)
+        return super().imitation_player(seed)
+
+    @classmethod
+    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
+        """Rows to train on; the options are those of :class:`~agentsgym.envs.ScienceWorld.tasks.DatasetOptions`.
+
+        Raises:
+            ConfigError: The configuration or an option is not valid.
+        """
+        validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
+        return train_dataset(cls, env_config, options)
+
+    @classmethod
+    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
+        """Rows to evaluate on: the variations for development, or for test.
+
+        Arguments and errors are those of :meth:`get_train_dataset`.
+        """
+        validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
+        return eval_dataset(cls, env_config, options)

@@ -1,0 +1,59 @@
+"""Run ScienceWorld's simulator in Java, one JVM for many games; in an engine's process."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+_OPTIONS = (
+    "-XX:+UseSerialGC",  # one game moves at a time: further threads only take memory
+    # Objects that are hashed by their identity then come in the same order in every game: without it, a circuit of the
+    # same wires is closed in one game and open in the next.
+    "-XX:+UnlockExperimentalVMOptions",
+    "-XX:hashCode=2",
+)
+
+
+class JavaMachine:
+    """A JVM with ScienceWorld's simulator.
+
+    Args:
+        memory_mb: Of the heap, at most.
+    """
+
+    def __init__(self, memory_mb: int) -> None:
+        logging.getLogger().addHandler(logging.NullHandler())  # py4j prints what it raises, if nobody listens
+        py4j = importlib.import_module("py4j.java_gateway")
+        constants = importlib.import_module("scienceworld.constants")
+        port, self._process = py4j.launch_gateway(
+            classpath=constants.JAR_PATH,
+            die_on_exit=True,
+            cwd=constants.BASEPATH,
+            return_proc=True,
+            javaopts=[f"-Xmx{memory_mb}m", *_OPTIONS],
+        )
+        parameters = py4j.GatewayParameters(auto_field=True, port=port)
+        self._gateway: Any = py4j.JavaGateway(gateway_parameters=parameters, java_process=self._process)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the JVM still runs."""
+        return self._process.poll() is None
+
+    def new_game(self) -> Any:
+        """Make the interface of a game of its own."""
+        return self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+
+
+# Simplifications are global in a JVM, so that games with others take another one.
+_machines: dict[tuple[str, int], JavaMachine] = {}
+
+
+def java_machine(simplifications: str, memory_mb: int) -> JavaMachine:
+    """Give this process's JVM for games with some simplifications; a new one where it has died."""
+    key = (simplifications, memory_mb)
+    machine = _machines.get(key)
+    if machine is None or not machine.is_alive:
+        machine = _machines[key] = JavaMachine(memory_mb)
+    return machine

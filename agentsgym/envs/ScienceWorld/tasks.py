@@ -1,0 +1,131 @@
+"""The tasks of ScienceWorld, their variations, and dataset rows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from agentsgym.envs.rows.options import SEED_OPTION, checked_options, rows_of
+from agentsgym.envs.rows.read import class_path
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import Field, is_int, is_strings, one_of, or_none
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class Variations:
+    """How many variations of a task there are: the first are for training, the next for development, then for test."""
+
+    train: int
+    dev: int
+    test: int
+
+    def of(self, split: str) -> range:
+        """Give the numbers of a split: ``"train"``, ``"dev"`` or ``"test"``."""
+        ends = {"train": (0, self.train), "dev": (self.train, self.train + self.dev)}
+        first, stop = ends.get(split, (self.train + self.dev, self.num))
+        return range(first, stop)
+
+    @property
+    def num(self) -> int:
+        """All of them."""
+        return self.train + self.dev + self.test
+
+
+#: As ScienceWorld 1.2.3 shares them out.
+TASKS: Mapping[str, Variations] = {
+    "boil": Variations(14, 7, 9),
+    "change-the-state-of-matter-of": Variations(14, 7, 9),
+    "chemistry-mix": Variations(16, 8, 8),
+    "chemistry-mix-paint-secondary-color": Variations(18, 9, 9),
+    "chemistry-mix-paint-tertiary-color": Variations(18, 9, 9),
+    "find-animal": Variations(150, 75, 75),
+    "find-living-thing": Variations(150, 75, 75),
+    "find-non-living-thing": Variations(150, 75, 75),
+    "find-plant": Variations(150, 75, 75),
+    "freeze": Variations(14, 7, 9),
+    "grow-fruit": Variations(62, 31, 33),
+    "grow-plant": Variations(62, 31, 33),
+    "identify-life-stages-1": Variations(6, 3, 5),
+    "identify-life-stages-2": Variations(4, 2, 4),
+    "inclined-plane-determine-angle": Variations(84, 42, 42),
+    "inclined-plane-friction-named-surfaces": Variations(692, 346, 348),
+    "inclined-plane-friction-unnamed-surfaces": Variations(80, 40, 42),
+    "lifespan-longest-lived": Variations(62, 31, 32),
+    "lifespan-longest-lived-then-shortest-lived": Variations(62, 31, 32),
+    "lifespan-shortest-lived": Variations(62, 31, 32),
+    "measure-melting-point-known-substance": Variations(218, 109, 109),
+    "measure-melting-point-unknown-substance": Variations(150, 75, 75),
+    "melt": Variations(14, 7, 9),
+    "mendelian-genetics-known-plant": Variations(60, 30, 30),
+    "mendelian-genetics-unknown-plant": Variations(240, 120, 120),
+    "power-component": Variations(10, 5, 5),
+    "power-component-renewable-vs-nonrenewable-energy": Variations(10, 5, 5),
+    "test-conductivity": Variations(450, 225, 225),
+    "test-conductivity-of-unknown-substances": Variations(300, 150, 150),
+    "use-thermometer": Variations(270, 135, 135),
+}
+
+
+class DatasetOptions(TypedDict, total=False):
+    """Options of the rows that are made.
+
+    Attributes:
+        tasks: Names of :data:`TASKS`; None for all.
+        num_variations: The most variations of a task, so that no task outweighs the others; None for all.
+        split: To evaluate on: ``"dev"`` (default) or ``"test"``.
+        size: Number of rows; by default one a variation.
+        seed: Orders the rows and makes the tasks' seeds.
+    """
+
+    tasks: Sequence[str] | None
+    num_variations: int | None
+    split: str
+    size: int | None
+    seed: int
+
+
+_OPTIONS: Mapping[str, Field] = {
+    "tasks": Field(default=None, expected="a list of names of tasks or None", valid=or_none(is_strings)),
+    "num_variations": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
+    "size": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
+    **SEED_OPTION,
+}
+_EVAL_OPTIONS: Mapping[str, Field] = {
+    **_OPTIONS,
+    "split": Field(default="dev", expected="'dev' or 'test'", valid=one_of("dev", "test")),
+}
+
+
+def train_dataset(env_class: type[Any], env_config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> Dataset:
+    """Rows of the variations for training.
+
+    Raises:
+        ConfigError: An option is unknown or not valid.
+    """
+    settings = checked_options(options, _OPTIONS)
+    return rows_of(_tasks(settings, "train"), class_path(env_class), env_config, "train", settings)
+
+
+def eval_dataset(env_class: type[Any], env_config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> Dataset:
+    """Rows of the variations for development or test.
+
+    Raises:
+        ConfigError: An option is unknown or not valid.
+    """
+    settings = checked_options(options, _EVAL_OPTIONS)
+    return rows_of(_tasks(settings, settings["split"]), class_path(env_class), env_config, "eval", settings)
+
+
+def _tasks(settings: Mapping[str, Any], split: str) -> list[dict[str, Any]]:
+    names: Sequence[str] = [*TASKS] if settings["tasks"] is None else settings["tasks"]
+    for name in names:
+        if name not in TASKS:
+            raise ConfigError(f"tasks must be names of ScienceWorld's tasks, got {name!r}{did_you_mean(name, TASKS)}")
+    if not names:
+        raise ConfigError("tasks must name at least one of ScienceWorld's tasks, got []")
+    most = settings["num_variations"]
+    return [{"task": name, "variation": number} for name in names for number in TASKS[name].of(split)[:most]]
