@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict
 
 from agentsgym._lazy import called_later
+from agentsgym.errors import ConfigError
 from agentsgym.texts import as_json, shown
 
 if TYPE_CHECKING:
@@ -286,6 +287,29 @@ class Trajectory:
         turns = [{one.name: as_json(getattr(turn, one.name)) for one in fields(turn)} for turn in self.turns]
         derived = {"success": self.success, "failed": self.failed, "agent_token_mask": self.agent_token_mask}
         return values | {"turns": turns} | derived
+
+    def to_rollout(self) -> dict[str, Any]:
+        """Give it as one entry of what TRL's ``GRPOTrainer(rollout_func=...)`` wants of a rollout.
+
+        ``completion_ids`` is all from the first action's start to the last one's end, a₁ o₁ a₂ o₂ … a_N. TRL reads
+        ``env_mask``, other trainers ``action_mask``, which is the same.
+
+        Raises:
+            ConfigError: It holds no tokens, no turn, or several segments, so that no one row is true.
+        """
+        if not self.turns or not self.token_ids or len(self.segments) > 1:
+            raise ConfigError("a rollout must be one stream of tokens, and this one has none, or a rewritten history")
+        span = slice(self.turns[0].start, self.turns[-1].stop)
+        mask = self.agent_token_mask[span]
+        return {
+            "prompt_ids": list(self.token_ids[: span.start]),
+            "completion_ids": list(self.token_ids[span]),
+            "logprobs": None if self.logprobs is None else list(self.logprobs[span]),
+            "env_mask": mask,
+            "action_mask": list(mask),
+            "step_rewards": self.turn_rewards,
+            "final_reward": self.final_reward,
+        }
 
     def to_pandas(self, by: Literal["turn", "token"] = "turn") -> DataFrame:
         """Give it as a table with one row a turn, or one row a token.
