@@ -13,6 +13,7 @@ With rewards that sum to 0, TRL subtracts 0; every token has the advantage that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,8 +90,21 @@ def whole_row(trajectory: Trajectory, advantages: Sequence[float], *, included: 
         included: Whether it is trained on and in baselines.
     """
     positions = agent_positions(trajectory) if included else []
-    reward = trajectory.final_reward if included else None
+    reward = averaged_exactly(trajectory.final_reward) if included else None
     return StockRow(rollout=trajectory, advantages=advantages, positions=positions, reward=reward)
+
+
+def averaged_exactly(reward: float) -> float:
+    """Round a reward to 16 significant bits, so that in float32 the mean of up to 256 equal ones is the same number.
+
+    TRL divides what a reward differs from its group's mean by the group's spread: of eight rewards of 0.1 each the sum
+    is rounded, the spread is 8e-9 and not 0, and what should train nothing trains on noise.
+
+    >>> averaged_exactly(0.5), averaged_exactly(-0.1)
+    (0.5, -0.10000038146972656)
+    """
+    mantissa, exponent = math.frexp(reward)
+    return math.ldexp(round(mantissa * 2**16), exponent - 16)
 
 
 @dataclass(slots=True, kw_only=True)

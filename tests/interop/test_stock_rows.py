@@ -6,10 +6,11 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.interop.rows import agent_positions, group_rows, whole_row
+from agentsgym.interop.rows import agent_positions, averaged_exactly, group_rows, whole_row
 from agentsgym.types import StopReason, Trajectory, Turn
 
 
@@ -107,3 +108,12 @@ def test_the_first_token_of_a_row_has_no_context_and_is_not_trained() -> None:
         stop_reason=StopReason.DONE,
     )  # fmt: skip
     assert whole_row(bare, [1.0, 1.0], included=True).columns(7)["env_mask"] == [0, 1]
+
+
+@given(st.floats(-1e6, 1e6), st.integers(2, 256))
+def test_equal_rewards_have_no_spread_in_trls_own_arithmetic(reward: float, group: int) -> None:
+    rounded = averaged_exactly(reward)
+    assert rounded == pytest.approx(reward, rel=2e-5)
+    rewards = torch.tensor([rounded] * group)
+    assert torch.equal(rewards.mean(), rewards[0])
+    assert float((rewards - torch.nanmean(rewards)).abs().max()) == 0.0
