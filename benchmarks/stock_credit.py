@@ -87,7 +87,7 @@ class StockRun:
 
 def stock_trainer(game: Game, door: Door, seed: int, policy: Path, num_episodes: int) -> tuple[Any, Any]:
     """TRL's trainer of a game, from the policy that lies in a folder, and what it plays in."""
-    tokenizer = AutoTokenizer.from_pretrained(policy)
+    tokenizer: Any = AutoTokenizer.from_pretrained(policy)
     env = game.make(tokenizer)
     num_batches = num_episodes // game.batch_size
     num_groups = game.batch_size // NUM_ROLLOUTS

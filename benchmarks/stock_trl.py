@@ -4,6 +4,9 @@ The second pads the histories on the left, generates a turn, decodes, steps the 
 play the same game, whose answers are as long as the budget of a turn; times are CPU seconds of the call, taking turns.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# transformers and TRL leave parts of their signatures untyped.
+
 from __future__ import annotations
 
 import argparse
@@ -121,7 +124,8 @@ def main() -> None:
         trainers = {name: trainer_with(function, *size, folder) for name, function in functions.items()}
         for _ in range(options.repeats):
             for name, trainer in trainers.items():
-                prompts = list(trainer.train_dataset["prompt"]) * options.episodes
+                dataset: Any = trainer.train_dataset
+                prompts = list(dataset["prompt"]) * options.episodes
                 start = time.process_time()
                 found = functions[name](prompts, trainer)
                 seconds[name].append(time.process_time() - start)

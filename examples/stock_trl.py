@@ -47,7 +47,7 @@ def main() -> None:
     limit_threads(model)  # a second thread costs a model this small more than it brings
     env = TwentyQuestionsEnv(tokenizer, ENV_CONFIG)
     rows = env.get_train_dataset(size=options.tasks, split="all")
-    demonstrations = env.rollout(list(rows), ImitationPlayer(env, 0), max_concurrent=256)
+    demonstrations = env.rollout([dict(row) for row in rows], ImitationPlayer(env, 0), max_concurrent=256)
     imitate(model, demonstrations, tokenizer, tiny_imitation_config(options.warm_up, disable_tqdm=True))
 
     by_turn = options.credit == "turn"

@@ -28,9 +28,9 @@ def batches(folder: Path, num_ranks: int) -> list[dict[str, Any]]:
 
 def main(folder: Path) -> None:
     """Write them."""
-    state: Any = PartialState()
-    found = batches(folder, state.num_processes)
-    (folder / f"{state.process_index}.json").write_text(json.dumps(found))
+    found = batches(folder, int(os.environ["WORLD_SIZE"]))
+    rank = PartialState().process_index  # known once the trainer has begun the group
+    (folder / f"{rank}.json").write_text(json.dumps(found))
     leave()
 
 
