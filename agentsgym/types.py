@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict
 
 from agentsgym._lazy import called_later
-from agentsgym.errors import ConfigError
 from agentsgym.texts import as_json, shown
 
 if TYPE_CHECKING:
@@ -295,10 +294,10 @@ class Trajectory:
         ``env_mask``, other trainers ``action_mask``, which is the same.
 
         Raises:
-            ConfigError: It holds no tokens, no turn, or several segments, so that no one row is true.
+            ValueError: It holds no tokens, no turn, or several segments, so that no one row is true.
         """
         if not self.turns or not self.token_ids or len(self.segments) > 1:
-            raise ConfigError("a rollout must be one stream of tokens, and this one has none, or a rewritten history")
+            raise ValueError("a rollout must be one stream of tokens, and this one has none, or a rewritten history")
         span = slice(self.turns[0].start, self.turns[-1].stop)
         mask = self.agent_token_mask[span]
         return {
