@@ -30,6 +30,7 @@ _COUNTED: Final = {"messages", "token_ids", "logprobs", "tool_calls", "tools", "
 _html_of = called_later("agentsgym.reports.html", "trajectory_html")
 _of_messages = called_later("agentsgym.recorded.messages", "trajectory_from_messages")
 _of_training_trace = called_later("agentsgym.recorded.training_trace", "trajectory_from_training_trace")
+_rollout_dict_of = called_later("agentsgym.batch.rollout_dict", "rollout_dict")
 _frame_of = called_later("agentsgym.reports.frames", "trajectory_frame")
 
 
@@ -304,6 +305,16 @@ class Trajectory:
         turns = [{one.name: as_json(getattr(turn, one.name)) for one in fields(turn)} for turn in self.turns]
         derived = {"success": self.success, "failed": self.failed, "agent_token_mask": self.agent_token_mask}
         return values | {"turns": turns} | derived
+
+    def to_rollout(self) -> dict[str, Any]:
+        """Give it as one entry of what TRL's ``GRPOTrainer(rollout_func=...)`` wants of a rollout.
+
+        See :func:`~agentsgym.batch.rollout_dict.rollout_dict` for the keys.
+
+        Raises:
+            ContractError: It holds no tokens, no turn, or several segments, so that no one row is true.
+        """
+        return _rollout_dict_of(self)
 
     def to_pandas(self, by: Literal["turn", "token"] = "turn") -> DataFrame:
         """Give it as a table with one row a turn, or one row a token.

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LINE = (
     "texts → errors → interruptions → types → failures → seeding → fields → failure_policy → tokens → {credit, "
     "rollouts, agents, store} → {batch, record_audit, recorded} → envs → evaluation → {tiny, testing} → reports → "
-    "training → {recipes, viewer} → cli"
+    "interop → training → {recipes, viewer} → cli"
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
 GROUND = {"_renamed", "_lazy"}  # import nothing, and may be imported everywhere
@@ -24,6 +24,7 @@ GROUND = {"_renamed", "_lazy"}  # import nothing, and may be imported everywhere
 NAMED_BY = {
     "store/reader.py": {"agentsgym.reports.html.rollouts_html"},
     "types.py": {
+        "agentsgym.batch.rollout_dict.rollout_dict",
         "agentsgym.recorded.messages.trajectory_from_messages",
         "agentsgym.recorded.training_trace.trajectory_from_training_trace",
         "agentsgym.reports.frames.trajectory_frame",
@@ -33,9 +34,9 @@ NAMED_BY = {
 }
 # A heavy package, the places that may import it, and those that may do so only inside a function or for types.
 HEAVY = {
-    "trl": (("training",), ()),
+    "trl": (("training",), ("agents/policy/vllm.py",)),
     "vllm": ((), ()),
-    "torch": (("training", "agents/policy", "tiny.py"), ("agents/direct.py", "envs", "testing.py")),
+    "torch": (("training", "agents/policy", "tiny.py"), ("agents/direct.py", "envs", "testing.py", "interop")),
     "openai": ((), ("agents/openai.py", "agents/openai_client.py")),
     "peft": ((), ("training",)),
     "bm25s": ((), ("envs/Search/index.py",)),

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from transformers import TrainerCallback
 
+from agentsgym.agents.policy.ranks import any_rank, first_of_ranks
 from agentsgym.errors import NonFiniteError
-from agentsgym.training.ranks import any_rank, first_of_ranks
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

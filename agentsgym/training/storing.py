@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, cast
 
 from accelerate import PartialState
 
+from agentsgym.agents.policy.ranks import KeptError, all_gather_objects
 from agentsgym.credit.rewards import scatter_to_tokens
+from agentsgym.credit.settings import CreditSettings
 from agentsgym.envs.stored_columns import stored_columns
 from agentsgym.errors import StoreError
 from agentsgym.store.reader import RolloutStore
-from agentsgym.training.ranks import KeptError, all_gather_objects
-from agentsgym.training.tensors.credit_settings import CreditSettings
 
 if TYPE_CHECKING:
     import torch
 
+    from agentsgym.credit.assignment import TokenAdvantages
     from agentsgym.credit.bound import BoundEstimator
     from agentsgym.credit.shaping import PotentialShaping
+    from agentsgym.envs.environments import Environments
     from agentsgym.store.writer import RolloutWriter
     from agentsgym.training.config import GRPOEnvConfig
-    from agentsgym.training.generation.environments import Environments
     from agentsgym.training.generation.generator import GenerationBatch, Phase
-    from agentsgym.training.tensors.advantages import TokenAdvantages
     from agentsgym.training.tensors.logprobs import TokenLogprobs
     from agentsgym.training.tensors.token_batch import TokenBatch
 

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from trl import GRPOTrainer
 
+from agentsgym.agents.policy.build import build_policy
+from agentsgym.agents.policy.ranks import all_gather_objects, count_real_rollouts, raise_on_all_ranks
 from agentsgym.batch.padding import round_up
+from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation.metrics import Evaluation, summarize_outcomes
 from agentsgym.training._trl import TRLSeam, environment
@@ -31,13 +34,11 @@ from agentsgym.training.loss import MicrobatchLoss, row_sum, sort_by_length
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
 from agentsgym.training.metrics.rollouts import evaluation_metrics, rollout_metrics
-from agentsgym.training.policy.build import build_policy, build_value_model, check_model, check_parts
+from agentsgym.training.policy.build import build_value_model, check_model, check_parts
 from agentsgym.training.policy.value_head import StepValueHead
-from agentsgym.training.ranks import all_gather_objects, count_real_rollouts, raise_on_all_ranks
 from agentsgym.training.reporting.reports import Reports
 from agentsgym.training.reporting.trackers import begin_trackio
 from agentsgym.training.storing import TrainingStore
-from agentsgym.training.tensors.advantages import AdvantageAssigner, TokenAdvantages
 from agentsgym.training.tensors.importance import gap_metrics
 from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
 from agentsgym.training.tensors.token_batch import TokenBatch, trl_batch
@@ -146,7 +147,8 @@ class GRPOEnvTrainer(RestartableTrainer):
         flags = {"has_aux_loss": seam.has_aux_loss, "has_own_scheduler": self.lr_scheduler is not None}
         check_parts(policy, tokenizer, args, accelerator, **flags)
         if agent is None:
-            agent = build_policy(policy, tokenizer, args, accelerator, seam.vllm_generation)
+            limits: dict[str, Any] = {"max_turn_tokens": args.max_turn_tokens, "stop": tuple(args.stop_strings or ())}
+            agent = build_policy(policy, tokenizer, args, accelerator, seam.vllm_generation, **limits)
         self._pad_token_id = cast("int", tokenizer.pad_token_id)
         self._num_generations: int | None = None  # generation batches of training so far; None before the first
         self._evaluated = PlayedEvaluation()

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args, get_origi
 
 from agentsgym.credit._comparison import Scale, check_choice, check_number
 from agentsgym.credit.advantages import token_advantages
+from agentsgym.credit.assignment import AdvantageAssigner
 from agentsgym.credit.registry import ESTIMATORS, get_estimator, traits_of
 from agentsgym.credit.rewards import TURN_CREDITS, per_token_rewards
 from agentsgym.credit.scored import ScoredRollout
+from agentsgym.credit.settings import CreditSettings
 from agentsgym.credit.traits import reads_token_rewards
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.store.values import to_json
-from agentsgym.training.tensors.advantages import AdvantageAssigner
-from agentsgym.training.tensors.credit_settings import CreditSettings
 
 if TYPE_CHECKING:
+    from agentsgym.credit.assignment import AdvantageSettings
     from agentsgym.store.records import StoredRollout
-    from agentsgym.training.tensors.advantages import AdvantageSettings
     from agentsgym.types import Trajectory
 
 SCALES: Final = get_args(Scale)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from agentsgym.credit.rewards import TURN_CREDITS
+from agentsgym.credit.settings import CreditSettings
 from agentsgym.errors import ConfigError
-from agentsgym.training.tensors.credit_settings import CreditSettings
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.page import Assets, begin, data_element, end
 from agentsgym.viewer.plain import dumped

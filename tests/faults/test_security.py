@@ -34,7 +34,7 @@ PAGE = ROOT / "SECURITY.md"
 TWENTY = "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"
 BETWEEN_OWN_PROCESSES = {
     "rollouts/process_pool.py", "rollouts/workers/main.py", "rollouts/workers/handle.py", "rollouts/workers/wire.py",
-    "rollouts/remote_trial.py", "training/ranks.py", "envs/check/run.py",
+    "rollouts/remote_trial.py", "agents/policy/ranks.py", "envs/check/run.py",
     "envs/ReasoningEvals/generated.py",
 }  # fmt: skip
 #: What makes code of bytes or text, as it is written in a call.

@@ -12,9 +12,9 @@ import torch
 from games import settings
 from test_guard_rails import rollout
 
+from agentsgym.credit.assignment import AdvantageAssigner, advantage_metrics
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import ConfigError
-from agentsgym.training.tensors.advantages import AdvantageAssigner, advantage_metrics
 
 
 def unsure(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[float]]:

@@ -15,13 +15,13 @@ from games import correcting, logged, settings, tasks, trainer_of
 from test_trl_seam import ROWS, parameter_gradients, prepared
 
 from agentsgym.agents.base import Agent
+from agentsgym.credit.assignment import filter_rollouts
 from agentsgym.credit.registry import ESTIMATORS, get_estimator
 from agentsgym.credit.returns import gigpo
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.shaping import PotentialShaping
 from agentsgym.errors import ConfigError
 from agentsgym.training.metrics.diagnostics import Diagnostics
-from agentsgym.training.tensors.advantages import filter_rollouts
 from agentsgym.types import Action, StopReason, Trajectory, Turn, TurnRequest
 
 

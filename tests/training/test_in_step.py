@@ -16,9 +16,9 @@ from games import policy, settings
 from launch import launch
 from transformers import AutoModelForCausalLM
 
+from agentsgym.agents.policy.sharded import LockstepForward, ShardedForwardError, policy_agent_type
 from agentsgym.errors import ConfigError
 from agentsgym.training.policy.build import check_parts
-from agentsgym.training.policy.sharded import LockstepForward, ShardedForwardError, policy_agent_type
 
 SYNCED = {"sync_ref_model": True, "beta": 0.1}
 

@@ -14,9 +14,9 @@ from games import TextAgent, has_moved, logged, tasks, trainer_of
 from test_selection import IMPOSSIBLE
 from test_trl_seam import prepared
 
+from agentsgym.credit.assignment import uninformative_task_groups
 from agentsgym.errors import AgentsGymError, ConfigError
 from agentsgym.training.generation.batch import GenerationBatch
-from agentsgym.training.tensors.advantages import uninformative_task_groups
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 RESAMPLE: dict[str, Any] = {"zero_variance_groups": "resample"}

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from agentsgym.agents.base import Agent
 from agentsgym.batch.layouts import Layout, trajectory_rows, turn_rows
+from agentsgym.envs.environments import Environments, group_seeds
 from agentsgym.envs.registry import register
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.rollouts.driver import drive
 from agentsgym.testing import chat_tokenizer
-from agentsgym.training.generation.environments import Environments, group_seeds
 from agentsgym.training.tensors.loss_types import LOSS_TYPES
 from agentsgym.training.tensors.token_batch import TokenBatch
 from agentsgym.types import StopReason, Trajectory, Turn

@@ -11,12 +11,12 @@ import pytest
 from games import NUMBERS, logged, policy, settings, tasks
 
 from agentsgym.batch.layouts import trajectory_rows
+from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages, uninformative_task_groups
 from agentsgym.credit.payments import attributed
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.errors import ConfigError
 from agentsgym.training.metrics.rollouts import RolloutSummary, rollout_metrics
-from agentsgym.training.tensors.advantages import AdvantageAssigner, TokenAdvantages, uninformative_task_groups
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import StopReason, Trajectory, Turn
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_trl_seam import prepared
 
+from agentsgym.credit.assignment import AdvantageAssigner, filter_rollouts, uninformative_task_groups
 from agentsgym.credit.filters import drop_groups, mask_truncated, penalize_truncated
 from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.generation.batch import GenerationBatch
-from agentsgym.training.tensors.advantages import AdvantageAssigner, filter_rollouts, uninformative_task_groups
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import StopReason, Trajectory, Turn
 

@@ -7,10 +7,11 @@ import pytest
 from datasets import Dataset
 from games import GuessNumber, policy
 
+from agentsgym.envs.environments import Environments
 from agentsgym.envs.registry import register
 from agentsgym.errors import ConfigError
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.generation.environments import Environments, build_environments
+from agentsgym.training.generation.environments import build_environments
 
 TOKENIZER = policy()[1]
 GUESS = "tests.GuessNumber"

@@ -18,11 +18,11 @@ import trl.generation.vllm_generation as trl_vllm
 from accelerate import Accelerator, InitProcessGroupKwargs
 from trl.generation.vllm_generation import VLLMGeneration
 
+from agentsgym.agents.policy.vllm import VLLMPolicyAgent
 from agentsgym.agents.trained import BatchStart
 from agentsgym.errors import AgentError, AgentsGymError
 from agentsgym.rollouts.driver import drive
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.policy.vllm import VLLMPolicyAgent
 from agentsgym.types import Action, TurnRequest
 
 WORDS = "one two three four five six seven eight nine ten stop here."

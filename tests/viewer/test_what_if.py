@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from games import tasks, trainer_of
 
+from agentsgym.credit.assignment import AdvantageAssigner
+from agentsgym.credit.settings import CreditSettings
 from agentsgym.errors import ConfigError
 from agentsgym.store.reader import RolloutStore
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.tensors.advantages import AdvantageAssigner
-from agentsgym.training.tensors.credit_settings import CreditSettings
 from agentsgym.types import Trajectory
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.what_if import available, options_of

@@ -18,6 +18,7 @@ from torch import multiprocessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer import grpo_trainer
 
+from agentsgym.agents.policy.vllm import VLLMPolicyAgent
 from agentsgym.agents.trained import BatchStart
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
 from agentsgym.errors import AgentError
@@ -26,7 +27,6 @@ from agentsgym.rollouts.driver import drive
 from agentsgym.tiny import tiny_policy
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.drift import Drift, logprob_gap
-from agentsgym.training.policy.vllm import VLLMPolicyAgent
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Action, Trajectory, TurnRequest
 

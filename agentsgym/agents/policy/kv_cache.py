@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from transformers import cache_utils
 from transformers.cache_utils import (
     Cache,
-    DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -24,6 +24,8 @@ from transformers.cache_utils import (
 )
 
 _SPARE_COLUMNS = 64
+# A layer that caches nothing; transformers 5.16, which Axolotl 0.19 pins, has none yet.
+_EMPTY_LAYERS: tuple[type, ...] = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))
 
 
 class Place(NamedTuple):
@@ -130,7 +132,7 @@ def growing_layer(layer: Any) -> Any:
         return GrowingLayer(layer.sliding_window)
     if kind is LinearAttentionAndFullAttentionLayer:
         return GrowingHybridLayer(layer.number_of_states)
-    if kind in (LinearAttentionLayer, DummyLayer):
+    if kind is LinearAttentionLayer or kind in _EMPTY_LAYERS:
         return layer
     raise NotImplementedError(f"rows of a {kind.__name__} cannot be joined")
 

@@ -22,11 +22,11 @@ import torch
 from accelerate.utils import reduce
 from transformers import TrainerCallback
 
+from agentsgym.agents.policy.ranks import BrokenOffError
 from agentsgym.rollouts.interfaces import GRACE_S
 from agentsgym.training.lifecycle.generators import take_generator_states
 from agentsgym.training.lifecycle.pace import CyclePace
 from agentsgym.training.lifecycle.signals import Notice, SignalWatch
-from agentsgym.training.ranks import BrokenOffError
 
 if TYPE_CHECKING:
     from agentsgym.training._trl import TRLSeam

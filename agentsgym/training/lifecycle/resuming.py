@@ -16,6 +16,7 @@ from accelerate import PartialState
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
+from agentsgym.agents.policy.ranks import all_gather_objects
 from agentsgym.errors import ConfigError
 from agentsgym.training.lifecycle.whole import (
     count_ranks,
@@ -25,7 +26,6 @@ from agentsgym.training.lifecycle.whole import (
     read_manifest,
     read_state,
 )
-from agentsgym.training.ranks import all_gather_objects
 
 if TYPE_CHECKING:
     from agentsgym.training.config import GRPOEnvConfig

@@ -1,4 +1,4 @@
-"""Build the sampling policy and the value model, and refuse models that do not fit the settings."""
+"""Build the value model, and refuse models that do not fit the settings."""
 
 from __future__ import annotations
 
@@ -7,57 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from agentsgym.agents.policy.sampling import SamplingParams
+from agentsgym.agents.policy.build import refuse_prompt_learning
+from agentsgym.agents.policy.sharded import ShardedPolicyAgent, policy_agent_type
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
 from agentsgym.errors import ConfigError
-from agentsgym.training.policy.sharded import ShardedPolicyAgent, policy_agent_type
 from agentsgym.training.policy.value_head import ValueModel
-from agentsgym.training.policy.vllm import VLLMPolicyAgent
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from peft import PeftConfig
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from agentsgym.agents.policy.agent import PolicyAgent
     from agentsgym.training.config import GRPOEnvConfig
 
 logger = logging.getLogger(__name__)
-
-
-def build_policy(
-    model: Any, tokenizer: PreTrainedTokenizerBase, args: GRPOEnvConfig, accelerator: Accelerator, vllm_generation: Any
-) -> PolicyAgent | VLLMPolicyAgent:
-    """Build the policy in training as an agent, through whichever backend the settings name.
-
-    Args:
-        model: The model in training, unwrapped.
-        tokenizer: Its tokenizer.
-        args: The settings.
-        accelerator: Knows how the weights are distributed over the ranks, and the autocast of forward passes.
-        vllm_generation: TRL's engine where the settings ask for vLLM, else None.
-
-    Raises:
-        ConfigError: The weights are distributed in a way that cannot be sampled from.
-    """
-    agent_type = policy_agent_type(accelerator)
-    stop = tuple(args.stop_strings or ())
-    if args.use_vllm:
-        return VLLMPolicyAgent(vllm_generation, tokenizer, max_turn_tokens=args.max_turn_tokens, stop=stop)
-    return agent_type(
-        model,
-        tokenizer,
-        sampling=SamplingParams(
-            temperature=args.temperature,
-            top_k=args.top_k,
-            top_p=args.top_p,
-            min_p=args.min_p,
-            repetition_penalty=args.repetition_penalty,
-            stop=stop,
-        ),
-        max_turn_tokens=args.max_turn_tokens,
-        context=accelerator.autocast,  # pyright: ignore[reportArgumentType]  # its default is None, untyped
-    )
 
 
 def build_value_model(model: Any, args: GRPOEnvConfig, accelerator: Accelerator) -> ValueModel | None:
@@ -82,12 +45,7 @@ def build_value_model(model: Any, args: GRPOEnvConfig, accelerator: Accelerator)
 def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None) -> None:
     """Raise :class:`ConfigError` for an adapter that is not supported, or a reference model that is missing."""
     adapters = [*getattr(model, "peft_config", {}).values(), *([] if peft_config is None else [peft_config])]
-    for adapter in adapters:
-        if adapter.is_prompt_learning:
-            raise ConfigError(
-                f"a {type(adapter).__name__} puts tokens of its own in front of every prompt, so that no record would "
-                "be exact: use LoRA or another adapter inside the layers"
-            )
+    refuse_prompt_learning(adapters)
     if args.beta != 0.0 and not adapters and not isinstance(model, str) and not model.config.name_or_path:
         raise ConfigError(
             "beta needs a reference model, which TRL loads from the model's path, and this model has none: "

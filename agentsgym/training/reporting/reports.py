@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from accelerate import PartialState
 from transformers import TrainerCallback
 
+from agentsgym.agents.policy.ranks import gather_to_main
 from agentsgym.texts import sentence_of
 from agentsgym.training.metrics.rollouts import CompletionRow
-from agentsgym.training.ranks import gather_to_main
 from agentsgym.training.reporting.console import print_conversations
 from agentsgym.training.reporting.conversations import Conversation, chosen
 from agentsgym.training.reporting.trackers import send_conversations, set_up_reports
 
 if TYPE_CHECKING:
+    from agentsgym.credit.assignment import TokenAdvantages
     from agentsgym.training._trl import TRLSeam
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.generation.batch import GenerationBatch, Phase
-    from agentsgym.training.tensors.advantages import TokenAdvantages
     from agentsgym.types import Trajectory
 
 logger = logging.getLogger(__name__)

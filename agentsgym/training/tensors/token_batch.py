@@ -13,7 +13,7 @@ from agentsgym.batch.layouts import TrainingRow
 from agentsgym.batch.padding import pad_right, round_up
 
 if TYPE_CHECKING:
-    from agentsgym.training.tensors.advantages import TokenAdvantages
+    from agentsgym.credit.assignment import TokenAdvantages
     from agentsgym.training.tensors.logprobs import TokenLogprobs
     from agentsgym.training.tensors.loss_types import LossType
     from agentsgym.types import Trajectory
@@ -26,7 +26,7 @@ class TokenBatch:
     """The training rows of this rank's rollouts as tensors: token ids, masks, turns.
 
     One row with all its columns, of a rollout of two turns (P a first prompt, A what the agent sampled, O an
-    observation, · padding); the later columns come from :mod:`~agentsgym.training.tensors.advantages` and
+    observation, · padding); the later columns come from :mod:`~agentsgym.credit.assignment` and
     :mod:`~agentsgym.training.tensors.logprobs`::
 
         token                P1    P2    A1    A2    O1    A3    ·

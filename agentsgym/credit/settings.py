@@ -10,15 +10,15 @@ from agentsgym.credit.registry import ESTIMATORS, get_estimator
 from agentsgym.credit.shaping import PotentialShaping
 
 if TYPE_CHECKING:
+    from agentsgym.credit.assignment import AdvantageSettings
     from agentsgym.credit.bound import BoundEstimator
-    from agentsgym.training.tensors.advantages import AdvantageSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditSettings:
     """The settings that decide a rollout's advantages, all but its environment's own ``turn_credit``.
 
-    They are what :class:`~agentsgym.training.tensors.advantages.AdvantageAssigner` reads.
+    They are what :class:`~agentsgym.credit.assignment.AdvantageAssigner` reads.
 
     Attributes:
         advantage_estimator: The name of one of ours; of another function its module and name, by which nobody finds it.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentsgym.agents.answers import action_from_ids
 from agentsgym.agents.base import Agent
 from agentsgym.agents.policy.agent import DEFAULT_TURN_TOKENS
+from agentsgym.agents.policy.ranks import all_gather_objects, raise_on_all_ranks
 from agentsgym.agents.policy.sampling import StopText
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
 from agentsgym.agents.stop_tokens import as_ids, stop_token_ids
@@ -18,7 +19,6 @@ from agentsgym.agents.trained import BatchStart
 from agentsgym.agents.vllm_engine import FailFastEngine
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.interruptions import is_interruption
-from agentsgym.training.ranks import all_gather_objects, raise_on_all_ranks
 from agentsgym.types import Action, TurnRequest
 
 if TYPE_CHECKING:
@@ -113,6 +113,10 @@ class VLLMPolicyAgent(Agent):
             self.generation.sync_weights()
             self._wake()
         self._loaded_step = start.step
+
+    def weights_loaded(self, step: int) -> None:
+        """Note that the trainer itself has loaded the weights of this step; an engine that sleeps loads them again."""
+        self._loaded_step = step
 
     def weights_changed(self) -> None:
         """Load the weights at the next :meth:`prepare`, whatever its step."""

@@ -278,9 +278,9 @@ def advantage_metrics(
     for i, (rollout, turns) in enumerate(zip(rollouts, entries, strict=True)):
         places = range(len(turns)) if split is None else split.places[i][1]
         for own, k, entry in zip(range(len(turns)), places, turns, strict=True) if rollout.included else ():
-            values = entry if isinstance(entry, Sequence) else [entry]
-            by_index.setdefault(k, []).extend(cast("Sequence[float]", values))
-            by_role.setdefault(rollout.role(own), []).extend(cast("Sequence[float]", values))
+            values = cast("Sequence[float]", entry if isinstance(entry, Sequence) else [entry])
+            by_index.setdefault(k, []).extend(values)
+            by_role.setdefault(rollout.role(own), []).extend(values)
     metrics: dict[str, float] = {}
     named = {f"by_role/{role}": values for role, values in by_role.items() if role is not None}
     for name, values in ({f"turn_{k:02d}": values for k, values in by_index.items()} | named).items():

@@ -1,0 +1,34 @@
+"""Lend our environments to the trainers of others: TRL's own ``GRPOTrainer``, and what is built on it.
+
+Nothing here imports ``trl`` or :mod:`agentsgym.training`, so that it runs beside versions of TRL that our trainer does
+not know: 1.9 to 1.16.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentsgym._lazy import lazy
+
+if TYPE_CHECKING:
+    from agentsgym.interop.factory import as_environment_factory
+    from agentsgym.interop.grpo import RolloutFunc, environment_reward, rollout_func
+    from agentsgym.interop.prompts import as_prompt, prompt_dataset
+
+__all__ = [
+    "RolloutFunc",
+    "as_environment_factory",
+    "as_prompt",
+    "environment_reward",
+    "prompt_dataset",
+    "rollout_func",
+]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "factory": ("as_environment_factory",),
+        "grpo": ("RolloutFunc", "environment_reward", "rollout_func"),
+        "prompts": ("as_prompt", "prompt_dataset"),
+    },
+)

@@ -1,0 +1,166 @@
+"""Turn an environment into what TRL's tool loop plays: a class with ``reset`` and tools as methods."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal, cast
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.rows.read import tasks_of_rows
+from agentsgym.envs.trial import Trial
+from agentsgym.errors import ConfigError
+from agentsgym.interop.prompts import row_of
+from agentsgym.texts import shown
+from agentsgym.types import Action, Message, ToolCall, Trajectory, TurnRequest
+
+_TYPES: Final[Mapping[str, Any]] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+_TAKEN: Final = frozenset({"reset", "get_reward"})
+_OVER: Final = "The episode is over."
+
+
+class ToolLoopEnvironment:
+    """An environment of TRL's tool loop; :func:`as_environment_factory` makes the class whose methods are its tools.
+
+    TRL calls ``reset`` with a dataset row before each rollout, the tools as the model calls them, and ``get_reward`` at
+    the end.
+    """
+
+    _env: ClassVar[MultistepEnv]
+
+    def __init__(self) -> None:
+        self._trial: Trial | None = None
+        self._playing: Generator[TurnRequest, Any, Trajectory] | None = None
+        self._played: Trajectory | None = None
+        self._num_shown = 0
+
+    def reset(self, **row: Any) -> str:
+        """Begin an episode of a row's task, and give what the environment says first, its system message included.
+
+        Args:
+            **row: A row of :func:`~agentsgym.interop.prompts.prompt_dataset` with an instruction, whose prompt TRL adds
+                this text to; or one that has ``task_data`` itself.
+        """
+        known = row if "task_data" in row else row_of(row.get("task"), "the column 'task' of the row")
+        [task] = tasks_of_rows(self._env, [known])
+        self._end()
+        [self._trial] = self._env.trials([task])
+        self._playing, self._played, self._num_shown = self._trial.play(), None, 0
+        return self._advance(None)
+
+    def get_reward(self) -> float | None:
+        """Give the final reward; of an episode that the model left, the sum so far; None, no reward, if it failed."""
+        played, trial = self._played, self._trial
+        self._end()
+        if played is not None:
+            return None if played.failed else played.final_reward
+        return None if trial is None else float(sum(turn.reward for turn in trial.conversation.turns))
+
+    def _act(self, action: Action) -> str:
+        if self._playing is None:
+            raise ValueError(_OVER)  # TRL tells the model so
+        return self._advance(action)
+
+    def _advance(self, action: Action | None) -> str:
+        playing = cast("Generator[TurnRequest, Any, Trajectory]", self._playing)
+        try:
+            request = playing.send(action)
+        except StopIteration as end:
+            self._played, self._playing = cast("Trajectory", end.value), None
+            return _OVER if action is not None else f"{_text_of(self._played.messages)}\n\n{_OVER}"
+        new = request.messages[self._num_shown :]
+        self._num_shown = len(request.messages) + 1  # the next answer goes on record, and is not shown again
+        return _text_of(new)
+
+    def _end(self) -> None:
+        """Close the episode, if one is being played."""
+        if self._playing is not None:
+            self._playing.close()
+        self._playing = self._trial = None
+
+
+def as_environment_factory(env: MultistepEnv, *, tool_name: str = "act") -> type[ToolLoopEnvironment]:
+    """Make the ``environment_factory`` of a stock ``trl.GRPOTrainer`` that plays an environment as tools.
+
+    The tools of an environment that has them become methods, and beside them ``answer``, which says what is no call (a
+    model that stops calling tools is heard by TRL alone). Any other environment is played by one tool that takes the
+    action as text.
+
+    What is lost: the policy must write well-formed calls; observations come in the role ``tool``, the system message
+    inside the first user message; a reward is one number a rollout, with no credit for turns; neither the budget of a
+    turn, nor what ended an episode, nor the share of failed ones is known to the trainer.
+
+    Args:
+        env: The environment of every row. It needs no tokenizer, and records no tokens without one.
+        tool_name: What the one tool of an environment without tools is called.
+
+    Raises:
+        ConfigError: ``env`` is no environment, or a tool has a name that no method can have or that is taken.
+    """
+    if not isinstance(env, MultistepEnv):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"as_environment_factory needs a MultistepEnv, got {shown(env)}")
+    methods = {name: _tool(schema["function"]) for schema in env.tool_schemas for name in [schema["function"]["name"]]}
+    if not methods:
+        methods[tool_name] = _text_tool(tool_name, "Do something, and see what happens.", "What to do or say.")
+    elif env.env_config.get("submit_tool") is None:
+        methods.setdefault("answer", _text_tool("answer", "Give the final answer.", "The answer."))
+    for name in methods:
+        if not name.isidentifier() or name in _TAKEN or name.startswith("_"):
+            raise ConfigError(f"a tool cannot be called {name!r} in TRL's tool loop, where it becomes a method")
+    return type(f"{type(env).__name__}Tools", (ToolLoopEnvironment,), {"_env": env, **methods})
+
+
+def _text_tool(name: str, summary: str, argument: str) -> Callable[..., str]:
+    def tool(self: ToolLoopEnvironment, action: str) -> str:
+        return self._act(Action(text=action))  # pyright: ignore[reportPrivateUsage]  # a method of that class
+
+    return _described(tool, name, summary, {"action": {"type": "string", "description": argument}}, ["action"])
+
+
+def _tool(schema: Mapping[str, Any]) -> Callable[..., str]:
+    name: str = schema["name"]
+
+    def tool(self: ToolLoopEnvironment, **arguments: Any) -> str:
+        call = ToolCall(name=name, arguments=arguments)
+        return self._act(Action(text="", tool_calls=[call]))  # pyright: ignore[reportPrivateUsage]  # likewise
+
+    parameters = schema.get("parameters", {})
+    summary = schema.get("description") or name
+    return _described(tool, name, summary, parameters.get("properties", {}), parameters.get("required", ()))
+
+
+def _described(
+    tool: Callable[..., str], name: str, summary: str, properties: Mapping[str, Any], required: Sequence[str]
+) -> Callable[..., str]:
+    """Give a method the signature and the docstring that transformers reads a schema from."""
+    kinds = {argument: _kind(schema) for argument, schema in properties.items()}
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    for argument in sorted(properties, key=lambda argument: argument not in required):
+        default: Any = inspect.Parameter.empty if argument in required else properties[argument].get("default")
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters.append(inspect.Parameter(argument, kind, default=default, annotation=kinds[argument]))
+    lines = [f"        {one}: {schema.get('description') or one}" for one, schema in properties.items()]
+    described = f"{summary}\n\n    Args:\n" + "\n".join(lines) if lines else summary
+    made: Any = tool
+    made.__name__ = made.__qualname__ = name
+    made.__doc__ = f"{described}\n\n    Returns:\n        What happened."
+    made.__annotations__ = {**kinds, "return": str}
+    made.__signature__ = inspect.Signature(parameters, return_annotation=str)
+    return made
+
+
+def _kind(schema: Mapping[str, Any]) -> Any:
+    if schema.get("enum"):
+        return Literal[tuple(schema["enum"])]
+    return _TYPES.get(schema.get("type", "string"), str)
+
+
+def _text_of(messages: Sequence[Message]) -> str:
+    return "\n\n".join(str(message["content"]) for message in messages if message["role"] != "assistant")

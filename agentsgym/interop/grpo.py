@@ -1,0 +1,254 @@
+"""Play our environments for TRL's ``GRPOTrainer(rollout_func=...)`` and the trainers derived from it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from agentsgym.agents.policy.agent import DEFAULT_TURN_TOKENS
+from agentsgym.credit.settings import CreditSettings
+from agentsgym.errors import ConfigError
+from agentsgym.fields import is_fraction, is_int, or_none, require
+from agentsgym.interop.player import GroupPlayer, PlayerSettings
+from agentsgym.interop.prompts import row_of
+from agentsgym.interop.rows import StockRow, group_rows, whole_row
+from agentsgym.interop.settings import check_trainer
+from agentsgym.types import StopReason
+
+if TYPE_CHECKING:
+    from agentsgym.envs.base import MultistepEnv
+    from agentsgym.interop.player import Played
+    from agentsgym.rollouts.interfaces import Pool
+
+logger = logging.getLogger(__name__)
+
+Credit = Literal["final", "turn"]
+
+
+class RolloutFunc:
+    """What a stock trainer calls for its rollouts; :func:`rollout_func` makes it.
+
+    It may serve one trainer after the other; a trainer is looked at when it calls for the first time. Its state is what
+    an estimator keeps between batches, and the number of batches that were played.
+
+    Attributes:
+        settings: How it plays.
+        credit: What rows are: rollouts (``"final"``) or parts of them (``"turn"``).
+        rollouts_per_group: How many rollouts share the rows of a task group; None for one a row.
+    """
+
+    def __init__(self, settings: PlayerSettings, *, credit: Credit, rollouts_per_group: int | None) -> None:
+        self.settings, self.credit, self.rollouts_per_group = settings, credit, rollouts_per_group
+        self._trainer: Callable[[], Any] = lambda: None
+        self._player: GroupPlayer | None = None
+        self._warned = False
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any] | None]:
+        """Collective: play the tasks of this process's prompts.
+
+        Args:
+            prompts: Those of :func:`~agentsgym.interop.prompts.prompt_dataset`, each as often as it has rollouts.
+            trainer: Who calls.
+
+        Returns:
+            One entry a prompt of each of ``prompt_ids``, ``completion_ids``, ``logprobs``, ``env_mask`` and
+            ``action_mask`` (the same), ``advantages`` (one a token of the completion), ``step_rewards``,
+            ``final_reward``, ``stop_reason``, ``success``, ``row_reward`` and ``is_first_row``.
+
+        Raises:
+            ConfigError: The trainer's settings would go wrong, or a prompt holds no task.
+            TaskError: A task cannot be played.
+            TooManyFailuresError: More rollouts failed than ``max_failed_fraction`` allows.
+        """
+        player = self._player_for(trainer)
+        is_training = bool(trainer.model.training)
+        num_rows = trainer.num_generations if is_training else trainer.num_generations_eval
+        rows = [row_of(prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
+        by_turn = self.credit == "turn" and is_training
+        num_rollouts = cast("int", self.rollouts_per_group) if by_turn else num_rows
+        played = player.play(
+            rows,
+            num_rows=num_rows,
+            num_rollouts=num_rollouts,
+            step=trainer.state.global_step,
+            is_training=is_training,
+        )
+        self._warn_of_budget(played, trainer)
+        made = _rows_by_turn(played, num_rows, num_rollouts) if by_turn else _whole_rows(played)
+        return _columns(made, player.filler)
+
+    def _player_for(self, trainer: Any) -> GroupPlayer:
+        if self._trainer() is not trainer or self._player is None:
+            check_trainer(trainer, by_turn=self.credit == "turn", rollouts_per_group=self.rollouts_per_group)
+            self._player = GroupPlayer(trainer, self.settings)
+            self._trainer = weakref.ref(trainer)
+        return self._player
+
+    def _warn_of_budget(self, played: Played, trainer: Any) -> None:
+        cut = sum(one.stop_reason is StopReason.MAX_TOKENS for one in played.trajectories)
+        if not self._warned and 2 * cut > len(played.trajectories):
+            self._warned = True
+            logger.warning(
+                "%d of %d rollouts were ended by their budget of tokens: max_completion_length=%s is for a whole "
+                "rollout here, observations included, and TRL's default is meant for one answer",
+                cut,
+                len(played.trajectories),
+                trainer.args.max_completion_length,
+            )
+
+
+def _whole_rows(played: Played) -> list[StockRow]:
+    return [
+        whole_row(trajectory, advantages, included=included)
+        for trajectory, advantages, included in zip(
+            played.trajectories, played.advantages, played.included, strict=True
+        )
+    ]
+
+
+def _rows_by_turn(played: Played, num_rows: int, num_rollouts: int) -> list[StockRow]:
+    rows: list[StockRow] = []
+    num_joined = 0
+    for start in range(0, len(played.trajectories), num_rollouts):
+        own = slice(start, start + num_rollouts)
+        made, joined = group_rows(played.trajectories[own], played.advantages[own], played.included[own], num_rows)
+        rows += made
+        num_joined += joined
+    if num_joined:
+        logger.info("%d turns share a row with others of nearly the same advantage, for want of rows", num_joined)
+    return rows
+
+
+def _columns(rows: Sequence[StockRow], filler: int) -> dict[str, list[Any] | None]:
+    entries = [row.columns(filler) for row in rows]
+    columns: dict[str, list[Any] | None] = {name: [entry[name] for entry in entries] for name in entries[0]}
+    if any(entry["logprobs"] is None for entry in entries):
+        columns["logprobs"] = None
+    return columns
+
+
+def rollout_func(  # noqa: PLR0913  # keywords, most of them left out
+    env: MultistepEnv | Callable[[Any], MultistepEnv] | None = None,
+    *,
+    credit: Credit = "final",
+    rollouts_per_group: int | None = None,
+    advantage_estimator: str = "return_to_go",
+    estimator_kwargs: Mapping[str, Any] | None = None,
+    discount: float = 1.0,
+    scale_rewards: Literal["none", "group", "batch"] = "group",
+    max_turn_tokens: int = DEFAULT_TURN_TOKENS,
+    stop_strings: Sequence[str] = (),
+    max_failed_fraction: float = 0.1,
+    pool: Pool | None = None,
+    turn_timeout_s: float | None = None,
+    episode_timeout_s: float | None = None,
+    agent: Any = None,
+) -> RolloutFunc:
+    """Make the ``rollout_func`` of a stock ``trl.GRPOTrainer`` that plays an environment over many turns.
+
+    Beside it the trainer needs :func:`environment_reward` as its reward function and
+    :func:`~agentsgym.interop.prompts.prompt_dataset` as its dataset::
+
+        trainer = GRPOTrainer(
+            model, reward_funcs=environment_reward, rollout_func=rollout_func(env), train_dataset=prompt_dataset(rows)
+        )
+
+    At the same seed it plays what ``GRPOEnvTrainer`` plays, token for token, with the key/value cache kept across
+    turns, or through TRL's vLLM where the trainer uses it.
+
+    Args:
+        env: The environment of every row, built with the trainer's tokenizer; a class or another function that makes
+            it of that tokenizer; or None, for each row's own.
+        credit: ``"final"``: a row is a rollout and its reward the final reward, which TRL compares within the group;
+            each turn's advantage is handed to reward functions and trains nothing. ``"turn"``: the rows of a group are
+            parts of fewer rollouts, so that every turn is trained by its own advantage; needs
+            ``scale_rewards="none"`` in TRL's settings.
+        rollouts_per_group: With ``"turn"``, how many rollouts share the ``num_generations`` rows of a task group.
+        advantage_estimator: As in ``GRPOEnvConfig``.
+        estimator_kwargs: Likewise.
+        discount: Likewise.
+        scale_rewards: Likewise; of the estimator, not of TRL.
+        max_turn_tokens: The budget of one turn in tokens; that of a rollout is TRL's ``max_completion_length``.
+        stop_strings: Texts that end a turn.
+        max_failed_fraction: The fraction of failed rollouts in a batch above which the run stops.
+        pool: Where the environments run: an ``EnvThreadPool`` or ``EnvProcessPool``, which its owner closes; None for
+            the calling thread.
+        turn_timeout_s: Wall-clock seconds of one call of an environment; None for no limit.
+        episode_timeout_s: Wall-clock seconds of a rollout; None for no limit.
+        agent: Who plays; None for the policy in training.
+
+    Raises:
+        ConfigError: A value is not valid.
+    """
+    require("max_turn_tokens", max_turn_tokens, is_int(1), "a positive int")
+    require("max_failed_fraction", max_failed_fraction, is_fraction, "a number in [0, 1]")
+    require("discount", discount, is_fraction, "a number in [0, 1]")
+    require("rollouts_per_group", rollouts_per_group, or_none(is_int(1)), "a positive int or None")
+    require("credit", credit, lambda value: value in {"final", "turn"}, "'final' or 'turn'")
+    require("scale_rewards", scale_rewards, lambda value: value in {"none", "group", "batch"}, "none, group or batch")
+    if (rollouts_per_group is None) == (credit == "turn"):
+        raise ConfigError(
+            "rollouts_per_group belongs to credit='turn', which needs it: how many rollouts share the num_generations "
+            f"rows of a task group; got credit={credit!r} and rollouts_per_group={rollouts_per_group!r}"
+        )
+    numbers = CreditSettings(
+        advantage_estimator=advantage_estimator,
+        options=dict(estimator_kwargs or {}),
+        discount=discount,
+        scale_rewards=scale_rewards,
+    )
+    numbers.estimator()  # raises if its name or an option is wrong
+    settings = PlayerSettings(
+        env=env,
+        credit=numbers,
+        agent=agent,
+        max_turn_tokens=max_turn_tokens,
+        stop_strings=tuple(stop_strings),
+        max_failed_fraction=max_failed_fraction,
+        driving={"pool": pool, "turn_timeout_s": turn_timeout_s, "episode_timeout_s": episode_timeout_s},
+    )
+    return RolloutFunc(settings, credit=credit, rollouts_per_group=rollouts_per_group)
+
+
+def environment_reward(
+    prompts: Sequence[Any],  # noqa: ARG001  # TRL passes it
+    completions: Sequence[Any],  # noqa: ARG001  # likewise; Axolotl counts the parameters
+    row_reward: Sequence[float | None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """Give TRL the reward of each row, as :func:`rollout_func` set it; the reward function of a stock trainer.
+
+    It also logs ``final_reward`` and, where the environment says so, ``win_rate``, each a mean over rollouts.
+
+    Args:
+        prompts: As TRL passes them; not read.
+        completions: Likewise.
+        row_reward: What the rollout function gave; None for a rollout that failed, which TRL leaves out.
+        **columns: What else TRL passes: the other columns, ``log_metric``.
+
+    Raises:
+        ConfigError: The rows come from another rollout function, or from none.
+    """
+    if row_reward is None:
+        raise ConfigError(
+            "environment_reward needs the rows that agentsgym's rollout_func plays: pass "
+            "GRPOTrainer(rollout_func=agentsgym.training.rollout_func(...))"
+        )
+    log_metric = columns.get("log_metric")
+    if log_metric is not None:
+        _log_rollouts(columns, log_metric)
+    return [None if reward is None or math.isnan(reward) else reward for reward in row_reward]
+
+
+def _log_rollouts(columns: Mapping[str, Any], log_metric: Callable[[str, float], None]) -> None:
+    """Log what is known once a rollout, of those that did not fail."""
+    stops = zip(columns["is_first_row"], columns["stop_reason"], strict=True)
+    places = [place for place, (is_first, stop) in enumerate(stops) if is_first and stop != StopReason.FAILED]
+    for name, column in (("final_reward", "final_reward"), ("win_rate", "success")):
+        values = [float(columns[column][place]) for place in places if columns[column][place] is not None]
+        if values:
+            log_metric(name, fmean(values))

@@ -1,0 +1,284 @@
+"""Play the task groups of a stock trainer's generation batch as our own trainer plays them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+from accelerate import PartialState
+from transformers import TrainerCallback
+
+from agentsgym.agents.base import as_agent
+from agentsgym.agents.policy.build import build_policy, refuse_prompt_learning
+from agentsgym.agents.policy.ranks import KeptError, all_gather_objects, raise_on_all_ranks
+from agentsgym.agents.policy.vllm import VLLMPolicyAgent
+from agentsgym.agents.trained import BatchStart, as_trained_policy
+from agentsgym.credit.assignment import AdvantageAssigner
+from agentsgym.credit.scored import ScoredRollout
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.environments import Environments, group_seeds
+from agentsgym.envs.play import play_trials
+from agentsgym.errors import ConfigError, TooManyFailuresError
+from agentsgym.interop.settings import check_environment
+from agentsgym.texts import shown
+from agentsgym.types import Trajectory
+
+if TYPE_CHECKING:
+    from agentsgym.credit.assignment import AdvantageSettings
+    from agentsgym.credit.settings import CreditSettings
+    from agentsgym.envs.rows.read import DatasetRow
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerSettings:
+    """How rollouts are played for a stock trainer; the arguments of ``rollout_func``.
+
+    Attributes:
+        env: The environment, what makes it of a tokenizer, or None for each row's own.
+        credit: How advantages are made.
+        agent: Who plays; None for the policy in training.
+        max_turn_tokens: The budget of one turn.
+        stop_strings: Texts that end a turn.
+        max_failed_fraction: The fraction of failed rollouts above which the run stops.
+        driving: Further options of :func:`~agentsgym.rollouts.driver.drive`.
+    """
+
+    env: MultistepEnv | Callable[[Any], MultistepEnv] | None
+    credit: CreditSettings
+    agent: Any
+    max_turn_tokens: int
+    stop_strings: Sequence[str]
+    max_failed_fraction: float
+    driving: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """This process's rollouts of a generation batch.
+
+    Attributes:
+        trajectories: They, (B,), group after group.
+        advantages: One number a token of each, (B, T).
+        included: Whether each is trained on, (B,).
+    """
+
+    trajectories: Sequence[Trajectory]
+    advantages: Sequence[Sequence[float]]
+    included: Sequence[bool]
+
+
+class GroupPlayer:
+    """Plays for one trainer.
+
+    Attributes:
+        environments: The environments of its rows.
+        agent: Who plays.
+        filler: A token for rows that hold none.
+    """
+
+    def __init__(self, trainer: Any, settings: PlayerSettings) -> None:
+        """Build the environments and the agent; nothing is played.
+
+        Args:
+            trainer: A ``GRPOTrainer``, of which public attributes alone are read; a callback is added to it.
+            settings: How to play.
+
+        Raises:
+            ConfigError: The environment or the model does not suit.
+        """
+        tokenizer, model = trainer.processing_class, trainer.accelerator.unwrap_model(trainer.model)
+        self._args, self._settings = trainer.args, settings
+        self._numbers = _BatchNumbers()
+        trainer.add_callback(self._numbers)
+        self.filler: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.environments = Environments(
+            _environment(settings.env, tokenizer),
+            tokenizer,
+            check=check_environment,
+            template_options=getattr(trainer, "chat_template_kwargs", None),
+        )
+        refuse_prompt_learning(getattr(model, "peft_config", {}).values())
+        self.agent = as_agent(settings.agent if settings.agent is not None else self._policy(trainer, model, tokenizer))
+        self._policy_in_training = as_trained_policy(self.agent)
+        self._assigner = AdvantageAssigner(cast("AdvantageSettings", settings.credit))  # it is read, never written
+
+    def _policy(self, trainer: Any, model: Any, tokenizer: Any) -> Any:
+        return build_policy(
+            model,
+            tokenizer,
+            trainer.args,
+            trainer.accelerator,
+            getattr(trainer, "vllm_generation", None),
+            max_turn_tokens=self._settings.max_turn_tokens,
+            stop=self._settings.stop_strings,
+        )
+
+    def play(
+        self, rows: Sequence[DatasetRow], *, num_rows: int, num_rollouts: int, step: int, is_training: bool
+    ) -> Played:
+        """Collective: play rows that stand in task groups.
+
+        Args:
+            rows: This process's, equally many on each; the trainer repeats each task ``num_rows`` times in a row.
+            num_rows: Rows of a task group.
+            num_rollouts: How many of them are played, the first ones; if they are fewer, groups must be whole.
+            step: Optimizer steps that are done.
+            is_training: Whether they are trained on.
+        """
+        rank, num_ranks = _place_among_ranks()
+        with raise_on_all_ranks():
+            check_groups(rows, num_rows, first=rank * len(rows))
+        if num_rollouts != num_rows:
+            rows = [row for index, row in enumerate(rows) if index % num_rows < num_rollouts]
+        first = rank * len(rows)
+        groups = [index // num_rollouts for index in range(first, first + len(rows))]
+        if is_training:
+            seed_parts = (self._args.seed, "train", self._numbers.next_training(self._args, step))
+        else:
+            seed_parts = (self._args.seed, "eval", self._numbers.next_evaluation(len(rows) * num_ranks))
+        trajectories, scored = self._play(rows, groups, seed_parts, step)
+        with raise_on_all_ranks():  # an estimator of one's own may fail on one of them
+            mine = range(first, first + len(rows))
+            counts = [sum(rollout.token_counts) for rollout in scored]
+            found = self._assigner.assign(scored, mine, trajectories, counts, is_training=is_training)
+        return Played(trajectories=trajectories, advantages=found.advantages, included=found.included)
+
+    def _play(
+        self, rows: Sequence[DatasetRow], groups: Sequence[int], seed_parts: Sequence[Any], step: int
+    ) -> tuple[list[Trajectory], list[ScoredRollout]]:
+        """Collective: the rollouts of this process, and what estimators see of those of all."""
+        first, error = _place_among_ranks()[0] * len(rows), KeptError()
+        trials, trajectories, found = list[Any](), list[Trajectory](), list[tuple[ScoredRollout, str | None]]()
+        with error.keeping():
+            trials = self.environments.trials(
+                rows,
+                [seed for group in groups for seed in group_seeds(1, 1, *seed_parts, first=group)],
+                max_turn_tokens=self._settings.max_turn_tokens,
+                max_completion_length=self._args.max_completion_length,
+            )
+        with error.keeping():
+            self._prepare(seed_parts, [trial.session_id for trial in trials], first, step)
+        with error.keeping():  # an agent may be in lockstep with those of other ranks: without trials it still joins
+            trajectories = play_trials([] if error.first else trials, self.agent, **self._settings.driving)
+        with error.keeping():
+            if not error.first:
+                self.environments.check_starts(rows, trajectories, groups)
+                found = [self._scored(*one) for one in zip(rows, trajectories, groups, strict=True)]
+        everywhere = all_gather_objects(found, error.first)
+        self._check_failures(everywhere)
+        return trajectories, [scored for scored, _ in everywhere]
+
+    def _prepare(self, seed_parts: Sequence[Any], session_ids: Sequence[str], first: int, step: int) -> None:
+        if isinstance(self.agent, VLLMPolicyAgent):
+            self.agent.weights_loaded(step)  # by TRL, before it called
+        start = BatchStart(seed_parts=seed_parts, session_ids=session_ids, first_session=first, step=step)
+        self._policy_in_training.prepare(start)
+
+    def _scored(self, row: DatasetRow, trajectory: Trajectory, group: int) -> tuple[ScoredRollout, str | None]:
+        scored = ScoredRollout.from_trajectory(
+            trajectory,
+            group=group,
+            turn_credit=self.environments.of(row).env_config["turn_credit"],
+            environment=self.environments.identity(row),
+        )
+        return scored, trajectory.error
+
+    def _check_failures(self, rollouts: Sequence[tuple[ScoredRollout, str | None]]) -> None:
+        """Raise if too many rollouts failed; every rank has those of all ranks, so that all of them raise."""
+        errors = [error for scored, error in rollouts if scored.failed]
+        if len(errors) > self._settings.max_failed_fraction * len(rollouts):
+            raise TooManyFailuresError(
+                f"{len(errors)} of {len(rollouts)} rollouts failed, more than max_failed_fraction = "
+                f"{self._settings.max_failed_fraction}; the first failure was:\n{errors[0]}"
+            )
+
+
+class _BatchNumbers(TrainerCallback):
+    """Numbers the generation batches of a run as our own trainer does, so that their seeds are its own.
+
+    Training batches count from 1 on, also after a resume; those of an evaluation by the rollouts before them.
+    """
+
+    def __init__(self) -> None:
+        self._num_generations: int | None = None  # None before the first of a run
+        self._num_evaluated = 0
+
+    def next_training(self, args: Any, step: int) -> int:
+        """The number of the training batch that begins after ``step`` optimizer steps."""
+        if self._num_generations is None:
+            self._num_generations = self._before(args, step)
+        self._num_generations += 1
+        self._num_evaluated = 0
+        return self._num_generations
+
+    def next_evaluation(self, num_rollouts: int) -> int:
+        """The number of the evaluation batch that begins, of so many rollouts over all processes."""
+        index = self._num_evaluated
+        self._num_evaluated += num_rollouts
+        return index
+
+    def _before(self, args: Any, step: int) -> int:
+        """Count the training batches of the run before a step."""
+        accumulation, micro_steps = args.gradient_accumulation_steps, args.steps_per_generation * args.num_iterations
+        cycle = math.lcm(micro_steps, accumulation) // accumulation
+        if step % cycle:
+            logger.warning(
+                "the run resumes at step %d, inside a generation cycle of %d steps, whose unused rows no checkpoint "
+                "holds: it goes on with other rollouts than it would have had; set save_steps to a multiple of %d",
+                step,
+                cycle,
+                cycle,
+            )
+        return math.ceil(step * accumulation / micro_steps)
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Start a run."""
+        self._num_generations = None
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        """End an evaluation: the next one plays the same."""
+        self._num_evaluated = 0
+
+    on_predict = on_evaluate
+
+
+def check_groups(rows: Sequence[DatasetRow], num_rows: int, *, first: int) -> None:
+    """Raise :class:`ConfigError` if rows that share a task group are of different tasks.
+
+    Args:
+        rows: This process's.
+        num_rows: Rows of a task group.
+        first: Index of the first of them among those of all processes.
+    """
+    for index, (one, other) in enumerate(pairwise(rows), 1):
+        if (first + index) % num_rows and one != other:
+            raise ConfigError(
+                f"rows {index - 1} and {index} of the batch belong to one task group of num_generations={num_rows} and "
+                f"are of different tasks: the trainer must repeat each row {num_rows} times in a row, as GRPOTrainer "
+                "does, and evaluation batches must hold whole groups (per_device_eval_batch_size, num_generations_eval)"
+            )
+
+
+def _place_among_ranks() -> tuple[int, int]:
+    """The rank of this process, and how many there are."""
+    state: Any = PartialState()
+    return state.process_index, state.num_processes
+
+
+def _environment(env: Any, tokenizer: Any) -> MultistepEnv | None:
+    if env is None or isinstance(env, MultistepEnv):
+        if env is not None and env.tokenizer is None:
+            raise ConfigError(
+                "env has no tokenizer: build it with the trainer's, or pass what builds it, such as its class"
+            )
+        return env
+    made = env(tokenizer) if callable(env) else None
+    if not isinstance(made, MultistepEnv):
+        raise ConfigError(f"env must be a MultistepEnv, what makes one of a tokenizer, or None, got {shown(env)}")
+    return made

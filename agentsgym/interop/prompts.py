@@ -1,0 +1,111 @@
+"""Write tasks as prompts, all that TRL hands to a rollout function, and read them again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+import datasets
+
+from agentsgym.envs.rows.read import ROW_COLUMNS, DatasetRow
+from agentsgym.errors import ConfigError, TaskError
+from agentsgym.texts import shown
+
+_MARK: Final = "agentsgym_row"
+_COLUMNS: Final = (*ROW_COLUMNS, "environment")
+_REMEDY: Final = "make the dataset with agentsgym.interop.prompt_dataset(rows)"
+
+
+def as_prompt(row: Mapping[str, Any]) -> str:
+    """Write a dataset row, or a task by itself, as the text of a prompt.
+
+    No model ever reads it: the environment writes the prompts that the policy sees. Equal rows give equal texts.
+
+    Args:
+        row: A row with ``task_data`` and, where environments are built from rows, ``env_class_path`` and
+            ``env_config``; or the task.
+
+    Raises:
+        TaskError: It is no mapping, or JSON has no form for something in it.
+
+    >>> as_prompt({"seed": 7})
+    '{"agentsgym_row": {"task_data": {"seed": 7}}}'
+    """
+    if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # foreign data
+        raise TaskError(f"a dataset row or a task must be a dict, got {shown(row)}")
+    known = {name: row[name] for name in _COLUMNS if row.get(name) is not None}
+    try:
+        return json.dumps({_MARK: known if "task_data" in row else {"task_data": dict(row)}}, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"a task must be made of values that JSON has a form for: {error}, in {shown(row)}") from error
+
+
+def row_of(prompt: Any, name: str = "the prompt") -> DatasetRow:
+    """Read a row from its prompt: the text of :func:`as_prompt`, or messages of which one holds it.
+
+    Args:
+        prompt: As TRL hands it on.
+        name: What errors call it.
+
+    Raises:
+        ConfigError: It is no such prompt.
+    """
+    for text in _texts(prompt):
+        try:
+            found = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(found, dict) and _MARK in found:
+            return cast("DatasetRow", found[_MARK])
+    raise ConfigError(f"{name} holds no task of an agentsgym environment, got {shown(prompt)}: {_REMEDY}")
+
+
+def _texts(prompt: Any) -> list[str]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, Sequence):
+        return []
+    messages: list[Any] = [message for message in cast("Sequence[Any]", prompt) if isinstance(message, Mapping)]
+    contents = [message.get("content") for message in messages]
+    return [content for content in contents if isinstance(content, str)]
+
+
+def prompt_dataset(rows: Any, *, instruction: str | None = None) -> Any:
+    """Make the dataset that a stock trainer takes, each whole row in one text column.
+
+    TRL hands a rollout function nothing of a row but its prompt, so that for ``rollout_func`` the prompt is the row.
+
+    Args:
+        rows: Rows as :meth:`~agentsgym.envs.base.MultistepEnv.get_train_dataset` and :func:`agentsgym.mix` make them,
+            or tasks: a dataset, a stream (``IterableDataset``), or any list of dicts.
+        instruction: For :func:`~agentsgym.interop.factory.as_environment_factory`: the prompt is then a user message
+            with this text, to which the environment adds its own, and the row stands in the column ``task``.
+
+    Returns:
+        A ``Dataset``, of a stream an ``IterableDataset``, in the order of the rows.
+
+    Raises:
+        ConfigError: There are no rows.
+        TaskError: A row is no dict, or cannot be written as JSON.
+    """
+    library: Any = datasets  # its makers leave their arguments untyped
+    if isinstance(rows, datasets.IterableDataset):
+        return library.IterableDataset.from_generator(_made_rows, gen_kwargs={"rows": rows, "instruction": instruction})
+    made = list(_made_rows(rows, instruction))
+    if not made:
+        raise ConfigError("prompt_dataset needs at least one row, got none")
+    return library.Dataset.from_list(made)
+
+
+def _made_rows(rows: Iterable[Mapping[str, Any]], instruction: str | None) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        text = as_prompt(row)
+        yield (
+            {"prompt": text}
+            if instruction is None
+            else {
+                "prompt": [{"role": "user", "content": instruction}],
+                "task": text,
+            }
+        )

@@ -1,0 +1,188 @@
+"""Lay rollouts out as the rows that TRL trains: one a rollout, or one for each advantage that a rollout holds.
+
+TRL gives a row one number, its reward less the mean of its group, for every token that ``env_mask`` marks. So a rollout
+whose turns have different advantages takes several rows, each marking the turns of one of them::
+
+    rollout     prompt  a1  o1  a2  o2  a3          advantages 0.5, -1, 0.5
+    row 0       prompt  a1  o1  a2  o2  a3          marks a1 and a3, reward  0.5
+    row 1       prompt  a1  o1  a2                  marks a2,        reward -1.0
+    balance     one token                           marks nothing,   reward  0.5     so that the group's mean is 0
+
+With rewards that sum to 0, TRL subtracts 0; every token has the advantage that it was given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentsgym.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StockRow:
+    """One row of a stock trainer.
+
+    Attributes:
+        rollout: What it is a part of; None for one that is there for its reward alone.
+        advantages: One number a token of the rollout, (T,); empty where they are not known.
+        positions: The tokens of the rollout that are trained on, in order.
+        reward: What its group is compared by; None for a rollout that failed and is compared with nothing.
+        is_first: Whether it is its rollout's first row, for what is counted once a rollout.
+    """
+
+    rollout: Trajectory | None
+    reward: float | None
+    advantages: Sequence[float] = ()
+    positions: Sequence[int] = ()
+    is_first: bool = True
+
+    def columns(self, filler: int) -> dict[str, Any]:
+        """Give its entries of the dict that TRL wants, by key.
+
+        Args:
+            filler: A token for what would be empty: TRL looks at the last token of every row.
+        """
+        rollout = self.rollout
+        if rollout is None or not rollout.turns or not rollout.token_ids:
+            columns: dict[str, Any] = {
+                "prompt_ids": [filler],
+                "completion_ids": [filler],
+                "logprobs": [0.0],
+                "env_mask": [0],
+            }
+            columns |= {"step_rewards": [], "final_reward": None if rollout is None else rollout.final_reward}
+            first = 0
+        else:
+            columns = rollout.to_rollout()
+            first = rollout.turns[0].start
+        length = self.positions[-1] + 1 - first if self.positions else len(columns["completion_ids"])
+        marked = set(self.positions)
+        mask = [int(first + place in marked) for place in range(length)]
+        logprobs = columns["logprobs"]
+        return columns | {
+            "prompt_ids": columns["prompt_ids"] or [filler],
+            "completion_ids": columns["completion_ids"][:length] or [filler],
+            "logprobs": None if logprobs is None else logprobs[:length] or [0.0],
+            "env_mask": mask or [0],
+            "action_mask": mask or [0],
+            "advantages": list(self.advantages[first : first + length]) or [0.0] * (length or 1),
+            "stop_reason": None if rollout is None else str(rollout.stop_reason),
+            "success": None if rollout is None else rollout.success,
+            "row_reward": self.reward,
+            "is_first_row": self.is_first and rollout is not None,
+        }
+
+
+def agent_positions(trajectory: Trajectory) -> list[int]:
+    """The places of the agent's tokens that can be trained on, in order: the first of a row has no context."""
+    return [place for turn in trajectory.turns for place in range(max(1, turn.start), turn.stop)]
+
+
+def whole_row(trajectory: Trajectory, advantages: Sequence[float], *, included: bool) -> StockRow:
+    """Make the one row of a rollout whose reward is its final reward.
+
+    Args:
+        trajectory: The rollout.
+        advantages: Those of its tokens, (T,), for reward functions to look at.
+        included: Whether it is trained on and in baselines.
+    """
+    positions = agent_positions(trajectory) if included else []
+    reward = averaged_exactly(trajectory.final_reward) if included else None
+    return StockRow(rollout=trajectory, advantages=advantages, positions=positions, reward=reward)
+
+
+def averaged_exactly(reward: float) -> float:
+    """Round a reward to 16 significant bits, so that in float32 the mean of up to 256 equal ones is the same number.
+
+    TRL divides what a reward differs from its group's mean by the group's spread: of eight rewards of 0.1 each the sum
+    is rounded, the spread is 8e-9 and not 0, and what should train nothing trains on noise.
+
+    >>> averaged_exactly(0.5), averaged_exactly(-0.1)
+    (0.5, -0.10000038146972656)
+    """
+    mantissa, exponent = math.frexp(reward)
+    return math.ldexp(round(mantissa * 2**16), exponent - 16)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Level:
+    """Tokens of one rollout that share an advantage.
+
+    Attributes:
+        value: It, or the mean over the tokens of what was joined.
+        positions: Their places.
+    """
+
+    value: float
+    positions: list[int] = field(default_factory=list[int])
+
+    def cost_of_joining(self, other: _Level) -> float:
+        """The growth of the sum over tokens of the squared error, if both shared their mean (Ward 1963)."""
+        one, two = len(self.positions), len(other.positions)
+        return one * two / (one + two) * (self.value - other.value) ** 2
+
+    def join(self, other: _Level) -> None:
+        """Take the tokens of another level in."""
+        one, two = len(self.positions), len(other.positions)
+        self.value = (one * self.value + two * other.value) / (one + two)
+        self.positions = sorted([*self.positions, *other.positions])
+
+
+def group_rows(
+    trajectories: Sequence[Trajectory], advantages: Sequence[Sequence[float]], included: Sequence[bool], num_rows: int
+) -> tuple[list[StockRow], int]:
+    """Make exactly ``num_rows`` rows of one task group's rollouts, so that each token keeps its advantage.
+
+    Where the rollouts have more different advantages than there are rows, those that lie closest within a rollout are
+    joined and share their mean over tokens, as few as need be.
+
+    Args:
+        trajectories: The rollouts of one task, (n,), fewer than ``num_rows``.
+        advantages: One number a token of each, (n, T).
+        included: Whether each is trained on, (n,).
+        num_rows: TRL's ``num_generations``.
+
+    Returns:
+        The rows, whose rewards sum to 0; and how many pairs were joined.
+    """
+    levels = [
+        _levels(trajectory, own) if counts else []
+        for trajectory, own, counts in zip(trajectories, advantages, included, strict=True)
+    ]
+    # A rollout without tokens of its own has no row; where it is the only thing of note, it still is in the metrics.
+    num_bare = sum(not own for own in levels)
+    num_joined = 0
+    while sum(map(len, levels)) + num_bare > num_rows - 1:
+        own, place = min(_neighbors(levels), key=lambda pair: pair[0][pair[1]].cost_of_joining(pair[0][pair[1] + 1]))
+        own[place].join(own.pop(place + 1))
+        num_joined += 1
+    rows = [
+        StockRow(
+            rollout=trajectory, advantages=row, positions=level.positions, reward=level.value, is_first=level is own[0]
+        )
+        for trajectory, row, own in zip(trajectories, advantages, levels, strict=True)
+        for level in own
+    ]
+    rows += [StockRow(rollout=one, reward=0.0) for one, own in zip(trajectories, levels, strict=True) if not own]
+    balance = -sum(row.reward or 0.0 for row in rows)
+    rows.append(StockRow(rollout=None, reward=balance))
+    rows += [StockRow(rollout=None, reward=0.0)] * (num_rows - len(rows))
+    return rows, num_joined
+
+
+def _levels(trajectory: Trajectory, advantages: Sequence[float]) -> list[_Level]:
+    """The tokens of a rollout by their advantage, the smallest first."""
+    found: dict[float, _Level] = {}
+    for place in agent_positions(trajectory):
+        value = advantages[place]
+        found.setdefault(value, _Level(value=value)).positions.append(place)
+    return [found[value] for value in sorted(found)]
+
+
+def _neighbors(levels: Sequence[list[_Level]]) -> Iterator[tuple[list[_Level], int]]:
+    for own in levels:
+        for place in range(len(own) - 1):
+            yield own, place

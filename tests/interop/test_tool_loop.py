@@ -1,0 +1,136 @@
+"""Environments as TRL's tool loop plays them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Literal
+
+import pytest
+from transformers.utils import get_json_schema
+
+from agentsgym.envs.Tools import ToolEnv
+from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
+from agentsgym.errors import ConfigError
+from agentsgym.interop import as_environment_factory, prompt_dataset
+
+
+def tools_of(environment: object) -> dict[str, Any]:
+    """The tools that TRL finds: public functions of the class, beside what it calls itself."""
+    found = inspect.getmembers(type(environment), predicate=inspect.isfunction)
+    names = [name for name, _ in found if not name.startswith("_") and name not in {"reset", "get_reward"}]
+    return {name: getattr(environment, name) for name in names}
+
+
+def row(**task: Any) -> dict[str, Any]:
+    """A row as TRL hands it to ``reset``."""
+    return prompt_dataset([task], instruction="Play.")[0]
+
+
+def questions(**config: Any) -> Any:
+    return as_environment_factory(TwentyQuestionsEnv(env_config={"max_steps_per_episode": 3, **config}))
+
+
+def test_a_text_game_is_played_by_one_tool() -> None:
+    environment = questions()()
+    [(name, act)] = tools_of(environment).items()
+    schema = get_json_schema(act)["function"]
+    assert (name, schema["name"]) == ("act", "act")
+    assert schema["parameters"]["required"] == ["action"]
+    env = TwentyQuestionsEnv()
+    task = dict(env.get_train_dataset(size=1)[0]["task_data"])
+    first = environment.reset(**row(**task))
+    assert "20 questions" in first.lower() or "question" in first.lower()
+    said = act(action=f"Is it a {task['solution']}?")
+    assert said.strip()
+    assert first not in said  # only what is new
+    while not said.endswith("The episode is over."):
+        said = act(action="Is it alive?")
+    with pytest.raises(ValueError, match="over"):
+        act(action="Is it alive?")
+    assert isinstance(environment.get_reward(), float)
+
+
+def test_instances_share_nothing_and_can_be_used_again() -> None:
+    factory = questions()
+    one, other = factory(), factory()
+    task = dict(TwentyQuestionsEnv().get_train_dataset(size=1)[0]["task_data"])
+    starts = [environment.reset(**row(**task)) for environment in (one, other)]
+    assert starts[0] == starts[1]
+    for _ in range(3):
+        last = one.act(action="Is it alive?")
+    assert last.endswith("over.")
+    assert not other.act(action="Is it alive?").endswith("over.")
+    assert one.reset(**row(**task)) == starts[0]
+    assert len(factory._env.active_states) == 2  # what is over is closed
+
+
+def add(first: int, second: int = 2) -> int:
+    """Add two numbers.
+
+    Args:
+        first: One of them.
+        second: The other.
+    """
+    return first + second
+
+
+def paint(color: Literal["red", "blue"]) -> str:
+    """Paint it.
+
+    Args:
+        color: What with.
+    """
+    return f"It is {color} now."
+
+
+def test_tools_keep_their_schemas_and_an_answer_is_a_tool_too() -> None:
+    env = ToolEnv(tools=[add, paint])
+    environment = as_environment_factory(env)()
+    tools = tools_of(environment)
+    assert list(tools) == ["add", "answer", "paint"]
+    for name, original in (("add", add), ("paint", paint)):
+        made, wanted = (get_json_schema(tool)["function"]["parameters"] for tool in (tools[name], original))
+        assert made["required"] == wanted["required"]
+        assert {key: value["type"] for key, value in made["properties"].items()} == {
+            key: value["type"] for key, value in wanted["properties"].items()
+        }
+    assert get_json_schema(tools["paint"])["function"]["parameters"]["properties"]["color"]["enum"] == ["red", "blue"]
+    assert "What is 3 + 4?" in environment.reset(**row(question="What is 3 + 4?", answer="7"))
+    assert tools["add"](first=3, second=4) == "7"
+    assert tools["paint"](color="red") == "It is red now."
+    assert tools["answer"](action="7") == "The episode is over."
+    assert environment.get_reward() == 1.0
+
+
+def test_an_episode_that_the_model_leaves_is_paid_what_it_earned_so_far() -> None:
+    env = ToolEnv(env_config={"call_reward": 0.25}, tools=[add])
+    environment = as_environment_factory(env)()
+    assert environment.get_reward() is None
+    environment.reset(**row(question="What is 3 + 4?", answer="7"))
+    environment.add(first=3)
+    assert environment.get_reward() == 0.25
+    assert not env.active_states  # and its session is closed
+
+
+def test_a_failed_episode_has_no_reward() -> None:
+    class Broken(TwentyQuestionsEnv):
+        def _step_episode(self, session_id: str, state: Any, action: str) -> Any:
+            raise RuntimeError("the game is broken")
+
+    environment = as_environment_factory(Broken())()
+    environment.reset(**row(**dict(TwentyQuestionsEnv().get_train_dataset(size=1)[0]["task_data"])))
+    assert environment.act(action="Is it alive?") == "The episode is over."
+    assert environment.get_reward() is None
+
+
+@pytest.mark.parametrize("name", ["reset", "get_reward", "_act", "look up"])
+def test_a_name_that_no_tool_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be called"):
+        as_environment_factory(TwentyQuestionsEnv(), tool_name=name)
+
+
+def test_what_is_no_environment_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs a MultistepEnv"):
+        as_environment_factory(TwentyQuestionsEnv)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="column 'task'"):
+        questions()().reset(prompt=[{"role": "user", "content": "Play."}])
