@@ -105,5 +105,5 @@ $(OPENENV_VENV)/.installed: | $(OPENENV_VENV)/bin/python
 
 $(AXOLOTL_VENV)/.installed: | $(AXOLOTL_VENV)/bin/python
 	@echo "installing Axolotl into $(AXOLOTL_VENV) (4 GB, some minutes)"
-	$(AXOLOTL_VENV)/bin/python -m pip install --quiet torch==2.13.0 axolotl==0.19.0 pytest
+	$(AXOLOTL_VENV)/bin/python -m pip install --quiet torch==2.13.0 axolotl==0.19.0 pytest hypothesis
 	@touch $@

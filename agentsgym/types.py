@@ -307,13 +307,7 @@ class Trajectory:
         return values | {"turns": turns} | derived
 
     def to_rollout(self) -> dict[str, Any]:
-        """Give it as one entry of what TRL's ``GRPOTrainer(rollout_func=...)`` wants of a rollout.
-
-        See :func:`~agentsgym.batch.rollout_dict.rollout_dict` for the keys.
-
-        Raises:
-            ContractError: It holds no tokens, no turn, or several segments, so that no one row is true.
-        """
+        """Give it as one entry for TRL's ``rollout_func``: see :func:`~agentsgym.batch.rollout_dict.rollout_dict`."""
         return _rollout_dict_of(self)
 
     def to_pandas(self, by: Literal["turn", "token"] = "turn") -> DataFrame:

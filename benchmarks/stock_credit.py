@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
@@ -87,7 +87,7 @@ class StockRun:
 
 def stock_trainer(game: Game, door: Door, seed: int, policy: Path, num_episodes: int) -> tuple[Any, Any]:
     """TRL's trainer of a game, from the policy that lies in a folder, and what it plays in."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(policy)
+    tokenizer: Any = cast("Any", AutoTokenizer).from_pretrained(policy)
     env = game.make(tokenizer)
     num_batches = num_episodes // game.batch_size
     num_groups = game.batch_size // NUM_ROLLOUTS
@@ -115,7 +115,7 @@ def stock_trainer(game: Game, door: Door, seed: int, policy: Path, num_episodes:
     tasks = game.tasks("training", seed, num_batches * num_groups)
     options: dict[str, Any] = {"credit": "turn", "rollouts_per_group": NUM_ROLLOUTS} if by_turn else {}
     trainer = GRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(policy),
+        cast("Any", AutoModelForCausalLM).from_pretrained(policy),
         reward_funcs=environment_reward,
         args=args,
         train_dataset=prompt_dataset(tasks),

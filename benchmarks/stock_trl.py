@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -124,12 +124,12 @@ def main() -> None:
         trainers = {name: trainer_with(function, *size, folder) for name, function in functions.items()}
         for _ in range(options.repeats):
             for name, trainer in trainers.items():
-                dataset: Any = trainer.train_dataset
-                prompts = list(dataset["prompt"]) * options.episodes
+                prompts: list[Any] = [*cast("Any", trainer.train_dataset)["prompt"]] * options.episodes
                 start = time.process_time()
                 found = functions[name](prompts, trainer)
                 seconds[name].append(time.process_time() - start)
-                tokens[name] = statistics.fmean(map(sum, found["env_mask"]))
+                masks: Any = found["env_mask"]
+                tokens[name] = statistics.fmean(map(sum, masks))
     medians = {name: statistics.median(values[1:] or values) for name, values in seconds.items()}  # one warms up
     ratio = medians["by_hand"] / medians["agentsgym"]
     print(json.dumps({**vars(options), "cpu_s": medians, "agent_tokens": tokens, "times_faster": round(ratio, 2)}))

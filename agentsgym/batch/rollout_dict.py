@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentsgym.errors import ContractError
+from agentsgym.errors import ConfigError
 from agentsgym.types import Trajectory
 
 
@@ -18,10 +18,10 @@ def rollout_dict(trajectory: Trajectory) -> dict[str, Any]:
         turn, and ``final_reward``.
 
     Raises:
-        ContractError: It holds no tokens, no turn, or several segments, so that no one row is true.
+        ConfigError: It holds no tokens, no turn, or several segments, so that no one row is true.
     """
     if not trajectory.turns or not trajectory.token_ids or len(trajectory.segments) > 1:
-        raise ContractError(
+        raise ConfigError(
             f"{trajectory!r} cannot be one row of tokens: it has no tokens, no turn, or a history that was rewritten"
         )
     span = slice(trajectory.turns[0].start, trajectory.turns[-1].stop)
