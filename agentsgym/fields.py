@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
@@ -46,7 +47,10 @@ def is_int(low: int) -> Check:
 def is_number(low: float = -math.inf) -> Check:
     """Accept finite numbers from ``low`` on."""
     return lambda value: (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= low
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max  # of an int beyond it, isfinite raises
+        and value >= low
     )
 
 

@@ -16,6 +16,7 @@ from agentsgym.evaluation.intervals import bootstrap_intervals
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.values import from_json, to_json
+from agentsgym.texts import shown
 from agentsgym.types import StopReason, Trajectory
 
 Run = RolloutStore | Iterable[StoredRollout | Trajectory]
@@ -143,7 +144,7 @@ def compare(run_a: Run, run_b: Run, *, confidence: float = 0.95, seed: int = 0) 
         seed: Of the bootstrap.
 
     Raises:
-        ConfigError: A trajectory does not hold its task, or ``confidence`` is not in (0, 1).
+        ConfigError: A rollout does not hold its task, or ``confidence`` is not in (0, 1).
     """
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence must lie between 0 and 1, got {confidence}")
@@ -199,13 +200,15 @@ def _by_task(run: Run) -> _Played:
 def _rows(run: Run) -> Iterable[dict[str, Any]]:
     """The columns that are compared, one dict a rollout."""
     if isinstance(run, RolloutStore):
-        yield from run.table(_COLUMNS).to_pylist()
+        rows = run.table(("session_id", *_COLUMNS)).to_pylist()
+        for row in rows:
+            _check_task(row["session_id"], is_known=row["task_data"] not in {None, "{}"})
+        yield from rows
         return
     for one in run:
         record = StoredRollout(trajectory=one) if isinstance(one, Trajectory) else one
         trajectory = record.trajectory
-        if not trajectory.task_data:
-            raise ConfigError(f"session {trajectory.session_id} does not hold its task, by which runs are paired")
+        _check_task(trajectory.session_id, is_known=bool(trajectory.task_data))
         yield {
             "env_class_path": record.env_class_path,
             "env_config": None if record.env_config is None else to_json(dict(record.env_config)),
@@ -214,6 +217,11 @@ def _rows(run: Run) -> Iterable[dict[str, Any]]:
             "final_reward": trajectory.final_reward,
             "stop_reason": trajectory.stop_reason,
         }
+
+
+def _check_task(session_id: str, *, is_known: bool) -> None:
+    if not is_known:
+        raise ConfigError(f"session {shown(session_id)} does not hold its task, by which runs are paired")
 
 
 def _canonical(text: str, without: Iterable[str] = ()) -> str:

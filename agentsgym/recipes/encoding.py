@@ -47,13 +47,14 @@ class Encoder:
             raise ConfigError("a function rewrote its history")
         config = {**_DEFAULTS, **{name: one for name, one in (record.env_config or {}).items() if name in _DEFAULTS}}
         try:
-            transcript = Transcript(self._format(config), config["history"])
-            turns = self._replayed(own, transcript)
+            chat_format = self._format(config)
+            transcript = Transcript(chat_format, config["history"])
+            turns = self._replayed(own, transcript, chat_format)
         except TemplateError as error:
             raise ConfigError(sentence_of(error)) from error
         return replace(own, token_ids=transcript.record(), turns=turns, logprobs=None, per_token_rewards=())
 
-    def _replayed(self, own: Trajectory, transcript: Transcript) -> list[Turn]:
+    def _replayed(self, own: Trajectory, transcript: Transcript, chat_format: ChatFormat) -> list[Turn]:
         """Hold the conversation again, and find where its answers lie."""
         answers = {
             turn.message_index: Action(
@@ -62,7 +63,7 @@ class Encoder:
             )
             for turn in own.turns
         }
-        places = replay(transcript, own.messages, answers, self._tokenizer)
+        places = replay(transcript, own.messages, answers, chat_format)
         return [replace(turn, **place._asdict(), exact=False) for turn, place in zip(own.turns, places, strict=True)]
 
     def _format(self, config: Mapping[str, Any]) -> ChatFormat:

@@ -57,14 +57,17 @@ def shown_messages(messages: Any, where: str) -> list[Message]:
     """
     if not _is_list(messages):
         raise ConfigError(f"{where} must be a list of chat messages, got {shown(messages)}")
-    return [_shown_message(message, f"{where}[{index}]") for index, message in enumerate(messages)]
+    return [shown_message(message, f"{where}[{index}]") for index, message in enumerate(messages)]
 
 
-def _shown_message(message: Any, where: str) -> Message:
+def shown_message(message: Any, where: str) -> Message:
+    """Read one message as :func:`shown_messages` does."""
     plain, calls = _plain(message, where), _calls_of(message, where)
     try:
         read = structured_calls([_call(call, where) for call in calls], 0)
     except ConfigError:
+        if not all(isinstance(_get(call, "function"), Mapping) for call in calls):
+            raise  # a call that nothing can show
         return {**plain, "tool_calls": calls}
     return {**plain, "tool_calls": read} if read else plain
 
@@ -144,7 +147,7 @@ def _call(call: Any, where: str) -> ToolCall:
         if isinstance(arguments, str):
             arguments = json.loads(arguments or "{}")
         return call_of(_get(function, "name"), {} if arguments is None else arguments, _get(call, "id"))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(f"{where} must have arguments in JSON, got {shown(arguments)}: {error}") from error
     except MalformedCallError as error:
         raise ConfigError(f"{where} {error}, got {shown(call)}") from error

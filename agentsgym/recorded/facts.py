@@ -9,7 +9,7 @@ from typing import Any, Final, TypedDict, cast
 
 from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import Check, is_int, is_number, is_str
+from agentsgym.fields import Check, is_int, is_number, is_str, require
 from agentsgym.texts import shown
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 
@@ -55,6 +55,11 @@ _VALID: Final[Mapping[str, tuple[Check, str]]] = {
 _REASONS: Final = [one for one in StopReason if one is not StopReason.FAILED]
 
 
+def plain_rewards(rewards: Any) -> Any:
+    """Give the rewards of an array or a tensor, of one number too, as plain numbers."""
+    return rewards.tolist() if callable(getattr(rewards, "tolist", None)) else rewards
+
+
 def turn_rewards(rewards: Any, num_turns: int, what: str) -> list[float]:
     """Give each turn its reward, (K,).
 
@@ -69,8 +74,8 @@ def turn_rewards(rewards: Any, num_turns: int, what: str) -> list[float]:
     >>> turn_rewards(1, 3, "answer"), turn_rewards([0.5, 1], 2, "answer")
     ([0.0, 0.0, 1.0], [0.5, 1.0])
     """
-    given: Any = rewards.tolist() if callable(getattr(rewards, "tolist", None)) else rewards
-    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+    given = plain_rewards(rewards)
+    if isinstance(given, Sequence) and not isinstance(given, str):
         values = [*cast("Sequence[Any]", given)]
         if len(values) != num_turns:
             raise ConfigError(
@@ -82,6 +87,17 @@ def turn_rewards(rewards: Any, num_turns: int, what: str) -> list[float]:
         if not is_number()(value):
             raise ConfigError(f"rewards must be finite numbers, got {shown(value)} for {what} {index}")
     return [float(value) for value in values]
+
+
+def check_tokenizer(value: Any) -> None:
+    """Check that it is one, or None.
+
+    Raises:
+        ConfigError: It is something else, the name of a model for example.
+    """
+    require(
+        "tokenizer", value, lambda one: one is None or hasattr(one, "decode"), "a tokenizer of transformers or None"
+    )
 
 
 def checked_about(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Unpack, cast
 from agentsgym.errors import ConfigError
 from agentsgym.fields import one_of, require
 from agentsgym.recorded.chat_shapes import read_messages
-from agentsgym.recorded.facts import About, Rewards, checked_about, finished, turn_rewards
+from agentsgym.recorded.facts import About, Rewards, check_tokenizer, checked_about, finished, turn_rewards
 from agentsgym.recorded.replay import replay
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ChatFormat
@@ -57,8 +57,9 @@ def trajectory_from_messages(
     if not answers:
         raise ConfigError(f"messages must hold an answer, a message of the assistant, got {shown(messages)}")
     paid = turn_rewards(rewards, len(answers), "answer")
-    transcript = Transcript(_format_of(tokenizer, tools, chat_template_kwargs, history), history)
-    places = replay(transcript, read, answers, tokenizer)
+    chat_format = _format_of(tokenizer, tools, chat_template_kwargs, history)
+    transcript = Transcript(chat_format, history)
+    places = replay(transcript, read, answers, chat_format)
     turns = [
         Turn(**place._asdict(), reward=reward, exact=False, message_index=index)
         for place, reward, index in zip(places, paid, answers, strict=True)
@@ -73,6 +74,7 @@ def _are_schemas(value: Any) -> bool:
 def _format_of(tokenizer: Any, tools: Any, options: Any, history: str) -> ChatFormat | None:
     require("tools", tools, _are_schemas, "a list of JSON schemas")
     require("chat_template_kwargs", options, lambda value: isinstance(value, Mapping | None), "a dict or None")
+    check_tokenizer(tokenizer)
     if tokenizer is None:
         return None
     return ChatFormat.of(

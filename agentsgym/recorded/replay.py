@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
+from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.tokens.transcript import Transcript
 from agentsgym.types import Action, Message
 
@@ -20,7 +21,7 @@ class Place(NamedTuple):
 
 
 def replay(
-    transcript: Transcript, messages: Sequence[Message], answers: Mapping[int, Action], tokenizer: Any
+    transcript: Transcript, messages: Sequence[Message], answers: Mapping[int, Action], chat_format: ChatFormat | None
 ) -> list[Place]:
     """Record a conversation as an environment records that of an agent which answers in text.
 
@@ -30,7 +31,7 @@ def replay(
         transcript: A new one; it has the messages and the tokens afterwards.
         messages: The conversation.
         answers: The agent's actions by the indices of their messages, in order.
-        tokenizer: The transcript's; None for none.
+        chat_format: The transcript's; None for none.
 
     Returns:
         The place of each answer.
@@ -41,7 +42,6 @@ def replay(
     """
     places: list[Place] = []
     said = 0
-    unknown = getattr(tokenizer, "unk_token_id", None)
     for turn, (index, action) in enumerate(answers.items()):
         if index == said:
             before = (
@@ -51,8 +51,15 @@ def replay(
         transcript.observe(messages[said:index])
         begin = transcript.segment_start
         start, stop = transcript.act(action)
-        if unknown is not None and unknown in transcript.record()[start:stop]:
+        if chat_format is not None and _has_unknown(transcript.record()[start:stop], chat_format):
             raise ConfigError(f"the tokenizer has no token for a part of {shown(action.text, 60)} (turn {turn})")
         places.append(Place(start, stop, begin))
         said = index + 1
     return places
+
+
+def _has_unknown(answer: Sequence[int], chat_format: ChatFormat) -> bool:
+    """Whether an answer has the token for unknown words, which of some tokenizers is also the one that ends a turn."""
+    unknown = getattr(chat_format.tokenizer, "unk_token_id", None)
+    is_ended = bool(answer) and answer[-1] in chat_format.stop_token_ids
+    return unknown is not None and unknown in (answer[:-1] if is_ended else answer)

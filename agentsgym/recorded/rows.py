@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, cast
 from agentsgym.errors import ConfigError, TemplateError
 from agentsgym.recorded.facts import Rewards
 from agentsgym.recorded.messages import trajectory_from_messages
-from agentsgym.texts import sentence_of, shown
+from agentsgym.texts import as_json, sentence_of, shown
 from agentsgym.types import Trajectory
 
 _OPTIONS: Final = ("tools", "chat_template_kwargs", "stop_reason", "session_id", "task_data", "info")
@@ -59,6 +59,8 @@ def trajectories_from_messages(
             )
         except (ConfigError, TemplateError) as error:
             raise type(error)(f"{where}: {sentence_of(error)}") from error
+        except RecursionError as error:
+            raise ConfigError(f"{where}: it is nested too deeply") from error
         counts[index] = counts.get(index, 0) + 1
         trajectories.append(trajectory)
     return trajectories
@@ -72,8 +74,9 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {sentence_of(error)}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else sentence_of(error)  # with the path once
+        raise ConfigError(f"{shown(str(path), 300)} cannot be read as JSON: {reason}") from error
 
 
 def _numbered(rows: Any) -> Iterator[tuple[str, _Row]]:
@@ -81,6 +84,8 @@ def _numbered(rows: Any) -> Iterator[tuple[str, _Row]]:
     if isinstance(rows, str | Path):
         yield from _lines(Path(rows))
         return
+    if not isinstance(rows, Iterable):
+        raise ConfigError(f"rows must be a file of JSON lines, or rows, got {shown(rows)}")
     for index, row in enumerate(cast("Iterable[Any]", rows)):
         yield f"row {index}", _as_row(row, f"row {index}")
 
@@ -99,7 +104,7 @@ def _lines(path: Path) -> Iterator[tuple[str, _Row]]:
 def _value_of(line: bytes, where: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: it must be a JSON object: {sentence_of(error)}") from error
 
 
@@ -116,7 +121,9 @@ def _options(row: _Row) -> dict[str, Any]:
     if "success" in row:
         if not isinstance(row["success"], bool):
             raise ConfigError(f"success must be true or false, got {shown(row['success'])}")
-        options["info"] = {**options.get("info", {}), "success": row["success"]}
+        info = options.setdefault("info", {})
+        if isinstance(info, Mapping):  # else it is refused as any other is
+            options["info"] = {**cast("_Row", info), "success": row["success"]}
     return options
 
 
@@ -144,4 +151,4 @@ def _task_of(row: _Row) -> str:
 
 
 def _key(name: str, value: Any) -> str:
-    return json.dumps([name, value], sort_keys=True, default=repr)
+    return json.dumps(as_json([name, value]), sort_keys=True)

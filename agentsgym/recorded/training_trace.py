@@ -10,6 +10,7 @@ conversation beside the first, begins a new segment::
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +18,16 @@ from typing import Any, Final, NamedTuple, Unpack, cast
 
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Check
-from agentsgym.recorded.chat_shapes import shown_messages
-from agentsgym.recorded.facts import About, Rewards, checked_about, finished, turn_rewards
+from agentsgym.recorded.chat_shapes import shown_message, shown_messages
+from agentsgym.recorded.facts import (
+    About,
+    Rewards,
+    check_tokenizer,
+    checked_about,
+    finished,
+    plain_rewards,
+    turn_rewards,
+)
 from agentsgym.recorded.rows import read_json
 from agentsgym.texts import shown
 from agentsgym.types import Message, Trajectory, Turn
@@ -74,6 +83,7 @@ def trajectory_from_training_trace(
             them.
     """
     facts = checked_about(cast("Mapping[str, Any]", about))
+    check_tokenizer(tokenizer)
     given = _turns_of(trace)
     size = math.inf if tokenizer is None else len(tokenizer)
     calls = [_checked(turn, f"turns[{index}]", size) for index, turn in enumerate(given)]
@@ -81,7 +91,7 @@ def trajectory_from_training_trace(
     if not any(call.trained for call in calls):
         raise ConfigError("the loss masks of a training trace must mark a token at least, got none that is 1")
     last = max(index for index, call in enumerate(calls) if call.trained)
-    is_list = isinstance(rewards, Sequence) or callable(getattr(rewards, "tolist", None))
+    is_list = isinstance(plain_rewards(rewards), Sequence)
     paid = turn_rewards(rewards, len(calls) if is_list else last + 1, "turn of the trace")
     record = _Record(tokenizer)
     for index, (call, reward) in enumerate(zip(calls, paid, strict=False)):
@@ -136,6 +146,9 @@ class _Record:
             asked: Message = {"role": "user", "content": self._decoded(new, where)}
             before = [*said, asked] if is_continued else [asked]
         answer: Message = call.answer or {"role": "assistant", "content": self._decoded(call.completion, where)}
+        if len(before) > 1 and before[-1]["role"] == "assistant":  # the answer goes on from what was put into its mouth
+            answer = {**answer, "content": before[-1]["content"] + answer["content"]}
+            before = before[:-1]
         is_all = [*map(_core, before[: len(said)])] == [*map(_core, said)]
         self.messages = [*said, *(before[len(said) :] if is_all else _newest(before)), answer]
         return None if is_all else before
@@ -180,7 +193,9 @@ def _turns_of(trace: Any) -> list[Mapping[str, Any]]:
 def _check_fields(fields: Mapping[str, Any], known: Sequence[str], needed: Sequence[str], where: str) -> None:
     for name in fields:
         if name not in known:
-            raise ConfigError(f"{where} has no field {name!r} in schema {SCHEMA_VERSION}{did_you_mean(name, known)}")
+            raise ConfigError(
+                f"{where} has no field {name!r} in schema {SCHEMA_VERSION}{did_you_mean(str(name), known)}"
+            )
     for name in needed:
         if name not in fields:
             raise ConfigError(f"{where} must have {name!r}, got only {', '.join(map(repr, fields)) or 'nothing'}")
@@ -248,7 +263,7 @@ def _is_bit(value: Any) -> bool:
 
 
 def _is_logprob(one: Any) -> bool:
-    return type(one) in {int, float} and math.isfinite(one) and one <= 0
+    return type(one) in {int, float} and -sys.float_info.max <= one <= 0
 
 
 def _check_items(values: Sequence[Any], name: str, valid: Check, expected: str) -> None:
@@ -276,5 +291,7 @@ def _messages_of(fields: Mapping[str, Any], where: str) -> tuple[list[Message] |
     shown_before = shown_messages(request, f"{where}['request']['messages']") if request else None
     if message is None:
         return shown_before, None
-    said = shown_messages([{"role": "assistant", **message}], f"{where}['response']['choices'][0]['message']")[0]
-    return shown_before, said
+    what = f"{where}['response']['choices'][0]['message']"
+    if not isinstance(message, Mapping):
+        raise ConfigError(f"{what} must be a dict, got {shown(message)}")
+    return shown_before, shown_message({**message, "role": "assistant"}, what)

@@ -165,6 +165,7 @@ def test_without_a_template_texts_are_put_together_and_a_warning_says_so(caplog:
             r"messages\[3\] is an answer to nothing, behind the answer messages\[2\]: make one answer of both",
         ),
         (CHAT, [1.0], {}, r"rewards must be one number, or one for each answer: 2, got 1: \[1.0\]"),
+        (CHAT, 10**400, {}, "rewards must be finite numbers, got 10+… for answer 1"),
         (CHAT, math.nan, {}, "rewards must be finite numbers, got nan for answer 1"),
         (CHAT, [0.0, math.inf], {}, "rewards must be finite numbers, got inf for answer 1"),
         (CHAT, True, {}, "rewards must be finite numbers, got True for answer 1"),
@@ -199,10 +200,22 @@ def test_what_cannot_be_read_is_named(messages: Any, rewards: Any, options: Any,
         Trajectory.from_messages(chat_tokenizer(), messages, rewards, **options)
 
 
+def test_a_name_is_no_tokenizer() -> None:
+    with pytest.raises(ConfigError, match="tokenizer must be a tokenizer of transformers or None, got 'Qwen/Qwen3'"):
+        Trajectory.from_messages("Qwen/Qwen3", CHAT, 1.0)
+
+
 def test_a_template_that_cannot_says_what_would_do() -> None:
     with pytest.raises(TemplateError, match="system"):
         Trajectory.from_messages(family("Gemma"), CHAT, 1.0)
     assert Trajectory.from_messages(family("Gemma"), CHAT[1:], 1.0).num_turns == 2
+
+
+def test_a_token_for_unknown_words_that_also_ends_turns_is_no_unknown_word() -> None:
+    tokenizer = chat_tokenizer()
+    expected = Trajectory.from_messages(tokenizer, CHAT, 1.0)
+    tokenizer.unk_token = tokenizer.eos_token  # as in GPT-2, Pythia and others
+    assert Trajectory.from_messages(tokenizer, CHAT, 1.0) == expected
 
 
 def test_words_that_a_tokenizer_does_not_know_are_not_imitated() -> None:

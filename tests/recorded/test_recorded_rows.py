@@ -48,6 +48,8 @@ def test_rows_of_one_task_are_numbered() -> None:
     assert (made[1].session_id, made[1].stop_reason) == ("b", "max_turns")
     named = [{**row, "task": "all"} for row in ROWS]
     assert [one.task_index for one in trajectories_from_messages(None, named)] == [0, 0, 0]
+    odd = [{**row, "task_data": {1: "a", "b": 2}} for row in ROWS]  # keys of two kinds
+    assert [one.rollout_index for one in trajectories_from_messages(None, odd)] == [0, 1, 2]
     seeded = [{**row, "task_data": {"seed": index}} for index, row in enumerate(ROWS)]
     assert [(one.task_index, one.seed) for one in trajectories_from_messages(None, seeded)] == [(0, 0), (1, 1), (2, 2)]
 
@@ -89,7 +91,7 @@ def test_everything_that_is_done_with_rollouts_is_done_with_them(tmp_path: Path)
     assert [*store] == made
     assert [one.task_index for one in store.filter(success=True)] == [0]
     (pair,) = dpo_examples(store.records())
-    assert pair["chosen"][0]["content"], pair["rejected"][0]["content"] == ("1", "3")
+    assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("1", "3")
     (example,) = sft_examples(store.records())
     assert example["messages"] == made[0].messages
 
@@ -138,6 +140,14 @@ def test_they_are_imitated() -> None:
             {"messages": chat("a", "b"), "rewards": [1, 2]},
             "row 1: rewards must be one number, or one for each answer: 1,",
         ),
+        (
+            {"messages": chat("a", "b"), "reward": 1, "info": "won", "success": True},
+            "row 1: info must be a dict, got 'won'",
+        ),
+        (
+            {"messages": chat("a", "b"), "reward": 1, "tools": "[" * 100_000},
+            "row 1: its tools: it must be a JSON object",
+        ),
         ({"messages": chat("a", "b"), "reward": 1, "tools": "{"}, "row 1: its tools: it must be a JSON object"),
     ],
 )
@@ -151,6 +161,8 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     file.write_text(f"{json.dumps(ROWS[0])}\n{{\n")
     with pytest.raises(ConfigError, match=r"chats.jsonl, line 2: it must be a JSON object: "):
         trajectories_from_messages(chat_tokenizer(), file)
+    with pytest.raises(ConfigError, match="rows must be a file of JSON lines, or rows, got None"):
+        trajectories_from_messages(chat_tokenizer(), None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"none.jsonl cannot be read: .*No such file"):
         trajectories_from_messages(chat_tokenizer(), tmp_path / "none.jsonl")
     refused = chat_tokenizer()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -172,8 +173,21 @@ def test_calls_of_tools_are_shown_as_messages_hold_them() -> None:
         (trace(), r"the turns of a training trace must be a list of at least one, got \[\]"),
         (trace(3), r"turns\[0\] must be a dict, got 3"),
         (trace({**FIRST, "logps": []}), r"turns\[0\] has no field 'logps' in schema 1"),
+        (trace({**FIRST, 3: 4}), r"turns\[0\] has no field 3 in schema 1"),
         (trace({"node_id": "a"}), r"turns\[0\] must have 'prompt_token_ids', got only 'node_id'"),
         (trace({**FIRST, "node_id": ""}), r"turns\[0\]\['node_id'\] must be a text, got ''"),
+        (
+            trace({**FIRST, "response": {"choices": [{"message": "x"}]}}),
+            r"turns\[0\]\['response'\]\['choices'\]\[0\]\['message'\] must be a dict, got 'x'",
+        ),
+        (
+            trace({**FIRST, "response": {"choices": [{"message": {"content": "", "tool_calls": ["x"]}}]}}),
+            r"\['message'\] has no name: it must name the tool, got 'x'",
+        ),
+        (
+            trace({**FIRST, "per_token_logps": [-1.0, -(10**400)]}),
+            "must be finite log-probabilities, at most 0, got -10+… at 1",
+        ),
         (trace({**FIRST, "request": []}), r"turns\[0\]\['request'\] must be a dict, got \[\]"),
         (trace({**FIRST, "loss_mask": "0011"}), r"turns\[0\]\['loss_mask'\] must be a list, got '0011'"),
         (trace({**FIRST, "loss_mask": [0, 0, 1]}), r"turns\[0\]\['loss_mask'\] must cover .* 2 \+ 2 tokens, got 3"),
@@ -204,10 +218,43 @@ def test_what_is_no_trace_is_named(given: Any, sentence: str) -> None:
         Trajectory.from_training_trace(given, 1.0)
 
 
+def test_one_number_pays_the_last_turn_that_is_trained_on_whatever_kind_of_number_it_is() -> None:
+    aside = turn("x", [9], [9], **{**said("a title", "Title"), "loss_mask": [0, 0]})
+    for reward in (1, np.float32(1.0), np.array(1.0)):
+        assert Trajectory.from_training_trace(trace(FIRST, aside), reward).turn_rewards == [1.0]
+    assert Trajectory.from_training_trace(trace(FIRST, aside), np.array([0.5, 0.0])).turn_rewards == [0.5]
+
+
+@pytest.mark.parametrize("before", [[], [FIRST]])
+def test_what_was_put_into_the_mouth_of_an_answer_is_part_of_its_message(before: list[Any]) -> None:
+    facts = said("what is left", "Sure,", "", " three")
+    facts["request"]["messages"].pop()
+    made = Trajectory.from_training_trace(trace(*before, turn("b", [7], [8], **facts)), 1.0)
+    assert [message["content"] for message in made.messages][-2:] == ["what is left", "Sure, three"]
+    assert audit([made]).ok
+    assert made.messages[made.turns[-1].message_index]["content"] == "Sure, three"
+
+
+def test_an_answer_is_the_assistants_whatever_its_message_says() -> None:
+    facts = said("q", "one")
+    facts["response"]["choices"][0]["message"]["role"] = None
+    made = Trajectory.from_training_trace(trace(turn("a", [1], [2], **facts)), 1.0)
+    assert made.messages[-1] == {"role": "assistant", "content": "one"}
+
+
 def test_rewards_and_files_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rewards must be one number, or one for each turn of the trace: 2, got 1"):
         Trajectory.from_training_trace(trace(FIRST, SECOND), [1.0])
     with pytest.raises(ConfigError, match="rewards must be finite numbers, got nan for turn of the trace 1"):
         Trajectory.from_training_trace(trace(FIRST, SECOND), float("nan"))
-    with pytest.raises(ConfigError, match=r"none.json cannot be read as JSON: "):
+    with pytest.raises(ConfigError, match=r"none.json' cannot be read as JSON: No such file"):
         Trajectory.from_training_trace(tmp_path / "none.json", 1.0)
+    with pytest.raises(ConfigError, match=r"cannot be read as JSON: File name too long$") as refused:
+        Trajectory.from_training_trace(json.dumps(trace(*[FIRST] * 30)), 1.0)  # the text, not a file of it
+    assert len(str(refused.value)) < 400
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"deep.json' cannot be read as JSON: maximum recursion"):
+        Trajectory.from_training_trace(deep, 1.0)
+    with pytest.raises(ConfigError, match="tokenizer must be a tokenizer of transformers or None, got 'Qwen/Qwen3'"):
+        Trajectory.from_training_trace(trace(FIRST), 1.0, tokenizer="Qwen/Qwen3")
