@@ -7,11 +7,13 @@ import pickle
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +217,29 @@ def test_a_server_that_says_nothing_is_not_waited_for() -> None:
         config = {"format": "text", "action": "message", "observation": "text"}
         with pytest.raises(ConfigError, match=r"did not answer within 0\.1 s"):
             OpenEnvEnv(None, config, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
+
+
+def test_an_answer_in_drops_is_not_waited_for() -> None:
+    class Drip(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(HTTPStatus.OK)
+            self.end_headers()
+            with suppress(OSError):  # the client is gone
+                for _ in range(100):
+                    self.wfile.write(b" ")
+                    time.sleep(0.02)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Drip) as drip:
+        threading.Thread(target=drip.serve_forever).start()
+        server = OpenEnvServer(url=f"http://127.0.0.1:{drip.server_port}", connect_timeout_s=0.1)
+        try:
+            with pytest.raises(ConfigError, match="did not send all of its answer in time"):
+                OpenEnvEnv(None, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
+        finally:
+            drip.shutdown()
 
 
 # Headers and settings
