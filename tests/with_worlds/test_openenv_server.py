@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from datasets import Dataset
 
 from agentsgym import (
     Action,
     ConfigError,
     EnvProcessPool,
     EnvThreadPool,
+    GRPOEnvConfig,
+    GRPOEnvTrainer,
     OpenEnvEnv,
     OpenEnvServer,
     ScriptedAgent,
@@ -24,6 +28,7 @@ from agentsgym import (
 from agentsgym.envs.OpenEnv import seeds
 from agentsgym.envs.OpenEnv.http import get_json
 from agentsgym.envs.OpenEnv.wire import Connection
+from agentsgym.tiny import tiny_policy
 
 PYTHON = os.environ.get("AGENTSGYM_OPENENV_PYTHON")
 GAMES = Path(__file__).parent / "openenv_games.py"
@@ -167,3 +172,46 @@ def test_what_the_server_serves_is_what_is_read(guess: OpenEnvEnv) -> None:
     answer = game.reset({"seed": 3})
     game.close()
     assert answer.keys() == {"observation", "reward", "done"}
+
+
+def test_a_policy_is_trained_on_it_the_same_wherever_the_games_are_waited_for(
+    guess: OpenEnvEnv, tmp_path: Path
+) -> None:
+    def trained(pool: str | None) -> tuple[list[float], list[torch.Tensor], bool]:
+        model, tokenizer = tiny_policy([*map(str, range(10)), "no number lower higher Right"], hidden_size=32)
+        before = [one.clone() for one in model.parameters()]
+        config = {"max_steps_per_episode": 4, "success": "won"}
+        env = OpenEnvEnv(tokenizer, config, server=url_of(guess))
+        trainer = GRPOEnvTrainer(
+            model,
+            env,
+            GRPOEnvConfig(
+                output_dir=str(tmp_path),
+                report_to="none",
+                use_cpu=True,
+                save_strategy="no",
+                logging_steps=1,
+                max_steps=3,
+                per_device_train_batch_size=8,
+                num_generations=4,
+                max_turn_tokens=2,
+                max_completion_length=400,
+                learning_rate=1e-2,
+                env_pool=pool,
+            ),
+            train_dataset=Dataset.from_list([{"task_data": {"seed": seed}} for seed in range(8)]),
+        )
+        trainer.train()
+        env.close()
+        logs = trainer.state.log_history
+        assert [one["failed"] for one in logs if "failed" in one] == [0] * 3
+        after = [*trainer.model.parameters()]
+        moved = any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        return [one["reward"] for one in logs if "reward" in one], after, moved
+
+    rewards, weights, moved = trained(None)
+    rewards_there, weights_there, _ = trained("threads")
+    assert moved
+    assert rewards == rewards_there
+    for one, other in zip(weights, weights_there, strict=True):
+        torch.testing.assert_close(one, other)

@@ -232,6 +232,7 @@ class OpenEnvEnv(MultistepEnv):
     def _prepare_play(self, tasks: Sequence[Mapping[str, Any]], num_live: int) -> None:
         config = self.env_config
         try:
+            self._link.url()  # a program that ended is started again: workers only know where it was
             if config["check_seed"]:
                 arguments, write = self._reset_arguments(tasks[0]), self._how.shown_after_reset
                 check_seed(self._link, self.server.label, class_path(type(self)), arguments, write)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from typing import Any, cast
 
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, address_of, is_local
@@ -38,7 +39,7 @@ def get_json(server: OpenEnvServer, url: str, path: str, *, limit_s: float) -> d
     handlers = [_NoRedirects, *([urllib.request.ProxyHandler({})] if is_local(url) else [])]
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=limit_s) as response:
-            raw = response.read(server.max_message_bytes)
+            raw = _read(response, server.max_message_bytes, time.monotonic() + limit_s)
     except urllib.error.HTTPError as error:
         with error:
             raise EnvError(f"{server.label} answered {address} with HTTP status {error.code}") from error
@@ -51,3 +52,13 @@ def get_json(server: OpenEnvServer, url: str, path: str, *, limit_s: float) -> d
     if not isinstance(answer, dict):
         raise EnvError(f"{server.label} answered {address} with no JSON object: {shown(answer, 100)}")
     return cast("dict[str, Any]", answer)
+
+
+def _read(response: HTTPResponse, most: int, deadline: float) -> bytes:
+    """Read a body; urllib's own limit is one of each part that arrives, of which there may be many."""
+    raw = b""
+    while len(raw) < most and (part := response.read1(most - len(raw))):
+        raw += part
+        if time.monotonic() > deadline:
+            raise TimeoutError("it did not send all of its answer in time")
+    return raw

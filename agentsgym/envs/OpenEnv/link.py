@@ -127,7 +127,8 @@ class Link:
         most = "" if error.max_sessions is None else f" (its limit is {error.max_sessions} in all)"
         return ConfigError(
             f"{num_live} episodes are to be live at once, and {self._server.label} has room for {num_opened}{most}: "
-            f"start it with max_concurrent_envs={num_live} or more, or play with max_concurrent={num_opened}"
+            f"start it with max_concurrent_envs={num_live} or more, or let {num_opened} be live at once: by "
+            f"max_concurrent={num_opened}, in training by a smaller generation batch"
         )
 
     def close(self) -> None:

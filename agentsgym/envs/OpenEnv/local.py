@@ -19,7 +19,10 @@ from agentsgym.texts import sentence_of, visible
 
 _STOPPING_S = 5.0  # between asking a server to end and ending it
 _POLL_S = 0.05
+_GUARD = "trap '' TERM; read -r line; kill -TERM 0; sleep 5; kill -KILL 0"  # read ends as the owner's pipe does
 _TAIL_BYTES = 2000  # of what it printed, shown where it does not start
+
+_Process = subprocess.Popen[bytes]
 
 
 class LocalServer:
@@ -46,21 +49,12 @@ class LocalServer:
         self.url = f"http://127.0.0.1:{port}"
         self._server = server
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed as the server is stopped
-        command = [part.replace("{port}", str(port)) for part in server.command or ()]
         try:
-            self._process = subprocess.Popen(  # the user's own command
-                command,
-                env={**os.environ, "PORT": str(port), **server.env},
-                cwd=server.cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # what it starts ends with it
-            )
+            self._process, guard = _started(server, port, self._output)
         except OSError as error:
             self._output.close()
             raise EnvError(f"{server.label} cannot be started: {sentence_of(error)}") from error
-        self._stop = weakref.finalize(self, _stop, os.getpid(), self._process, self._output)
+        self._stop = weakref.finalize(self, _stop, os.getpid(), self._process, guard, self._output)
         try:
             self._wait()
         except BaseException:
@@ -105,14 +99,43 @@ def _free_port() -> int:
         return one.getsockname()[1]
 
 
-def _stop(owner: int, process: subprocess.Popen[Any], output: IO[bytes]) -> None:
-    """End the server; nothing in a process that was forked off its owner."""
+def _started(
+    server: OpenEnvServer, port: int, output: IO[bytes]
+) -> tuple[subprocess.Popen[Any], subprocess.Popen[Any]]:
+    """Start a guard, and the server in its process group, which it ends when this process is gone, killed or not.
+
+    Raises:
+        OSError: One of them cannot be run.
+    """
+    null = subprocess.DEVNULL
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", _GUARD], stdin=subprocess.PIPE, stdout=null, stderr=null, process_group=0
+    )
+    try:
+        process = subprocess.Popen(  # the user's own command
+            [part.replace("{port}", str(port)) for part in server.command or ()],
+            env={**os.environ, "PORT": str(port), **server.env},
+            cwd=server.cwd,
+            stdin=null,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=guard.pid,
+        )
+    except BaseException:
+        guard.kill()
+        guard.communicate()
+        raise
+    return process, guard
+
+
+def _stop(owner: int, process: _Process, guard: _Process, output: IO[bytes]) -> None:
+    """Ask the server to end, then end all of its group; nothing in a process that was forked off its owner."""
     if os.getpid() != owner:
         return
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, sign)
+            os.killpg(guard.pid, sign)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_STOPPING_S)
-            break
+    guard.communicate()
     output.close()

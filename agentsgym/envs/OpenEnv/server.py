@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from agentsgym.fields import is_int, is_positive_number, is_strings, require
 from agentsgym.texts import shown
 
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+_HEADER_TEXT = re.compile(r"[\t -~]*")
 _TIMES = ("connect_timeout_s", "start_timeout_s", "reset_timeout_s", "step_timeout_s")
 
 
@@ -59,6 +62,7 @@ class OpenEnvServer:
             raise ConfigError(f"OpenEnvServer.command must be a list of program and arguments, got {given}")
         for name in ("env", "headers"):
             require(f"OpenEnvServer.{name}", getattr(self, name), _are_texts, "a dict of texts")
+        require("OpenEnvServer.headers", self.headers, _are_headers, "a dict by names of headers, without spaces")
         for name in _TIMES:
             require(f"OpenEnvServer.{name}", getattr(self, name), is_positive_number, "a positive number")
         require("OpenEnvServer.max_message_bytes", self.max_message_bytes, is_int(1), "a positive int")
@@ -74,7 +78,7 @@ class OpenEnvServer:
         """Give the headers, environment variables filled in.
 
         Raises:
-            ConfigError: A variable is not set, or a ``$`` begins none.
+            ConfigError: A variable is not set, or a ``$`` begins none; or what a header becomes cannot be sent.
         """
         filled: dict[str, str] = {}
         for name, text in self.headers.items():
@@ -88,6 +92,11 @@ class OpenEnvServer:
                 raise ConfigError(
                     f"OpenEnvServer.headers[{name!r}] has a '$' that begins no ${{NAME}}: write '$$' for a '$'"
                 ) from None
+            if not _HEADER_TEXT.fullmatch(filled[name]):  # found here, since other errors would show the secret
+                raise ConfigError(
+                    f"OpenEnvServer.headers[{name!r}] is not one line of printable ASCII once its variables are "
+                    "filled in: does one of them end with a line break?"
+                )
         return filled
 
 
@@ -113,6 +122,10 @@ def _are_texts(value: Any) -> bool:
     if not isinstance(value, Mapping):
         return False
     return is_strings([*cast("Mapping[Any, Any]", value).keys(), *cast("Mapping[Any, Any]", value).values()])
+
+
+def _are_headers(value: Mapping[str, str]) -> bool:
+    return all(map(_HEADER_NAME.fullmatch, value))
 
 
 def address_of(url: str, scheme: str, path: str) -> str:

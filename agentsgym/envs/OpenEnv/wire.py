@@ -13,6 +13,7 @@ A connection that broke stays broken: the server has dropped its game, and anoth
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -204,9 +205,29 @@ def load_closed() -> type[Exception]:
     return ConnectionClosed
 
 
+class _StatusError(Exception):
+    """The server answered the opening of a connection with another HTTP status, which the error holds."""
+
+
+@functools.cache
+def _direct_connection() -> Any:
+    """Give the class of a connection that follows no redirect: headers may hold a secret, for the server alone."""
+    from websockets.exceptions import InvalidStatus  # noqa: PLC0415  # an extra
+
+    base = load_websockets().ClientConnection
+
+    def handshake(self: Any, *args: Any, **options: Any) -> None:
+        try:
+            base.handshake(self, *args, **options)
+        except InvalidStatus as error:  # websockets would look for a redirect in it
+            raise _StatusError(error.response.status_code) from error
+
+    return type("DirectConnection", (base,), {"handshake": handshake})
+
+
 def _connected(server: OpenEnvServer, url: str) -> AbstractContextManager[ClientConnection]:
     client = load_websockets()
-    from websockets.exceptions import InvalidStatus, WebSocketException  # noqa: PLC0415  # an extra
+    from websockets.exceptions import WebSocketException  # noqa: PLC0415  # an extra
 
     address = address_of(url, "ws", "ws")
     try:
@@ -217,10 +238,11 @@ def _connected(server: OpenEnvServer, url: str) -> AbstractContextManager[Client
             max_size=server.max_message_bytes,
             ping_timeout=None,  # a step may block the server; its own limit of time says when it is too long
             close_timeout=_CLOSING_S,
+            create_connection=_direct_connection(),
             **({"proxy": None} if is_local(url) else {}),
         )
-    except InvalidStatus as error:
-        status = error.response.status_code
+    except _StatusError as error:
+        (status,) = error.args
         hint = "are its headers right?" if status in {401, 403} else "is it an OpenEnv server?"
         raise EnvError(f"{server.label} answered {address} with HTTP status {status}: {hint}") from error
     except TimeoutError as error:

@@ -18,6 +18,7 @@ from agentsgym.envs.check.probe import HookProbe, place_of_tool
 from agentsgym.envs.check.report import EnvReport
 from agentsgym.envs.check.start_states import first_change
 from agentsgym.envs.check.time_limit import OutOfTimeError, time_limit
+from agentsgym.envs.play import prepare_play
 from agentsgym.envs.rows.read import tasks_of_rows
 from agentsgym.errors import ConfigError, ContractError, TaskError
 from agentsgym.fields import is_int, require
@@ -76,7 +77,8 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
 
     Raises:
         ContractError: There are findings of that severity; its ``report`` has them all.
-        ConfigError: It is no environment, there are no tasks, the agent is none, or ``limit_s`` cannot be kept here.
+        ConfigError: It is no environment, there are no tasks, the agent is none, ``limit_s`` cannot be kept here, or
+            the environment has not the room for all these sessions at once.
     """
     require("max_tasks", max_tasks, is_int(1), "a positive int")
     require("raise_on", raise_on, lambda value: value in ("error", "warning", None), "'error', 'warning' or None")
@@ -84,6 +86,7 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     actor = as_agent(ExploringAgent(seed=seed) if agent is None else agent)
     checker = _Checker(environment, actor)
     chosen = checker.playable(_tasks(environment, tasks, max_tasks), seed)
+    prepare_play(environment.trials(chosen))  # they are played together, too
     with _quiet():
         if chosen and checker.tools_are_sound():
             checker.play_within(limit_s, chosen, seed)

@@ -117,12 +117,18 @@ def test_a_server_that_is_too_small_is_a_sentence_before_play() -> None:
     with Stub(max_sessions=1).running() as stub:
         problem = (
             r"^8 episodes are to be live at once, and the OpenEnv server at http.* has room for 1 \(its limit is 1 in "
-            r"all\): start it with max_concurrent_envs=8 or more, or play with max_concurrent=1$"
+            r"all\): start it with max_concurrent_envs=8 or more, or let 1 be live at once: by max_concurrent=1, "
+            r"in training by a smaller generation batch$"
         )
         with pytest.raises(ConfigError, match=problem):
             played(stub, "a", num_rollouts=8, config={"check_seed": False})
         assert not stub.of_type("reset")
         assert stub.num_live == 0
+
+
+def test_check_env_says_that_a_server_is_too_small() -> None:
+    with Stub(max_sessions=3).running() as stub, pytest.raises(ConfigError, match=r"^6 episodes .* has room for 3 "):
+        check_env(OpenEnvEnv(None, server=stub.url))
 
 
 def test_an_agent_is_told_that_nothing_is_played() -> None:

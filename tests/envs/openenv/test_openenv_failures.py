@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import pickle
 import socket
+import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +21,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openenv_stub import CountUp, Stub, error, observation, schema_of
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection
 
-from agentsgym import Action, ConfigError, EnvError, OpenEnvEnv, OpenEnvServer, ScriptedAgent, StopReason, Trajectory
+from agentsgym import (
+    Action,
+    ConfigError,
+    EnvError,
+    EnvProcessPool,
+    OpenEnvEnv,
+    OpenEnvServer,
+    ScriptedAgent,
+    StopReason,
+    Trajectory,
+)
 from agentsgym.envs.OpenEnv import link, seeds
 from agentsgym.envs.OpenEnv.payloads import UnreadableActionError, object_in
 from agentsgym.envs.OpenEnv.wire import Connection
@@ -203,6 +219,29 @@ def test_a_server_that_says_nothing_is_not_waited_for() -> None:
             OpenEnvEnv(None, config, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
 
 
+def test_an_answer_in_drops_is_not_waited_for() -> None:
+    class Drip(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(HTTPStatus.OK)
+            self.end_headers()
+            with suppress(OSError):  # the client is gone
+                for _ in range(100):
+                    self.wfile.write(b" ")
+                    time.sleep(0.02)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Drip) as drip:
+        threading.Thread(target=drip.serve_forever).start()
+        server = OpenEnvServer(url=f"http://127.0.0.1:{drip.server_port}", connect_timeout_s=0.1)
+        try:
+            with pytest.raises(ConfigError, match="did not send all of its answer in time"):
+                OpenEnvEnv(None, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
+        finally:
+            drip.shutdown()
+
+
 # Headers and settings
 
 
@@ -221,6 +260,35 @@ def test_headers_come_from_the_environment_and_are_written_down_nowhere(monkeypa
     assert "s3cret" not in repr(server) + repr(env.offer) + repr(env.env_config)
 
 
+@pytest.mark.parametrize("token", ["s3cret\n", "s3cret\r\nX-Evil: 1", "s3cret\u20ac"])
+@pytest.mark.parametrize("config", [{}, {"format": "text", "action": "message", "observation": "text"}])
+def test_a_header_that_cannot_be_sent_is_not_shown(
+    token: str, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_TOKEN", token)
+    server = OpenEnvServer(url="http://127.0.0.1:1", headers={"Authorization": "Bearer ${STUB_TOKEN}"})
+    with pytest.raises(ConfigError, match=r"headers\['Authorization'\] is not one line of printable ASCII") as raised:
+        OpenEnvEnv(None, config, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
+    assert "s3cret" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_no_redirect_is_followed_with_the_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Redirecting(Stub):
+        def answer_http(self, connection: ServerConnection, request: Request) -> Response | None:
+            answer = super().answer_http(connection, request)
+            if request.path == "/ws":
+                answer = connection.respond(HTTPStatus.TEMPORARY_REDIRECT, "")
+                answer.headers["Location"] = other.url.replace("http", "ws") + "/ws"
+            return answer
+
+    monkeypatch.setenv("STUB_TOKEN", "s3cret")
+    with Stub().running() as other, Redirecting().running() as stub:
+        server = OpenEnvServer(url=stub.url, headers={"X-Key": "${STUB_TOKEN}"})
+        with pytest.raises(ConfigError, match="with HTTP status 307: is it an OpenEnv server"):
+            OpenEnvEnv(None, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
+        assert not other.headers
+
+
 @pytest.mark.parametrize(
     ("settings_of_server", "problem"),
     [
@@ -235,6 +303,7 @@ def test_headers_come_from_the_environment_and_are_written_down_nowhere(monkeypa
         ({"command": []}, "command must be a list"),
         ({"url": "http://x", "step_timeout_s": 0}, "step_timeout_s must be a positive number, got 0"),
         ({"url": "http://x", "headers": {"a": 3}}, "headers must be a dict of texts"),
+        ({"url": "http://x", "headers": {"a b": "3"}}, "headers must be a dict by names of headers"),
         ({"url": "http://x", "max_message_bytes": 0}, "max_message_bytes must be a positive int"),
     ],
 )
@@ -289,14 +358,38 @@ def test_a_program_is_started_once_and_ends_with_the_environment() -> None:
         OpenEnvEnv(None, server=url).rollout([{"seed": 1}], ScriptedAgent(["a"]))
 
 
-def test_a_program_that_ended_is_started_again_for_other_games() -> None:
+def test_a_program_ends_with_a_process_that_was_killed() -> None:
+    script = f"""
+import sys, time
+from agentsgym.envs.OpenEnv.local import LocalServer
+from agentsgym import OpenEnvServer
+server = LocalServer(OpenEnvServer(command=[sys.executable, {str(STUB)!r}, "{{port}}"]))
+print(server.port, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        socket.create_connection(("127.0.0.1", port)).close()
+        process.kill()
+    for _ in range(200):
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the server plays on")
+
+
+@pytest.mark.parametrize("pool", [None, EnvProcessPool(1)], ids=["here", "processes"])
+def test_a_program_that_ended_is_started_again_for_other_games(pool: EnvProcessPool | None) -> None:
     env = OpenEnvEnv(None, UNCHECKED, server=started(str(STUB), "{port}"))
-    assert env.rollout([{"seed": 1}], ScriptedAgent(["a"] * 3))[0].error is None
-    process = env._link._local._process
-    process.kill()
-    process.wait()
-    assert env.rollout([{"seed": 1}], ScriptedAgent(["a"] * 3))[0].error is None
-    env.close()
+    with closing(env), pool or nullcontext():
+        assert env.rollout([{"seed": 1}], ScriptedAgent(["a"] * 3), pool=pool)[0].error is None
+        process = env._link._local._process
+        process.kill()
+        process.wait()
+        assert env.rollout([{"seed": 1}], ScriptedAgent(["a"] * 3), pool=pool)[0].error is None
 
 
 @pytest.mark.parametrize(
