@@ -51,7 +51,6 @@ class TextWorldBase(MultistepEnv):
     engine: ClassVar[str]
     packages: ClassVar[Collection[str]]
     extra: ClassVar[str]
-    process_limits: ClassVar[Mapping[str, int]] = {}
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
@@ -81,7 +80,11 @@ class TextWorldBase(MultistepEnv):
     def _processes(self) -> EngineProcesses:
         config = self.env_config
         keys = ("num_processes", "step_timeout_s", "start_timeout_s")
-        return shared_processes(self.engine, **{key: config[key] for key in keys}, **self.process_limits)
+        return shared_processes(self.engine, **{key: config[key] for key in keys}, **self._process_limits())
+
+    def _process_limits(self) -> dict[str, int]:
+        """Give further limits of :class:`~agentsgym.envs.engines.EngineProcesses`."""
+        return {}
 
     @abstractmethod
     def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
