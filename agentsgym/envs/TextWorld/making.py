@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ _MOST_TRIES = 20  # of seeds, for a map on which the quest fits
 
 
 @contextmanager
-def made_game(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str | None) -> Iterator[Path]:
+def made_game(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str | None) -> Generator[Path, None, None]:
     """Give the story file of a kind, its options and a seed, its description beside it: the one on disk, or a new one.
 
     What is not kept on disk is gone behind the context: a process of engines may be killed while it plays.

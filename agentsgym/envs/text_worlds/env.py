@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agentsgym.agents.base import Agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
-from agentsgym.envs.engines import EngineProcesses, shared_processes
+from agentsgym.envs.engines import EngineProcesses, RememberingProcesses, shared_processes
 from agentsgym.envs.engines.settings import check_installed, process_fields
 from agentsgym.envs.text_worlds.commands import listed, read_command
 from agentsgym.envs.text_worlds.players import ImitationPlayer, RandomPlayer, ReferencePlayer
@@ -71,7 +71,7 @@ class TextWorldBase(MultistepEnv):
     def _check_installed(self) -> None:
         check_installed(self.packages, self.extra)
 
-    def _processes(self) -> EngineProcesses:
+    def _processes(self) -> EngineProcesses | RememberingProcesses:
         config = self.env_config
         keys = ("num_processes", "step_timeout_s", "start_timeout_s")
         return shared_processes(self.engine, **{key: config[key] for key in keys}, **self._process_limits())
