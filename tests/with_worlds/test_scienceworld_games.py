@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -13,9 +14,10 @@ pytest.importorskip("scienceworld")
 from agentsgym import MissingDependencyError, check_env
 from agentsgym.agents.base import Agent
 from agentsgym.agents.scripted import ScriptedAgent
+from agentsgym.envs.engines import close_shared
 from agentsgym.envs.players import imitation_player, random_player, reference_player
 from agentsgym.envs.ScienceWorld import ScienceWorldEnv
-from agentsgym.envs.ScienceWorld.java import java_machine
+from agentsgym.envs.ScienceWorld.java import find_java, java_machine
 from agentsgym.envs.ScienceWorld.tasks import TASKS
 from agentsgym.errors import ConfigError
 
@@ -131,6 +133,30 @@ def test_java_that_dies_fails_its_episodes_and_the_next_plays() -> None:
     assert (after.error, str(after.stop_reason)) == (None, "done")
 
 
+def test_more_games_than_a_heap_holds_are_played_in_another_jvm() -> None:
+    env = env_of(memory_mb=256, max_steps_per_episode=1, step_timeout_s=42.0, **EASY)  # processes of its own
+    tasks = [{**PLANT, "seed": number} for number in range(256 // 16 + 1)]
+    assert not any(one.failed for one in env.rollout(tasks, ScriptedAgent(["look around"])))
+    assert len(env._processes().pids) == 2
+    close_shared()
+
+
+def test_java_that_does_not_start_says_why() -> None:
+    [played] = env_of(memory_mb=10**9).rollout([PLANT], ScriptedAgent(["look around"]))
+    assert played.failed
+    assert "Java does not start: " in (played.error or "")
+    assert "heap" in (played.error or "")
+
+
+def test_java_is_found_in_its_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path(shutil.which("java") or "").resolve().parents[1]
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert find_java() == str(home / "bin" / "java")
+    [played] = env_of(max_steps_per_episode=1, step_timeout_s=43.0).rollout([PLANT], ScriptedAgent(["look around"]))
+    assert played.error is None
+
+
 def test_it_keeps_the_contract() -> None:
     env = env_of(max_steps_per_episode=4, **EASY)
     agent = ScriptedAgent(["go to hallway", "look around", "go to kitchen", "inventory"])
@@ -140,5 +166,6 @@ def test_it_keeps_the_contract() -> None:
 
 def test_without_java_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
     with pytest.raises(MissingDependencyError, match=r"'java' is not installed.* apt-get install default-jre-headless"):
         ScienceWorldEnv()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,10 @@ def engine() -> Iterator[TextWorldEngine]:
     made = TextWorldEngine()
     yield made
     made.close()
+
+
+def made(kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": kind, "options": checked_game_options(kind, options), "seed": 3}
 
 
 def env_of(cache: Path, config: dict[str, Any], **more: Any) -> TextWorldEnv:
@@ -104,8 +109,7 @@ def test_a_lost_game_is_over_and_keeps_what_it_had_earned(cache: Path) -> None:
 
 
 def test_the_state_key_follows_the_world(engine: TextWorldEngine, cache: Path) -> None:
-    options = checked_game_options("coin_collector", {"level": 3})
-    start = engine.start({"kind": "coin_collector", "options": options, "seed": 3, "cache_dir": str(cache)})
+    start = engine.start({**made("coin_collector", {"level": 3}), "cache_dir": str(cache)})
     way, back = start["walkthrough"][0], {"east": "west", "west": "east", "north": "south", "south": "north"}
     there = engine.step(way)
     assert there["key"] != start["key"] == engine.step(f"go {back[way.split()[1]]}")["key"]
@@ -119,12 +123,7 @@ def test_a_used_engine_plays_as_a_new_one(engine: TextWorldEngine, cache: Path) 
         return [first, *(one.step(command) for command in ["look", *first["walkthrough"]])]
 
     games = [
-        {
-            "kind": kind,
-            "options": checked_game_options(kind, options),
-            "seed": 3,
-            "cache_dir": str(cache),
-        }
+        {**made(kind, options), "cache_dir": str(cache)}
         for kind, options in (("coin_collector", {"level": 3}), ("cooking", COOKING["options"]))
     ]
     fresh = [played(TextWorldEngine(), game) for game in games]
@@ -139,6 +138,34 @@ def test_a_game_is_the_same_wherever_it_is_made(cache: Path, tmp_path: Path) -> 
             for env in (env_of(cache, COOKING), TextWorldEnv(env_config={**COOKING, "cache_dir": where}))
         )
         assert one == two
+
+
+def test_a_game_that_is_not_kept_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    engine = TextWorldEngine()
+    first = engine.start({**made("coin_collector", {"level": 2}), "cache_dir": ""})
+    assert not list(tmp_path.iterdir())  # its process may be killed while it plays
+    assert [engine.step(command)["won"] for command in first["walkthrough"]] == [False, True]
+
+
+def test_a_game_that_the_compiler_does_not_take_is_told_by_its_options(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = importlib.import_module("textworld.generator")
+
+    def refuse(*_: Any) -> None:
+        raise generator.CouldNotCompileGameError("\nProblem 7: too large.")
+
+    monkeypatch.setattr(generator, "compile_game", refuse)
+    with pytest.raises(ValueError, match=r"does not take the game of kind 'coin_collector'.*\{'level': 7\}: a smaller"):
+        TextWorldEngine().start({**made("coin_collector", {"level": 7}), "cache_dir": str(cache)})
+
+
+def test_an_interpreter_is_told_nothing_that_ends_it(cache: Path) -> None:
+    env = env_of(cache, COIN, max_steps_per_episode=4)
+    [played] = env.rollout([{"game_seed": 3}], ScriptedAgent(["take \0x", "take 🍎 é", "take %n\x1b[A", "look"]))
+    assert played.error is None
+    assert [turn.invalid for turn in played.turns] == [True, True, True, False]
 
 
 def test_a_damaged_game_is_made_anew(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
@@ -14,9 +13,10 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
 from agentsgym.envs.engines import shared_processes
+from agentsgym.envs.engines.settings import check_installed, process_fields
 from agentsgym.envs.thoughts import without_thoughts
-from agentsgym.errors import MissingDependencyError, TaskError
-from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_positive_number, is_str, or_none
+from agentsgym.errors import TaskError
+from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, or_none
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
@@ -80,9 +80,7 @@ class ALFWorldEnv(MultistepEnv):
         "reward": choice_field("success", "progress"),
         "nothing_penalty": Field(default=0.0, expected="a number >= 0", valid=is_number(0)),
         "nothing_is_invalid": Field(default=False, expected="True or False", valid=is_bool),
-        "num_processes": Field(default=2, expected="a positive int", valid=is_int(1)),
-        "step_timeout_s": Field(default=60.0, expected="a number > 0", valid=is_positive_number),
-        "start_timeout_s": Field(default=180.0, expected="a number > 0", valid=is_positive_number),
+        **process_fields(num_processes=2),
         "max_games_per_process": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
         "remember_mb": Field(default=64.0, expected="a number >= 0", valid=is_number(0)),
     }
@@ -99,9 +97,7 @@ class ALFWorldEnv(MultistepEnv):
             MissingDependencyError: ``alfworld`` is not installed.
         """
         super().__init__(tokenizer, env_config)
-        for package in _PACKAGES:
-            if not is_installed(package):
-                raise MissingDependencyError(package, "alfworld")
+        check_installed(_PACKAGES, "alfworld")
         self._data = data_folder(self.env_config["data"])
 
     @property
@@ -196,14 +192,6 @@ class ALFWorldEnv(MultistepEnv):
     def _checked(cls, env_config: Mapping[str, Any] | None) -> dict[str, Any]:
         validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
         return dict(env_config or {})
-
-
-def is_installed(package: str) -> bool:
-    """Whether a package could be imported, without importing it."""
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # sys.modules has None for it
-        return False
 
 
 def command_in(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
@@ -10,6 +9,7 @@ from agentsgym.agents.base import Agent
 from agentsgym.agents.exploring import ExploringAgent
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
+from agentsgym.envs.ScienceWorld.java import find_java
 from agentsgym.envs.ScienceWorld.tasks import TASKS, DatasetOptions, eval_dataset, train_dataset
 from agentsgym.envs.text_worlds.env import TextWorldBase, engine_fields
 from agentsgym.envs.text_worlds.players import ImitationPlayer, ReferencePlayer
@@ -34,6 +34,7 @@ _COMMANDS = (
     "move … to …, pick up, put down, pour … in …, dunk … in …, mix, go to, eat, flush, focus on, wait, wait1, task, "
     "inventory"
 )
+_MB_PER_GAME = 16  # of a JVM's heap: 11 to 12 are held, the rest is for what is made and dropped at every step
 _NEEDS_GOLD = "this player follows the gold path: make the environment with env_config={'gold_path': True}"
 
 
@@ -56,8 +57,9 @@ class ScienceWorldEnv(TextWorldBase):
     - ``gold_path``: whether a way to solve the task is made with each game, for the players that follow it.
     - ``failure_score``: what an episode is worth in sum when its task has been failed, as by focusing on a wrong thing;
       ScienceWorld says -1 (-100 of 100).
-    - ``memory_mb``: of each JVM's heap, at most.
-    - ``num_processes``, ``step_timeout_s``, ``start_timeout_s``: the engine's processes, each with its JVM.
+    - ``memory_mb``: of each JVM's heap, at most; a game is given 16.
+    - ``num_processes``, ``step_timeout_s``, ``start_timeout_s``: the engine's processes, each with its JVM; where the
+      games in play do not fit into so many, there are more.
     """
 
     config_fields: ClassVar[Mapping[str, Field]] = {
@@ -78,13 +80,16 @@ class ScienceWorldEnv(TextWorldBase):
 
     def _check_installed(self) -> None:
         super()._check_installed()
-        if shutil.which("java") is None:
+        if find_java() is None:
             raise MissingDependencyError("java", command="apt-get install default-jre-headless, or any Java from 8 on")
+
+    def _process_limits(self) -> dict[str, int]:
+        return {"max_sessions_per_process": self.env_config["memory_mb"] // _MB_PER_GAME}
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         name: Any = task_data.get("task")
         variation: Any = task_data.get("variation")
-        if name not in TASKS:
+        if not isinstance(name, str) or name not in TASKS:
             hint = did_you_mean(name, TASKS) if isinstance(name, str) else ""
             raise TaskError(f"task_data['task'] must be the name of a task of ScienceWorld's, got {shown(name)}{hint}")
         most = TASKS[name].num

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
+
+from agentsgym.errors import EnvError
 
 _OPTIONS = (
     "-XX:+UseSerialGC",  # one game moves at a time: further threads only take memory
@@ -12,7 +18,16 @@ _OPTIONS = (
     # same wires is closed in one game and open in the next.
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
+    # A heap that is full makes every game in it crawl: Java ends instead, and the next game starts it anew.
+    "-XX:+ExitOnOutOfMemoryError",
 )
+
+
+def find_java() -> str | None:
+    """Find the program: that of ``$JAVA_HOME``, where there is one, else that on the path; None where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    program = Path(home) / "bin" / "java" if home else None
+    return str(program) if program is not None and program.is_file() else shutil.which("java")
 
 
 class JavaMachine:
@@ -20,19 +35,27 @@ class JavaMachine:
 
     Args:
         memory_mb: Of the heap, at most.
+
+    Raises:
+        EnvError: Java does not start.
     """
 
     def __init__(self, memory_mb: int) -> None:
         logging.getLogger().addHandler(logging.NullHandler())  # py4j prints what it raises, if nobody listens
         py4j = importlib.import_module("py4j.java_gateway")
         constants = importlib.import_module("scienceworld.constants")
-        port, self._process = py4j.launch_gateway(
-            classpath=constants.JAR_PATH,
-            die_on_exit=True,
-            cwd=constants.BASEPATH,
-            return_proc=True,
-            javaopts=[f"-Xmx{memory_mb}m", *_OPTIONS],
-        )
+        java, options = find_java() or "java", [f"-Xmx{memory_mb}m", *_OPTIONS]
+        try:
+            port, self._process = py4j.launch_gateway(
+                classpath=constants.JAR_PATH,
+                die_on_exit=True,
+                cwd=constants.BASEPATH,
+                return_proc=True,
+                javaopts=options,
+                java_path=java,
+            )
+        except (OSError, ValueError) as error:  # it does not run, or says something else than its port
+            raise EnvError(f"Java does not start: {_what_java_says([java, *options])}") from error
         parameters = py4j.GatewayParameters(auto_field=True, port=port)
         self._gateway: Any = py4j.JavaGateway(gateway_parameters=parameters, java_process=self._process)
 
@@ -44,6 +67,17 @@ class JavaMachine:
     def new_game(self) -> Any:
         """Make the interface of a game of its own."""
         return self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+
+
+def _what_java_says(command: list[str]) -> str:
+    """Start Java again, to do nothing but say what is wrong; in one line."""
+    asked = " ".join(command)
+    try:
+        said = subprocess.run([*command, "-version"], capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        return f"{asked}: {error}"
+    lines = [line.strip() for line in (said.stdout + said.stderr).splitlines() if line.strip()]
+    return f"{asked} -version ends with code {said.returncode} and says: {' '.join(lines)}"
 
 
 # Simplifications are global in a JVM, so that games with others take another one.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentsgym.envs.TextWorld.feedback import opening_text, said_text
-from agentsgym.envs.TextWorld.making import MadeGame, made_game
+from agentsgym.envs.TextWorld.making import made_game
 
 _VERSION = 8  # of the Z-machine: the first byte of a story file
 
@@ -21,7 +21,6 @@ class TextWorldEngine:
 
     def __init__(self) -> None:
         self._textworld: Any = importlib.import_module("textworld")
-        self._made: MadeGame | None = None
         self._path: Path | None = None
         self._env: Any = None
         self._game: Any = None  # TextWorld's state of the game
@@ -35,8 +34,11 @@ class TextWorldEngine:
         Raises:
             ValueError: The file is no game of TextWorld's.
         """
-        self._load(game)
-        self._game = self._env.reset()
+        if "file" in game:
+            self._begin(Path(game["file"]))
+        else:
+            with made_game(game["kind"], game["options"], game["seed"], game["cache_dir"]) as path:
+                self._begin(path, is_made=True)
         self._num_moves = self._game["moves"]
         self._first_length = len(self._game["policy_commands"] or ())
         self._progress = 0.0
@@ -62,21 +64,19 @@ class TextWorldEngine:
         }
 
     def close(self) -> None:
-        """Let go of the game's interpreter and of a file that is not kept."""
+        """Let go of the game's interpreter."""
         if self._env is not None:
             self._env.close()
-        if self._made is not None:
-            self._made.remove()
-        self._env = self._made = self._path = None
+        self._env = self._path = None
 
-    def _load(self, game: dict[str, Any]) -> None:
-        """Open the game, unless it is the one that was played before."""
-        made = None if "file" in game else made_game(game["kind"], game["options"], game["seed"], game["cache_dir"])
-        path = Path(game["file"]) if made is None else made.path
-        if path == self._path and made is not None:
-            return
+    def _begin(self, path: Path, *, is_made: bool = False) -> None:
+        """Open the game, unless it is the one that was played before, and begin it; the file is not needed any more."""
+        if not is_made or path != self._path:
+            self._open(path)
+        self._game = self._env.reset()
+
+    def _open(self, path: Path) -> None:
         self.close()
-        self._made = made
         _check_file(path)
         infos = self._textworld.EnvInfos(
             admissible_commands=True, policy_commands=True, facts=True, won=True, lost=True, score=True, max_score=True,

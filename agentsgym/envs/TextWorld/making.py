@@ -8,7 +8,8 @@ import importlib.metadata
 import json
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +24,11 @@ _NAME = "game.z8"
 _MOST_TRIES = 20  # of seeds, for a map on which the quest fits
 
 
-class MadeGame:
-    """The file of a game that was made, and the temporary folder that it stands in, if it is not kept.
+@contextmanager
+def made_game(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str | None) -> Generator[Path, None, None]:
+    """Give the story file of a kind, its options and a seed, its description beside it: the one on disk, or a new one.
 
-    Attributes:
-        path: The story file; its description is beside it.
-    """
-
-    def __init__(self, path: Path, folder: tempfile.TemporaryDirectory[str] | None = None) -> None:
-        self.path = path
-        self._folder = folder
-
-    def remove(self) -> None:
-        """Remove the game, unless it is kept."""
-        if self._folder is not None:
-            self._folder.cleanup()
-
-
-def made_game(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str | None) -> MadeGame:
-    """Give the game of a kind, its options and a seed: the one on disk, or a new one.
+    What is not kept on disk is gone behind the context: a process of engines may be killed while it plays.
 
     Args:
         kind: A key of :data:`~agentsgym.envs.TextWorld.kinds.KINDS`.
@@ -60,11 +47,12 @@ def made_game(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str |
         except OSError as error:
             logger.warning("the game is not kept in %s: %s", folder, sentence_of(error))
         else:
-            return MadeGame(folder / _NAME)
-    temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    path = Path(temporary.name) / _NAME
-    _make(kind, options, seed, path)
-    return MadeGame(path, temporary)
+            yield folder / _NAME
+            return
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        path = Path(temporary) / _NAME
+        _make(kind, options, seed, path)
+        yield path
 
 
 def game_key(kind: str, options: Mapping[str, Any], seed: int) -> str:
@@ -74,25 +62,36 @@ def game_key(kind: str, options: Mapping[str, Any], seed: int) -> str:
 
 
 def _make(kind: str, options: Mapping[str, Any], seed: int, path: Path) -> None:
-    """Generate and compile a game; where a seed gives a map on which the quest does not fit, seeds that follow from it.
+    """Generate and compile a game.
 
     Raises:
-        QuestGenerationError: None of them does.
+        QuestGenerationError: No seed that is tried gives a map on which the quest fits.
+        ValueError: The compiler does not take the game.
     """
     generator = importlib.import_module("textworld.generator")
-    for attempt in range(1, _MOST_TRIES):
-        try:
-            game, settings = _generated(kind, options, seed)
-            break
-        except generator.QuestGenerationError:
-            seed = derive_seed("textworld attempt", seed, attempt) % 2**31
-    else:
-        game, settings = _generated(kind, options, seed)
-    settings.path = str(path)
-    generator.compile_game(game, settings)
+    try:
+        game, settings = _generated_of_some_seed(kind, options, seed)
+        settings.path = str(path)
+        generator.compile_game(game, settings)
+    except generator.CouldNotCompileGameError as error:  # whose first line is empty
+        raise ValueError(
+            f"TextWorld's compiler does not take the game of kind {kind!r} that it made with the options "
+            f"{dict(options)}: a smaller one may do"
+        ) from error
     for extra in [*path.parent.iterdir()]:
         if extra.suffix not in (".z8", ".json"):
             extra.unlink()  # the source, which nothing reads
+
+
+def _generated_of_some_seed(kind: str, options: Mapping[str, Any], seed: int) -> tuple[Any, Any]:
+    """Generate a game; where a seed gives a map on which the quest does not fit, with seeds that follow from it."""
+    generator = importlib.import_module("textworld.generator")
+    for attempt in range(1, _MOST_TRIES):
+        try:
+            return _generated(kind, options, seed)
+        except generator.QuestGenerationError:
+            seed = derive_seed("textworld attempt", seed, attempt) % 2**31
+    return _generated(kind, options, seed)
 
 
 def _generated(kind: str, options: Mapping[str, Any], seed: int) -> tuple[Any, Any]:

@@ -7,14 +7,15 @@ import re
 from agentsgym.envs.thoughts import without_thoughts
 
 MOST_CHARS = 200  # of a command
-_TAGGED = re.compile(r"<action>(.*?)</action>", re.S | re.I)
+_TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.S | re.I)
 
 
 def read_command(text: str) -> str | None:
     r"""Give the command that the agent says; None where it says none.
 
-    Thoughts do not count. The last ``<action>…</action>`` goes before all else, then the last line; a prompt sign in
-    front of it, and quotes, brackets and a full stop around it are left out, and spaces are single.
+    Thoughts do not count. The last ``<action>…</action>``, which the end of the text may close, goes before all else,
+    then the last line; a prompt sign in front of it, and quotes, brackets and a full stop around it are left out, and
+    spaces are single. What cannot be printed counts as a space: an interpreter may end at a NUL.
 
     >>> read_command("I will try.\n> go east."), read_command("<action>open  door</action>"), read_command("<think>Hm")
     ('go east', 'open door', None)
@@ -24,7 +25,8 @@ def read_command(text: str) -> str | None:
     lines = [line for line in (tagged[-1] if tagged else said).splitlines() if line.strip()]
     if not lines:
         return None
-    command = " ".join(lines[-1].split()).lstrip("> ").strip("\"'`[]").rstrip(". ")
+    printable = "".join(char if char.isprintable() else " " for char in lines[-1])
+    command = " ".join(printable.split()).lstrip("> \"'`[]").rstrip(". \"'`[]")
     return command if 0 < len(command) <= MOST_CHARS else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import uuid
 from abc import abstractmethod
 from collections.abc import Collection, Hashable, Mapping
@@ -12,26 +11,23 @@ from agentsgym.agents.base import Agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.engines import EngineProcesses, RememberingProcesses, shared_processes
+from agentsgym.envs.engines.settings import check_installed, process_fields
 from agentsgym.envs.text_worlds.commands import listed, read_command
 from agentsgym.envs.text_worlds.players import ImitationPlayer, RandomPlayer, ReferencePlayer
-from agentsgym.errors import MissingDependencyError
-from agentsgym.fields import Field, is_bool, is_int, is_positive_number
+from agentsgym.fields import Field, is_bool
 
 NEW_GAME = "A new game begins.\n\n"
 NO_COMMAND = "You said no command. Answer with one command in one line."
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-_SECONDS = "a positive number of seconds"
 
 
 def engine_fields(*, admissible_commands: bool, num_processes: int) -> dict[str, Field]:
     """Give the keys of ``env_config`` that every such environment has, with the defaults of one."""
     return {
         "admissible_commands": Field(default=admissible_commands, expected="True or False", valid=is_bool),
-        "num_processes": Field(default=num_processes, expected="a positive int", valid=is_int(1)),
-        "step_timeout_s": Field(default=60.0, expected=_SECONDS, valid=is_positive_number),
-        "start_timeout_s": Field(default=180.0, expected=_SECONDS, valid=is_positive_number),
+        **process_fields(num_processes),
     }
 
 
@@ -51,7 +47,6 @@ class TextWorldBase(MultistepEnv):
     engine: ClassVar[str]
     packages: ClassVar[Collection[str]]
     extra: ClassVar[str]
-    process_limits: ClassVar[Mapping[str, int]] = {}
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
@@ -74,14 +69,16 @@ class TextWorldBase(MultistepEnv):
         return f"{self._name} {session_id}"
 
     def _check_installed(self) -> None:
-        for package in self.packages:
-            if importlib.util.find_spec(package) is None:
-                raise MissingDependencyError(package, self.extra)
+        check_installed(self.packages, self.extra)
 
     def _processes(self) -> EngineProcesses | RememberingProcesses:
         config = self.env_config
         keys = ("num_processes", "step_timeout_s", "start_timeout_s")
-        return shared_processes(self.engine, **{key: config[key] for key in keys}, **self.process_limits)
+        return shared_processes(self.engine, **{key: config[key] for key in keys}, **self._process_limits())
+
+    def _process_limits(self) -> dict[str, int]:
+        """Give further limits of :class:`~agentsgym.envs.engines.EngineProcesses`."""
+        return {}
 
     @abstractmethod
     def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,11 @@ from agentsgym.envs.text_worlds.commands import MOST_CHARS, listed, read_command
         ("I go there.\n\n> go east\n", "go east"),
         ("<think>Not north.</think>go east", "go east"),
         ("<action>open door</action> or <ACTION>\nlook\n</ACTION> because", "look"),
+        ("I open it. <action>open door", "open door"),  # cut at a stop string
+        ("take \0coin\x07", "take coin"),  # a NUL ends TextWorld's interpreter
         ("[go east]", "go east"),
         ("`go east`", "go east"),
+        ('" go east. "', "go east"),
         ("<think>go east", None),
         ("", None),
         (" \n>. \n", None),
@@ -31,7 +34,7 @@ def test_one_command_is_read(said: str, command: str | None) -> None:
 def test_whatever_is_said_a_command_is_one_short_line(said: str) -> None:
     command = read_command(said)
     assert command is None or (0 < len(command) <= MOST_CHARS and len(command.splitlines()) == 1)
-    assert command is None or command == " ".join(command.split())
+    assert command is None or (command == " ".join(command.split()) and command.isprintable())
 
 
 @given(st.lists(st.from_regex(r"[a-z]+( [a-z]+){0,3}", fullmatch=True), min_size=1))
