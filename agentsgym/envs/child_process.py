@@ -84,6 +84,7 @@ class ChildProcess:
                 next request must not read this one's answer.
         """
         process, killed = self._process, threading.Event()
+        line = json.dumps(request).encode() + b"\n"
 
         def kill() -> None:
             killed.set()
@@ -93,8 +94,8 @@ class ChildProcess:
         timer.daemon = True
         timer.start()
         try:
-            line = self._exchange(json.dumps(request).encode() + b"\n")
-        except OSError:  # a broken pipe
+            line = self._exchange(line)
+        except (OSError, ValueError):  # a broken pipe, or one that another thread closed when it ended the process
             line = b""
         except BaseException:
             self.end()
