@@ -19,6 +19,8 @@ from typing import Any
 
 from agentsgym.errors import EnvError
 
+_CHUNK_BYTES = 1 << 16  # what a pipe holds
+
 
 class ChildEndedError(Exception):
     """The process ended without an answer.
@@ -59,8 +61,7 @@ class ChildProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                text=True,
-                encoding="utf-8",
+                bufsize=0,  # a buffer's lock, held by a thread of the owner, would never be free in a fork
                 env=environment,
             )
         except OSError as error:
@@ -83,8 +84,7 @@ class ChildProcess:
                 next request must not read this one's answer.
         """
         process, killed = self._process, threading.Event()
-        if process.stdin is None or process.stdout is None:
-            raise AssertionError(process)
+        line = json.dumps(request).encode() + b"\n"
 
         def kill() -> None:
             killed.set()
@@ -94,17 +94,15 @@ class ChildProcess:
         timer.daemon = True
         timer.start()
         try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except OSError:  # a broken pipe
-            line = ""
+            line = self._exchange(line)
+        except (OSError, ValueError):  # a broken pipe, or one that another thread closed when it ended the process
+            line = b""
         except BaseException:
             self.end()
             raise
         finally:
             timer.cancel()
-        if not line.endswith("\n"):
+        if not line.endswith(b"\n"):
             self.end(wait_s=1.0)  # where it ended by itself, this tells how
             raise ChildEndedError(process.returncode, was_killed=killed.is_set())
         return json.loads(line)
@@ -122,16 +120,28 @@ class ChildProcess:
     def forget(self) -> None:
         """Leave the process to the process that started it, of which this one is a fork."""
         self._process.returncode = 0  # else it is waited for, and is no child of this process
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    os.close(pipe.fileno())  # unflushed: what is in the buffer is the other's
         self._close_pipes()
+
+    def _exchange(self, request: bytes) -> bytes:
+        """Send a line and read one, which has no end where the process ended."""
+        sent, received = self._process.stdin, self._process.stdout
+        if sent is None or received is None:
+            raise AssertionError(self._process)
+        left = memoryview(request)
+        while left:
+            left = left[sent.write(left) :]
+        chunks: list[bytes] = []
+        while not chunks or not chunks[-1].endswith(b"\n"):
+            chunk = received.read(_CHUNK_BYTES)
+            if not chunk:
+                break
+            chunks.append(chunk)
+        return b"".join(chunks)
 
     def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(OSError, ValueError):
+                with suppress(OSError):
                     pipe.close()
 
 

@@ -86,3 +86,31 @@ def test_games_that_were_not_begun_for_long_are_forgotten() -> None:
         assert len(engines._games) < 20
     finally:
         engines.close()
+
+
+def test_one_game_that_is_played_for_ever_is_forgotten_too() -> None:
+    engines = RememberingProcesses(EngineProcesses(ENGINE, step_timeout_s=5.0), max_mb=0.001)
+    try:
+        for number in range(100):
+            assert engines.begin("a", {})["total"] == 0
+            assert engines.step("a", str(number))["total"] == number
+            assert sum(game.num_bytes for game in engines._games.values()) < 1500
+    finally:
+        engines.close()
+
+
+def test_what_sessions_of_forgotten_games_learn_takes_no_room_from_others() -> None:
+    """They play on in what they know; it is theirs alone, and is no reason to forget more."""
+    engines = RememberingProcesses(EngineProcesses(ENGINE, step_timeout_s=5.0), max_mb=0.001)
+    try:
+        engines.begin("old", {"from": -1})
+        for number in range(30):
+            engines.begin("new", {"from": number})
+        for number in range(100):
+            engines.step("old", str(number))
+        for name in "ab":
+            for start in (50, 51):
+                engines.begin(name, {"from": start})
+        assert engines.num_remembered == 2
+    finally:
+        engines.close()

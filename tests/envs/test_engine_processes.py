@@ -189,6 +189,41 @@ if len(sys.argv) > 1:
         assert not psutil.pid_exists(pid)
 
 
+def test_a_fork_while_an_engine_works_is_free_of_it() -> None:
+    """A thread waits for an answer, and whatever it holds it never lets go of in the fork."""
+    code = f"""
+import os, sys, threading, time, warnings
+sys.path.insert(0, {str(HERE)!r})
+warnings.simplefilter("ignore")
+from agentsgym.envs.engines import shared_processes
+engines = shared_processes({ENGINE!r}, step_timeout_s=30.0)
+engines.begin("a", {{}})
+threading.Thread(target=engines.step, args=("a", "hang"), daemon=True).start()
+time.sleep(0.3)
+if os.fork() == 0:
+    print(engines.begin("a", {{"from": 5}})["total"], flush=True)
+    engines.close()
+    os._exit(0)
+os.wait()
+os._exit(0)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=25)
+    assert ran.stdout == "5\n", ran.stderr
+
+
+def test_an_exit_in_the_engine_costs_its_own_session(engines: EngineProcesses) -> None:
+    engines.begin("a", {})
+    pid = engines.begin("b", {})["pid"]
+    with pytest.raises(EnvError, match="at the command 'leave': SystemExit: it cannot be read"):
+        engines.step("a", "leave")
+    assert engines.step("b", "1")["pid"] == pid
+
+
+def test_an_answer_longer_than_a_pipe_arrives_whole(engines: EngineProcesses) -> None:
+    engines.begin("a", {"padding": "x\n" * 100_000})
+    assert len(engines.step("a", "1")["padding"]) == 200_000
+
+
 def test_shared_processes_are_found_by_their_settings() -> None:
     one = shared_processes(ENGINE, step_timeout_s=5.0, num_processes=1)
     assert shared_processes(ENGINE, num_processes=1, step_timeout_s=5.0) is one

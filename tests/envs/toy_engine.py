@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ class ToyEngine:
         self._total = 0
         self._num_games = 0
         self._names_states = False
+        self._padding = ""
 
     def start(self, game: dict[str, Any]) -> dict[str, Any]:
         if "fails" in game:
@@ -20,6 +22,7 @@ class ToyEngine:
         if "hangs" in game:
             time.sleep(60)
         self._total, self._names_states = game.get("from", 0), game.get("names_states", False)
+        self._padding = game.get("padding", "")
         self._num_games += 1
         return self._seen()
 
@@ -29,6 +32,7 @@ class ToyEngine:
         faults: dict[str, Any] = {
             "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
             "exit": lambda: os._exit(3),
+            "leave": lambda: sys.exit("it cannot be read"),
             "hang": lambda: time.sleep(60),
             "raise": lambda: {}["gone"],
         }
@@ -42,5 +46,5 @@ class ToyEngine:
         pass
 
     def _seen(self) -> dict[str, Any]:
-        seen = {"total": self._total, "num_games": self._num_games, "pid": os.getpid()}
+        seen = {"total": self._total, "num_games": self._num_games, "pid": os.getpid(), "padding": self._padding}
         return {**seen, "state_key": str(self._total)} if self._names_states else seen

@@ -109,11 +109,16 @@ def test_what_is_no_game_is_said_in_a_sentence(engine: HouseholdEngine, househol
     lacking.write_text(json.dumps({"grammar": "", "walkthrough": []}))
     grammar = good["grammar"].replace("{r.name}.", "{open('/etc/hosts').read()}.")
     nosy.write_text(json.dumps({**good, "grammar": grammar}))
+    unknown = tmp_path / "unknown"  # the planner's translator exits for it
+    unknown.write_text(
+        json.dumps({**good, "pddl_problem": good["pddl_problem"].replace("(inReceptacle ?", "(inBox ?")})
+    )
     for file, sentence in (
         (broken, "cannot be read"),
         (lacking, "lacks pddl_domain, pddl_problem"),
         (tmp_path / "missing", "cannot be read"),
         (nosy, "more than name things"),
+        (unknown, f"cannot play the game {unknown}: SystemExit: Undeclared predicate: inbox"),
     ):
         with pytest.raises((ValueError, EnvError), match=sentence):
             play_through(engine, file)

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from agentsgym.envs.ALFWorld.goals import Fact, Goal, read_goal
 from agentsgym.envs.ALFWorld.mends import mend_engine, remember_commands
+from agentsgym.texts import sentence_of
 
 PARTS = ("pddl_domain", "grammar", "pddl_problem")
 _NEGATED = "not_"
@@ -68,12 +69,10 @@ class HouseholdEngine:
             engine says the same from there on, with equal world keys all things are where they are.
 
         Raises:
-            ValueError: The file is no game.
+            ValueError: The file is no game, or none that the engine can play.
         """
-        self._game.load(game["game"] if "game" in game else read_game(Path(game["file"])))
+        state = self._begun(game)
         inner = self._game.unwrapped
-        remember_commands(inner)
-        state = self._game.reset()
         task, facts = inner._pddl_state.task, _facts(inner)
         changing = {effect.literal.predicate for action in task.actions for effect in action.effects}
         self._seen_by = _seen_predicates(task, changing, inner._game_data["grammar"])
@@ -82,6 +81,16 @@ class HouseholdEngine:
             objects = {one.name: one.type_name for one in task.objects}
             self._goal = read_goal(inner._game_data["pddl_problem"], objects, facts, changing)
         return self._answer(state, took=True)
+
+    def _begun(self, game: Mapping[str, Any]) -> Any:
+        parts = game["game"] if "game" in game else read_game(Path(game["file"]))
+        try:
+            self._game.load(parts)
+            remember_commands(self._game.unwrapped)
+            return self._game.reset()
+        except (Exception, SystemExit) as error:  # the planner's translator exits for what it cannot read
+            why = f"{type(error).__name__}: {sentence_of(error)}"
+            raise ValueError(f"the engine cannot play the game {game.get('file', 'given')}: {why}") from error
 
     def step(self, command: str) -> dict[str, Any]:
         """Play a command; the answer is that of :meth:`start`."""

@@ -26,7 +26,7 @@ class _Slots:
                 self._make = getattr(importlib.import_module(module), name)
                 return {"answer": {}}
             return {"answer": self._of_engine(request)}
-        except Exception as error:  # noqa: BLE001  # foreign code; told to the owner
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code; told to the owner
             engine = self._engines.pop(request.get("slot", -1), None)
             with suppress(Exception):
                 if engine is not None:

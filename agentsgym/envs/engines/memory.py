@@ -73,7 +73,6 @@ class RememberingProcesses:
         self._max_bytes = int(max_mb * 1e6)
         self._lock = threading.Lock()
         self._games: OrderedDict[str, _Game] = OrderedDict()
-        self._num_bytes = 0
         self._sessions: dict[str, _Session] = {}
         self.num_asked = self.num_remembered = 0
 
@@ -145,12 +144,13 @@ class RememberingProcesses:
 
     def _game(self, key: str) -> _Game:
         with self._lock:
-            known = self._games.pop(key, None) or _Game()
-            self._games[key] = known  # begun last
-            while self._num_bytes > self._max_bytes and len(self._games) > 1:
+            if key in self._games:
+                self._games.move_to_end(key)  # begun last, and forgotten last
+            num_bytes = sum(game.num_bytes for game in self._games.values())
+            while num_bytes > self._max_bytes:
                 _, oldest = self._games.popitem(last=False)
-                self._num_bytes -= oldest.num_bytes
-            return known
+                num_bytes -= oldest.num_bytes
+            return self._games.setdefault(key, _Game())
 
     def _keep(self, known: _Game, given: dict[str, Any]) -> tuple[str, _Position]:
         """Note an answer of a game; the position after it is the one of that name, if it has been seen."""
@@ -159,5 +159,4 @@ class RememberingProcesses:
             name = given.get(STATE)
             position = _Position() if name is None else known.named.setdefault(name, _Position())
             known.num_bytes += len(answer)
-            self._num_bytes += len(answer)
         return answer, position
