@@ -14,7 +14,7 @@ from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
 from agentsgym.envs.engines import shared_processes
 from agentsgym.envs.engines.settings import check_installed, process_fields
-from agentsgym.envs.thoughts import without_thoughts
+from agentsgym.envs.text_worlds.commands import read_command
 from agentsgym.errors import TaskError
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, or_none
 from agentsgym.texts import shown
@@ -29,9 +29,7 @@ GO = "go to "
 LISTED = "You can: "
 _ENGINE = "agentsgym.envs.ALFWorld.engine:HouseholdEngine"
 _PACKAGES = ("alfworld", "textworld")
-_TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.S | re.I)
 _BEFORE = re.compile(r"^(?:>+|act(?:ion)?\s*:|\d+[.:)])\s*", re.I)
-_MOST_CHARACTERS = 200  # of a command
 
 _RULES = """You are in a household, and you are given a task. You see what is where you are. In each turn you give one \
 command:
@@ -195,13 +193,9 @@ class ALFWorldEnv(MultistepEnv):
 
 
 def command_in(text: str) -> str:
-    """Find the command in what an agent said: its last line, behind its thoughts, or what it put into action tags.
+    """Find the command in what an agent said, as engines of text worlds have it, in lower case; "" for none.
 
     >>> command_in("<think>A mug.</think>Action: Take mug 1 from  desk 1."), command_in("<action>look</action>")
     ('take mug 1 from desk 1', 'look')
     """
-    said = without_thoughts(text)
-    tagged = _TAGGED.findall(said)
-    lines = (tagged[-1] if tagged else said).strip().splitlines()
-    last = " ".join(lines[-1].lower().split()) if lines else ""
-    return _BEFORE.sub("", last).strip("\"'`. ")[:_MOST_CHARACTERS]
+    return _BEFORE.sub("", (read_command(text) or "").lower())

@@ -96,7 +96,7 @@ def split_name(split: str) -> str:
     for name, folder in SPLITS.items():
         if split in (name, folder):
             return name
-    known = ", ".join(map(repr, (*SPLITS, *SPLITS.values())))
+    known = ", ".join(map(repr, dict.fromkeys((*SPLITS, *SPLITS.values()))))
     raise ConfigError(f"split must be one of {known}, got {shown(split)}")
 
 

@@ -22,6 +22,7 @@ from agentsgym.envs.engines.processes import EngineProcesses
 from agentsgym.errors import EnvError
 
 STATE = "state_key"
+_BYTES_BESIDE = 400  # what an answer takes beside its text: its position, the command, the names
 
 
 @dataclass(eq=False, slots=True)
@@ -158,5 +159,5 @@ class RememberingProcesses:
         with self._lock:
             name = given.get(STATE)
             position = _Position() if name is None else known.named.setdefault(name, _Position())
-            known.num_bytes += len(answer)
+            known.num_bytes += len(answer) + _BYTES_BESIDE
         return answer, position

@@ -14,20 +14,20 @@ def read_command(text: str) -> str | None:
     r"""Give the command that the agent says; None where it says none.
 
     Thoughts do not count. The last ``<action>…</action>``, which the end of the text may close, goes before all else,
-    then the last line; a prompt sign in front of it, and quotes, brackets and a full stop around it are left out, and
-    spaces are single. What cannot be printed counts as a space: an interpreter may end at a NUL.
+    then the last line of which something is left without a prompt sign in front, and quotes, stars, brackets and a full
+    stop around it; spaces are single. What cannot be printed counts as a space: an interpreter may end at a NUL.
 
     >>> read_command("I will try.\n> go east."), read_command("<action>open  door</action>"), read_command("<think>Hm")
     ('go east', 'open door', None)
     """
     said = without_thoughts(text)
     tagged = _TAGGED.findall(said)
-    lines = [line for line in (tagged[-1] if tagged else said).splitlines() if line.strip()]
-    if not lines:
-        return None
-    printable = "".join(char if char.isprintable() else " " for char in lines[-1])
-    command = " ".join(printable.split()).lstrip("> \"'`[]").rstrip(". \"'`[]")
-    return command if 0 < len(command) <= MOST_CHARS else None
+    for line in reversed((tagged[-1] if tagged else said).splitlines()):
+        printable = "".join(char if char.isprintable() else " " for char in line)
+        command = " ".join(printable.split()).lstrip("> \"'`*[]").rstrip(". \"'`*[]")
+        if command:
+            return command if len(command) <= MOST_CHARS else None
+    return None
 
 
 def listed(commands: list[str]) -> str:

@@ -101,7 +101,9 @@ def test_a_goal_that_cannot_be_counted_is_said() -> None:
         ("2. look", "look"),
         ("<think>never ending", ""),
         ("", ""),
-        ("x" * 500, "x" * 200),
+        ("```\ngo to desk 1\n```", "go to desk 1"),
+        ("**go to desk 1**", "go to desk 1"),
+        ("x" * 500, ""),
     ],
 )
 def test_the_command_in_an_answer(said: str, command: str) -> None:

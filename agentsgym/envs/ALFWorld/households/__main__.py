@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             task_types=options.task_types,
             searching=options.searching,
         )
-    except AgentsGymError as error:
+    except (AgentsGymError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     for split, counts in made.task_types.items():
