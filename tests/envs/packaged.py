@@ -93,6 +93,14 @@ PACKAGED: dict[str, tuple[type[MultistepEnv], dict[str, Any], Callable[[], Tasks
     "TextArena, self-play with hidden cards": _text_arena(game="KuhnPoker-v0", opponent="self"),
 }
 
+# Those whose engines are not at hand here: tests/with_worlds asks the same of them.
+OF_ENGINES = {
+    "agentsgym.envs.ALFWorld.ALFWorldEnv",
+    "agentsgym.envs.ScienceWorld.ScienceWorldEnv",
+    "agentsgym.envs.TextWorld.TextWorldEnv",
+}
+OF_SERVERS = {"agentsgym.envs.OpenEnv.OpenEnvEnv"}  # needs one; tests/envs/openenv
+
 
 def packaged(name: str, tokenizer: Any = None) -> MultistepEnv:
     """The environment of one configuration."""
