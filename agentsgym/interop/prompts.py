@@ -41,12 +41,13 @@ def as_prompt(row: Mapping[str, Any]) -> str:
         raise TaskError(f"a task must be made of values that JSON has a form for: {error}, in {shown(row)}") from error
 
 
-def row_of(prompt: Any, name: str = "the prompt") -> DatasetRow:
+def row_of(prompt: Any, name: str = "the prompt", remedy: str = _REMEDY) -> DatasetRow:
     """Read a row from its prompt: the text of :func:`as_prompt`, or messages of which one holds it.
 
     Args:
         prompt: As TRL hands it on.
         name: What errors call it.
+        remedy: What errors say to do.
 
     Raises:
         ConfigError: It is no such prompt.
@@ -58,7 +59,7 @@ def row_of(prompt: Any, name: str = "the prompt") -> DatasetRow:
             continue
         if isinstance(found, dict) and _MARK in found:
             return cast("DatasetRow", found[_MARK])
-    raise ConfigError(f"{name} holds no task of an agentsgym environment, got {shown(prompt)}: {_REMEDY}")
+    raise ConfigError(f"{name} holds no task of an agentsgym environment, got {shown(prompt)}: {remedy}")
 
 
 def _texts(prompt: Any) -> list[str]:
