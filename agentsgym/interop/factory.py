@@ -12,7 +12,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.rows.read import tasks_of_rows
 from agentsgym.envs.trial import Trial
 from agentsgym.errors import ConfigError
-from agentsgym.interop.prompts import row_of
+from agentsgym.interop.prompts import as_prompt, row_of, seeded
 from agentsgym.texts import shown
 from agentsgym.types import Action, Message, ToolCall, Trajectory, TurnRequest
 
@@ -52,12 +52,13 @@ class ToolLoopEnvironment:
 
         Args:
             **row: A row of :func:`~agentsgym.interop.prompts.prompt_dataset` with an instruction, whose prompt TRL adds
-                this text to; or one that has ``task_data`` itself.
+                this text to; or one that has ``task_data`` itself: without a seed, the same game each time.
         """
         known = row if "task_data" in row else row_of(row.get("task"), "the column 'task' of the row", _REMEDY)
         [task] = tasks_of_rows(self._env, [known])
         self._end()
-        [self._trial] = self._env.trials([task])
+        # TRL does not say which rollouts share a task group: they share the task, and so must share its seed.
+        [self._trial] = self._env.trials([seeded(task, as_prompt(task))])
         self._playing, self._played, self._num_shown = self._trial.play(), None, 0
         return f"\n\n{self._advance(None)}" if row.get("prompt") else self._advance(None)
 

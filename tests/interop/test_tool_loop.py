@@ -68,6 +68,27 @@ def test_instances_share_nothing_and_can_be_used_again() -> None:
     assert len(factory._env.active_states) == 2  # what is over is closed
 
 
+class Secret(TwentyQuestionsEnv):
+    """Says its seed."""
+
+    def _format_prompt(self, state: Any, step: int) -> str:
+        return str(state["chance"])
+
+    def _initialize_episode(self, session_id: str, task_data: Any) -> Any:
+        return {**super()._initialize_episode(session_id, task_data), "chance": self.rng(session_id).random()}
+
+
+def test_rollouts_of_a_task_group_play_one_game_and_equal_rows_play_others() -> None:
+    task = {"solution": TwentyQuestionsEnv().candidates.objects[0]}
+    factory = as_environment_factory(Secret())
+    rows = prompt_dataset([task, task, {**task, "seed": 7}], instruction="Play.")
+    games = [[factory().reset(**one) for _ in range(3)] for one in rows]  # TRL repeats each row in a row
+    assert [len(set(group)) for group in games] == [1, 1, 1]
+    assert len({group[0] for group in games}) == 3
+    assert prompt_dataset([task], instruction="Play.")[0] == rows[0]
+    assert factory().reset(task_data=task) == factory().reset(task_data=task)  # rows of one's own
+
+
 def add(first: int, second: int = 2) -> int:
     """Add two numbers.
 
