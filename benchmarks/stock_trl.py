@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -124,7 +124,7 @@ def main() -> None:
         trainers = {name: trainer_with(function, *size, folder) for name, function in functions.items()}
         for _ in range(options.repeats):
             for name, trainer in trainers.items():
-                prompts: list[Any] = [*cast("Any", trainer.train_dataset)["prompt"]] * options.episodes
+                prompts: list[Any] = [*trainer.train_dataset["prompt"]] * options.episodes
                 start = time.process_time()
                 found = functions[name](prompts, trainer)
                 seconds[name].append(time.process_time() - start)
