@@ -1,4 +1,4 @@
-"""Train Twenty Questions with TRL's own GRPOTrainer: a warm start by imitation, then policy gradients, on a CPU.
+"""Train a small game of Twenty Questions with TRL's own GRPOTrainer, on a CPU: imitation first, then policy gradients.
 
 ::
 
@@ -21,12 +21,13 @@ from agentsgym import PolicyAgent, evaluate, tiny_policy
 from agentsgym.agents.policy.loading import limit_threads
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, ImitationPlayer, TwentyQuestionsEnv
 from agentsgym.interop import environment_reward, prompt_dataset, rollout_func
+from agentsgym.reports.tables import comparison_table
 from agentsgym.training.imitate import imitate, tiny_imitation_config
 
 ENV_CONFIG: dict[str, Any] = {
-    "objects": list(DEMO_OBJECTS),
+    "objects": list(DEMO_OBJECTS[:8]),
     "properties": list(DEMO_PROPERTIES),
-    "max_steps_per_episode": 7,
+    "max_steps_per_episode": 5,
     "final_guess": True,
     "system_prompt": "",
 }
@@ -38,8 +39,8 @@ def main() -> None:
     """Warm up, train, and play before and after."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--credit", choices=["final", "turn"], default="final", help="what a row of TRL's is")
-    parser.add_argument("--steps", type=int, default=30, help="optimizer steps; default: 30")
-    parser.add_argument("--warm-up", type=int, default=200, help="steps of imitation before; default: 200")
+    parser.add_argument("--steps", type=int, default=120, help="optimizer steps; default: 120")
+    parser.add_argument("--warm-up", type=int, default=800, help="steps of imitation before; default: 800")
     parser.add_argument("--tasks", type=int, default=512, help="rows to train on; default: 512")
     options = parser.parse_args()
 
@@ -71,7 +72,7 @@ def main() -> None:
                 save_strategy="no",
                 logging_steps=10,
                 max_steps=options.steps,
-                learning_rate=5e-4,
+                learning_rate=1e-3,
                 lr_scheduler_type="constant",
                 num_generations=num_generations,
                 per_device_train_batch_size=4 * num_generations,
@@ -84,7 +85,7 @@ def main() -> None:
         before = evaluate(env, agent, tests, max_concurrent=256)
         trainer.train()
         after = evaluate(env, agent, tests, max_concurrent=256)
-    print(f"win rate before {before.win_rate:.2f}, after {after.win_rate:.2f}")
+    print(comparison_table({"before": before, "after": after}))
 
 
 if __name__ == "__main__":

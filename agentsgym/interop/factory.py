@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import keyword
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, cast
 
@@ -10,7 +12,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.rows.read import tasks_of_rows
 from agentsgym.envs.trial import Trial
 from agentsgym.errors import ConfigError
-from agentsgym.interop.prompts import row_of
+from agentsgym.interop.prompts import as_prompt, row_of, seeded
 from agentsgym.texts import shown
 from agentsgym.types import Action, Message, ToolCall, Trajectory, TurnRequest
 
@@ -23,6 +25,8 @@ _TYPES: Final[Mapping[str, Any]] = {
     "object": dict,
 }
 _TAKEN: Final = frozenset({"reset", "get_reward"})
+_HEADING: Final = re.compile(r"(Args|Returns|Raises):")
+_REMEDY: Final = "make the dataset with agentsgym.interop.prompt_dataset(rows, instruction=...)"
 _OVER: Final = "The episode is over."
 
 
@@ -44,16 +48,19 @@ class ToolLoopEnvironment:
     def reset(self, **row: Any) -> str:
         """Begin an episode of a row's task, and give what the environment says first, its system message included.
 
+        It begins with an empty line where the row has a prompt, to which TRL adds it as it is.
+
         Args:
             **row: A row of :func:`~agentsgym.interop.prompts.prompt_dataset` with an instruction, whose prompt TRL adds
-                this text to; or one that has ``task_data`` itself.
+                this text to; or one that has ``task_data`` itself: without a seed, the same game each time.
         """
-        known = row if "task_data" in row else row_of(row.get("task"), "the column 'task' of the row")
+        known = row if "task_data" in row else row_of(row.get("task"), "the column 'task' of the row", _REMEDY)
         [task] = tasks_of_rows(self._env, [known])
         self._end()
-        [self._trial] = self._env.trials([task])
+        # TRL does not say which rollouts share a task group: they share the task, and so must share its seed.
+        [self._trial] = self._env.trials([seeded(task, as_prompt(task))])
         self._playing, self._played, self._num_shown = self._trial.play(), None, 0
-        return self._advance(None)
+        return f"\n\n{self._advance(None)}" if row.get("prompt") else self._advance(None)
 
     def get_reward(self) -> float | None:
         """Give the final reward; of an episode that the model left, the sum so far; None, no reward, if it failed."""
@@ -140,13 +147,22 @@ def _described(
     tool: Callable[..., str], name: str, summary: str, properties: Mapping[str, Any], required: Sequence[str]
 ) -> Callable[..., str]:
     """Give a method the signature and the docstring that transformers reads a schema from."""
+    for argument in properties:
+        if not argument.isidentifier() or keyword.iskeyword(argument) or argument == "self":
+            raise ConfigError(
+                f"the tool {name!r} has an argument {argument!r}, which no method can have, and TRL's tool loop plays "
+                "tools as methods"
+            )
     kinds = {argument: _kind(schema) for argument, schema in properties.items()}
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     for argument in sorted(properties, key=lambda argument: argument not in required):
         default: Any = inspect.Parameter.empty if argument in required else properties[argument].get("default")
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters.append(inspect.Parameter(argument, kind, default=default, annotation=kinds[argument]))
-    lines = [f"        {one}: {schema.get('description') or one}" for one, schema in properties.items()]
+    # transformers reads one line an argument, and any such heading as the beginning or the end of the arguments.
+    summary = _unheaded(summary).strip() or name
+    texts = {one: _unheaded(schema.get("description") or "").split() for one, schema in properties.items()}
+    lines = [f"        {one}: {' '.join(words) or one}" for one, words in texts.items()]
     described = f"{summary}\n\n    Args:\n" + "\n".join(lines) if lines else summary
     made: Any = tool
     made.__name__ = made.__qualname__ = name
@@ -156,10 +172,16 @@ def _described(
     return made
 
 
+def _unheaded(text: str) -> str:
+    return _HEADING.sub(r"\1", text)
+
+
 def _kind(schema: Mapping[str, Any]) -> Any:
     if schema.get("enum"):
         return Literal[tuple(schema["enum"])]
-    return _TYPES.get(schema.get("type", "string"), str)
+    named = schema.get("type") or [one.get("type") for one in schema.get("anyOf", ())]
+    names: list[Any] = [named] if isinstance(named, str) else named  # several where it may be null, say
+    return next((_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES), str)
 
 
 def _text_of(messages: Sequence[Message]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from agentsgym.agents.policy.agent import DEFAULT_TURN_TOKENS
 from agentsgym.credit.settings import CreditSettings
 from agentsgym.errors import ConfigError
-from agentsgym.fields import is_fraction, is_int, or_none, require
+from agentsgym.fields import is_fraction, is_int, is_strings, or_none, require
 from agentsgym.interop.player import GroupPlayer, PlayerSettings
 from agentsgym.interop.prompts import row_of
 from agentsgym.interop.rows import StockRow, group_rows, whole_row
@@ -185,6 +185,7 @@ def rollout_func(  # noqa: PLR0913  # keywords, most of them left out
         ConfigError: A value is not valid.
     """
     require("max_turn_tokens", max_turn_tokens, is_int(1), "a positive int")
+    require("stop_strings", stop_strings, is_strings, "a list of texts")
     require("max_failed_fraction", max_failed_fraction, is_fraction, "a number in [0, 1]")
     require("discount", discount, is_fraction, "a number in [0, 1]")
     require("rollouts_per_group", rollouts_per_group, or_none(is_int(1)), "a positive int or None")
@@ -201,7 +202,12 @@ def rollout_func(  # noqa: PLR0913  # keywords, most of them left out
         discount=discount,
         scale_rewards=scale_rewards,
     )
-    numbers.estimator()  # raises if its name or an option is wrong
+    estimator = numbers.estimator()  # raises if its name or an option is wrong
+    if estimator.traits is not None and "values" in estimator.traits.uses:
+        raise ConfigError(
+            f"advantage_estimator={advantage_estimator!r} reads the values of a value head, which no trainer but "
+            "GRPOEnvTrainer has: choose another"
+        )
     settings = PlayerSettings(
         env=env,
         credit=numbers,

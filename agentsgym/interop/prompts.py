@@ -10,6 +10,7 @@ import datasets
 
 from agentsgym.envs.rows.read import ROW_COLUMNS, DatasetRow
 from agentsgym.errors import ConfigError, TaskError
+from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 
 _MARK: Final = "agentsgym_row"
@@ -41,12 +42,13 @@ def as_prompt(row: Mapping[str, Any]) -> str:
         raise TaskError(f"a task must be made of values that JSON has a form for: {error}, in {shown(row)}") from error
 
 
-def row_of(prompt: Any, name: str = "the prompt") -> DatasetRow:
+def row_of(prompt: Any, name: str = "the prompt", remedy: str = _REMEDY) -> DatasetRow:
     """Read a row from its prompt: the text of :func:`as_prompt`, or messages of which one holds it.
 
     Args:
         prompt: As TRL hands it on.
         name: What errors call it.
+        remedy: What errors say to do.
 
     Raises:
         ConfigError: It is no such prompt.
@@ -58,7 +60,7 @@ def row_of(prompt: Any, name: str = "the prompt") -> DatasetRow:
             continue
         if isinstance(found, dict) and _MARK in found:
             return cast("DatasetRow", found[_MARK])
-    raise ConfigError(f"{name} holds no task of an agentsgym environment, got {shown(prompt)}: {_REMEDY}")
+    raise ConfigError(f"{name} holds no task of an agentsgym environment, got {shown(prompt)}: {remedy}")
 
 
 def _texts(prompt: Any) -> list[str]:
@@ -80,7 +82,8 @@ def prompt_dataset(rows: Any, *, instruction: str | None = None) -> Any:
         rows: Rows as :meth:`~agentsgym.envs.base.MultistepEnv.get_train_dataset` and :func:`agentsgym.mix` make them,
             or tasks: a dataset, a stream (``IterableDataset``), or any list of dicts.
         instruction: For :func:`~agentsgym.interop.factory.as_environment_factory`: the prompt is then a user message
-            with this text, to which the environment adds its own, and the row stands in the column ``task``.
+            with this text, to which the environment adds its own, and the row stands in the column ``task``. A task
+            without a seed gets one by the place of its row, so that the rollouts of a task group play the same game.
 
     Returns:
         A ``Dataset``, of a stream an ``IterableDataset``, in the order of the rows.
@@ -99,13 +102,16 @@ def prompt_dataset(rows: Any, *, instruction: str | None = None) -> Any:
 
 
 def _made_rows(rows: Iterable[Mapping[str, Any]], instruction: str | None) -> Iterator[dict[str, Any]]:
-    for row in rows:
+    for index, row in enumerate(rows):
         text = as_prompt(row)
-        yield (
-            {"prompt": text}
-            if instruction is None
-            else {
-                "prompt": [{"role": "user", "content": instruction}],
-                "task": text,
-            }
-        )
+        if instruction is None:
+            yield {"prompt": text}
+            continue
+        known = row_of(text)
+        task = seeded(known["task_data"], "row", index)
+        yield {"prompt": [{"role": "user", "content": instruction}], "task": as_prompt({**known, "task_data": task})}
+
+
+def seeded(task: Mapping[str, Any], *parts: object) -> dict[str, Any]:
+    """Give a task that has no seed one that is hashed from ``parts``."""
+    return {**task, "seed": derive_seed(*parts) if task.get("seed") is None else task["seed"]}

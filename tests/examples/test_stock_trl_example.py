@@ -19,4 +19,5 @@ def test_it_warms_up_trains_and_plays(credit: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert ran.stdout.splitlines()[-1].startswith("win rate before ")
+    *_, before, after = ran.stdout.splitlines()
+    assert [line.split()[0] for line in (before, after)] == ["before", "after"]

@@ -6,6 +6,8 @@ import inspect
 from typing import Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers.utils import get_json_schema
 
 from agentsgym.envs.Tools import ToolEnv
@@ -39,7 +41,9 @@ def test_a_text_game_is_played_by_one_tool() -> None:
     env = TwentyQuestionsEnv()
     task = dict(env.get_train_dataset(size=1)[0]["task_data"])
     first = environment.reset(**row(**task))
-    assert "20 questions" in first.lower() or "question" in first.lower()
+    assert "question" in first.lower()
+    assert first.startswith("\n\n")  # TRL adds it to the prompt as it is
+    assert environment.reset(task_data=task) == first.strip()
     said = act(action=f"Is it a {task['solution']}?")
     assert said.strip()
     assert first not in said  # only what is new
@@ -62,6 +66,27 @@ def test_instances_share_nothing_and_can_be_used_again() -> None:
     assert not other.act(action="Is it alive?").endswith("over.")
     assert one.reset(**row(**task)) == starts[0]
     assert len(factory._env.active_states) == 2  # what is over is closed
+
+
+class Secret(TwentyQuestionsEnv):
+    """Says its seed."""
+
+    def _format_prompt(self, state: Any, step: int) -> str:
+        return str(state["chance"])
+
+    def _initialize_episode(self, session_id: str, task_data: Any) -> Any:
+        return {**super()._initialize_episode(session_id, task_data), "chance": self.rng(session_id).random()}
+
+
+def test_rollouts_of_a_task_group_play_one_game_and_equal_rows_play_others() -> None:
+    task = {"solution": TwentyQuestionsEnv().candidates.objects[0]}
+    factory = as_environment_factory(Secret())
+    rows = prompt_dataset([task, task, {**task, "seed": 7}], instruction="Play.")
+    games = [[factory().reset(**one) for _ in range(3)] for one in rows]  # TRL repeats each row in a row
+    assert [len(set(group)) for group in games] == [1, 1, 1]
+    assert len({group[0] for group in games}) == 3
+    assert prompt_dataset([task], instruction="Play.")[0] == rows[0]
+    assert factory().reset(task_data=task) == factory().reset(task_data=task)  # rows of one's own
 
 
 def add(first: int, second: int = 2) -> int:
@@ -102,6 +127,51 @@ def test_tools_keep_their_schemas_and_an_answer_is_a_tool_too() -> None:
     assert environment.get_reward() == 1.0
 
 
+class Served(ToolEnv):
+    """Has a tool as a server of others describes it."""
+
+    def __init__(self, description: str, arguments: dict[str, Any]) -> None:
+        self.described = {"name": "look", "description": description, "parameters": {"properties": arguments}}
+        super().__init__(tools=[add])
+
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        return [{"type": "function", "function": self.described}]
+
+
+def schema_of(env: Any) -> dict[str, Any]:
+    return get_json_schema(as_environment_factory(env)().look)["function"]
+
+
+lines = st.lists(
+    st.sampled_from(["Look at it.", "Args:", "  what: a thing", "where: there", "Returns:", ""]), max_size=5
+)
+
+
+@given(lines, lines)
+def test_what_a_server_says_of_a_tool_of_any_layout_is_one_schema(summary: list[str], argument: list[str]) -> None:
+    arguments = {"what": {"type": "string", "description": "\n".join(argument)}, "where": {"type": "integer"}}
+    schema = schema_of(Served("\n".join(summary), arguments))
+    assert {name: one["type"] for name, one in schema["parameters"]["properties"].items()} == {
+        "what": "string",
+        "where": "integer",
+    }
+    assert schema["parameters"]["properties"]["where"]["description"] == "where"
+
+
+def test_arguments_that_may_be_of_several_types_take_the_first_that_is_known() -> None:
+    either: dict[str, Any] = {"anyOf": [{"type": "null"}, {"type": "integer"}]}
+    schema = schema_of(Served("Look.", {"first": {"type": ["null", "number"]}, "second": either, "third": {}}))
+    types = [one["type"] for one in schema["parameters"]["properties"].values()]
+    assert types == ["number", "integer", "string"]
+
+
+@pytest.mark.parametrize("argument", ["class", "self", "from-date"])
+def test_an_argument_that_no_method_can_have_is_refused(argument: str) -> None:
+    with pytest.raises(ConfigError, match=f"'look' has an argument '{argument}'"):
+        as_environment_factory(Served("Look.", {argument: {"type": "string"}}))
+
+
 def test_an_episode_that_the_model_leaves_is_paid_what_it_earned_so_far() -> None:
     env = ToolEnv(env_config={"call_reward": 0.25}, tools=[add])
     environment = as_environment_factory(env)()
@@ -132,5 +202,5 @@ def test_a_name_that_no_tool_can_have_is_refused(name: str) -> None:
 def test_what_is_no_environment_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs a MultistepEnv"):
         as_environment_factory(TwentyQuestionsEnv)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="column 'task'"):
+    with pytest.raises(ConfigError, match=r"column 'task'.*prompt_dataset\(rows, instruction=...\)"):
         questions()().reset(prompt=[{"role": "user", "content": "Play."}])

@@ -21,6 +21,7 @@ from datasets import Dataset, IterableDataset
 from games import logged, policy, tasks, trainer_of
 from launch import leave
 from peft import LoraConfig
+from stock import Recorded, stock_trainer
 
 from agentsgym.agents.base import Agent
 from agentsgym.agents.policy.agent import PolicyAgent
@@ -236,9 +237,19 @@ def outcome(name: str, folder: Path) -> dict[str, Any]:
     return {**seen, **{key: logged(trainer, key) for key in WATCHED}, **evaluated}
 
 
+def stock_batches(folder: Path) -> list[dict[str, Any]]:
+    """What TRL's own trainer was given to train on this rank, batch after batch."""
+    rows_here = NUM_ROWS // NUM_RANKS
+    trainer = stock_trainer(folder / "stock", rows=tasks(6), learning_rate=0.0, per_device_train_batch_size=rows_here)
+    trainer.train()
+    assert isinstance(trainer.rollout_func, Recorded)
+    return [found for _, found in trainer.rollout_func.calls]
+
+
 if __name__ == "__main__":
     gc.freeze()  # each training collects the garbage, and passes by what is imported
     target = Path(sys.argv[1])
-    results = {name: outcome(name, target / "runs") for name in SCENARIOS}
+    results: dict[str, Any] = {name: outcome(name, target / "runs") for name in SCENARIOS}
+    results["stock"] = stock_batches(target / "runs")
     target.joinpath(f"rank{PartialState().process_index}.json").write_text(json.dumps(results))
     leave()

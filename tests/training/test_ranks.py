@@ -49,6 +49,22 @@ def test_all_ranks_log_the_same_names(name: str, ranks: list[dict[str, Any]]) ->
     assert {f"1: {one}" for one in wanted} <= {*first}
 
 
+def test_a_stock_trainer_on_two_ranks_is_given_what_it_would_be_given_on_one(
+    ranks: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    one = json.loads(json.dumps(ranks_run.stock_batches(tmp_path)))
+    batches = [outcomes["stock"] for outcomes in ranks]
+    assert len(one) == len(batches[0]) == len(batches[1]) == 2
+    for whole, first, second in zip(one, *batches, strict=True):
+        together: dict[str, list[Any]] = {name: first[name] + second[name] for name in whole}
+        for name in ("prompt_ids", "completion_ids", "env_mask", "row_reward", "step_rewards", "stop_reason"):
+            assert together[name] == whole[name], name
+        for name in ("advantages", "logprobs"):  # a matrix of other height is rounded otherwise
+            assert [value for row in together[name] for value in row] == pytest.approx(
+                [value for row in whole[name] for value in row], abs=1e-5
+            )
+
+
 def test_episodes_of_the_scenarios_are_uneven(ranks: list[dict[str, Any]]) -> None:
     assert all(1 < turns < 4 for turns in ranks[0]["dapo"]["turns/mean"])
 

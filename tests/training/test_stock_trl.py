@@ -253,6 +253,8 @@ def test_tools_and_further_rewards_are_refused(tmp_path: Path) -> None:
         ({"max_turn_tokens": 0}, "max_turn_tokens"),
         ({"advantage_estimator": "return_too_go"}, "return_to_go"),
         ({"scale_rewards": True}, "none, group or batch"),
+        ({"advantage_estimator": "turn_gae"}, "values of a value head"),
+        ({"stop_strings": "stop"}, "stop_strings.*a list of texts"),
     ],
 )
 def test_arguments_are_checked_when_the_function_is_made(arguments: dict[str, Any], reason: str) -> None:
