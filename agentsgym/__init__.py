@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
     from agentsgym.credit.scored import ScoredRollout
     from agentsgym.credit.traits import estimator_traits
+    from agentsgym.envs.ALFWorld import ALFWorldEnv
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.envs.check.run import check_env
     from agentsgym.envs.Gymnasium import GymnasiumEnv
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ALFWorldEnv",
     "Action",
     "Agent",
     "AgentError",
@@ -158,6 +160,7 @@ _HOMES = {
     "envs.check.run": ("check_env",),
     "envs.mix": ("mix",),
     "envs.registry": ("make", "register"),
+    "envs.ALFWorld": ("ALFWorldEnv",),
     "envs.Gymnasium": ("GymnasiumEnv",),
     "envs.PriceList": ("PriceListEnv",),
     "envs.ReasoningEvals": ("ReasoningEvalsEnv",),

@@ -15,6 +15,7 @@ import agentsgym.envs
 
 ROOT = Path(__file__).parent.parent
 PUBLIC = {
+    "ALFWorldEnv",
     "Action",
     "Agent",
     "AgentError",

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
 
 #: The extra that a group needs, and the package by which one sees that it is there.
-_EXTRAS = {"Gymnasium": ("gymnasium", "gymnasium"), "TextArena": ("textarena", "textarena")}
+_EXTRAS = {
+    "ALFWorld": ("alfworld", "alfworld"),
+    "Gymnasium": ("gymnasium", "gymnasium"),
+    "TextArena": ("textarena", "textarena"),
+}
 _NEEDS = {
     "ok": "",
     "words": "",

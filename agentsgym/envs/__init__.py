@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from agentsgym._lazy import lazy
 
 if TYPE_CHECKING:
+    from agentsgym.envs.ALFWorld import ALFWorldEnv
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.envs.check.run import check_env
     from agentsgym.envs.Gymnasium import GymnasiumEnv
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 
 __all__ = [
+    "ALFWorldEnv",
     "GymnasiumEnv",
     "MultistepEnv",
     "PriceListEnv",
@@ -52,6 +54,7 @@ _HOMES = {
     "base": ("MultistepEnv",),
     "check.run": ("check_env",),
     "registry": ("make", "register"),
+    "ALFWorld": ("ALFWorldEnv",),
     "Gymnasium": ("GymnasiumEnv",),
     "PriceList": ("PriceListEnv",),
     "ReasoningEvals": ("ReasoningEvalsEnv",),

@@ -34,6 +34,7 @@ _PACKAGED = {
         module=f"agentsgym.envs.{module}", random=random, reference=reference
     )
     for module, name, random, reference in (
+        ("ALFWorld.players", "ALFWorldEnv", "RandomPlayer", "ReferencePlayer"),
         ("TwentyQuestions.players", "TwentyQuestionsEnv", "RandomPlayer", "GreedyPlayer"),
         ("PriceList.players", "PriceListEnv", "RandomPlayer", "ReferencePlayer"),
         ("Search.players", "SearchEnv", "RandomPlayer", "ReferencePlayer"),
@@ -41,7 +42,11 @@ _PACKAGED = {
         ("TextArena.players", "TextArenaEnv", "LegalAgent", ""),
     )
 }
-_DEMONSTRATED = ("agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv", "agentsgym.envs.PriceList.PriceListEnv")
+_DEMONSTRATED = (
+    "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",
+    "agentsgym.envs.PriceList.PriceListEnv",
+    "agentsgym.envs.ALFWorld.ALFWorldEnv",
+)
 _TEXT_ARENA = "agentsgym.envs.TextArena.TextArenaEnv"
 
 

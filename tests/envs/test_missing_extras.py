@@ -31,6 +31,7 @@ def said(statement: str, *hidden: str) -> str:
 @pytest.mark.parametrize(
     ("statement", "hidden", "extra"),
     [
+        ("agentsgym.ALFWorldEnv()", "alfworld", "alfworld"),
         ("agentsgym.SearchEnv()", "bm25s", "search"),
         ("agentsgym.GymnasiumEnv()", "gymnasium", "gymnasium"),
         ("agentsgym.ReasoningEvalsEnv()", "math_verify", "reasoning"),

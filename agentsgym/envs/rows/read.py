@@ -17,6 +17,7 @@ TaskData = Mapping[str, Any]
 
 ROW_COLUMNS = ("env_class_path", "env_config", "task_data")
 BUILT_IN = {
+    "agentsgym.envs.ALFWorld.ALFWorldEnv",
     "agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv",
     "agentsgym.envs.Search.SearchEnv",
     "agentsgym.envs.PriceList.PriceListEnv",

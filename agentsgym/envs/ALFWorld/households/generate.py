@@ -103,7 +103,9 @@ def _check(split_sizes: Mapping[str, int], seed: int, size: str) -> None:
     for split, num_games in split_sizes.items():
         if split not in SPLITS:
             raise ConfigError(f"split_sizes has no split {shown(split)}{did_you_mean(str(split), SPLITS)}")
-        require(f"split_sizes[{split!r}]", num_games, is_int(1), "a positive int (leave a split out to have none of it)")
+        require(
+            f"split_sizes[{split!r}]", num_games, is_int(1), "a positive int (leave a split out to have none of it)"
+        )
 
 
 def _checked_types(task_types: Sequence[str] | None) -> tuple[str, ...]:
@@ -123,7 +125,9 @@ def _check_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     inside = next(folder.iterdir(), None)
     if inside is not None:
-        raise ConfigError(f"{folder} is not empty ({inside.name} is in it); households are written into an empty folder")
+        raise ConfigError(
+            f"{folder} is not empty ({inside.name} is in it); households are written into an empty folder"
+        )
 
 
 def _drawn(

@@ -82,17 +82,16 @@ class Planner:
         self._size = size
         self._unseen = unseen
         self._places = functools.cache(self._places_for)
+        self._possible: dict[str, Sequence[tuple[Room, Sequence[Task]]]] = {}
 
-    @functools.cached_property
-    def _possible(self) -> dict[str, list[tuple[Room, list[Task]]]]:
-        """The rooms in which each task type can be played, with the tasks that they allow."""
-        made: dict[str, list[tuple[Room, list[Task]]]] = {}
-        for task_type in TASK_TYPES:
+    def possible(self, task_type: str) -> Sequence[tuple[Room, Sequence[Task]]]:
+        """List the rooms in which a task type can be played, each with the tasks that it allows."""
+        if task_type not in self._possible:
             with_tasks = ((room, self.tasks(room, task_type)) for room in rooms(self._size, unseen=self._unseen))
-            made[task_type] = [(room, tasks) for room, tasks in with_tasks if tasks]
-        return made
+            self._possible[task_type] = [(room, tasks) for room, tasks in with_tasks if tasks]
+        return self._possible[task_type]
 
-    def tasks(self, room: Room, task_type: str) -> list[Task]:
+    def tasks(self, room: Room, task_type: str) -> Sequence[Task]:
         """List what can be done in a room: all that the rules allow, and that needs the object to be carried."""
         if room.kind not in self._rules.rooms[task_type]:
             return []
@@ -126,7 +125,7 @@ class Planner:
         Raises:
             ConfigError: No room of this size allows it.
         """
-        possible = self._possible[task_type]
+        possible = self.possible(task_type)
         if not possible:
             raise ConfigError(f"no room of size {self._size!r} allows {task_type!r}")
         room, tasks = generator.choice(possible)

@@ -62,7 +62,9 @@ def _objects(household: Household) -> Iterator[str]:
     yield from (f"{_id(one)} - object" for one in things)
     yield from (f"{_id(one)} - receptacle" for one in receptacles)
     yield from (f"loc_bar_{index} - location" for index in range(len(receptacles) + 1))
-    yield from (f"{one} - rtype" for one in sorted({f"{name}Type" for name, _ in receptacles}.union(_NAMED_RECEPTACLES)))
+    yield from (
+        f"{one} - rtype" for one in sorted({f"{name}Type" for name, _ in receptacles}.union(_NAMED_RECEPTACLES))
+    )
     yield from (f"{one} - otype" for one in sorted({f"{name}Type" for name, _ in things}.union(_NAMED_OBJECTS)))
 
 

@@ -81,13 +81,16 @@ def shipped() -> Shipped:
     """
     folder = _folder()
     try:
-        domain, grammar = ((folder / "data" / name).read_text(encoding="utf-8") for name in ("alfred.pddl", "alfred.twl2"))
-        constants, library = (runpy.run_path(str(folder / "gen" / f"{name}.py")) for name in ("constants", "goal_library"))
+        domain, grammar = (
+            (folder / "data" / name).read_text(encoding="utf-8") for name in ("alfred.pddl", "alfred.twl2")
+        )
+        constants, library = (
+            runpy.run_path(str(folder / "gen" / f"{name}.py")) for name in ("constants", "goal_library")
+        )
         return Shipped(domain=domain, grammar=grammar, goals=_goals(library["gdict"]), rules=_rules(constants))
     except (OSError, KeyError) as error:
         raise ConfigError(
-            f"the installed alfworld in {folder} lacks what households are made from ({error}); "
-            "alfworld>=0.4.2 has it"
+            f"the installed alfworld in {folder} lacks what households are made from ({error}); alfworld>=0.4.2 has it"
         ) from error
 
 

@@ -1,0 +1,133 @@
+"""The engine of households, as it runs in a worker process: ALFWorld's own text engine, one game at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from agentsgym.envs.ALFWorld.goals import Fact, Goal, read_goal
+from agentsgym.envs.ALFWorld.mends import mend_engine, remember_commands
+
+PARTS = ("pddl_domain", "grammar", "pddl_problem")
+_NEGATED = "not_"
+_ASKED_BY_GRAMMAR = re.compile(r"(\w+)\(")
+
+
+def read_game(path: Path) -> dict[str, Any]:
+    """Read a game file.
+
+    Raises:
+        ValueError: It cannot be read, is no JSON, or lacks a part of a game.
+    """
+    try:
+        game: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the game file {path} cannot be read: {error}") from error
+    missing = [part for part in PARTS if not isinstance(game, dict) or not isinstance(game.get(part), str)]
+    if missing:
+        raise ValueError(
+            f"the game file {path} must be a JSON object with the texts {', '.join(PARTS)}; of these it "
+            f"lacks {', '.join(missing)}"
+        )
+    return cast("dict[str, Any]", game)
+
+
+class HouseholdEngine:
+    """Plays ``game.tw-pddl`` files, one after the other, with one copy of the planner's library.
+
+    The planner itself is never asked.
+    """
+
+    def __init__(self) -> None:
+        mend_engine()
+        textworld: Any = importlib.import_module("textworld")
+        self._planner: Any = importlib.import_module("fast_downward")
+        alfworld: Any = importlib.import_module("alfworld.agents.environment.alfred_tw_env")
+        pddl: Any = importlib.import_module("textworld.envs.pddl")
+        self._game: Any = alfworld.AlfredDemangler(pddl.PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True)))
+        self._goal: Goal | None = None
+        self._seen_by: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+
+    def start(self, game: dict[str, Any]) -> dict[str, Any]:
+        """Load a game and begin it.
+
+        Args:
+            game: ``{"file": path}``, or ``{"game": {…}}`` with what would stand in the file.
+
+        Returns:
+            ``text``, what the engine says; ``commands``, those that it would take; ``took``, whether it took the last
+            one; ``won``; ``met``, how many of the goal's conditions hold and how many there are, or None if its goal
+            cannot be counted; ``state_key`` and ``world_key``, digests of the position: with equal state keys the
+            engine says the same from there on, with equal world keys all things are where they are.
+
+        Raises:
+            ValueError: The file is no game.
+        """
+        self._game.load(game["game"] if "game" in game else read_game(Path(game["file"])))
+        inner = self._game.unwrapped
+        remember_commands(inner)
+        state = self._game.reset()
+        task, facts = inner._pddl_state.task, _facts(inner)
+        changing = {effect.literal.predicate for action in task.actions for effect in action.effects}
+        self._seen_by = _seen_predicates(task, changing, inner._game_data["grammar"])
+        self._goal = None
+        with suppress(ValueError, IndexError, TypeError, KeyError):  # progress is then not known
+            objects = {one.name: one.type_name for one in task.objects}
+            self._goal = read_goal(inner._game_data["pddl_problem"], objects, facts, changing)
+        return self._answer(state, took=True)
+
+    def step(self, command: str) -> dict[str, Any]:
+        """Play a command; the answer is that of :meth:`start`."""
+        state, _, _ = self._game.step(command)
+        return self._answer(state, took=state["_last_action"] is not None)
+
+    def close(self) -> None:
+        """Let go of the copy of the library, which is a file of its own as long as it is mapped."""
+        library, self._game.unwrapped.downward_lib = self._game.unwrapped.downward_lib, None
+        if library is not None:
+            self._planner.close_lib(library)
+
+    def _answer(self, state: Mapping[str, Any], *, took: bool) -> dict[str, Any]:
+        facts = _facts(self._game.unwrapped)
+        told, things = self._seen_by
+        return {
+            "text": state["feedback"].strip(),
+            "commands": state["admissible_commands"],
+            "took": took,
+            "won": bool(state["won"]),
+            "met": None if self._goal is None else [*self._goal.met(facts)],
+            "state_key": _digest(fact for fact in facts if fact[0] in told),
+            "world_key": _digest(fact for fact in facts if fact[0] in things),
+        }
+
+
+def _facts(game: Any) -> set[Fact]:
+    return {(fact.name, *(one.name for one in fact.arguments)) for fact in game._pddl_state.facts}
+
+
+def _digest(facts: Iterable[Fact]) -> str:
+    return hashlib.blake2b(json.dumps(sorted(facts)).encode(), digest_size=12).hexdigest()
+
+
+def _seen_predicates(task: Any, changing: set[str], grammar: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Name the predicates that change and matter: those that texts or rules ask for, and those of the world alone.
+
+    Left out is what is only noted (``checked``, ``wasInReceptacle``). The engine keeps some facts that are no more
+    true as ``not_…``, which texts ask for; they tell of the way here, and so are not of the world.
+    """
+    asked = set(_ASKED_BY_GRAMMAR.findall(grammar.lower()))
+    conditions = [task.goal, *(axiom.condition for axiom in task.axioms)]
+    for action in task.actions:
+        conditions += [action.precondition, *(effect.condition for effect in action.effects)]
+    while conditions:
+        condition = conditions.pop()
+        conditions += getattr(condition, "parts", ())
+        asked |= {condition.predicate} if hasattr(condition, "predicate") else set()
+    plain = frozenset(name for name in changing if name in asked or _NEGATED + name in asked)
+    return plain | {_NEGATED + name for name in changing if _NEGATED + name in asked}, plain

@@ -1,0 +1,216 @@
+"""ALFWorld: households in text, in which the agent finds things, changes them and puts them where they belong."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Collection, Hashable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+
+from agentsgym.envs.ALFWorld.games import TASK_TYPES, data_folder, game_file, stamp_of
+from agentsgym.envs.ALFWorld.tasks import task_dataset
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.contract import State
+from agentsgym.envs.engines import shared_processes
+from agentsgym.envs.thoughts import without_thoughts
+from agentsgym.errors import MissingDependencyError, TaskError
+from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_positive_number, is_str, or_none
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+    from agentsgym.envs.ALFWorld.tasks import DatasetOptions
+
+NOTHING = "Nothing happens."
+LISTED = "You can: "
+_ENGINE = "agentsgym.envs.ALFWorld.engine:HouseholdEngine"
+_PACKAGES = ("alfworld", "textworld")
+_TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.S | re.I)
+_BEFORE = re.compile(r"^(?:>+|act(?:ion)?\s*:|\d+[.:)])\s*", re.I)
+_MOST_CHARACTERS = 200  # of a command
+
+_RULES = """You are in a household, and you are given a task. You see what is where you are. In each turn you give one \
+command:
+
+go to (place)
+open (place), close (place)
+take (thing) from (place), move (thing) to (place)
+clean (thing) with (place), heat (thing) with (place), cool (thing) with (place)
+slice (thing) with (thing)
+use (thing), examine (thing or place)
+look, inventory
+
+Things and places have numbers: take apple 2 from countertop 1. You can hold one thing at a time. To take or move \
+something you must be at the place, and the place must be open. Things are cleaned with a sink basin, heated with a \
+microwave and cooled with a fridge. A command that cannot be followed changes nothing. Say the command, and nothing \
+else."""
+
+
+class ALFWorldEnv(MultistepEnv):
+    """Household tasks of ALFWorld (2010.03768), played by its own text engine.
+
+    A task is ``{"game": "json_2.1.1/train/…/game.tw-pddl", "task_type": str, "seed": int}``; the path leads from the
+    data folder on. Nothing in a game is drawn: the seed changes nothing but which rollouts are of one task.
+
+    Keys of ``env_config`` beside the common ones (``max_steps_per_episode`` is 50 by default):
+
+    - ``data``: the data folder; None for ``$ALFWORLD_DATA``, and ``~/.cache/alfworld`` where that is not set.
+    - ``show_commands``: whether each observation lists the commands that the engine would take.
+    - ``reward``: ``"success"`` (default), the engine's: 1 for the turn that solves the task; or ``"progress"``: what
+      a turn adds to the share of the goal's conditions that hold, below 0 where it undoes one. That share is
+      ``info["progress"]`` and the potential for potential-based shaping, whatever the reward.
+    - ``nothing_penalty``: what a command costs that the engine does not take ("Nothing happens.").
+    - ``nothing_is_invalid``: whether such a command is an invalid action, of which ``error_allowance`` are forgiven;
+      by default it is a wasted turn.
+    - ``num_processes``: the most processes that engines run in; each plays many games.
+    - ``step_timeout_s``, ``start_timeout_s``: seconds after which an engine is taken to hang, and replaced.
+    - ``max_games_per_process``: games after which a process is replaced; None for never.
+    - ``remember_mb``: megabytes of answers of the engine that are remembered, so that the rollouts of a task ask it
+      once; 0 for none.
+    """
+
+    config_fields: ClassVar[Mapping[str, Field]] = {
+        "data": Field(default=None, expected="the path of a folder, or None", valid=or_none(is_str)),
+        "show_commands": Field(default=True, expected="True or False", valid=is_bool),
+        "reward": choice_field("success", "progress"),
+        "nothing_penalty": Field(default=0.0, expected="a number >= 0", valid=is_number(0)),
+        "nothing_is_invalid": Field(default=False, expected="True or False", valid=is_bool),
+        "num_processes": Field(default=2, expected="a positive int", valid=is_int(1)),
+        "step_timeout_s": Field(default=60.0, expected="a number > 0", valid=is_positive_number),
+        "start_timeout_s": Field(default=180.0, expected="a number > 0", valid=is_positive_number),
+        "max_games_per_process": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
+        "remember_mb": Field(default=64.0, expected="a number >= 0", valid=is_number(0)),
+    }
+    default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 50}
+    task_fields: ClassVar[Collection[str] | None] = ("game", "task_type")
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
+    ) -> None:
+        """Check the configuration and find the data; no engine starts before the first game.
+
+        Raises:
+            ConfigError: As for every environment; or the data are not there.
+            MissingDependencyError: ``alfworld`` is not installed.
+        """
+        super().__init__(tokenizer, env_config)
+        for package in _PACKAGES:
+            if not is_installed(package):
+                raise MissingDependencyError(package, "alfworld")
+        self._data = data_folder(self.env_config["data"])
+
+    @property
+    def data(self) -> Path:
+        """The folder that the paths of tasks lead from."""
+        return self._data
+
+    @property
+    def processes(self) -> Any:
+        """The processes of engines with these settings, which environments of this Python process share."""
+        config = self.env_config
+        keys = ("num_processes", "step_timeout_s", "start_timeout_s", "max_games_per_process", "remember_mb")
+        return shared_processes(_ENGINE, **{key: config[key] for key in keys})
+
+    def _check_task(self, task_data: Mapping[str, Any]) -> None:
+        game_file(self._data, task_data.get("game"))
+        kind = task_data.get("task_type")
+        if kind is not None and kind not in TASK_TYPES:
+            raise TaskError(f"task_data['task_type'] must be one of {', '.join(TASK_TYPES)}, got {shown(kind)}")
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
+        file = game_file(self._data, task_data["game"])
+        # The stamp tells what is remembered of a file from what it said before it was changed.
+        begun = self.processes.begin(session_id, {"file": str(file), "stamp": stamp_of(file)})
+        game, kind = task_data["game"], task_data.get("task_type")
+        return {"game": game, "task_type": kind, "seen": begun, "num_steps": 0, "done": False}
+
+    def _format_prompt(self, state: State, step: int) -> str:
+        seen = state["seen"]
+        if not self.env_config["show_commands"]:
+            return seen["text"]
+        return f"{seen['text']}\n\n{LISTED}{', '.join(one for one in seen['commands'] if one != 'help')}."
+
+    def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
+        command = command_in(action)
+        seen = self.processes.step(session_id, command)
+        next_state = {**state, "seen": seen, "num_steps": state["num_steps"] + 1}
+        info: dict[str, Any] = {"success": seen["won"], "command": command, "took": seen["took"]}
+        if state["task_type"] is not None:
+            info["task_type"] = state["task_type"]
+        progress = self._potential(next_state)
+        if progress is not None:
+            info["progress"] = progress
+        reward = float(seen["won"])
+        if self.env_config["reward"] == "progress":
+            reward = self._gained(state, next_state)
+        if not seen["took"]:
+            reward -= self.env_config["nothing_penalty"]
+            info |= {"invalid": True} if self.env_config["nothing_is_invalid"] else {}
+        return next_state, reward, seen["won"], info
+
+    def _gained(self, state: State, next_state: State) -> float:
+        before, after = self._potential(state), self._potential(next_state)
+        if before is None or after is None:
+            raise TaskError(
+                f"reward='progress' needs a goal whose conditions can be counted, which {state['game']} has not"
+            )
+        return after - before
+
+    def _potential(self, state: State) -> float | None:
+        """The share of the goal's conditions that hold, in [0, 1]."""
+        counted = state["seen"]["met"]
+        return None if counted is None else counted[0] / max(counted[1], 1)
+
+    def _state_key(self, state: State) -> Hashable:
+        """The game, and where all its things are and how."""
+        return state["game"], state["seen"]["world_key"]
+
+    def _close_episode(self, session_id: str, state: State) -> None:
+        self.processes.end(session_id)
+
+    def _system_prompt(self) -> str:
+        return _RULES
+
+    @classmethod
+    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
+        """Rows to train on, a game each; the options are those of :class:`~.tasks.DatasetOptions`.
+
+        Raises:
+            ConfigError: The configuration or an option is not valid, or there are no data.
+        """
+        return task_dataset(cls, cls._checked(env_config), "train", options)
+
+    @classmethod
+    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
+        """Rows to evaluate on, of ``"eval_out_of_distribution"`` by default; otherwise as :meth:`get_train_dataset`."""
+        return task_dataset(cls, cls._checked(env_config), "eval", options)
+
+    @classmethod
+    def _checked(cls, env_config: Mapping[str, Any] | None) -> dict[str, Any]:
+        validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
+        return dict(env_config or {})
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package could be imported, without importing it."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # sys.modules has None for it
+        return False
+
+
+def command_in(text: str) -> str:
+    """Find the command in what an agent said: its last line, behind its thoughts, or what it put into action tags.
+
+    >>> command_in("<think>A mug.</think>Action: Take mug 1 from  desk 1."), command_in("<action>look</action>")
+    ('take mug 1 from desk 1', 'look')
+    """
+    said = without_thoughts(text)
+    tagged = _TAGGED.findall(said)
+    lines = (tagged[-1] if tagged else said).strip().splitlines()
+    last = " ".join(lines[-1].lower().split()) if lines else ""
+    return _BEFORE.sub("", last).strip("\"'`. ")[:_MOST_CHARACTERS]

@@ -1,0 +1,211 @@
+"""Find the games of an ALFWorld data folder, as ``alfworld-download`` lays it out.
+
+::
+
+    json_2.1.1/train/<task type>-<object>-…/trial_…/game.tw-pddl     the game, with its walkthrough
+                                                   /traj_data.json   what its task type is
+    json_2.1.1/valid_seen, json_2.1.1/valid_unseen                   likewise
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+from agentsgym.errors import ConfigError, TaskError
+from agentsgym.texts import sentence_of, shown
+
+logger = logging.getLogger(__name__)
+
+TASK_TYPES = (
+    "pick_and_place_simple", "look_at_obj_in_light", "pick_clean_then_place_in_recep", "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep", "pick_two_obj_and_place",
+)  # fmt: skip
+#: The names of the parts in the engine's own configuration, and those of their folders.
+SPLITS = {"train": "train", "eval_in_distribution": "valid_seen", "eval_out_of_distribution": "valid_unseen"}
+GAME, TASK = "game.tw-pddl", "traj_data.json"
+VARIABLE = "ALFWORLD_DATA"
+_TREE = "json_2.1.1"
+_FORMAT = 1
+_NOT_SUPPORTED = ("movable", "Sliced")
+_DOWNLOAD = f"`alfworld-download` gets the data (into ${VARIABLE}, or ~/.cache/alfworld)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Game:
+    """A game that can be played.
+
+    Attributes:
+        path: Of its file, from the data folder on, with slashes.
+        task_type: One of :data:`TASK_TYPES`.
+    """
+
+    path: str
+    task_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Games:
+    """The games of a split.
+
+    Attributes:
+        games: In the order of their paths.
+        skipped: How many were left out, by the reason why.
+    """
+
+    games: tuple[Game, ...]
+    skipped: Mapping[str, int]
+
+
+def data_folder(data: str | None) -> Path:
+    """Find the folder of the data.
+
+    Args:
+        data: Where they are; None for ``$ALFWORLD_DATA``, and ``~/.cache/alfworld`` where that is not set.
+
+    Raises:
+        ConfigError: There is no such folder; the error names the command that gets the data.
+    """
+    known = data or os.environ.get(VARIABLE)
+    folder = Path(known).expanduser() if known else Path.home() / ".cache" / "alfworld"
+    if not folder.is_dir():
+        source = "env_config['data']" if data else f"${VARIABLE}" if known else "its usual place"
+        raise ConfigError(
+            f"ALFWorld's data are not in {folder} ({source}): there is no such folder. {_DOWNLOAD}; "
+            "agentsgym.envs.ALFWorld.households.generate_households makes small ones offline"
+        )
+    return folder
+
+
+def split_name(split: str) -> str:
+    """Give the name of a split by its name or that of its folder, ``"valid_seen"`` for example.
+
+    Raises:
+        ConfigError: There is no such split.
+    """
+    for name, folder in SPLITS.items():
+        if split in (name, folder):
+            return name
+    known = ", ".join(map(repr, (*SPLITS, *SPLITS.values())))
+    raise ConfigError(f"split must be one of {known}, got {shown(split)}")
+
+
+def find_games(data: Path, split: str) -> Games:
+    """Find the games of a split; left out are those that ``AlfredTWEnv`` leaves out, and what is no game.
+
+    What a file says is noted in the user's cache, ``agentsgym/alfworld``, and read again when the file has changed.
+
+    Args:
+        data: The data folder, or the ``json_2.1.1`` in it.
+        split: As :func:`split_name` takes it.
+
+    Raises:
+        ConfigError: There is no such split, or no game in it.
+    """
+    folder = _split_folder(data, SPLITS[split_name(split)])
+    cache = _cache_dir() / f"{hashlib.blake2b(str(folder.resolve()).encode(), digest_size=12).hexdigest()}.json"
+    known, found = _kept(cache), dict[str, list[str]]()
+    for trial in _trials(folder):
+        path = trial.relative_to(data).as_posix()
+        stamp = f"{stamp_of(trial / TASK)} {stamp_of(trial / GAME)}"
+        noted = known.get(path, [])
+        found[path] = noted if len(noted) == 3 and noted[0] == stamp else [stamp, *_read_trial(trial, path)]
+    if found != known:
+        _keep(cache, found)
+    games = tuple(Game(path=f"{path}/{GAME}", task_type=kind) for path, (_, kind, why) in found.items() if not why)
+    skipped = Counter(why for _, _, why in found.values() if why)
+    reasons = ", ".join(f"{count} {why}" for why, count in skipped.items())
+    logger.info("%s has %d games; left out: %s", folder, len(games), reasons or "none")
+    if not games:
+        raise ConfigError(f"{folder} has no game that can be played (left out: {reasons or 'none'}). {_DOWNLOAD}")
+    return Games(games=games, skipped=dict(skipped))
+
+
+def game_file(data: Path, path: Any) -> Path:
+    """Find the file of a task's game.
+
+    Raises:
+        TaskError: The path leads out of the data folder, or there is no such file.
+    """
+    if not isinstance(path, str) or not path:
+        raise TaskError(f"task_data['game'] must be the path of a {GAME} from the data folder on, got {shown(path)}")
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts:
+        raise TaskError(f"task_data['game'] must be a path inside of the data folder, got {shown(path)}")
+    file = data / parts
+    if not file.is_file():
+        raise TaskError(f"task_data['game'] names {shown(path)}, which is not in the data folder {data}")
+    return file
+
+
+def stamp_of(file: Path) -> str:
+    """Tell one version of a file from the next, by its size and when it was written; empty if there is none."""
+    try:
+        known = file.stat()
+    except OSError:
+        return ""
+    return f"{known.st_mtime_ns}-{known.st_size}"
+
+
+def _split_folder(data: Path, name: str) -> Path:
+    for folder in (data / _TREE / name, data / name):
+        if folder.is_dir():
+            return folder
+    raise ConfigError(f"ALFWorld's data in {data} have no {_TREE}/{name}. {_DOWNLOAD}")
+
+
+def _trials(folder: Path) -> Iterator[Path]:
+    for root, folders, files in os.walk(folder):
+        folders.sort()
+        if TASK in files:
+            yield Path(root)
+
+
+def _read_trial(trial: Path, path: str) -> tuple[str, str]:
+    """Give the task type of a game, and why it is left out, which is empty for one that can be played."""
+    if any(word in path for word in _NOT_SUPPORTED):
+        return "", "movable or sliced"
+    if not (trial / GAME).is_file():
+        return "", "without a game file"
+    try:
+        task: Any = json.loads((trial / TASK).read_text(encoding="utf-8"))
+        game: Any = json.loads((trial / GAME).read_text(encoding="utf-8"))
+        kind, is_solvable = task["task_type"], bool(game.get("solvable"))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        logger.warning("the game in %s is left out, since it cannot be read: %s", trial, sentence_of(error))
+        return "", "unreadable"
+    if kind not in TASK_TYPES:
+        return "", "of another task type"
+    return kind, "" if is_solvable else "not known to be solvable"
+
+
+def _cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentsgym" / "alfworld"
+
+
+def _kept(cache: Path) -> dict[str, list[str]]:
+    with suppress(OSError, ValueError):
+        noted: Any = json.loads(cache.read_text(encoding="utf-8"))
+        if isinstance(noted, dict) and cast("dict[str, Any]", noted).get("format") == _FORMAT:
+            return cast("dict[str, Any]", noted)["trials"]
+    return {}
+
+
+def _keep(cache: Path, found: Mapping[str, list[str]]) -> None:
+    """Write what was found, whole or not at all."""
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=cache.parent, delete=False, encoding="utf-8") as file:
+            json.dump({"format": _FORMAT, "trials": found}, file)
+        Path(file.name).replace(cache)
+    except OSError as error:
+        logger.warning("the list of ALFWorld's games is not kept in %s: %s", cache, sentence_of(error))

@@ -1,0 +1,198 @@
+"""Make the text engine of ALFWorld faster and smaller, without a change to what it says; applied in worker processes.
+
+Stock, a step parses the same templates anew for every command that is admissible, copies what it only reads, and works
+the planning task out four times a game; each game loads a copy of the planner's library with 32 MB of debug symbols.
+What the engine says stays the same to the byte, which ``tests/with_worlds`` holds it to.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib
+import struct
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, SimpleNamespace
+from typing import Any
+
+_MOST_TASKS = 8  # whose translation is kept: a group of rollouts plays one game
+_FIXED_PREDICATES = "agentsgym_fixed_predicates"
+_COMMANDS = "agentsgym_commands"
+_ALLOWED = (
+    ast.Expression, ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.Add, ast.BoolOp, ast.Or, ast.And, ast.Load,
+)  # fmt: skip
+_LOADED = 1  # the type of a segment that is loaded, in a program header of ELF
+
+
+def mend_engine() -> None:
+    """Change the engine's modules in this process; a second call does nothing.
+
+    Raises:
+        ImportError: The engine is not installed.
+    """
+    textgen: Any = importlib.import_module("textworld.envs.pddl.textgen")
+    if textgen.deepcopy is _own_copy:
+        return
+    textgen.deepcopy = _own_copy
+    textgen._parse_and_convert = _remembered_parse(textgen._parse_and_convert)
+    rule: Any = textgen.Rule
+    textgen.Rule = SimpleNamespace(parse_conjunctive_query=lru_cache(maxsize=4096)(rule.parse_conjunctive_query))
+    textgen.EvalSymbol.derive = _evaluated(textgen.TerminalSymbol)
+    grammar: Any = textgen.ContextSensitiveGrammar
+    grammar.derive = _remembered_commands(grammar.derive, textgen)
+    planner: Any = importlib.import_module("fast_downward")
+    planner.pddl2sas = _translated_once(planner.pddl2sas)
+    interface: Any = importlib.import_module("fast_downward.interface")
+    interface.shutil = SimpleNamespace(copyfile=copy_loaded_part)
+
+
+def remember_commands(game: Any) -> None:
+    """Let a loaded game word each of its commands once, where the wording depends on nothing that changes.
+
+    Args:
+        game: A ``PddlEnv``, in a process whose engine is mended.
+    """
+    task: Any = game._pddl_state.task
+    changing = {effect.literal.predicate for action in task.actions for effect in action.effects}
+    grammar: Any = game._logic.grammar
+    setattr(grammar, _FIXED_PREDICATES, {one.name for one in task.predicates} - changing)
+    setattr(grammar, _COMMANDS, {})
+
+
+def _own_copy(value: Any) -> Any:
+    """Copy what the grammar changes, symbols and the dicts and lists around them; all else is only read."""
+    if isinstance(value, list):
+        return [_own_copy(one) for one in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, dict):
+        return dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if not hasattr(value, "context"):
+        return value
+    copied = copy.copy(value)
+    for name in ("symbol", "expression"):
+        inner = getattr(copied, name, None)
+        if hasattr(inner, "context"):
+            setattr(copied, name, _own_copy(inner))
+    return copied
+
+
+def _remembered_parse(parse: Callable[..., Any]) -> Callable[..., Any]:
+    @lru_cache(maxsize=4096)
+    def parsed(text: str, rule_name: str) -> Any:
+        return parse(text, rule_name=rule_name)
+
+    def parse_once(text: str, rule_name: str, **_: Any) -> Any:
+        return _own_copy(parsed(text, rule_name))
+
+    return parse_once
+
+
+@lru_cache(maxsize=4096)
+def compiled(expression: str) -> CodeType:
+    """Compile an expression of a grammar, which may read names and attributes and join texts, and nothing else.
+
+    A game file is data; stock, the engine evaluates whatever Python stands in its grammar.
+
+    Raises:
+        ValueError: It does something else, or is no expression.
+    """
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except SyntaxError as error:
+        raise ValueError(f"the game's grammar has an expression that cannot be read: {expression!r}") from error
+    for node in ast.walk(tree):
+        is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
+        if is_private or not isinstance(node, _ALLOWED):
+            raise ValueError(f"the game's grammar has an expression that does more than name things: {expression!r}")
+    return compile(tree, "<grammar>", "eval")
+
+
+def _evaluated(terminal_symbol: Callable[[Any], Any]) -> Callable[..., Any]:
+    def derive(symbol: Any, context: Any = None) -> Any:
+        variables: Mapping[str, Any] = (context or symbol.context)["variables"]
+        # Stock, locals().update and eval: from Python 3.13 on, that finds no names.
+        return [terminal_symbol(eval(compiled(symbol.expression), {"__builtins__": {}}, dict(variables)))]
+
+    return derive
+
+
+def _remembered_commands(derive: Callable[..., str], textgen: Any) -> Callable[..., str]:
+    """Keep what a template is worded as for one action's objects, in a game that has been made ready for it."""
+
+    def derive_once(grammar: Any, start: str, context: Any = None) -> str:
+        fixed = getattr(grammar, _FIXED_PREDICATES, None)
+        if not context or fixed is None or "#" in start:
+            return derive(grammar, start, context or {})
+        commands: dict[Any, str | None] = getattr(grammar, _COMMANDS)
+        if start not in commands:
+            symbols = textgen._parse_and_convert(start, rule_name="symbols")
+            commands[start] = "" if _depends_on(symbols, textgen) <= fixed else None
+        if commands[start] is None:
+            return derive(grammar, start, context)
+        key = (start, *(variable.name for variable in context["mapping"].values()))
+        worded = commands.get(key)
+        if worded is None:
+            worded = commands[key] = derive(grammar, start, context)
+        return worded
+
+    return derive_once
+
+
+def _depends_on(symbols: Sequence[Any], textgen: Any) -> set[str]:
+    """Name the predicates that the wording asks for."""
+    asked: set[str] = set()
+    for symbol in symbols:
+        inner = (getattr(symbol, "symbol", None), getattr(symbol, "expression", None))
+        asked |= _depends_on([one for one in inner if hasattr(one, "context")], textgen)
+        given = getattr(symbol, "given", None)
+        if given:
+            asked |= {one.name for one in textgen.Rule.parse_conjunctive_query(given).preconditions}
+    return asked
+
+
+def _translated_once(translate: Callable[..., Any]) -> Callable[..., Any]:
+    """Translate a game's planning task once, and not again for the planner, which is never asked."""
+    kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+
+    def translated(domain: str, problem: str, **_: Any) -> Any:
+        key = (domain, problem)
+        if key in kept:
+            kept.move_to_end(key)
+            return kept[key]
+        arguments = sys.argv
+        try:
+            kept[key] = translate(domain, problem)
+        finally:
+            sys.argv = arguments  # the translator puts its own there
+        while len(kept) > _MOST_TASKS:
+            kept.popitem(last=False)
+        return kept[key]
+
+    return translated
+
+
+def copy_loaded_part(source: str, target: str) -> None:
+    """Copy what of a shared library is loaded into memory, without the debug symbols behind it.
+
+    Anything but a 64-bit little-endian ELF file is copied whole.
+    """
+    Path(target).write_bytes(_loaded_part(source))
+
+
+@lru_cache(maxsize=1)
+def _loaded_part(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        header = file.read(64)
+        if header[:6] != b"\x7fELF\x02\x01":
+            return header + file.read()
+        (table,), (size, count) = struct.unpack_from("<Q", header, 32), struct.unpack_from("<HH", header, 54)
+        file.seek(table)
+        segments = [struct.unpack_from("<IIQQQQ", file.read(size)) for _ in range(count)]
+        end = max(offset + length for kind, _, offset, _, _, length in segments if kind == _LOADED)
+        file.seek(0)
+        content = file.read(end)
+    # The table of sections stands behind what is loaded, and is not read at loading: the header names none.
+    return content[:40] + bytes(8) + content[48:60] + bytes(4) + content[64:]

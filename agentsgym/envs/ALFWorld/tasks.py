@@ -1,0 +1,69 @@
+"""Make tasks as dataset rows: the games of a split of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentsgym.envs.ALFWorld.games import SPLITS, TASK_TYPES, data_folder, find_games, split_name
+from agentsgym.envs.rows.options import SEED_OPTION, Part, checked_options, rows_of
+from agentsgym.envs.rows.read import class_path
+from agentsgym.errors import ConfigError
+from agentsgym.fields import Field, is_int, is_str, is_strings, or_none
+
+if TYPE_CHECKING:
+    from typing import TypedDict
+
+    from datasets import Dataset
+
+    class DatasetOptions(TypedDict, total=False):
+        """Options of the rows that are made.
+
+        Attributes:
+            split: ``"train"``, ``"eval_in_distribution"`` or ``"eval_out_of_distribution"``, or the name of its
+                folder: ``"valid_seen"``, ``"valid_unseen"``. To train on: ``"train"`` by default; to evaluate on:
+                ``"eval_out_of_distribution"``.
+            task_types: Some of the six; None for all.
+            size: Number of rows; by default one a game.
+            seed: Orders the games and makes the tasks' seeds.
+        """
+
+        split: str
+        task_types: list[str] | None
+        size: int | None
+        seed: int
+
+
+def _are_task_types(value: Any) -> bool:
+    return is_strings(value) and len(value) > 0 and all(one in TASK_TYPES for one in value)
+
+
+_OPTIONS: Mapping[str, Field] = {
+    **SEED_OPTION,
+    "size": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
+    "split": Field(default=None, expected=f"one of {', '.join(map(repr, SPLITS))}", valid=or_none(is_str)),
+    "task_types": Field(
+        default=None,
+        expected=f"a list of some of {', '.join(map(repr, TASK_TYPES))}, or None",
+        valid=or_none(_are_task_types),
+    ),
+}
+_DEFAULT_SPLIT: Mapping[Part, str] = {"train": "train", "eval": "eval_out_of_distribution"}
+
+
+def task_dataset(
+    env_class: type[Any], env_config: Mapping[str, Any], part: Part, options: Mapping[str, Any]
+) -> Dataset:
+    """Make the rows of a part, with ``env_config`` as it is given.
+
+    Raises:
+        ConfigError: An option is not valid, there are no data, or no game of the task types.
+    """
+    settings = checked_options(options, _OPTIONS)
+    split = split_name(settings["split"] or _DEFAULT_SPLIT[part])
+    found = find_games(data_folder(env_config.get("data")), split).games
+    wanted = settings["task_types"] or TASK_TYPES
+    tasks = [{"game": one.path, "task_type": one.task_type} for one in found if one.task_type in wanted]
+    if not tasks:
+        raise ConfigError(f"the split {split!r} has no game of the task types {', '.join(wanted)}")
+    return rows_of(tasks, class_path(env_class), env_config, part, settings)
