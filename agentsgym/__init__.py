@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.registry import make, register
     from agentsgym.envs.Search import SearchEnv
     from agentsgym.envs.TextArena import TextArenaEnv
+    from agentsgym.envs.TextWorld import TextWorldEnv
     from agentsgym.envs.Tools import McpServer, SessionTools, ToolEnv, ToolResult, register_tools
     from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
     from agentsgym.errors import (
@@ -121,6 +122,7 @@ __all__ = [
     "TaskError",
     "TemplateError",
     "TextArenaEnv",
+    "TextWorldEnv",
     "TooManyFailuresError",
     "ToolCall",
     "ToolEnv",
@@ -166,6 +168,7 @@ _HOMES = {
     "envs.ReasoningEvals": ("ReasoningEvalsEnv",),
     "envs.Search": ("SearchEnv",),
     "envs.TextArena": ("TextArenaEnv",),
+    "envs.TextWorld": ("TextWorldEnv",),
     "envs.Tools": ("McpServer", "SessionTools", "ToolEnv", "ToolResult", "register_tools"),
     "envs.TwentyQuestions": ("TwentyQuestionsEnv",),
     "errors": (

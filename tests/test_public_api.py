@@ -60,6 +60,7 @@ PUBLIC = {
     "TaskError",
     "TemplateError",
     "TextArenaEnv",
+    "TextWorldEnv",
     "TooManyFailuresError",
     "ToolCall",
     "ToolEnv",

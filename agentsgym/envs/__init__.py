@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.registry import make, register
     from agentsgym.envs.Search import SearchEnv
     from agentsgym.envs.TextArena import TextArenaEnv
+    from agentsgym.envs.TextWorld import TextWorldEnv
     from agentsgym.envs.Tools import ToolEnv
     from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 
@@ -43,6 +44,7 @@ __all__ = [
     "ReasoningEvalsEnv",
     "SearchEnv",
     "TextArenaEnv",
+    "TextWorldEnv",
     "ToolEnv",
     "TwentyQuestionsEnv",
     "check_env",
@@ -60,6 +62,7 @@ _HOMES = {
     "ReasoningEvals": ("ReasoningEvalsEnv",),
     "Search": ("SearchEnv",),
     "TextArena": ("TextArenaEnv",),
+    "TextWorld": ("TextWorldEnv",),
     "Tools": ("ToolEnv",),
     "TwentyQuestions": ("TwentyQuestionsEnv",),
 }

@@ -37,6 +37,7 @@ def said(statement: str, *hidden: str) -> str:
         ("agentsgym.ReasoningEvalsEnv()", "math_verify", "reasoning"),
         ("agentsgym.ReasoningEvalsEnv.get_train_dataset({'grader': 'text'}, size=2)", "reasoning_gym", "reasoning"),
         ("agentsgym.TextArenaEnv(env_config={'game': 'Wordle-v0'})", "textarena", "textarena"),
+        ("agentsgym.TextWorldEnv()", "textworld", "textworld"),
         ("ToolEnv(tools=McpServer(command=['server'])).tool_schemas", "mcp", "mcp"),
     ],
 )

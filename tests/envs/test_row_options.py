@@ -18,6 +18,7 @@ from agentsgym.envs.registry import class_path
 from agentsgym.envs.rows.options import shuffled, task_seed
 from agentsgym.envs.Search import SearchEnv
 from agentsgym.envs.TextArena import TextArenaEnv
+from agentsgym.envs.TextWorld import TextWorldEnv
 from agentsgym.envs.Tools import ToolEnv
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError
@@ -32,6 +33,7 @@ NEEDED: dict[type[MultistepEnv], tuple[dict[str, Any], dict[str, Any]]] = {
     ReasoningEvalsEnv: ({}, DATA),
     SearchEnv: ({"corpus": [{"text": "One follows zero."}]}, DATA),
     TextArenaEnv: ({"game": "TicTacToe-v0"}, {}),
+    TextWorldEnv: ({"kind": "cooking"}, {}),
     ToolEnv: ({}, DATA),
     TwentyQuestionsEnv: ({}, {}),
 }

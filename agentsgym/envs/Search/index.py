@@ -9,15 +9,12 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import os
-import shutil
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from agentsgym.envs.kept_folders import cache_folder, is_whole, keep, remove_damaged
 from agentsgym.envs.Search.corpus import Passage, ProcessCache
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.texts import sentence_of
@@ -27,7 +24,6 @@ logger = logging.getLogger(__name__)
 _FORMAT = 1  # of what is kept on disk
 _FEWEST_KEPT = 5_000  # passages: fewer are indexed faster than they are read
 _WORD = r"(?u)\b\w+\b"
-_MANIFEST = "manifest.json"
 _indexes = ProcessCache()
 
 
@@ -102,7 +98,7 @@ def forget_indexes() -> None:
 
 def default_cache_dir() -> Path:
     """Where indexes are kept if nothing else is said: ``agentsgym/bm25`` in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentsgym" / "bm25"
+    return cache_folder("bm25")
 
 
 def _bm25s() -> Any:
@@ -131,7 +127,7 @@ def _content_hash(passages: Sequence[Passage], options: IndexOptions) -> str:
 def _ranker(passages: Sequence[Passage], options: IndexOptions, key: str, cache_dir: str | None) -> Any:
     if cache_dir == "" or len(passages) < _FEWEST_KEPT:
         return _new_ranker(passages, options)
-    folder = (default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()) / key
+    folder = cache_folder("bm25", cache_dir) / key
     ranker = _kept_ranker(folder)
     if ranker is None:
         ranker = _new_ranker(passages, options)
@@ -152,43 +148,18 @@ def _new_ranker(passages: Sequence[Passage], options: IndexOptions) -> Any:
 
 def _kept_ranker(folder: Path) -> Any | None:
     """Read an index from disk; None if there is none or it is not whole."""
-    if not folder.is_dir():
+    if not is_whole(folder, "the index"):
         return None
     try:
-        expected = cast("dict[str, str]", json.loads((folder / _MANIFEST).read_text()))
-        found = {name: _checksum(folder / name) for name in expected}
-        if found != expected or not expected:
-            raise ValueError("its checksums differ")  # noqa: TRY301  # damaged in whatever way, it is made anew
         return _bm25s().BM25.load(folder, mmap=True)
     except Exception as error:  # noqa: BLE001  # a damaged file may raise anything
-        logger.warning("the index in %s cannot be used and is made anew: %s", folder, sentence_of(error))
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_damaged(folder, "the index", error)
         return None
 
 
 def _keep(ranker: Any, folder: Path) -> None:
     """Write an index to disk, whole or not at all: other processes may be reading and writing the same one."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as made:
-            unfinished = Path(made) / "index"
-            ranker.save(unfinished, show_progress=False)
-            checksums = {file.name: _checksum(file) for file in sorted(unfinished.iterdir())}
-            (unfinished / _MANIFEST).write_text(json.dumps(checksums))
-            with suppress(FileExistsError):
-                _move(unfinished, folder)
+        keep(folder, lambda unfinished: ranker.save(unfinished, show_progress=False))
     except OSError as error:
         logger.warning("the index is not kept in %s: %s", folder, sentence_of(error))
-
-
-def _move(unfinished: Path, folder: Path) -> None:
-    try:
-        unfinished.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise  # else another process was faster, and its index is the same
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()

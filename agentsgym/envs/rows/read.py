@@ -24,6 +24,7 @@ BUILT_IN = {
     "agentsgym.envs.Tools.ToolEnv",
     "agentsgym.envs.Gymnasium.GymnasiumEnv",
     "agentsgym.envs.TextArena.TextArenaEnv",
+    "agentsgym.envs.TextWorld.TextWorldEnv",
     "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",
 }
 _registered: dict[str, type[Any]] = {}

@@ -1,0 +1,132 @@
+"""Play one game of TextWorld's; runs in an engine's process."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from pathlib import Path
+from typing import Any
+
+from agentsgym.envs.TextWorld.feedback import opening_text, said_text
+from agentsgym.envs.TextWorld.making import MadeGame, made_game
+
+_VERSION = 8  # of the Z-machine: the first byte of a story file
+
+
+class TextWorldEngine:
+    """One game in play; see :class:`agentsgym.envs.engines.Engine`.
+
+    ``start`` takes ``{"file": path}``, or ``kind``, ``options``, ``seed`` and ``cache_dir`` of a game to be made.
+    """
+
+    def __init__(self) -> None:
+        self._textworld: Any = importlib.import_module("textworld")
+        self._made: MadeGame | None = None
+        self._path: Path | None = None
+        self._env: Any = None
+        self._game: Any = None  # TextWorld's state of the game
+        self._num_moves = 0
+        self._first_length = 0
+        self._progress = 0.0
+
+    def start(self, game: dict[str, Any]) -> dict[str, Any]:
+        """Make or find the game, and begin it.
+
+        Raises:
+            ValueError: The file is no game of TextWorld's.
+        """
+        self._load(game)
+        self._game = self._env.reset()
+        self._num_moves = self._game["moves"]
+        self._first_length = len(self._game["policy_commands"] or ())
+        self._progress = 0.0
+        state = self._game
+        return {
+            "text": opening_text(state["feedback"]),
+            "verbs": state["verbs"],
+            "walkthrough": list(state.get("extra.walkthrough") or ()),
+            "max_score": state["max_score"],
+            **self._seen(),
+        }
+
+    def step(self, command: str) -> dict[str, Any]:
+        """Play one command."""
+        self._game, _, _ = self._env.step(command)
+        state, before = self._game, self._num_moves
+        self._num_moves = state["moves"]
+        ended = bool(state["won"] or state["lost"])
+        return {
+            "text": said_text(state["feedback"]),
+            "understood": ended or self._num_moves != before,
+            **self._seen(),
+        }
+
+    def close(self) -> None:
+        """Let go of the game's interpreter and of a file that is not kept."""
+        if self._env is not None:
+            self._env.close()
+        if self._made is not None:
+            self._made.remove()
+        self._env = self._made = self._path = None
+
+    def _load(self, game: dict[str, Any]) -> None:
+        """Open the game, unless it is the one that was played before."""
+        made = None if "file" in game else made_game(game["kind"], game["options"], game["seed"], game["cache_dir"])
+        path = Path(game["file"]) if made is None else made.path
+        if path == self._path and made is not None:
+            return
+        self.close()
+        self._made = made
+        _check_file(path)
+        infos = self._textworld.EnvInfos(
+            admissible_commands=True, policy_commands=True, facts=True, won=True, lost=True, score=True, max_score=True,
+            extras=["walkthrough"],
+        )  # fmt: skip
+        self._env = self._textworld.start(str(path), request_infos=infos)
+        self._env.seed(0)  # else a game that draws would draw by the clock
+        self._path = path
+
+    def _seen(self) -> dict[str, Any]:
+        state = self._game
+        won, lost = bool(state["won"]), bool(state["lost"])
+        most = state["max_score"] or 1
+        score = 1.0 if won else min(1.0, (state["score"] or 0) / most)
+        return {
+            "admissible": [] if won or lost else state["admissible_commands"],
+            "policy": list(state["policy_commands"] or ()),
+            "won": won,
+            "lost": lost,
+            "score": score,
+            "progress": self._progressed(score),
+            "key": self._key(),
+        }
+
+    def _progressed(self, score: float) -> float:
+        """Give the share of the shortest known way that has been gone: 1 at the end, below 0 on a wrong way.
+
+        The score takes its place where TextWorld knows no way; a game that can no longer be won has gone none.
+        """
+        state = self._game
+        if state["won"] or not self._first_length:
+            return score
+        if state["lost"] or state["_game_progression"].failed:
+            self._progress = 0.0
+        elif state["policy_commands"]:
+            self._progress = 1 - len(state["policy_commands"]) / self._first_length
+        return self._progress  # of the last state in which a way was known
+
+    def _key(self) -> str:
+        """Hash the facts and the score: what there still is to do follows from them."""
+        facts = sorted(map(str, self._game["_facts"]))
+        return hashlib.blake2b("\n".join([*facts, str(self._game["score"])]).encode(), digest_size=12).hexdigest()
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"there is no game {path}")
+    with path.open("rb") as file:
+        first = file.read(1)
+    if first != bytes([_VERSION]):
+        raise ValueError(f"{path} is no game for the Z-machine of version {_VERSION}, which tw-make writes as .z8")
+    if not path.with_suffix(".json").is_file():
+        raise ValueError(f"{path} has no {path.with_suffix('.json').name} beside it, in which tw-make describes it")

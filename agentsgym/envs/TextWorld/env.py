@@ -1,0 +1,142 @@
+"""Play the quests of TextWorld."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+
+from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.contract import State
+from agentsgym.envs.text_worlds.env import TextWorldBase, engine_fields
+from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
+from agentsgym.envs.TextWorld.tasks import DatasetOptions, task_dataset
+from agentsgym.errors import TaskError
+from agentsgym.fields import Field, choice_field, is_fraction, is_int, is_str, or_none
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_DIRECTIONS = ("north", "south", "east", "west", "up", "down")
+# Beside the verbs of a game. What steers the interpreter is not among them: quit, restart, undo, save, tw-….
+_ALWAYS = {*_DIRECTIONS, *"nsewudilxz", "look", "inventory", "examine", "read", "go", "walk", "get", "pick", "wait"}
+_SEVERAL = re.compile(r"[.;]|\bthen\b", re.I)
+
+
+def _is_options(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in cast("Mapping[Any, Any]", value))
+
+
+class TextWorldEnv(TextWorldBase):
+    """Quests in worlds that TextWorld makes from a seed (arXiv 1806.11532), told in text.
+
+    A task is ``{"game_seed": int}``, or ``{"file": path}`` of a ``.z8`` game where the kind is ``files``. A task
+    without a ``game_seed`` has one that follows from its ``seed``, so that the episodes of a trial play one game.
+
+    Keys of ``env_config`` beside the common ones:
+
+    - ``kind``: ``"custom"``, ``"coin_collector"``, ``"treasure_hunter"``, ``"cooking"``, ``"simple"`` or ``"files"``.
+    - ``options``: the options of that kind: see :data:`~agentsgym.envs.TextWorld.kinds.KINDS`.
+    - ``admissible_commands``: whether each prompt lists the commands that can be given.
+    - ``reward``: ``"score"`` pays each turn what the score rose, in shares of the game's highest; ``"win"`` pays 1 for
+      the game, when it is won. A game that is won pays 1 in sum.
+    - ``progress_share``: which share of the reward is paid for progress on the way to the end instead, in [0, 1].
+    - ``cache_dir``: where games are kept; None for the user's cache, ``""`` for none on disk.
+    - ``num_processes``, ``step_timeout_s``, ``start_timeout_s``: the engine's processes.
+    """
+
+    config_fields: ClassVar[Mapping[str, Field]] = {
+        "kind": choice_field(*KINDS),
+        "options": Field(default={}, expected="a dict of options of the kind", valid=_is_options),
+        "reward": choice_field("score", "win"),
+        "progress_share": Field(default=0.0, expected="a number in [0, 1]", valid=is_fraction),
+        "cache_dir": Field(default=None, expected="a path, '' for none on disk, or None", valid=or_none(is_str)),
+        **engine_fields(admissible_commands=True, num_processes=4),
+    }
+    default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 50, "error_allowance": 50}
+    task_fields: ClassVar[Collection[str] | None] = ("game_seed", "file")
+
+    engine: ClassVar[str] = "agentsgym.envs.TextWorld.engine:TextWorldEngine"
+    packages: ClassVar[Collection[str]] = ("textworld", "jericho")
+    extra: ClassVar[str] = "textworld"
+
+    def _check_config(self, config: dict[str, Any]) -> None:
+        checked_game_options(config["kind"], config["options"])
+
+    def _check_task(self, task_data: Mapping[str, Any]) -> None:
+        file, seed = task_data.get("file"), task_data.get("game_seed")
+        if self.env_config["kind"] == FILES:
+            _check_file(file)
+        elif file is not None:
+            raise TaskError(
+                f"task_data['file'] is for env_config['kind'] = 'files', and this is {self.env_config['kind']!r}"
+            )
+        if seed is not None and not (is_int(0)(seed) and seed < 2**32):
+            raise TaskError(f"task_data['game_seed'] must be an int from 0 to 2**32 - 1, got {shown(seed)}")
+
+    def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
+        config = self.env_config
+        if config["kind"] == FILES:
+            return {"file": str(Path(task_data["file"]).expanduser().resolve())}
+        seed = task_data.get("game_seed")
+        return {
+            "kind": config["kind"],
+            "options": checked_game_options(config["kind"], config["options"]),
+            "seed": derive_seed("textworld game", task_data["seed"]) % 2**31 if seed is None else seed,
+            "cache_dir": config["cache_dir"],
+        }
+
+    def _refusal(self, state: State, command: str) -> str | None:
+        verbs = {*state["first"]["verbs"], *_ALWAYS}
+        if command.split(maxsplit=1)[0].lower() not in verbs:
+            return f"That is no command here. The verbs are: {', '.join(state['first']['verbs'])}."
+        if _SEVERAL.search(command):
+            return "Give one command at a time."
+        return None
+
+    def _paid(self, answer: Mapping[str, Any]) -> float:
+        share: float = self.env_config["progress_share"]
+        earned = answer["score"] if self.env_config["reward"] == "score" else float(answer["won"])
+        return (1 - share) * earned + share * answer["progress"]
+
+    def _system_prompt(self) -> str:
+        return (
+            "You play a text adventure. Do what the game asks for. Answer each turn with one command in one line, such "
+            "as: go east"
+        )
+
+    @classmethod
+    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
+        """Rows to train on; the options are those of :class:`~agentsgym.envs.TextWorld.tasks.DatasetOptions`.
+
+        Raises:
+            ConfigError: The configuration or an option is not valid, or there are no files.
+        """
+        return task_dataset(cls, env_config, cls._checked_kind(env_config), "train", options)
+
+    @classmethod
+    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
+        """Rows to evaluate on, whose games have other seeds (or are other files) than those to train on.
+
+        Arguments and errors are those of :meth:`get_train_dataset`.
+        """
+        return task_dataset(cls, env_config, cls._checked_kind(env_config), "eval", options)
+
+    @classmethod
+    def _checked_kind(cls, env_config: dict[str, Any] | None) -> str:
+        config = validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
+        checked_game_options(config["kind"], config["options"])
+        return config["kind"]
+
+
+def _check_file(file: Any) -> None:
+    if not isinstance(file, str) or not file:
+        raise TaskError(f"task_data['file'] must be the path of a .z8 game, got {shown(file)}")
+    path = Path(file).expanduser()
+    if path.suffix != ".z8" or not path.is_file():
+        raise TaskError(f"task_data['file'] must be the path of a .z8 game, as tw-make writes it, got {shown(file)}")
+    if not path.with_suffix(".json").is_file():
+        raise TaskError(f"task_data['file'] = {shown(file)} needs its description {path.stem}.json beside it")

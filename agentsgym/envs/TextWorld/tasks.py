@@ -1,0 +1,89 @@
+"""Make tasks as dataset rows: seeds of games that are to be made, or files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from agentsgym.envs.rows.options import (
+    COMMON_OPTIONS,
+    CommonOptions,
+    Part,
+    checked_options,
+    dataset_of,
+    drawn_options,
+    part_of,
+    rows_of,
+    task_seed,
+)
+from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.TextWorld.kinds import FILES
+from agentsgym.errors import ConfigError
+from agentsgym.fields import Field, is_int, is_str, is_strings, or_none
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+class DatasetOptions(CommonOptions, total=False):
+    """Options of the rows that are made.
+
+    Attributes:
+        size: Number of rows; by default 100 of games that are made, or one a file.
+        seed: Decides the games that are made, or the order of the files.
+        num_games: Of games that are made: how many different ones the rows take in turn; by default one a row.
+        files: Of the kind ``files``: a folder, or a list of paths of ``.z8`` files.
+        split: Of the kind ``files``: ``"disjoint"``: training and evaluation share no file; ``"all"``: both have all.
+        eval_fraction: Of the kind ``files``: what ``"disjoint"`` keeps for evaluation, in (0, 1).
+    """
+
+    num_games: int | None
+    files: Any
+
+
+def _is_files(value: Any) -> bool:
+    return is_str(value) or (is_strings(value) and len(value) > 0)
+
+
+_OF_FILES: Mapping[str, Field] = {
+    **COMMON_OPTIONS,
+    "files": Field(default=None, expected="a folder or a list of paths", valid=_is_files),
+}
+_OF_MADE: Mapping[str, Field] = {
+    **drawn_options(100),
+    "num_games": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
+}
+
+
+def task_dataset(
+    env_class: type[Any], env_config: Mapping[str, Any] | None, kind: str, part: Part, options: Mapping[str, Any]
+) -> Dataset:
+    """Rows of ``env_class_path``, ``env_config`` and ``task_data``.
+
+    Raises:
+        ConfigError: An option is unknown or not valid, or there are no files.
+    """
+    if kind == FILES:
+        settings = checked_options(options, _OF_FILES)
+        names = part_of(_found(settings["files"]), part, settings, "files")
+        return rows_of([{"file": name} for name in names], class_path(env_class), env_config, part, settings)
+    settings = checked_options(options, _OF_MADE)
+    num_games: int = settings["num_games"] or settings["size"]
+    games: list[int] = [task_seed(part, "textworld game", settings["seed"], game) % 2**31 for game in range(num_games)]
+    tasks = [
+        {"game_seed": games[row % num_games], "seed": task_seed(part, "textworld task", settings["seed"], row)}
+        for row in range(settings["size"])
+    ]
+    return dataset_of(tasks, class_path(env_class), env_config)
+
+
+def _found(files: Any) -> list[str]:
+    if not isinstance(files, str):
+        return [*cast("Sequence[str]", files)]
+    folder = Path(files).expanduser()
+    found = [str(path) for path in sorted(folder.rglob("*.z8"))]
+    if not found:
+        raise ConfigError(f"files must be a folder of .z8 games or a list of paths; there are none in {shown(files)}")
+    return found

@@ -1,0 +1,40 @@
+"""What is read as a command of a text world."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentsgym.envs.text_worlds.commands import MOST_CHARS, listed, read_command
+
+
+@pytest.mark.parametrize(
+    ("said", "command"),
+    [
+        ("go east", "go east"),
+        ("  Take  the\tkey. ", "Take the key"),
+        ("I go there.\n\n> go east\n", "go east"),
+        ("<think>Not north.</think>go east", "go east"),
+        ("<action>open door</action> or <ACTION>\nlook\n</ACTION> because", "look"),
+        ("[go east]", "go east"),
+        ("`go east`", "go east"),
+        ("<think>go east", None),
+        ("", None),
+        (" \n>. \n", None),
+        ("go " * 100, None),
+    ],
+)
+def test_one_command_is_read(said: str, command: str | None) -> None:
+    assert read_command(said) == command
+
+
+@given(st.text())
+def test_whatever_is_said_a_command_is_one_short_line(said: str) -> None:
+    command = read_command(said)
+    assert command is None or (0 < len(command) <= MOST_CHARS and len(command.splitlines()) == 1)
+    assert command is None or command == " ".join(command.split())
+
+
+@given(st.lists(st.from_regex(r"[a-z]+( [a-z]+){0,3}", fullmatch=True), min_size=1))
+def test_every_command_that_is_listed_is_read_as_it_stands(commands: list[str]) -> None:
+    assert listed(commands).removeprefix("Possible commands: ").split(", ") == commands
+    assert [read_command(command) for command in commands] == commands

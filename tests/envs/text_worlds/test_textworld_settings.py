@@ -1,0 +1,137 @@
+"""TextWorldEnv without TextWorld: what is checked before anything is made, and the rows of its datasets."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentsgym.envs.TextWorld import TextWorldEnv
+from agentsgym.envs.TextWorld.feedback import opening_text, said_text
+from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
+from agentsgym.errors import ConfigError, TaskError
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"kind": "coins"}, "env_config['kind'] must be one of 'custom', 'coin_collector', "),
+        ({"options": {"room": 3}}, "env_config['options']['room'] is unknown for kind 'custom'; did you mean 'rooms'?"),
+        ({"options": {"rooms": 0}}, "env_config['options']['rooms'] must be a positive int, got 0"),
+        ({"options": [3]}, "env_config['options'] must be a dict of options of the kind, got [3]"),
+        ({"kind": "treasure_hunter", "options": {"level": 31}}, "must be an int from 1 to 30, got 31"),
+        ({"kind": "coin_collector", "options": {"level": 151}}, "has 102 rooms, and TextWorld makes at most 100"),
+        ({"kind": "cooking", "options": {"take": 2}}, "must be found: at most 1, got 2"),
+        ({"kind": "cooking", "options": {"go": 2}}, "env_config['options']['go'] must be 1, 6, 9 or 12, got 2"),
+        ({"kind": "cooking", "options": {"recipe_seed": 1}}, "recipe_seed'] needs take of at least 1"),
+        ({"kind": "files", "options": {"level": 1}}, "env_config['options']['level'] is unknown for kind 'files'"),
+        ({"reward": "dense"}, "env_config['reward'] must be one of 'score', 'win', got 'dense'"),
+        ({"progress_share": 1.5}, "env_config['progress_share'] must be a number in [0, 1], got 1.5"),
+        ({"num_processes": 0}, "env_config['num_processes'] must be a positive int, got 0"),
+    ],
+)
+def test_settings_that_do_not_go_are_refused_in_words(config: dict[str, Any], problem: str) -> None:
+    for build in (lambda: TextWorldEnv(env_config=config), lambda: TextWorldEnv.get_train_dataset(config)):
+        with pytest.raises(ConfigError) as caught:
+            build()
+        assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_defaults_of_every_kind_go(kind: str) -> None:
+    options = checked_game_options(kind, {})
+    assert checked_game_options(kind, options) == options
+
+
+@settings(max_examples=10)  # each makes two data sets
+@given(st.integers(min_value=0, max_value=10**6), st.integers(min_value=1, max_value=40))
+def test_training_and_evaluation_share_no_game(seed: int, size: int) -> None:
+    train, held_out = (
+        [row["task_data"] for row in rows(None, size=size, seed=seed)]
+        for rows in (TextWorldEnv.get_train_dataset, TextWorldEnv.get_eval_dataset)
+    )
+    assert {task["game_seed"] % 2 for task in train} == {0}
+    assert {task["game_seed"] % 2 for task in held_out} == {1}
+    assert all(0 <= task["game_seed"] < 2**31 for task in (*train, *held_out))
+
+
+def test_rows_take_a_few_games_in_turn() -> None:
+    rows = TextWorldEnv.get_train_dataset({"kind": "cooking"}, size=7, num_games=3)
+    games = [row["task_data"]["game_seed"] for row in rows]
+    assert games[:3] == games[3:6]
+    assert len({*games}) == 3
+    assert len({row["task_data"]["seed"] for row in rows}) == 7
+    assert rows[0]["env_class_path"] == "agentsgym.envs.TextWorld.TextWorldEnv"
+
+
+def test_files_are_shared_out_and_must_be_there(tmp_path: Path) -> None:
+    config = {"kind": FILES}
+    with pytest.raises(ConfigError, match=r"files must be a folder of \.z8 games or a list of paths; there are none"):
+        TextWorldEnv.get_train_dataset(config, files=str(tmp_path))
+    with pytest.raises(ConfigError, match="files must be a folder or a list of paths, got None"):
+        TextWorldEnv.get_train_dataset(config)
+    with pytest.raises(ConfigError, match="the dataset has no option 'files'"):
+        TextWorldEnv.get_train_dataset(None, files=["a.z8"])
+    names = [f"{n}.z8" for n in range(10)]
+    train, held_out = (
+        {row["task_data"]["file"] for row in rows(config, files=names)}
+        for rows in (TextWorldEnv.get_train_dataset, TextWorldEnv.get_eval_dataset)
+    )
+    assert (train | held_out, len(held_out)) == ({*names}, 2)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("textworld") is not None, reason="a machine that has TextWorld")
+def test_without_textworld_rows_can_be_made_and_nothing_be_built() -> None:
+    assert len(TextWorldEnv.get_train_dataset(size=3)) == 3
+    with pytest.raises(ImportError, match=r"pip install 'agentsgym\[textworld\]'"):
+        TextWorldEnv()
+
+
+@pytest.fixture
+def env(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An environment whose engine is never started, wherever the tests run."""
+    monkeypatch.setattr(TextWorldEnv, "packages", ())
+    return partial(TextWorldEnv, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "problem"),
+    [
+        ({}, {"game_seed": -1}, r"task_data\['game_seed'\] must be an int from 0 to 2\*\*32 - 1, got -1"),
+        ({}, {"game_seed": "3"}, r"must be an int from 0 to 2\*\*32 - 1, got '3'"),
+        ({}, {"game_sed": 3}, r"'game_sed'\] is unknown; did you mean 'game_seed'\?"),
+        ({}, {"file": "a.z8"}, r"is for env_config\['kind'\] = 'files', and this is 'custom'"),
+        ({"kind": "files"}, {}, r"task_data\['file'\] must be the path of a .z8 game, got None"),
+        ({"kind": "files"}, {"file": "gone.z8"}, "as tw-make writes it, got 'gone.z8'"),
+    ],
+)
+def test_tasks_that_cannot_be_played_are_refused(
+    env: Any, config: dict[str, Any], task: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(TaskError, match=problem):
+        env(config).check_task(task)
+
+
+def test_a_game_needs_its_description(env: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.z8").write_bytes(b"\x08")
+    with pytest.raises(TaskError, match=r"needs its description a\.json beside it"):
+        env({"kind": "files"}).check_task({"file": str(tmp_path / "a.z8")})
+
+
+BANNER = [
+    "                    ________  ________  __    __  ________        ",
+    r"                   |        \|        \|  \  |  \|        \       ",
+    r"                    \$$$$$$$$| $$$$$$$$| $$  | $$ \$$$$$$$$       ",
+]
+FEEDBACK = ["", "", *BANNER, "", "Find the coin!", "", "-= Attic =-", "An attic.", "", "", "", ">      -= Attic =-0/1"]
+
+
+def test_feedback_is_cut_down_to_what_is_said() -> None:
+    assert opening_text("\n".join(FEEDBACK)) == "Find the coin!\n\n-= Attic =-\nAn attic."
+    ended = "\nYou take it.\n\n\n   *** The End ***\n\nWould you like to RESTART, RESTORE a saved game, QUIT or UNDO "
+    assert said_text(f"{ended}the last command?\n>  -= Attic =-0/5") == "You take it.\n\n   *** The End ***"
