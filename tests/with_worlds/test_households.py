@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from agentsgym.envs.ALFWorld.households import SIZES, SPLITS, TASK_TYPES, GeneratedHouseholds, generate_households
+from agentsgym.envs.ALFWorld.households import (
+    SIZES,
+    SPLITS,
+    TASK_TYPES,
+    GeneratedHouseholds,
+    generate,
+    generate_households,
+)
 from agentsgym.envs.ALFWorld.households.plans import TREATMENTS, Planner
 from agentsgym.envs.ALFWorld.households.rooms import LAMP
 from agentsgym.envs.ALFWorld.households.shipped import shipped
@@ -60,6 +67,22 @@ def test_every_walkthrough_wins_with_its_last_command(tmp_path: Path, engine: An
             low, high = SIZES[size].receptacles
             listed = first.split("you see ")[1].split("\n")[0].count(",") + 1
             assert low <= listed <= high
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+def test_a_searching_walkthrough_wins_and_looks_nowhere_twice(tmp_path: Path, engine: Any, size: str) -> None:
+    made = generate_households(tmp_path / "searching", {"train": 18}, seed=5, size=size, searching=True)
+    straight = generate_households(tmp_path / "straight", {"train": 18}, seed=5, size=size)
+    lengths: list[tuple[int, int]] = []
+    for one, other in zip(made.games["train"], straight.games["train"], strict=True):
+        played(engine, one)
+        games = [json.loads(game.read_text()) for game in (one, other)]
+        searched, direct = (game.pop("walkthrough") for game in games)
+        assert games[0] == games[1]  # the games are the same
+        opened = [command for command in searched if command.startswith("open ")]
+        assert len(opened) == len(set(opened))
+        lengths.append((len(searched), len(direct)))
+    assert sum(searched for searched, _ in lengths) > sum(direct for _, direct in lengths)
 
 
 def digest(made: GeneratedHouseholds) -> str:
@@ -144,6 +167,7 @@ def test_some_task_types_alone_are_dealt_out_in_turn(tmp_path: Path) -> None:
 def test_when_no_different_household_is_left_that_is_said_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(generate, "_TRIES", 2)  # a thousand exhaust only what takes minutes
     with pytest.raises(ConfigError, match=r"no more different households of 'look_at_obj_in_light'.*larger size"):
-        generate_households(tmp_path, {"valid_unseen": 10_000}, size="tiny", task_types=["look_at_obj_in_light"])
+        generate_households(tmp_path, {"valid_unseen": 20_000}, size="tiny", task_types=["look_at_obj_in_light"])
     assert not list(tmp_path.iterdir())

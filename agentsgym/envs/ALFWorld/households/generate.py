@@ -18,7 +18,7 @@ from agentsgym.envs.ALFWorld.households.rooms import SIZES
 from agentsgym.envs.ALFWorld.households.shipped import Shipped, shipped
 from agentsgym.envs.ALFWorld.households.walkthrough import walkthrough
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import is_int, one_of, require
+from agentsgym.fields import is_bool, is_int, one_of, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 
@@ -51,13 +51,14 @@ def generate_households(
     seed: int = 0,
     size: str = "small",
     task_types: Sequence[str] | None = None,
+    searching: bool = False,
 ) -> GeneratedHouseholds:
     """Write small households that ALFWorld's engine plays, with a walkthrough each.
 
     The files are ``folder/json_2.1.1/SPLIT/TASK-Object-None-Receptacle-ROOM/trial_T…/`` with ``game.tw-pddl``,
     ``traj_data.json`` and ``initial_state.pddl``, made from the domain, grammar, goals and tables that the ``alfworld``
     wheel ships; the engine itself is not run. The same arguments give the same bytes. No two games are equal, and a
-    larger split begins with the games of a smaller one.
+    larger split begins with the games of a smaller one, if the splits before it are as large.
 
     ``train`` and ``valid_seen`` share rooms, and combinations of task type, object and receptacle, but not where things
     lie. ``valid_unseen`` has rooms whose receptacles are together in no room of the other two, and combinations, a
@@ -69,6 +70,8 @@ def generate_households(
         seed: Of all draws.
         size: ``"tiny"`` (4 receptacles, 4 objects), ``"small"`` (6, 7) or ``"medium"`` (16 to 27, 14).
         task_types: Some of :data:`TASK_TYPES`, dealt out in turn; all six by default.
+        searching: Whether walkthroughs look for the objects, in place of going straight to where they lie, which no
+            player can know: what such a walkthrough does follows from what the game said before.
 
     Returns:
         Where the games are, and how many of which type.
@@ -78,13 +81,14 @@ def generate_households(
         MissingDependencyError: ``alfworld`` is not installed.
     """
     _check(split_sizes, seed, size)
+    require("searching", searching, is_bool, "True or False")
     types = _checked_types(task_types)
     goal_folder = Path(folder)
     _check_folder(goal_folder)
     source = shipped()
     unfinished = goal_folder / f".{DATA}.{os.getpid()}"
     try:
-        games = _write(unfinished, _drawn(source, split_sizes, (seed, size, types)), source)
+        games = _write(unfinished, _drawn(source, split_sizes, (seed, size, types)), source, searching=searching)
         unfinished.rename(goal_folder / DATA)  # whole or not at all, whatever interrupts it
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -103,9 +107,7 @@ def _check(split_sizes: Mapping[str, int], seed: int, size: str) -> None:
     for split, num_games in split_sizes.items():
         if split not in SPLITS:
             raise ConfigError(f"split_sizes has no split {shown(split)}{did_you_mean(str(split), SPLITS)}")
-        require(
-            f"split_sizes[{split!r}]", num_games, is_int(1), "a positive int (leave a split out to have none of it)"
-        )
+        require(f"split_sizes[{split!r}]", num_games, is_int(1), "a positive int (or leave that split out)")
 
 
 def _checked_types(task_types: Sequence[str] | None) -> tuple[str, ...]:
@@ -125,9 +127,7 @@ def _check_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     inside = next(folder.iterdir(), None)
     if inside is not None:
-        raise ConfigError(
-            f"{folder} is not empty ({inside.name} is in it); households are written into an empty folder"
-        )
+        raise ConfigError(f"{folder} is not empty (it holds {inside.name}); households need an empty folder")
 
 
 def _drawn(
@@ -135,25 +135,25 @@ def _drawn(
 ) -> Iterator[tuple[str, int, Household]]:
     """Draw all games, one after the other, with their split and their number in it."""
     seed, size, types = options
-    there: set[Household] = set()
+    there: set[object] = set()
     for split in SPLITS:  # in this order, whatever the mapping's
         planner = Planner(source.rules, size, unseen=split == "valid_unseen")
         for number in range(split_sizes.get(split, 0)):
             task_type = types[number % len(types)]
             generator = random.Random(derive_seed("household", seed, size, split, task_type, number))
             tries = (planner.draw(task_type, generator) for _ in range(_TRIES))
-            household = next((one for one in tries if one not in there), None)
+            household = next((one for one in tries if one.game not in there), None)
             if household is None:
                 raise ConfigError(
                     f"size {size!r} has no more different households of {task_type!r}: {number} are drawn for {split}; "
                     "ask for fewer, or for a larger size"
                 )
-            there.add(household)
+            there.add(household.game)
             yield split, number, household
 
 
 def _write(
-    folder: Path, households: Iterator[tuple[str, int, Household]], source: Shipped
+    folder: Path, households: Iterator[tuple[str, int, Household]], source: Shipped, *, searching: bool
 ) -> dict[str, list[tuple[Path, str]]]:
     """Write the games; give their files, relative to the folder, and their task types."""
     written: dict[str, list[tuple[Path, str]]] = {}
@@ -162,26 +162,26 @@ def _write(
         end = f"None-{task.receptacle}-{household.room.number}"
         place = Path(split, f"{task.task_type}-{task.target}-{end}", f"trial_T{number:06}")
         (folder / place).mkdir(parents=True)
-        for name, text in _texts(household, source, name=f"household_{split}_{number}").items():
+        commands = walkthrough(household, source.rules, searching=searching)
+        for name, text in _texts(household, source, commands, name=f"household_{split}_{number}").items():
             (folder / place / name).write_text(text, encoding="utf-8")
         written.setdefault(split, []).append((place / "game.tw-pddl", task.task_type))
     return written
 
 
-def _texts(household: Household, source: Shipped, *, name: str) -> dict[str, str]:
+def _texts(household: Household, source: Shipped, commands: Sequence[str], *, name: str) -> dict[str, str]:
     """Write what the files of a game hold, by their names."""
     goal = source.goals[household.task.task_type]
     fields = words(household)
     lower = {key: word.lower() for key, word in fields.items()}
     sentence = goal.sentences[household.sentence % len(goal.sentences)].format(**lower)
-    commands = walkthrough(household, source.rules)
     pddl = problem(household, goal, source.rules, name=name)
     game = {
         "pddl_domain": source.domain,
         "grammar": source.grammar.replace("UNKNOWN GOAL", sentence),
         "pddl_problem": pddl,
         "solvable": True,
-        "walkthrough": commands,
+        "walkthrough": [*commands],
     }
     return {
         "game.tw-pddl": json.dumps(game),

@@ -67,6 +67,11 @@ class Household:
     picks: tuple[Thing, ...]
     sentence: int
 
+    @property
+    def game(self) -> tuple[Room, Task, tuple[tuple[Thing, Receptacle], ...]]:
+        """What makes it a game of its own: neither how the task is said nor how it can be solved."""
+        return self.room, self.task, self.things
+
 
 class Planner:
     """Draws households of one size, for seen or for unseen rooms.

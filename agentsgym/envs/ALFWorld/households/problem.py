@@ -58,14 +58,14 @@ def _id(thing: Thing | Receptacle) -> str:
 def _objects(household: Household) -> Iterator[str]:
     things = [thing for thing, _ in household.things]
     receptacles = household.room.receptacles
+    holder_types = {f"{name}Type" for name, _ in receptacles}.union(_NAMED_RECEPTACLES)
+    thing_types = {f"{name}Type" for name, _ in things}.union(_NAMED_OBJECTS)
     yield "agent1 - agent"
     yield from (f"{_id(one)} - object" for one in things)
     yield from (f"{_id(one)} - receptacle" for one in receptacles)
     yield from (f"loc_bar_{index} - location" for index in range(len(receptacles) + 1))
-    yield from (
-        f"{one} - rtype" for one in sorted({f"{name}Type" for name, _ in receptacles}.union(_NAMED_RECEPTACLES))
-    )
-    yield from (f"{one} - otype" for one in sorted({f"{name}Type" for name, _ in things}.union(_NAMED_OBJECTS)))
+    yield from (f"{one} - rtype" for one in sorted(holder_types))
+    yield from (f"{one} - otype" for one in sorted(thing_types))
 
 
 def _facts(household: Household, rules: Rules) -> Iterator[str]:

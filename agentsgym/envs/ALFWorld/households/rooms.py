@@ -162,7 +162,7 @@ SIZES: Mapping[str, Size] = {
 }
 
 LAMP = "DeskLamp"
-_LAMP_STANDS_ON = frozenset({"CoffeeTable", "Desk", "DiningTable", "Dresser", "Shelf", "SideTable"})
+LAMP_STANDS_ON = frozenset({"CoffeeTable", "Desk", "DiningTable", "Dresser", "Shelf", "SideTable"})
 _NUM_UNSEEN = 6  # of the 30 rooms of a kind, the first, as in ALFRED
 _NUM_ROOMS = 30
 
@@ -183,7 +183,7 @@ def _room(kind: str, number: int, size: str, *, unseen: bool) -> Room:
     layouts = (_layout(KINDS[kind], SIZES[size], generator) for _ in itertools.count())
     layout = next(one for one in layouts if _for_unseen_rooms(kind, one) == unseen)
     receptacles = tuple((name, n) for name, count in layout for n in range(1, count + 1))
-    stands = [one for one in receptacles if one[0] in _LAMP_STANDS_ON]
+    stands = [one for one in receptacles if one[0] in LAMP_STANDS_ON]
     has_lamp = kind in ("LivingRoom", "Bedroom") and stands
     return Room(
         kind=kind,

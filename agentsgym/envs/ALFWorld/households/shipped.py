@@ -1,6 +1,6 @@
 """What the ``alfworld`` wheel ships for its games: domain, grammar, goals, and what may lie where.
 
-The files are found and read without importing ``alfworld``, which makes a folder in the user's home when it is imported.
+The files are found and read without importing ``alfworld``: when it is imported it makes a folder in the user's home.
 """
 
 from __future__ import annotations
@@ -81,11 +81,9 @@ def shipped() -> Shipped:
     """
     folder = _folder()
     try:
-        domain, grammar = (
-            (folder / "data" / name).read_text(encoding="utf-8") for name in ("alfred.pddl", "alfred.twl2")
-        )
+        domain, grammar = ((folder / "data" / name).read_text("utf-8") for name in ("alfred.pddl", "alfred.twl2"))
         constants, library = (
-            runpy.run_path(str(folder / "gen" / f"{name}.py")) for name in ("constants", "goal_library")
+            runpy.run_path(str(folder / "gen" / name)) for name in ("constants.py", "goal_library.py")
         )
         return Shipped(domain=domain, grammar=grammar, goals=_goals(library["gdict"]), rules=_rules(constants))
     except (OSError, KeyError) as error:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from agentsgym.envs.ALFWorld.households.plans import LOOK, TREATMENTS, Household, Thing
-from agentsgym.envs.ALFWorld.households.rooms import LAMP, Receptacle
+from agentsgym.envs.ALFWorld.households.rooms import LAMP, LAMP_STANDS_ON, Receptacle
 from agentsgym.envs.ALFWorld.households.shipped import Rules
 
 
-def walkthrough(household: Household, rules: Rules) -> list[str]:
+def walkthrough(household: Household, rules: Rules, *, searching: bool = False) -> list[str]:
     """List the commands that solve the game from its beginning; the last one wins.
 
-    It goes straight to what it needs, as the walkthroughs of ALFWorld's own games do, though a player cannot know yet
-    where that is.
+    Args:
+        household: The game.
+        rules: What may lie where.
+        searching: Look through the room as somebody does who does not know where things lie: through whatever may hold
+            the object, in the room's order, and never twice. By default the walkthrough goes straight to what it needs,
+            as those of ALFWorld's own games do, though a player cannot know yet where that is.
     """
-    walk = _Walk(rules)
-    task, places = household.task, dict(household.things)
-    for thing in household.picks:
-        walk.take(thing, places[thing])
+    walk = _Walk(household, rules, searching=searching)
+    task = household.task
+    for pick in household.picks:
+        thing, place = walk.find(pick, without=task.receptacle)
+        walk.take(thing, place)
         if task.task_type == LOOK:
-            walk.use((LAMP, 1), places[LAMP, 1])
+            lamp, stand = walk.find((LAMP, 1), without="")
+            walk.use(lamp, stand)
             continue
         if task.task_type in TREATMENTS:
             verb, appliance = TREATMENTS[task.task_type]
@@ -38,17 +44,38 @@ def called(thing: Thing | Receptacle) -> str:
 
 
 class _Walk:
-    """Where the player stands, what was opened, and the commands so far."""
+    """Where the player stands, what was opened and seen, what still lies where it did, and the commands so far."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, household: Household, rules: Rules, *, searching: bool) -> None:
         self.commands: list[str] = []
+        self._room = household.room
         self._rules = rules
+        self._searching = searching
+        self._lies = dict(household.things)
         self._at: Receptacle | None = None
         self._opened: set[Receptacle] = set()
+        self._seen: set[Receptacle] = set()
+
+    def find(self, wanted: Thing, *, without: str) -> tuple[Thing, Receptacle]:
+        """Find a thing. A search ends at the first of its kind, and leaves out receptacles of the kind ``without``."""
+        if not self._searching:
+            return wanted, self._lies[wanted]
+        holders = (
+            LAMP_STANDS_ON if wanted[0] == LAMP else {name for name, of in self._rules.holds.items() if wanted[0] in of}
+        )
+        places = [one for one in self._room.receptacles if one[0] in holders and one[0] != without]
+        for place in sorted(places, key=lambda one: one not in self._seen):  # what was seen is remembered
+            if place not in self._seen:
+                self._reach(place)
+            there = [thing for thing, lies in self._lies.items() if lies == place and thing[0] == wanted[0]]
+            if there:
+                return there[0], place
+        raise AssertionError(f"{called(wanted)} lies nowhere in {self._room}")  # the planner puts it into one of them
 
     def take(self, thing: Thing, place: Receptacle) -> None:
         self._reach(place)
         self.commands.append(f"take {called(thing)} from {called(place)}")
+        del self._lies[thing]
 
     def move(self, thing: Thing, place: Receptacle) -> None:
         self._reach(place)
@@ -72,3 +99,4 @@ class _Walk:
         if place[0] in self._rules.openable and place not in self._opened:
             self.commands.append(f"open {called(place)}")
             self._opened.add(place)
+        self._seen.add(place)
