@@ -34,7 +34,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 from transformers.utils import logging as transformers_logging
 
-from agentsgym import Agent, GRPOEnvConfig, GRPOEnvTrainer, MultistepEnv, PolicyAgent, evaluate
+from agentsgym import Agent, GRPOEnvConfig, GRPOEnvTrainer, MultistepEnv, PolicyAgent, Trajectory, evaluate
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, ImitationPlayer, TwentyQuestionsEnv
 from agentsgym.seeding import derive_seed
 from agentsgym.tiny import tiny_policy
@@ -44,8 +44,8 @@ from benchmarks.credit_report import Run, keep, read_runs, write_report
 from benchmarks.credit_trap import AppleTree, apple_values
 
 NUM_ROLLOUTS = 8  # a task
-NUM_EVALUATION_GAMES = 1024
 MAX_TURN_TOKENS = 12
+WARM_START: Final = "warm_start"  # the name of the arm that learns no further
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +168,7 @@ class Game:
         batch_size: Episodes of a generation batch.
         num_updates: Optimizer steps that a generation batch is split into.
         num_iterations: How often it is trained on.
+        num_evaluated: Games that are played afterwards.
         learning_rate: Constant.
         secrets: What tasks take turns with as their ``solution``; empty where a seed is all that a task has.
         variant_of: The game whose warm starts it begins from, if not its own.
@@ -182,6 +183,7 @@ class Game:
     batch_size: int = 32
     num_updates: int = 2
     num_iterations: int = 1
+    num_evaluated: int = 1024
     learning_rate: float = 1e-3
     secrets: Sequence[str] = ()
     variant_of: str = ""
@@ -199,6 +201,14 @@ class Game:
         if not self.secrets:
             return tasks
         return [task | {"solution": self.secrets[i % len(self.secrets)]} for i, task in enumerate(tasks)]
+
+    def held_out_tasks(self, seed: int) -> list[dict[str, Any]]:
+        """Tasks unlike those that are learned, to be played afterwards; there may be none."""
+        return []
+
+    def policy(self, seed: int) -> tuple[Any, Any]:
+        """Make the model before it has learned anything, and its tokenizer."""
+        return tiny_policy(cast("Any", self.make()), seed=seed)
 
 
 def _blind_player(env: Any, seed: int) -> Agent:
@@ -254,19 +264,24 @@ GAMES: Final[Mapping[str, Game]] = {
 }
 
 
-def warm_start(name: str, seed: int, folder: Path) -> Path:
+def warm_start(name: str, seed: int, folder: Path, games: Mapping[str, Game] = GAMES) -> Path:
     """Make the policy that every arm of a game and a seed starts from, unless it is there.
+
+    Args:
+        name: Of the game.
+        seed: Of the model and of the demonstrations.
+        folder: Where policies and runs are kept.
+        games: All games, by name.
 
     Returns:
         Where it lies.
     """
-    name = GAMES[name].variant_of or name
+    name = games[name].variant_of or name
     path = folder / "warm" / f"{name}-{seed}"
     if path.exists():
         return path
-    game = GAMES[name]
-    text_env: Any = game.make()
-    model, tokenizer = tiny_policy(text_env, seed=seed)
+    game = games[name]
+    model, tokenizer = game.policy(seed)
     env = game.make(tokenizer)
     tasks = game.tasks("demonstrations", seed, game.num_demonstrations)
     demonstrations = env.rollout(tasks, game.demonstrator(env, seed), max_concurrent=256)
@@ -319,20 +334,29 @@ def trainer_of(game: Game, arm: Arm, seed: int, policy: Path, num_episodes: int)
     return trainer, env
 
 
-def learn(name: str, arm: str, seed: int, folder: Path, num_episodes: int | None = None) -> Run:
-    """Learn a game with one arm, and play it afterwards."""
-    game = GAMES[name]
-    start_folder = warm_start(name, seed, folder)
+def learn(  # a run's name is three of them
+    name: str,
+    arm: str,
+    seed: int,
+    folder: Path,
+    num_episodes: int | None = None,
+    games: Mapping[str, Game] = GAMES,
+) -> Run:
+    """Learn a game with one arm, unless it is ``warm_start``, and play it afterwards."""
+    game = games[name]
+    start_folder = warm_start(name, seed, folder, games)
     start = time.process_time()
-    trainer, env = trainer_of(game, ARMS[arm], seed, start_folder, num_episodes or game.num_episodes)
-    trainer.train()
+    if arm == WARM_START:
+        env = game.make(AutoTokenizer.from_pretrained(start_folder))
+        policy = AutoModelForCausalLM.from_pretrained(start_folder)
+    else:
+        trainer, env = trainer_of(game, ARMS[arm], seed, start_folder, num_episodes or game.num_episodes)
+        trainer.train()
+        policy = cast("Any", trainer).model
     seconds = time.process_time() - start
     played = [score_of(info) for info in env.last_info.values()]
-    policy = cast("Any", trainer).model
-    tokenizer: Any = env.tokenizer
-    agent = PolicyAgent(policy, tokenizer, seed=derive_seed("evaluation", seed), max_turn_tokens=MAX_TURN_TOKENS)
-    tasks = game.tasks("evaluation", seed, NUM_EVALUATION_GAMES)
-    evaluation = evaluate(env, agent, tasks, max_concurrent=256)
+    afterwards = played_by(policy, env, game.tasks("evaluation", seed, game.num_evaluated), seed)
+    held_out = played_by(policy, env, game.held_out_tasks(seed), seed)
     anchors = env.anchors()
     return Run(
         game=name,
@@ -342,11 +366,21 @@ def learn(name: str, arm: str, seed: int, folder: Path, num_episodes: int | None
         random_score=anchors["random_reward"],
         optimal_score=anchors["optimal_reward"],
         scores=[fmean(played[i : i + game.batch_size]) for i in range(0, len(played), game.batch_size)],
-        final_score=fmean(score_of(game.info) for game in evaluation.trajectories),
-        final_win_rate=fmean(bool(game.success) for game in evaluation.trajectories),
-        num_evaluated=evaluation.num_episodes,
+        final_score=fmean(score_of(game.info) for game in afterwards),
+        final_win_rate=fmean(bool(game.success) for game in afterwards),
+        num_evaluated=len(afterwards),
         cpu_s=round(seconds, 1),
+        held_out_win_rate=fmean(bool(game.success) for game in held_out) if held_out else None,
     )
+
+
+def played_by(policy: Any, env: MultistepEnv, tasks: Sequence[Mapping[str, Any]], seed: int) -> Sequence[Trajectory]:
+    """Play tasks once each with a policy, sampled; there may be none."""
+    if not tasks:
+        return ()
+    tokenizer: Any = env.tokenizer
+    agent = PolicyAgent(policy, tokenizer, seed=derive_seed("evaluation", seed), max_turn_tokens=MAX_TURN_TOKENS)
+    return evaluate(env, agent, tasks, max_concurrent=256).trajectories
 
 
 def score_of(info: Mapping[str, Any]) -> float:
@@ -354,14 +388,20 @@ def score_of(info: Mapping[str, Any]) -> float:
     return float(info.get("score", info["success"]))
 
 
-def main() -> None:
-    """Play what is not there yet, or write the report."""
+def main(games: Mapping[str, Game] = GAMES, arms: Sequence[str] = (*ARMS,), out: str = "outputs/credit") -> None:
+    """Play what is not there yet, or write the report.
+
+    Args:
+        games: What may be played, by name.
+        arms: How credit may be given.
+        out: The folder of the runs, unless the command line names one.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", nargs="+", choices=GAMES, default=list(GAMES), help="default: all")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="default: all")
+    parser.add_argument("--games", nargs="+", choices=games, default=list(games), help="default: all")
+    parser.add_argument("--arms", nargs="+", choices=arms, default=list(arms), help="default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)), help="default: 0 to 4")
     parser.add_argument("--episodes", type=int, help="episodes of each run; default: the game's own")
-    parser.add_argument("--out", type=Path, default=Path("outputs/credit"), help="default: outputs/credit")
+    parser.add_argument("--out", type=Path, default=Path(out), help=f"default: {out}")
     parser.add_argument("--report", action="store_true", help="write report.md and pictures of these games and arms")
     options = parser.parse_args()
     path = options.out / "runs.jsonl"
@@ -374,7 +414,7 @@ def main() -> None:
     for seed, name, arm in product(options.seeds, options.games, options.arms):
         if (name, arm, seed) in {(run.game, run.arm, run.seed) for run in read_runs(path)}:
             continue
-        run = learn(name, arm, seed, options.out, options.episodes)
+        run = learn(name, arm, seed, options.out, options.episodes, games)
         keep(run, path)
         print(f"{name} {arm} seed {seed}: {run.final_fraction:.0%} of optimal after {run.cpu_s:.0f} s", flush=True)
 
