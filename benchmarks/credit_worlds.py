@@ -29,7 +29,8 @@ from agentsgym.envs.TextWorld import TextWorldEnv
 from agentsgym.envs.TextWorld.engine import TextWorldEngine
 from agentsgym.seeding import derive_seed
 from agentsgym.tiny import tiny_policy
-from benchmarks.credit import WARM_START, Game, Watched, main
+from benchmarks.credit import WARM_START, Game, main
+from benchmarks.credit_watched import Watched
 
 ARMS: Final = (WARM_START, "grpo", "return_to_go", "mt_grpo", "gigpo")
 _REMEMBER_MB: Final = 512.0
