@@ -34,18 +34,18 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 from transformers.utils import logging as transformers_logging
 
-from agentsgym import Agent, GRPOEnvConfig, GRPOEnvTrainer, MultistepEnv, PolicyAgent, evaluate
-from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, ImitationPlayer, TwentyQuestionsEnv
+from agentsgym import Agent, GRPOEnvConfig, GRPOEnvTrainer, MultistepEnv, PolicyAgent, Trajectory, evaluate
+from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, ImitationPlayer
 from agentsgym.seeding import derive_seed
 from agentsgym.tiny import tiny_policy
 from agentsgym.training.imitate import imitate, tiny_imitation_config
-from benchmarks.credit_games import BlindPlayer, CarelessGuesser, CoinMaze, GuessTheNumber, guess_values, maze_values
+from benchmarks.credit_games import BlindPlayer, CarelessGuesser
 from benchmarks.credit_report import Run, keep, read_runs, write_report
-from benchmarks.credit_trap import AppleTree, apple_values
+from benchmarks.credit_watched import Watched, WatchedGuess, WatchedMaze, WatchedTree, WatchedTwentyQuestions
 
 NUM_ROLLOUTS = 8  # a task
-NUM_EVALUATION_GAMES = 1024
 MAX_TURN_TOKENS = 12
+WARM_START: Final = "warm_start"  # the name of the arm that learns no further
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,58 +102,6 @@ ARMS: Final[Mapping[str, Arm]] = {
 }
 
 
-class Watched(MultistepEnv):
-    """Beside a game: keeps what it said last in each session, in the order in which sessions began."""
-
-    last_info: dict[str, dict[str, Any]]
-
-    def _step_episode(
-        self, session_id: str, state: dict[str, Any], action: str
-    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        step = super()._step_episode(session_id, state, action)  # pyright: ignore[reportAbstractUsage]  # the game's
-        self.last_info[session_id] = step[3]
-        return step
-
-    def anchors(self) -> dict[str, float]:
-        """The expected score, in [0, 1], of best and of random play: ``optimal_reward`` and ``random_reward``."""
-        raise NotImplementedError
-
-
-class WatchedGuess(Watched, GuessTheNumber):
-    """Guess the number, scored by the fraction of numbers found."""
-
-    def anchors(self) -> dict[str, float]:
-        """By dynamic programming; a fraction is the same for one round and for many."""
-        return guess_values(self.env_config["size"], self.env_config["guesses"], rounds=1, pays="find")
-
-
-class WatchedMaze(Watched, CoinMaze):
-    """The maze, scored by the fraction of coins taken."""
-
-    def anchors(self) -> dict[str, float]:
-        """By dynamic programming, the mean over the starts."""
-        worths = maze_values(self.env_config["maze"], self.env_config["max_steps_per_episode"], pays="coins").values()
-        return {key: fmean(worth[key] for worth in worths) for key in ("optimal_reward", "random_reward")}
-
-
-class WatchedTree(Watched, AppleTree):
-    """The tree, scored by the fraction of apples."""
-
-    def anchors(self) -> dict[str, float]:
-        """By dynamic programming."""
-        return apple_values(self.env_config["max_steps_per_episode"], pays="apples")
-
-
-class WatchedTwentyQuestions(Watched, TwentyQuestionsEnv):
-    """Twenty Questions, scored by the win; a wrong guess ends it."""
-
-    def anchors(self) -> dict[str, float]:
-        """Greedy play wins always; random play draws from all questions and guesses until it hits on a guess."""
-        objects, properties = len(self.candidates.objects), len(self.candidates.properties)
-        never = (properties / (objects + properties)) ** self.env_config["max_steps_per_episode"]
-        return {"optimal_reward": 1.0, "random_reward": (1 - never) / objects}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
     """A game, who shows it to the policy first, and how long it is then played.
@@ -168,6 +116,7 @@ class Game:
         batch_size: Episodes of a generation batch.
         num_updates: Optimizer steps that a generation batch is split into.
         num_iterations: How often it is trained on.
+        num_evaluated: Games that are played afterwards.
         learning_rate: Constant.
         secrets: What tasks take turns with as their ``solution``; empty where a seed is all that a task has.
         variant_of: The game whose warm starts it begins from, if not its own.
@@ -182,6 +131,7 @@ class Game:
     batch_size: int = 32
     num_updates: int = 2
     num_iterations: int = 1
+    num_evaluated: int = 1024
     learning_rate: float = 1e-3
     secrets: Sequence[str] = ()
     variant_of: str = ""
@@ -199,6 +149,14 @@ class Game:
         if not self.secrets:
             return tasks
         return [task | {"solution": self.secrets[i % len(self.secrets)]} for i, task in enumerate(tasks)]
+
+    def held_out_tasks(self, seed: int) -> list[dict[str, Any]]:
+        """Tasks unlike those that are learned, to be played afterwards; there may be none."""
+        return []
+
+    def policy(self, seed: int) -> tuple[Any, Any]:
+        """Make the model before it has learned anything, and its tokenizer."""
+        return tiny_policy(cast("Any", self.make()), seed=seed)
 
 
 def _blind_player(env: Any, seed: int) -> Agent:
@@ -254,19 +212,24 @@ GAMES: Final[Mapping[str, Game]] = {
 }
 
 
-def warm_start(name: str, seed: int, folder: Path) -> Path:
+def warm_start(name: str, seed: int, folder: Path, games: Mapping[str, Game] = GAMES) -> Path:
     """Make the policy that every arm of a game and a seed starts from, unless it is there.
+
+    Args:
+        name: Of the game.
+        seed: Of the model and of the demonstrations.
+        folder: Where policies and runs are kept.
+        games: All games, by name.
 
     Returns:
         Where it lies.
     """
-    name = GAMES[name].variant_of or name
+    name = games[name].variant_of or name
     path = folder / "warm" / f"{name}-{seed}"
     if path.exists():
         return path
-    game = GAMES[name]
-    text_env: Any = game.make()
-    model, tokenizer = tiny_policy(text_env, seed=seed)
+    game = games[name]
+    model, tokenizer = game.policy(seed)
     env = game.make(tokenizer)
     tasks = game.tasks("demonstrations", seed, game.num_demonstrations)
     demonstrations = env.rollout(tasks, game.demonstrator(env, seed), max_concurrent=256)
@@ -319,20 +282,29 @@ def trainer_of(game: Game, arm: Arm, seed: int, policy: Path, num_episodes: int)
     return trainer, env
 
 
-def learn(name: str, arm: str, seed: int, folder: Path, num_episodes: int | None = None) -> Run:
-    """Learn a game with one arm, and play it afterwards."""
-    game = GAMES[name]
-    start_folder = warm_start(name, seed, folder)
+def learn(  # a run's name is three of them
+    name: str,
+    arm: str,
+    seed: int,
+    folder: Path,
+    num_episodes: int | None = None,
+    games: Mapping[str, Game] = GAMES,
+) -> Run:
+    """Learn a game with one arm, unless it is ``warm_start``, and play it afterwards."""
+    game = games[name]
+    start_folder = warm_start(name, seed, folder, games)
     start = time.process_time()
-    trainer, env = trainer_of(game, ARMS[arm], seed, start_folder, num_episodes or game.num_episodes)
-    trainer.train()
+    if arm == WARM_START:
+        env = game.make(AutoTokenizer.from_pretrained(start_folder))
+        policy = AutoModelForCausalLM.from_pretrained(start_folder)
+    else:
+        trainer, env = trainer_of(game, ARMS[arm], seed, start_folder, num_episodes or game.num_episodes)
+        trainer.train()
+        policy = cast("Any", trainer).model
     seconds = time.process_time() - start
     played = [score_of(info) for info in env.last_info.values()]
-    policy = cast("Any", trainer).model
-    tokenizer: Any = env.tokenizer
-    agent = PolicyAgent(policy, tokenizer, seed=derive_seed("evaluation", seed), max_turn_tokens=MAX_TURN_TOKENS)
-    tasks = game.tasks("evaluation", seed, NUM_EVALUATION_GAMES)
-    evaluation = evaluate(env, agent, tasks, max_concurrent=256)
+    afterwards = played_by(policy, env, game.tasks("evaluation", seed, game.num_evaluated), seed)
+    held_out = played_by(policy, env, game.held_out_tasks(seed), seed)
     anchors = env.anchors()
     return Run(
         game=name,
@@ -342,11 +314,21 @@ def learn(name: str, arm: str, seed: int, folder: Path, num_episodes: int | None
         random_score=anchors["random_reward"],
         optimal_score=anchors["optimal_reward"],
         scores=[fmean(played[i : i + game.batch_size]) for i in range(0, len(played), game.batch_size)],
-        final_score=fmean(score_of(game.info) for game in evaluation.trajectories),
-        final_win_rate=fmean(bool(game.success) for game in evaluation.trajectories),
-        num_evaluated=evaluation.num_episodes,
+        final_score=fmean(score_of(game.info) for game in afterwards),
+        final_win_rate=fmean(bool(game.success) for game in afterwards),
+        num_evaluated=len(afterwards),
         cpu_s=round(seconds, 1),
+        held_out_win_rate=fmean(bool(game.success) for game in held_out) if held_out else None,
     )
+
+
+def played_by(policy: Any, env: MultistepEnv, tasks: Sequence[Mapping[str, Any]], seed: int) -> Sequence[Trajectory]:
+    """Play tasks once each with a policy, sampled; there may be none."""
+    if not tasks:
+        return ()
+    tokenizer: Any = env.tokenizer
+    agent = PolicyAgent(policy, tokenizer, seed=derive_seed("evaluation", seed), max_turn_tokens=MAX_TURN_TOKENS)
+    return evaluate(env, agent, tasks, max_concurrent=256).trajectories
 
 
 def score_of(info: Mapping[str, Any]) -> float:
@@ -354,14 +336,20 @@ def score_of(info: Mapping[str, Any]) -> float:
     return float(info.get("score", info["success"]))
 
 
-def main() -> None:
-    """Play what is not there yet, or write the report."""
+def main(games: Mapping[str, Game] = GAMES, arms: Sequence[str] = (*ARMS,), out: str = "outputs/credit") -> None:
+    """Play what is not there yet, or write the report.
+
+    Args:
+        games: What may be played, by name.
+        arms: How credit may be given.
+        out: The folder of the runs, unless the command line names one.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", nargs="+", choices=GAMES, default=list(GAMES), help="default: all")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="default: all")
+    parser.add_argument("--games", nargs="+", choices=games, default=list(games), help="default: all")
+    parser.add_argument("--arms", nargs="+", choices=arms, default=list(arms), help="default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)), help="default: 0 to 4")
     parser.add_argument("--episodes", type=int, help="episodes of each run; default: the game's own")
-    parser.add_argument("--out", type=Path, default=Path("outputs/credit"), help="default: outputs/credit")
+    parser.add_argument("--out", type=Path, default=Path(out), help=f"default: {out}")
     parser.add_argument("--report", action="store_true", help="write report.md and pictures of these games and arms")
     options = parser.parse_args()
     path = options.out / "runs.jsonl"
@@ -374,7 +362,7 @@ def main() -> None:
     for seed, name, arm in product(options.seeds, options.games, options.arms):
         if (name, arm, seed) in {(run.game, run.arm, run.seed) for run in read_runs(path)}:
             continue
-        run = learn(name, arm, seed, options.out, options.episodes)
+        run = learn(name, arm, seed, options.out, options.episodes, games)
         keep(run, path)
         print(f"{name} {arm} seed {seed}: {run.final_fraction:.0%} of optimal after {run.cpu_s:.0f} s", flush=True)
 

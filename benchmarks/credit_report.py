@@ -49,6 +49,7 @@ class Run:
         final_win_rate: The fraction of them that was won.
         num_evaluated: How many they are.
         cpu_s: CPU seconds of learning.
+        held_out_win_rate: The fraction that was won of games unlike those that were learned; None without such.
     """
 
     game: str
@@ -62,6 +63,7 @@ class Run:
     final_win_rate: float
     num_evaluated: int
     cpu_s: float
+    held_out_win_rate: float | None = None
 
     @property
     def num_episodes(self) -> int:
@@ -206,7 +208,10 @@ def _anchors(arms: Mapping[str, Sequence[Run]]) -> str:
 
 
 def _episodes_table(arms: Mapping[str, Sequence[Run]]) -> str:
+    """Episodes until play stood at fractions of optimal, and how it stood afterwards, a row an arm."""
     header = ["arm", "seeds", "episodes", *(f"to {fraction:.0%}" for fraction in FRACTIONS), "final", "won", "CPU s"]
+    has_held_out = any(run.held_out_win_rate is not None for runs in arms.values() for run in runs)
+    header[-1:-1] = ["won, held out"] * has_held_out
     rows = [
         [
             f"`{arm}`",
@@ -215,6 +220,7 @@ def _episodes_table(arms: Mapping[str, Sequence[Run]]) -> str:
             *(_episodes([run.episodes_to(fraction) for run in runs]) for fraction in FRACTIONS),
             _cell(median_over_seeds([run.final_fraction for run in runs]), "{:.0%}"),
             _cell(median_over_seeds([run.final_win_rate for run in runs]), "{:.0%}"),
+            *([_cell(median_over_seeds([run.held_out_win_rate or 0.0 for run in runs]), "{:.0%}")] * has_held_out),
             f"{np.median([run.cpu_s for run in runs]):.0f}",
         ]
         for arm, runs in arms.items()
@@ -286,9 +292,10 @@ def draw(arms: Mapping[str, Sequence[Run]], path: Path, *, title: str) -> None:
         path: The PNG; its folder is made if needed.
         title: The headline.
     """
+    learned = [arm for arm, runs in arms.items() if all(run.scores for run in runs)]
     panels = {
-        "rewards for turns": [arm for arm in arms if not arm.startswith("win_")],
-        "reward for the win alone": [arm for arm in arms if arm.startswith("win_")],
+        "rewards for turns": [arm for arm in learned if not arm.startswith("win_")],
+        "reward for the win alone": [arm for arm in learned if arm.startswith("win_")],
     }
     panels = {name: names for name, names in panels.items() if names}
     figure = Figure(figsize=(6.0 * len(panels), 4.8), dpi=160, layout="constrained")

@@ -245,9 +245,8 @@ def test_the_overview_has_a_row_an_arm_and_a_column_a_game(tmp_path: Path) -> No
 
 @pytest.fixture
 def short_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    game = replace(credit.GAMES["guess"], num_demonstrations=64, warm_start_steps=40, num_episodes=64)
+    game = replace(credit.GAMES["guess"], num_demonstrations=64, warm_start_steps=40, num_episodes=64, num_evaluated=16)
     monkeypatch.setitem(credit.GAMES, "guess", game)  # pyright: ignore[reportArgumentType]
-    monkeypatch.setattr(credit, "NUM_EVALUATION_GAMES", 16)
 
 
 @pytest.mark.filterwarnings("default")  # TRL and transformers warn for reasons of their own
