@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentsgym.envs.ALFWorld import ALFWorldEnv, ReferencePlayer
-from agentsgym.envs.ALFWorld.env import NOTHING
 from agentsgym.envs.ALFWorld.households import generate_households
 from agentsgym.envs.ALFWorld.households.rooms import KINDS
 from agentsgym.envs.engines import shared_processes
@@ -34,10 +33,11 @@ from benchmarks.credit_watched import Watched
 
 ARMS: Final = (WARM_START, "grpo", "return_to_go", "mt_grpo", "gigpo")
 _REMEMBER_MB: Final = 512.0
+NOTHING: Final = "Nothing happens."  # what ALFWorld says
 _NO_WAY: Final = "You can't go that way."
 _HELD_OUT: Final = "held out"
 _NUM_NEW: Final = 24
-_NOT_TAKEN: Final = {"text": NOTHING, "took": False}
+_NOT_TAKEN: Final[dict[str, Any]] = {"text": NOTHING, "took": False}
 _HOUSEHOLDS: Final = Path("outputs/credit_worlds/households")
 _TITLE = re.compile(r"-= (.*?) =-")
 _TASK = re.compile(r"Your task is to: (.*?)\.?$")
@@ -142,7 +142,7 @@ class WatchedQuest(WatchedWorld, TextWorldEnv):
     def _processes(self) -> Any:
         keys = ("num_processes", "step_timeout_s", "start_timeout_s")
         settings = {key: self.env_config[key] for key in keys}
-        return shared_processes(self.engine, remember_mb=_REMEMBER_MB, **settings, **self.process_limits)
+        return shared_processes(self.engine, remember_mb=_REMEMBER_MB, **settings, **self._process_limits())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -36,7 +36,6 @@ from benchmarks.credit import (
     ARMS,
     GAMES,
     MAX_TURN_TOKENS,
-    NUM_EVALUATION_GAMES,
     NUM_ROLLOUTS,
     Game,
     score_of,
@@ -141,7 +140,7 @@ def learn(name: str, door_name: str, seed: int, folder: Path, num_episodes: int 
     seconds = time.process_time() - start
     tokenizer: Any = env.tokenizer
     agent = PolicyAgent(trainer.model, tokenizer, seed=derive_seed("evaluation", seed), max_turn_tokens=MAX_TURN_TOKENS)
-    played = evaluate(env, agent, game.tasks("evaluation", seed, NUM_EVALUATION_GAMES), max_concurrent=256)
+    played = evaluate(env, agent, game.tasks("evaluation", seed, game.num_evaluated), max_concurrent=256)
     anchors = env.anchors()
     score = fmean(score_of(one.info) for one in played.trajectories)
     fraction = (score - anchors["random_reward"]) / (anchors["optimal_reward"] - anchors["random_reward"])
