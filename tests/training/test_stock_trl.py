@@ -15,6 +15,7 @@ from stock import Recorded, stock_trainer
 
 import agentsgym
 import agentsgym.training
+from agentsgym.envs.rows.read import class_path
 from agentsgym.errors import ConfigError, TooManyFailuresError
 from agentsgym.interop import prompt_dataset, rollout_func
 from agentsgym.training.trainer import GRPOEnvTrainer
@@ -156,9 +157,9 @@ def test_adapters_are_trained_and_sampled(tmp_path: Path) -> None:
 
 
 def test_rows_build_their_own_environments_and_a_class_is_built_with_the_tokenizer(tmp_path: Path) -> None:
-    agentsgym.register(GuessNumber)
+    agentsgym.register(GuessNumber)  # another test of this process may have done so by another name
     rows = [
-        {"env_class_path": "number_games.GuessNumber", "env_config": {"max_steps_per_episode": turns}, "task_data": {}}
+        {"env_class_path": class_path(GuessNumber), "env_config": {"max_steps_per_episode": turns}, "task_data": {}}
         for turns in (1, 3)
     ]
     tokenizer = policy()[1]

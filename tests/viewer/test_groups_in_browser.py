@@ -226,7 +226,8 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-STYLES = """nodes => nodes.map(node => {
+# In one go: a list that is drawn anew between finding nodes and asking them would leave nodes without a style.
+STYLES = """selector => [...document.querySelectorAll(selector)].map(node => {
     const style = getComputedStyle(node);
     let at = node;
     while (at && /rgba\\(0, 0, 0, 0\\)|transparent/.test(getComputedStyle(at).backgroundColor)) at = at.parentElement;
@@ -243,10 +244,10 @@ def test_words_are_legible_in_light_and_dark(browser: Browser, kept: RolloutStor
         assert (paper > 0.5) == (scheme == "light")
         for by in ("advantage", "log-probability", "trained on"):
             page.get_by_role("radio", name=by).click()
-            for ink, ground in page.eval_on_selector_all(".stream .token, .legend, .who *, h2 *, .tab, dt, dd", STYLES):
+            for ink, ground in page.evaluate(STYLES, ".stream .token, .legend, .who *, h2 *, .tab, dt, dd"):
                 assert contrast(ink, ground) >= 4.5, (by, ink, ground)
         page = shown.go()
-        for ink, ground in page.eval_on_selector_all(".row .cell, .choice *, legend, .head *", STYLES):
+        for ink, ground in page.evaluate(STYLES, ".row .cell, .choice *, legend, .head *"):
             assert contrast(ink, ground) >= 4.5, (ink, ground)
         page.keyboard.press("d")
         page.keyboard.press("d" if scheme == "dark" else "Shift")

@@ -14,9 +14,9 @@ import struct
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
-from types import CodeType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from agentsgym.errors import EnvError
@@ -24,9 +24,6 @@ from agentsgym.errors import EnvError
 _MOST_GAMES = 8  # whose grammar and planning task are kept: a group of rollouts plays one game
 _FIXED_PREDICATES = "agentsgym_fixed_predicates"
 _COMMANDS = "agentsgym_commands"
-_ALLOWED = (
-    ast.Expression, ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.Add, ast.BoolOp, ast.Or, ast.And, ast.Load,
-)  # fmt: skip
 _LOADED = 1  # the type of a segment that is loaded, in a program header of ELF
 
 
@@ -95,31 +92,46 @@ def _remembered_parse(parse: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @lru_cache(maxsize=4096)
-def compiled(expression: str) -> CodeType:
-    """Compile an expression of a grammar, which may read names and attributes and join texts, and nothing else.
+def _parsed(expression: str) -> ast.expr:
+    try:
+        return ast.parse(expression.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise EnvError(f"the game's grammar has an expression that cannot be read: {expression!r}") from error
 
-    A game file is data; stock, the engine evaluates whatever Python stands in its grammar. What is raised is no
-    ValueError, which the engine takes for a command that it does not know.
+
+def evaluated(expression: str, variables: Mapping[str, Any]) -> Any:
+    """Evaluate an expression of a grammar, which may read names and attributes and join texts, and nothing else.
+
+    A game file is data; stock, the engine runs whatever Python stands in its grammar. What is raised is no ValueError,
+    which the engine takes for a command that it does not know.
 
     Raises:
         EnvError: It does something else, or is no expression.
     """
-    try:
-        tree = ast.parse(expression.strip(), mode="eval")
-    except SyntaxError as error:
-        raise EnvError(f"the game's grammar has an expression that cannot be read: {expression!r}") from error
-    for node in ast.walk(tree):
-        is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
-        if is_private or not isinstance(node, _ALLOWED):
-            raise EnvError(f"the game's grammar has an expression that does more than name things: {expression!r}")
-    return compile(tree, "<grammar>", "eval")
+
+    def value_of(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name) if name in variables:
+                return variables[name]
+            case ast.Attribute(value=inner, attr=name) if not name.startswith("_"):
+                return getattr(value_of(inner), name)
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                return value_of(left) + value_of(right)
+            case ast.BoolOp(op=ast.Or(), values=values):
+                return reduce(lambda before, one: before or value_of(one), values[1:], value_of(values[0]))
+            case _:
+                raise EnvError(f"the game's grammar has an expression that does more than name things: {expression!r}")
+
+    return value_of(_parsed(expression))
 
 
 def _evaluated(terminal_symbol: Callable[[Any], Any]) -> Callable[..., Any]:
     def derive(symbol: Any, context: Any = None) -> Any:
         variables: Mapping[str, Any] = (context or symbol.context)["variables"]
         # Stock, locals().update and eval: from Python 3.13 on, that finds no names.
-        return [terminal_symbol(eval(compiled(symbol.expression), {"__builtins__": {}}, dict(variables)))]
+        return [terminal_symbol(evaluated(symbol.expression, variables))]
 
     return derive
 

@@ -86,9 +86,9 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     actor = as_agent(ExploringAgent(seed=seed) if agent is None else agent)
     checker = _Checker(environment, actor)
     chosen = checker.playable(_tasks(environment, tasks, max_tasks), seed)
-    prepare_play(environment.trials(chosen))  # they are played together, too
     with _quiet():
         if chosen and checker.tools_are_sound():
+            prepare_play(environment.trials(chosen))  # they are played together, too
             checker.play_within(limit_s, chosen, seed)
     report = checker.report()
     serious = {"error": report.errors, "warning": report.findings}.get(raise_on or "", ())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentsgym.envs.ALFWorld.env import command_in
 from agentsgym.envs.ALFWorld.goals import Fact, nested, read_goal
-from agentsgym.envs.ALFWorld.mends import compiled, copy_loaded_part
+from agentsgym.envs.ALFWorld.mends import copy_loaded_part, evaluated
 from agentsgym.errors import EnvError
 
 OBJECTS = {"apple1": "object", "apple2": "object", "mug": "object", "fridge": "receptacle", "shelf": "receptacle"}
@@ -113,7 +113,7 @@ def test_the_command_in_an_answer(said: str, command: str) -> None:
 def test_expressions_name_and_join_and_do_nothing_else() -> None:
     thing = SimpleNamespace(name="mug 1", id="Mug", indefinite="a")
     for expression, value in (("o.indefinite + ' ' + o.name", "a mug 1"), (" o.name or o.id", "mug 1"), ("o", thing)):
-        assert eval(compiled(expression), {"__builtins__": {}}, {"o": thing}) == value
+        assert evaluated(expression, {"o": thing}) == value
     for expression in (
         "open('x')",
         "o.__class__",
@@ -125,7 +125,7 @@ def test_expressions_name_and_join_and_do_nothing_else() -> None:
         "",
     ):
         with pytest.raises(EnvError, match="expression"):
-            compiled(expression)
+            evaluated(expression, {"o": thing})
 
 
 def test_a_file_that_is_no_library_is_copied_whole(tmp_path: Path) -> None:

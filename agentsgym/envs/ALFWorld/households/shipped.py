@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import runpy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,14 +81,22 @@ def shipped() -> Shipped:
     folder = _folder()
     try:
         domain, grammar = ((folder / "data" / name).read_text("utf-8") for name in ("alfred.pddl", "alfred.twl2"))
-        constants, library = (
-            runpy.run_path(str(folder / "gen" / name)) for name in ("constants.py", "goal_library.py")
-        )
+        constants, library = (_module_of(folder / "gen" / name) for name in ("constants.py", "goal_library.py"))
         return Shipped(domain=domain, grammar=grammar, goals=_goals(library["gdict"]), rules=_rules(constants))
     except (OSError, KeyError) as error:
         raise ConfigError(
             f"the installed alfworld in {folder} lacks what households are made from ({error}); alfworld>=0.4.2 has it"
         ) from error
+
+
+def _module_of(file: Path) -> dict[str, Any]:
+    """Import one file of the wheel by itself: the package would make a folder in the user's home."""
+    spec = importlib.util.spec_from_file_location(f"alfworld_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise KeyError(file.name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return vars(module)
 
 
 def _folder() -> Path:
