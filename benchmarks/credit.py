@@ -282,7 +282,7 @@ def trainer_of(game: Game, arm: Arm, seed: int, policy: Path, num_episodes: int)
     return trainer, env
 
 
-def learn(  # a run's name is three of them
+def learn(
     name: str,
     arm: str,
     seed: int,
