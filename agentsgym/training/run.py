@@ -75,6 +75,7 @@ class TrainingRun:
         phases: How long each step took, and whether one was stopped.
         evaluations: What :meth:`evaluate` found, by name.
         run_name: What the run is called in its rollout store.
+        peft_config: The adapters that are trained, of PEFT's kind; None to train the weights.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class TrainingRun:
         self._num_steps = 0
         keeps = args.rollout_folder is not None if store_evaluations is None else store_evaluations
         self._folder = (args.rollout_folder or self.output / "rollouts") if keeps else None
-        self._peft_config = get_peft_config(model_config) if model_config else None
+        self.peft_config = get_peft_config(model_config) if model_config else None
 
     @property
     def is_main(self) -> bool:
@@ -298,7 +299,7 @@ class TrainingRun:
             train_dataset=rows,
             processing_class=self.tokenizer,
             callbacks=[*callbacks],
-            peft_config=self._peft_config,
+            peft_config=self.peft_config,
             **trainer_options,
         )
         trainer._rollouts.run = self.run_name
@@ -310,7 +311,7 @@ class TrainingRun:
         for callback in callbacks:
             if isinstance(callback, LearningCurve):
                 callback.close()
-        if self._peft_config is not None:
+        if self.peft_config is not None:
             adapted: Any = trainer.model
             self.model = adapted.merge_and_unload()
         self.save_policy()

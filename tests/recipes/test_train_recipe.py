@@ -221,7 +221,8 @@ def test_what_cannot_be_used_is_named_before_anything_is_played(
 
 def test_on_two_ranks_the_first_writes_and_both_end_with_one_policy(tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(recipe(tmp_path)))
-    done = launch(Path(recipe_ranks.__file__), tmp_path)
+    config = Path(__file__).parents[2] / "examples" / "launch" / "accelerate" / "ddp.yaml"
+    done = launch(Path(recipe_ranks.__file__), tmp_path, config=config)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
     assert (first["is_main"], second["is_main"]) == (True, False)

@@ -16,9 +16,19 @@ COMMAND = [
 ]
 
 
-def launch(script: Path, *arguments: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
-    """Run a script on two ranks; a deadlock is a failure, not a wait, and none of its processes outlives it."""
-    command = [*COMMAND, str(script), *map(str, arguments)]
+def launch(
+    script: Path, *arguments: Path | str, config: Path | None = None, timeout_s: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run a script on two ranks; a deadlock is a failure, not a wait, and none of its processes outlives it.
+
+    Args:
+        script: What is run.
+        *arguments: Its own.
+        config: A configuration of accelerate's, which then says how the ranks are put together.
+        timeout_s: Seconds that it may take.
+    """
+    how = COMMAND if config is None else [one for one in COMMAND if one != "--multi_gpu"]
+    command = [*how, *([] if config is None else ["--config_file", str(config)]), str(script), *map(str, arguments)]
     folders = [script.parent, Path(__file__).parent, script.parents[2]]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
