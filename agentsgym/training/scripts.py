@@ -11,14 +11,17 @@ import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 from transformers.utils import logging as transformers_logging
+from trl import get_quantization_config
 
 from agentsgym.agents.policy.loading import load_model
+from agentsgym.errors import MissingDependencyError
 from agentsgym.evaluation.transcripts import render_transcript
 
 if TYPE_CHECKING:
@@ -144,15 +147,23 @@ def load_policy(name_or_path: str, config: ModelConfig, *, trust_remote_code: bo
 
     Args:
         name_or_path: As ``from_pretrained`` takes it.
-        config: TRL's settings; its revision, dtype and attention are used.
+        config: TRL's settings; its revision, dtype, attention and quantization are used.
         trust_remote_code: Whether code that comes with the model may run.
+
+    Raises:
+        MissingDependencyError: The weights are to be quantized, and bitsandbytes is not installed.
     """
+    quantization = get_quantization_config(config)
+    if quantization is not None and find_spec("bitsandbytes") is None:
+        raise MissingDependencyError("bitsandbytes", "qlora")
+    quantized = {} if quantization is None else {"quantization_config": quantization}
     return load_model(
         name_or_path,
         revision=config.model_revision,
         trust_remote_code=trust_remote_code,
         dtype=config.dtype,
         attn_implementation=config.attn_implementation,
+        **quantized,
     )
 
 

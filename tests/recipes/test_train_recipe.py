@@ -208,7 +208,9 @@ def test_stored_rollouts_are_imitated_where_they_are_of_this_tokenizer(tmp_path:
         ),
         ({"tiny": {"hiden_size": 16}}, r"tiny\.hiden_size is unknown; did you mean 'hidden_size'"),
         ({"tiny": {"num_layers": "two"}}, r"tiny\.num_layers must be a whole number, got 'two'"),
-        ({"model_settings": {"load_in_4bit": True}}, "load_in_4bit is not supported yet"),
+        ({"model_settings": {"load_in_4bit": True}}, "load_in_4bit needs use_peft"),
+        ({"model_settings": {"load_in_8bit": True}}, "load_in_8bit is not supported: take load_in_4bit"),
+        ({"model_settings": {"load_in_4bit": True, "use_peft": True}}, "load_in_4bit is for a model that is loaded"),
     ],
 )
 def test_what_cannot_be_used_is_named_before_anything_is_played(

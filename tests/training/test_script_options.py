@@ -68,7 +68,7 @@ def test_a_file_counts_more_than_defaults_and_less_than_the_command_line(tmp_pat
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--load_in_4bit"], "--load_in_4bit is not supported yet"),
+        (["--load_in_4bit"], "--load_in_4bit needs --use_peft"),
         (["--model", "a", "--model_name_or_path", "b"], "are the same: give one of them"),
     ],
 )
