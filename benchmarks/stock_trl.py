@@ -63,6 +63,7 @@ def by_hand(num_turns: int) -> Callable[[list[Any], Any], dict[str, Any]]:
                 history.append({"role": "user", "content": env._format_prompt(state, turn)})  # pyright: ignore[reportPrivateUsage]
             texts = [tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True) for one in messages]
             batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
+            batch = batch.to(model.device)
             if not first:
                 first = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
             with torch.no_grad():

@@ -280,7 +280,8 @@ class TrainingRun:
     ) -> TrainerState | None:
         """Train the policy with :class:`agentsgym.GRPOEnvTrainer`, and save it to ``model/``.
 
-        Adapters are merged into the weights at the end, but for those on weights of 4 bits, which are saved alone. ``args.resume_from_checkpoint`` is heeded. The trainer handles
+        Adapters are merged into the weights at the end, but for those on weights of 4 bits, which are saved alone.
+        ``args.resume_from_checkpoint`` is heeded. The trainer handles
         signals itself: it saves a checkpoint to go on from where ``args`` asks for checkpoints.
 
         Args:
