@@ -4,8 +4,8 @@
     python -m benchmarks.gpu --json     # prints one JSON object, and writes nothing
 
 Nothing is downloaded: models are made here, with random weights. Without a GPU it says so, changes nothing, and ends
-with status 3. ``--device cpu --size tiny`` runs the same code in a minute, to see that it runs; its numbers mean nothing
-and are never written.
+with status 3. ``--device cpu --size tiny`` runs the same code in a minute, to see that it runs; its numbers mean
+nothing and are never written.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def measure(size: Size, device: str, folder: Path) -> dict[str, Any]:
             continue
         try:
             found[name] = take()
-        except Exception as error:
+        except Exception as error:  # out of memory, say: the others are worth having
             logging.getLogger(__name__).exception("%s could not be measured", name)
             found["left_out"][name] = f"{type(error).__name__}: {error}"
     found["seconds"] = round(time.monotonic() - begun, 1)
@@ -100,8 +100,8 @@ def _sampling(found: Mapping[str, Any], size: Size) -> str:
         rates["vLLM"] = found["vllm"]
     rows = [[name, f"{rate:,.0f}", f"{rate / found['model_alone']:.2f}"] for name, rate in rates.items()]
     return (
-        f"**Sampling**, {size.num_episodes} episodes of {size.num_turns} turns, {ANSWER_TOKENS} tokens a turn, a random "
-        f"model of {found['parameters'] / 1e6:,.0f} million weights. The model alone runs as many tokens with a cache, "
+        f"**Sampling**, {size.num_episodes} episodes of {size.num_turns} turns, {ANSWER_TOKENS} tokens a turn, a "
+        f"random model of {found['parameters'] / 1e6:,.0f} million weights. The model alone runs as many tokens with a cache, "
         f"takes the likeliest, and plays no game.{_peak(found['peak_gb'])}"
         + ("" if found["vllm"] is not None else " vLLM is not installed.")
         + "\n\n"
@@ -109,7 +109,7 @@ def _sampling(found: Mapping[str, Any], size: Size) -> str:
     )
 
 
-def _gap(found: Mapping[str, float], size: Size) -> str:
+def _gap(found: Mapping[str, float], _: Size) -> str:
     rows = [
         [name, *(f"{found[f'{name}_{key}']:.2g}" for key in ("mean", "largest", "kl"))]
         for name in ("float32", "bfloat16")
@@ -124,8 +124,8 @@ def _gap(found: Mapping[str, float], size: Size) -> str:
 def _steps(found: Mapping[str, Mapping[str, Any]], size: Size) -> str:
     rows = [[name, f"{one['step_s']:.2f}", _number(one["peak_gb"])] for name, one in found.items()]
     return (
-        f"**A training step**, rollouts included: {size.num_episodes} episodes of {size.num_train_turns} turns, the same "
-        f"model. By hand is `generate` on the whole history at each turn.\n\n"
+        f"**A training step**, rollouts included: {size.num_episodes} episodes of {size.num_train_turns} turns, the "
+        "same model. By hand is `generate` on the whole history at each turn.\n\n"
         + markdown_table(["trainer", "step, s", "peak memory, GB"], rows)
     )
 
@@ -134,9 +134,9 @@ def _learning(found: Mapping[str, Any], size: Size) -> str:
     names = [name for name in ("random", "reference", "before", "after") if name in found]
     rates = ", ".join("{} {:.1%} [{:.1%}, {:.1%}]".format(name, *found[name]) for name in names)
     return (
-        f"**Learning Twenty Questions**: a policy of {found['parameters'] / 1e6:,.1f} million weights, {size.num_warm_steps:,} "
-        f"steps of imitation, {size.num_steps:,} of reinforcement learning, {sum(found['seconds'].values()):,.0f} s in all. "
-        f"Games won: {rates}.\n\n![Its learning curve]({CURVE})"
+        f"**Learning Twenty Questions**: a policy of {found['parameters'] / 1e6:,.1f} million weights, "
+        f"{size.num_warm_steps:,} steps of imitation, {size.num_steps:,} of reinforcement learning, "
+        f"{sum(found['seconds'].values()):,.0f} s in all. Games won: {rates}.\n\n![Its learning curve]({CURVE})"
     )
 
 

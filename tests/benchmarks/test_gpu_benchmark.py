@@ -29,8 +29,9 @@ def test_sampling_and_the_gap_of_precisions_are_measured(tmp_path: Path, monkeyp
 def test_the_bare_model_runs_as_many_tokens_as_the_episodes_have() -> None:
     policy = gpu_measures.make_policy(TINY, "cpu", torch.float32)
     counts: list[int] = []
-    policy.model.register_forward_pre_hook(lambda _, args: counts.append(args[0].numel()))
+    hook = policy.model.register_forward_pre_hook(lambda _, args: counts.append(args[0].numel()))
     gpu_measures.play_bare(policy.model, TINY)
+    hook.remove()
     per_turn = gpu_measures.OBSERVATION_TOKENS + gpu_measures.ANSWER_TOKENS - 1
     assert sum(counts) == TINY.num_episodes * TINY.num_turns * per_turn
     played = gpu_measures.play(gpu_measures.policy_agent(policy), policy.tokenizer, TINY)
