@@ -101,8 +101,8 @@ def _sampling(found: Mapping[str, Any], size: Size) -> str:
     rows = [[name, f"{rate:,.0f}", f"{rate / found['model_alone']:.2f}"] for name, rate in rates.items()]
     return (
         f"**Sampling**, {size.num_episodes} episodes of {size.num_turns} turns, {ANSWER_TOKENS} tokens a turn, a "
-        f"random model of {found['parameters'] / 1e6:,.0f} million weights. The model alone runs as many tokens with a cache, "
-        f"takes the likeliest, and plays no game.{_peak(found['peak_gb'])}"
+        f"random model of {found['parameters'] / 1e6:,.0f} million weights. The model alone runs as many tokens with a "
+        f"cache, takes the likeliest, and plays no game.{_peak(found['peak_gb'])}"
         + ("" if found["vllm"] is not None else " vLLM is not installed.")
         + "\n\n"
         + markdown_table(["", "agent tokens a second", "of the model alone"], rows)
