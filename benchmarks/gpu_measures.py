@@ -10,6 +10,7 @@ is as long as its budget. Times are seconds of a clock on the wall, the device w
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import statistics
 import time
@@ -180,9 +181,7 @@ def measure_sampling(size: Size, device: str, folder: Path) -> dict[str, Any]:
 
 def vllm_speed(folder: Path, tokenizer: Any, size: Size, device: str) -> float:
     """Agent tokens a second of vLLM's engine in this process."""
-    from vllm import LLM  # noqa: PLC0415  # optional, and slow to import
-
-    untyped: Any = LLM
+    untyped: Any = importlib.import_module("vllm").LLM  # optional, and slow to import
     options: dict[str, Any] = {"gpu_memory_utilization": 0.4} if device == "cuda" else {"enforce_eager": True}
     llm = untyped(str(folder), max_model_len=4096, **options)
     agent = DirectOutputAgent(llm, tokenizer=tokenizer, max_new_tokens=ANSWER_TOKENS, temperature=1.0, ignore_eos=True)
@@ -252,14 +251,17 @@ def ours(size: Size, device: str, folder: Path) -> Any:
     return GRPOEnvTrainer(policy.model, env, args, train_dataset=_rows(size))
 
 
-def of_trl(function: Any, size: Size, device: str, folder: Path) -> Any:
-    """TRL's trainer with a rollout function."""
+def of_trl(function: Any, reward: Any, size: Size, device: str, folder: Path) -> Any:
+    """TRL's trainer with a rollout function and the function of its rewards."""
     policy = make_policy(size, device, torch.float32)
     args = GRPOConfig(**settings_of(size, device, folder))
     rows = prompt_dataset(_rows(size))
-    return GRPOTrainer(
-        policy.model, environment_reward, args, rows, processing_class=policy.tokenizer, rollout_func=function
-    )
+    return GRPOTrainer(policy.model, reward, args, rows, processing_class=policy.tokenizer, rollout_func=function)
+
+
+def no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
+    """What the game pays, for rollouts that are played by hand."""
+    return [0.0] * len(completions)
 
 
 def _rows(size: Size) -> Any:
@@ -277,9 +279,9 @@ def measure_steps(size: Size, device: str, folder: Path) -> dict[str, dict[str, 
     trainers: dict[str, Callable[[], Any]] = {
         "GRPOEnvTrainer": lambda: ours(size, device, folder),
         "TRL, rollout_func of agentsgym": lambda: of_trl(
-            rollout_func(echo, max_turn_tokens=ANSWER_TOKENS), size, device, folder
+            rollout_func(echo, max_turn_tokens=ANSWER_TOKENS), environment_reward, size, device, folder
         ),
-        "TRL, rollout_func by hand": lambda: of_trl(by_hand(size.num_train_turns), size, device, folder),
+        "TRL, rollout_func by hand": lambda: of_trl(by_hand(size.num_train_turns), no_reward, size, device, folder),
     }
     found: dict[str, dict[str, Any]] = {}
     for name, make in trainers.items():

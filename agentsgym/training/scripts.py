@@ -157,7 +157,7 @@ def load_policy(name_or_path: str, config: ModelConfig, *, trust_remote_code: bo
     if quantization is not None and find_spec("bitsandbytes") is None:
         raise MissingDependencyError("bitsandbytes", "qlora")
     quantized = {} if quantization is None else {"quantization_config": quantization}
-    return load_model(
+    model, tokenizer = load_model(
         name_or_path,
         revision=config.model_revision,
         trust_remote_code=trust_remote_code,
@@ -165,6 +165,12 @@ def load_policy(name_or_path: str, config: ModelConfig, *, trust_remote_code: bo
         attn_implementation=config.attn_implementation,
         **quantized,
     )
+    if quantization is not None:
+        # On some CPUs bitsandbytes packs weights anew once they are sampled, and then passes no gradient through them.
+        for module in model.modules():
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
+    return model, tokenizer
 
 
 def quiet_logging() -> None:

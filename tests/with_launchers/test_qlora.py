@@ -38,7 +38,7 @@ def test_adapters_on_weights_of_4_bits_are_trained_and_saved_alone(base: Path, t
     assert state is not None
     gaps = [log["sampling/sampling_logp_difference/max"] for log in state.log_history if "loss" in log]
     assert max(gaps) < 1e-5
-    assert max(log["grad_norm"] for log in state.log_history if "loss" in log) > 1e-3
+    assert max(log["grad_norm"] for log in state.log_history if "loss" in log) > 1e-3  # through packed weights too
     assert torch.equal(run.model.base_model.model.model.layers[0].mlp.up_proj.base_layer.weight, before)
     saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
     assert "adapter_model.safetensors" in saved
