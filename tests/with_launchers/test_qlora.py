@@ -37,7 +37,7 @@ def test_adapters_on_weights_of_4_bits_are_trained_and_saved_alone(base: Path, t
     state = run.learn(GuessNumber(run.tokenizer), tasks())
     assert state is not None
     gaps = [log["sampling/sampling_logp_difference/max"] for log in state.log_history if "loss" in log]
-    assert max(gaps) < 1e-5
+    assert max(gaps) < 1e-4
     assert max(log["grad_norm"] for log in state.log_history if "loss" in log) > 1e-3  # through packed weights too
     assert torch.equal(run.model.base_model.model.model.layers[0].mlp.up_proj.base_layer.weight, before)
     saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
