@@ -21,7 +21,8 @@ with traffic.counting():
     dist.barrier()
 assert dist.all_reduce is before
 [big, small] = traffic.rows(1)[:2]
-print(big["reason"].split(":")[0], big["bytes"], small["reason"].split(":")[0], small["bytes"], sum(traffic.calls.values()))
+kinds = [row["reason"].split(":")[0] for row in (big, small)]
+print(kinds[0], big["bytes"], kinds[1], small["bytes"], sum(traffic.calls.values()))
 dist.destroy_process_group()
 rows = communication.beyond(communication.QUICK)
 print([row["rollouts"] for row in rows], rows[1]["received_mb"] / rows[0]["received_mb"])
