@@ -62,6 +62,8 @@ bench: $(VENV)/.installed-dev ## measure on this machine, one JSON object each
 	$(RUN) benchmarks/rollout_transformers.py --json
 	$(RUN) benchmarks/training_step.py --json
 	$(RUN) benchmarks/two_ranks.py --json
+	$(RUN) benchmarks/communication.py --json
+	$(RUN) benchmarks/memory.py --json
 	$(RUN) benchmarks/search.py --json
 	$(RUN) benchmarks/textarena_overhead.py --json
 	$(RUN) benchmarks/command_line.py --json

@@ -49,17 +49,20 @@ class Size(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is measured: the loop, the same number of turns in longer episodes, many episodes at once, and memory."""
+    """What is measured: the loop, longer episodes, many episodes at once, a crowd of them, and memory."""
 
     num_repeats: int
     loop: Size
     long: Size
     concurrent: Size
+    crowd: tuple[Size, Size]
     memory: tuple[Size, Size]
 
 
-FULL = Plan(9, Size(256, 16), Size(32, 128), Size(1024, 16), (Size(32, 16), Size(32, 128)))
-QUICK = Plan(1, Size(8, 4), Size(2, 16), Size(64, 2), (Size(4, 4), Size(4, 16)))
+FULL = Plan(
+    9, Size(256, 16), Size(32, 128), Size(1024, 16), (Size(256, 32), Size(4096, 32)), (Size(32, 16), Size(32, 128))
+)
+QUICK = Plan(1, Size(8, 4), Size(2, 16), Size(64, 2), (Size(8, 2), Size(128, 2)), (Size(4, 4), Size(4, 16)))
 
 
 class Record(NamedTuple):
@@ -297,6 +300,21 @@ def measure_concurrency(script: Script, size: Size) -> dict[str, Any]:
     }
 
 
+def measure_crowd(script: Script, plan: Plan) -> dict[str, Any]:
+    """A turn among some hundred live episodes, and among some thousand, garbage collection included."""
+    few, many = plan.crowd
+    rounds = [
+        [cpu_microseconds(rollouts, script, size) for size in plan.crowd] for _ in range(min(3, plan.num_repeats))
+    ]
+    return {
+        **many._asdict(),
+        "few_episodes": few.num_episodes,
+        "few_us_a_turn": round(statistics.median(times[0] for times in rounds), 2),
+        "rollout_us_a_turn": round(statistics.median(times[1] for times in rounds), 2),
+        "growth": round(statistics.median(times[1] / times[0] for times in rounds), 3),
+    }
+
+
 def measure_memory(script: Script, size: Size) -> dict[str, Any]:
     """The most memory that a rollout held, its result included."""
     gc.collect()
@@ -315,7 +333,9 @@ def measure_memory(script: Script, size: Size) -> dict[str, Any]:
 
 def measure(plan: Plan) -> dict[str, Any]:
     """Everything, as one JSON object."""
-    script = make_script(max(size.num_turns for size in (plan.loop, plan.long, plan.concurrent, *plan.memory)))
+    script = make_script(
+        max(size.num_turns for size in (plan.loop, plan.long, plan.concurrent, *plan.crowd, *plan.memory))
+    )
     pairs = zip(bare_loop(script, plan.loop), rollouts(script, plan.loop), strict=True)
     return {
         "vocabulary_size": len(script.tokenizer),
@@ -326,6 +346,7 @@ def measure(plan: Plan) -> dict[str, Any]:
         **measure_time(script, plan),
         "modes": {"num_workers": NUM_WORKERS, **plan.loop._asdict(), **measure_modes(script, plan)},
         "concurrent": measure_concurrency(script, plan.concurrent),
+        "crowd": measure_crowd(script, plan),
         "memory": [measure_memory(script, size) for size in plan.memory],
     }
 
@@ -343,7 +364,7 @@ def table(result: dict[str, Any]) -> str:
         for name, row in result["modes"].items()
         if isinstance(row, dict)
     ]
-    many = result["concurrent"]
+    many, crowd = result["concurrent"], result["crowd"]
     bytes_a_token = " and ".join(
         f"{row['bytes_a_token']} ({row['num_episodes']} x {row['num_turns']})" for row in result["memory"]
     )
@@ -354,6 +375,8 @@ def table(result: dict[str, Any]) -> str:
             f"a turn of the long episodes costs {result['long']['growth']} times one of the short ones",
             f"{many['num_finished']} of {many['num_episodes']} concurrent episodes finished, "
             f"{many['rollout_us_a_turn']} us/turn",
+            f"a turn among {crowd['num_episodes']} live episodes costs {crowd['rollout_us_a_turn']} us, "
+            f"{crowd['growth']} times one among {crowd['few_episodes']}",
             f"bytes a token at the peak: {bytes_a_token}",
         ]
     )

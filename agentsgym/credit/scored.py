@@ -21,7 +21,7 @@ class ScoredRollout:
         final_reward: R, the reward of the whole rollout, whatever the ``turn_credit``; of several roles the first's.
         group: Which task group it belongs to, unique over the whole batch.
         state_keys: Equal keys within a task group are the same decision problem, (K,); None where the
-            environment gives no key.
+            environment gives no key. In training a long key is a digest: compare keys, and do not read them.
         failed: Whether the environment or the agent raised, or took too long.
         dropped: Whether a filter left it out: it is in no baseline and not in the loss.
         truncated: Whether a budget, not the environment, ended the episode.

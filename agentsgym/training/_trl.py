@@ -13,9 +13,11 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from trl.kernels import chunked_logprob
 from trl.trainer.utils import use_adapter
 
 from agentsgym.agents.eval_mode import evaluation_mode
+from agentsgym.training.tensors.labeled_head import POSITIONS_AT_ONCE, score_labeled_alone, selects_labeled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,14 +110,18 @@ class TRLSeam:
 
     # Set up once
 
-    def make_deepcopy_safe(self) -> None:
-        """Make a deep copy of the model run on its own weights.
+    def adapt_fused_heads(self) -> None:
+        """Make TRL's fused heads score labeled positions alone on any device, and a deep copy run on its own weights.
 
-        TRL puts its fused head around the ``forward`` of this very model (under PEFT: of the base model inside), which
-        a copy would still call.
+        TRL puts its head around the ``forward`` of this very model (under PEFT: of the base model inside), which a copy
+        would still call. Without Triton its tiles are made small too, in every trainer of the process.
         """
-        policy = self.policy()
+        policy, reference = self.policy(), self._trainer.ref_model
         model: PreTrainedModel = policy.get_base_model() if hasattr(policy, "peft_config") else policy
+        for scored in (model, *([] if reference is None else [self._trainer.accelerator.unwrap_model(reference)])):
+            score_labeled_alone(scored)
+        if not selects_labeled(model.device):
+            chunked_logprob.TOKEN_CHUNK_SIZE = POSITIONS_AT_ONCE
         fused_forward = model.forward
 
         @wraps(type(model).forward)  # ``generate`` reads the signature
@@ -387,7 +393,7 @@ class TRLSeam:
 
 
 def mask_labels(model: Model, labeled: torch.Tensor) -> Model:
-    """Call ``model`` with every other label ignored, so that TRL's fused head skips those tokens where it can.
+    """Call ``model`` with every other label ignored, so that the fused head skips those tokens.
 
     Args:
         model: Called by TRL with ``labels`` of shape (B, L).

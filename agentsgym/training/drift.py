@@ -21,6 +21,7 @@ from agentsgym.batch.padding import pad_right
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_number, require
 from agentsgym.training.tensors.importance import GapSums, difference_metrics
+from agentsgym.training.tensors.labeled_head import POSITIONS_AT_ONCE, head_logits, replaced_states, trunk_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -100,9 +101,9 @@ def logprob_gap(
 ) -> Drift:
     """Score every agent token with a plain forward pass, and compare with what the sampler recorded.
 
-    Each segment is a row, padded on the right, that ends with its last compared token. The head runs on the columns
-    that hold an agent token in some row of the batch, and one row at a time is converted to single precision. The model
-    runs without gradient and in evaluation mode, and every module's own mode is restored.
+    Each segment is a row, padded on the right, that ends with its last compared token. The head runs on compared tokens
+    alone, a few hundred at a time. The model runs without gradient and in evaluation mode, and every module's own mode
+    is restored.
 
     Args:
         model: A causal language model of transformers, with the weights that sampled. For what is sampled under
@@ -175,13 +176,21 @@ def _score(
     ids = torch.tensor([pad_right(row.ids, width, pad_token_id) for row in rows], device=model.device)  # (B, L)
     mask = torch.tensor([pad_right([1] * len(row.ids), width, 0) for row in rows], device=model.device)
     before = [[token.place - row.start - 1 for token in row.tokens] for row in rows]  # what predicts each token
-    columns = torch.tensor(sorted({column for own in before for column in own}), device=model.device)
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=columns).logits  # (B, C, V)
+    rows_of = torch.tensor([row for row, own in enumerate(before) for _ in own], device=model.device)
+    places = torch.tensor([place for own in before for place in own], device=model.device)  # (N,)
+    kept: list[torch.Tensor] = []
+
+    def keep(states: torch.Tensor) -> torch.Tensor:
+        kept.append(states[rows_of, places])  # (N, H)
+        return states[:, :1]
+
+    with replaced_states(trunk_of(model), keep):
+        model(input_ids=ids, attention_mask=mask, use_cache=False)
+    targets = ids[rows_of, places + 1].split(POSITIONS_AT_ONCE)
     scored: list[torch.Tensor] = []
-    for row, own in enumerate(before):
-        places = torch.tensor(own, device=model.device)
-        logprobs = (logits[row, torch.searchsorted(columns, places)].float() / temperature).log_softmax(-1)
-        scored.append(logprobs.gather(1, ids[row, places + 1][:, None])[:, 0])
+    for states, own in zip(kept[0].split(POSITIONS_AT_ONCE), targets, strict=True):
+        logprobs = (head_logits(model, states).float() / temperature).log_softmax(-1)
+        scored.append(logprobs.gather(1, own[:, None])[:, 0])
     return torch.cat(scored).cpu()
 
 

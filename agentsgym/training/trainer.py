@@ -27,6 +27,7 @@ from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.environments import build_environments, check_env
 from agentsgym.training.generation.generator import RolloutGenerator
 from agentsgym.training.generation.played import PlayedEvaluation
+from agentsgym.training.generation.summaries import packed_values, unpacked_values
 from agentsgym.training.lifecycle.generators import preserve_rng_state
 from agentsgym.training.lifecycle.restartable import RestartableTrainer
 from agentsgym.training.lifecycle.resuming import generations_before
@@ -133,7 +134,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             peft_config=peft_config,
         )
         self._seam = TRLSeam(self)
-        self._seam.make_deepcopy_safe()
+        self._seam.adapt_fused_heads()
         self._seam.use_token_ratios()
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
         self.environments = build_environments(env, tokenizer, self.args, train_dataset, eval_dataset)
@@ -360,7 +361,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             return batch.scored
         values = self.value_model.values(tokens.ids, tokens.attention_mask, self.args.per_device_train_batch_size)
         own = tokens.by_turn(values, [len(trajectory.turns) for trajectory in batch.trajectories])
-        predicted = all_gather_objects(own)
+        predicted = map(unpacked_values, all_gather_objects([*map(packed_values, own)]))
         return [replace(rollout, values=nested) for rollout, nested in zip(batch.scored, predicted, strict=True)]
 
     def _token_logprobs(

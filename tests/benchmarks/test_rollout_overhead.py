@@ -52,6 +52,12 @@ def test_the_agent_is_asked_for_all_episodes_at_once_and_all_finish(result: dict
     assert row["num_live"] == row["num_finished"] == row["num_episodes"]
 
 
+def test_a_turn_among_sixteen_times_the_episodes_is_compared(result: dict[str, Any]) -> None:
+    row = result["crowd"]
+    assert row["num_episodes"] == 16 * row["few_episodes"]
+    assert min(row["few_us_a_turn"], row["rollout_us_a_turn"], row["growth"]) > 0
+
+
 def test_four_times_the_turns_are_four_times_the_tokens_and_no_more_memory_a_token(result: dict[str, Any]) -> None:
     short, long = result["memory"]
     assert long["num_turns"] == 4 * short["num_turns"]

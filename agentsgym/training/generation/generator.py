@@ -26,6 +26,7 @@ from agentsgym.failure_policy import FailureCount, FailurePolicy, RetrySeed
 from agentsgym.failures import FailureLog
 from agentsgym.seeding import derive_seed
 from agentsgym.training.generation.batch import GenerationBatch, Phase
+from agentsgym.training.generation.summaries import short_summaries
 from agentsgym.training.metrics.rollouts import RolloutSummary
 
 if TYPE_CHECKING:
@@ -232,10 +233,12 @@ class RolloutGenerator:
                 trajectories = rounds.trajectories
                 groups = [i // phase.num_rollouts for i in indices]
                 self._environments.check_starts(rows, trajectories, groups)
-                summaries = [
-                    self._summary(trajectory, row, group=group)
-                    for trajectory, row, group in zip(trajectories, rows, groups, strict=True)
-                ]
+                summaries = short_summaries(
+                    [
+                        self._summary(trajectory, row, group=group)
+                        for trajectory, row, group in zip(trajectories, rows, groups, strict=True)
+                    ]
+                )
         return trajectories, all_gather_objects(summaries, error.first)
 
     def _rounds(self, trials: Sequence[Trial], log: FailureLog, num_rows: int) -> TrialRounds:

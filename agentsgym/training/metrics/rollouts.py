@@ -36,7 +36,7 @@ class RolloutSummary:
         num_rows: The number of training rows that it becomes.
         num_row_tokens: The tokens of these rows, more than its own where a history was rewritten.
         num_trained_tokens: The agent tokens in these rows that can be trained on: a row's first token cannot.
-        error: The traceback of a failed rollout, else None.
+        error: The traceback of a failed rollout, in the trainer of a rank's first alone; else None.
         num_retries: How often it was played before and failed; None where failed rollouts are not played again.
         environment: What the metrics call its environment: the row's ``environment`` as ``mix`` writes it, else its
             class.

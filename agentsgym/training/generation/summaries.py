@@ -1,0 +1,96 @@
+"""Keep small what ranks send each other of a rollout: long state keys as digests, equal numbers and errors once."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from itertools import accumulate, chain, pairwise
+from numbers import Integral
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from agentsgym.training.metrics.rollouts import RolloutSummary
+
+_DIGEST_BYTES: Final = 12  # that two of a million keys have the same one is a chance of 1 in 10^17
+_SHORT: Final = 24  # characters that are sent as they are
+
+PackedValues = tuple["array[int]", "array[float]"]
+"""The number of tokens of each turn, and the values of all tokens in single precision."""
+
+
+def short_summaries(summaries: Sequence[RolloutSummary]) -> list[RolloutSummary]:
+    """Shorten the summaries of this rank's rollouts; nothing that is computed from them changes.
+
+    State keys are compared with each other and never read, so that digests do as well. Where turn rewards are the same
+    before and after ``turn_credit`` they become one list, which is sent once. Of a rank's errors the first alone is
+    ever shown, and keeps its traceback.
+    """
+    first = next((place for place, one in enumerate(summaries) if one.error is not None), None)
+    return [
+        replace(_shortened(one), error=one.error if place == first else None) for place, one in enumerate(summaries)
+    ]
+
+
+def _shortened(summary: RolloutSummary) -> RolloutSummary:
+    scored = summary.scored
+    is_same = list(scored.turn_rewards) == list(summary.turn_rewards)
+    rewards = summary.turn_rewards if is_same else scored.turn_rewards
+    return replace(
+        summary, scored=replace(scored, turn_rewards=rewards, state_keys=[*map(short_key, scored.state_keys)])
+    )
+
+
+def short_key(key: Hashable) -> Hashable:
+    """Give a key, or where that is long a digest of it: digests are equal where keys are, on all ranks.
+
+    Numbers, text, bytes, and tuples and frozensets of them are digested; other keys stay as they are.
+
+    >>> short_key("a cellar"), short_key("a cellar " * 9) == short_key("a cellar " * 9)
+    ('a cellar', True)
+    """
+    if key is None or (isinstance(key, str | bytes) and len(key) <= _SHORT):
+        return key
+    text = _text_of(key)
+    if text is None or len(text) <= _SHORT:
+        return key
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
+
+
+def _text_of(key: Hashable) -> str | None:
+    """Write a key as text, equal for equal keys and for no others (``1 == 1.0 == True``); None if it is of no kind."""
+    if isinstance(key, float) and key.is_integer():
+        key = int(key)
+    match key:
+        case str():
+            text = f"s{len(key)}:{key}"
+        case bytes():
+            text = f"b{key.hex()}"
+        case Integral():
+            text = f"n{int(key)}"
+        case None | float():
+            text = f"n{key!r}"
+        case tuple() | frozenset():
+            text = _text_of_several(key)
+        case _:
+            text = None
+    return text
+
+
+def _text_of_several(keys: tuple[Hashable, ...] | frozenset[Hashable]) -> str | None:
+    texts = [text for text in map(_text_of, keys) if text is not None]
+    if len(texts) < len(keys):
+        return None
+    return f"({','.join(texts)})" if isinstance(keys, tuple) else f"{{{','.join(sorted(texts))}}}"
+
+
+def packed_values(values: Sequence[Sequence[float]]) -> PackedValues:
+    """Pack what a value head predicts for a rollout's turns, (K, n_k): four bytes a token, its own precision."""
+    return array("I", map(len, values)), array("f", chain.from_iterable(values))
+
+
+def unpacked_values(packed: PackedValues) -> list[list[float]]:
+    """Undo :func:`packed_values`."""
+    counts, values = packed
+    return [values[start:stop].tolist() for start, stop in pairwise(accumulate(counts, initial=0))]

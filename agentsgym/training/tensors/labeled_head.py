@@ -1,0 +1,91 @@
+"""Run a model's head on the positions whose next token has a label, and on no other, a few at a time.
+
+::
+
+    ids ─▶ trunk ─▶ hidden states (B, L, H) ─▶ those that predict a label (N, H) ─▶ head ─▶ one number each ─▶ (B, L)
+
+TRL's fused head does so where Triton runs. Elsewhere (a CPU, Apple's MPS) it scores every position, prompts and
+observations included, in tiles of 4,096 positions by 32,768 words: about 5 GB for a large vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import wraps
+from types import MethodType
+from typing import Any, Final
+
+import torch
+from torch import nn
+from transformers.utils.import_utils import is_triton_available
+
+POSITIONS_AT_ONCE: Final = 256
+_NOT_BY_TOKEN: Final = frozenset(("loss", "aux_loss"))
+
+
+def selects_labeled(device: torch.device) -> bool:
+    """Whether TRL's fused head leaves out positions without a label by itself on this device."""
+    return is_triton_available() and device.type in {"cuda", "xpu"}
+
+
+@contextmanager
+def replaced_states(trunk: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]) -> Generator[None]:
+    """Hand to the head what ``replace`` makes of the trunk's last hidden states, (B, L, H)."""
+
+    def hook(_module: nn.Module, _arguments: Any, output: Any) -> Any:
+        output.last_hidden_state = replace(output.last_hidden_state)
+        return output
+
+    handle = trunk.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def score_labeled_alone(model: Any) -> None:
+    """Make a model with TRL's fused head score those positions alone whose next token has a label, on any device.
+
+    What the head gives for a position is the same to rounding; the other positions get 0, as they do from TRL.
+
+    Args:
+        model: A causal language model that TRL has given a fused head, not wrapped by PEFT.
+    """
+    fused_forward = model.forward
+
+    @wraps(type(model).forward)  # ``generate`` reads the signature
+    def forward(self: Any, *args: Any, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        is_scored = kwargs.get("fused_lm_head") and labels is not None and not selects_labeled(labels.device)
+        if not is_scored or labels is None:
+            given = {} if labels is None else {"labels": labels}
+            return fused_forward(*args, **given, **kwargs)
+        has_label = labels[:, 1:] != -100  # (B, L - 1)
+
+        def labeled(states: torch.Tensor) -> torch.Tensor:
+            return states[:, :-1][has_label.to(states.device)][None]  # (1, N, H)
+
+        with replaced_states(self.base_model, labeled):
+            output = fused_forward(*args, shift_labels=labels[:, 1:][has_label][None], **kwargs)
+        for name, value in list(output.items()):
+            if name not in _NOT_BY_TOKEN:
+                output[name] = value.new_zeros(has_label.shape).masked_scatter(has_label.to(value.device), value)
+        return output
+
+    model.forward = MethodType(forward, model)
+
+
+def head_logits(model: Any, states: torch.Tensor) -> torch.Tensor:
+    """What a model's head makes of hidden states, (N, H) to (N, V), scaled and capped as the model does it.
+
+    The model itself runs, on one token, and its head is handed these states.
+    """
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    with replaced_states(trunk_of(model), lambda _: states[None]):
+        return model(input_ids=token, use_cache=False).logits[0]
+
+
+def trunk_of(model: Any) -> nn.Module:
+    """The module whose hidden states the head reads, under PEFT that of the model inside."""
+    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    return inner.get_decoder() if inner.base_model is inner else inner.base_model
