@@ -16,6 +16,9 @@ import torch
 from trl.trainer.utils import use_adapter
 
 from agentsgym.agents.eval_mode import evaluation_mode
+from agentsgym.agents.policy.sharded import is_sharded, zero_stage
+from agentsgym.training import zero
+from agentsgym.training.tensors.labels import mask_labels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
 
     from agentsgym.training.metrics.rollouts import CompletionRow
 
-Model = Callable[..., Any]
 MicroBatch = dict[str, Any]
 
 
@@ -107,6 +109,12 @@ class TRLSeam:
         return self._trainer.accelerator.unwrap_model(self._trainer.model)
 
     # Set up once
+
+    def set_up(self) -> None:
+        """Mend, once, what TRL's constructor has made otherwise than this package needs it."""
+        self.make_deepcopy_safe()
+        self.use_token_ratios()
+        zero.announce_head(self.policy(), self._trainer.accelerator)
 
     def make_deepcopy_safe(self) -> None:
         """Make a deep copy of the model run on its own weights.
@@ -204,10 +212,9 @@ class TRLSeam:
     def release(self) -> None:
         """Drop the optimizer, the data and whatever holds the process group: a closed trainer needs none of them."""
         trainer = self._trainer
-        is_sharded = trainer.is_fsdp_enabled  # in place: the weights themselves hold the group
-        if is_sharded:
+        if is_sharded(trainer.accelerator):  # in place: the weights themselves hold the group
             trainer.model = trainer.generator.agent = trainer.generator.policy = None
-        trainer.model_wrapped = trainer.model
+        trainer.model_wrapped, trainer.deepspeed = trainer.model, None
         trainer.ref_model = None
         trainer.optimizer = trainer.lr_scheduler = trainer._buffered_inputs = None
         handler = trainer.callback_handler
@@ -238,7 +245,7 @@ class TRLSeam:
         *,
         with_entropies: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Collective under FSDP: score every token that ``labeled`` marks, at the sampling temperature.
+        """Collective where weights are sharded: score every token that ``labeled`` marks, at the sampling temperature.
 
         Without gradient, and without dropout: the sampler has none either, so that the two can be compared.
 
@@ -265,7 +272,7 @@ class TRLSeam:
     def score_reference(
         self, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor
     ) -> torch.Tensor | None:
-        """Collective under FSDP: log-probabilities by the reference model of the KL term; None without KL term."""
+        """Collective where weights are sharded: log-probabilities by the reference of the KL term; None without."""
         if self._trainer.beta == 0.0:
             return None
         with self.reference_model() as reference:
@@ -306,9 +313,17 @@ class TRLSeam:
         finally:
             setattr(trainer, name, score) if is_own else delattr(trainer, name)
 
+    def holding_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Collective under ZeRO-3: hold all weights on every rank inside, if the settings ask for it."""
+        trainer = self._trainer
+        args, is_zero3 = trainer.args, zero_stage(trainer.accelerator) == 3
+        if not (is_zero3 and args.ds3_gather_for_generation) or args.use_vllm:
+            return contextlib.nullcontext()
+        return zero.whole_weights(trainer.model_wrapped, trainer.accelerator, args.gradient_checkpointing_kwargs)
+
     def backward(self, loss: torch.Tensor) -> None:
         """Go backward through a part of the loss."""
-        self._trainer.accelerator.backward(loss)
+        zero.backward_of_part(self._trainer.accelerator, loss)
 
     def current_microbatch(
         self, inputs: MicroBatch, sort: Callable[[list[MicroBatch]], list[MicroBatch]]
@@ -384,18 +399,3 @@ class TRLSeam:
             logs["advantages"].append(row.mean_advantage)
             logs["extra"]["turn_rewards"].append(row.turn_rewards)
             logs["extra"]["stop_reason"].append(row.stop_reason)
-
-
-def mask_labels(model: Model, labeled: torch.Tensor) -> Model:
-    """Call ``model`` with every other label ignored, so that TRL's fused head skips those tokens where it can.
-
-    Args:
-        model: Called by TRL with ``labels`` of shape (B, L).
-        labeled: (B, L), 1 on the tokens whose log-probability is needed.
-    """
-
-    def call(**kwargs: Any) -> Any:
-        labels = kwargs["labels"].masked_fill(labeled == 0, -100)
-        return model(**{**kwargs, "labels": labels})
-
-    return call
