@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import math
 import os
 import sys
 from pathlib import Path
@@ -22,8 +21,6 @@ from peft import LoraConfig
 from ranks_run import impossible, newest, rows
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from agentsgym.agents.base import Agent
-from agentsgym.errors import AgentsGymError
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 NUM_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -53,7 +50,8 @@ TRAINED: dict[str, dict[str, Any]] = {
     "checkpointed": {"activation_checkpointing": True},
     "by_path": {"by_path": True, "beta": 0.1},
     "resampled": {
-        "dataset": impossible(1, 3, 4), "shuffle_dataset": False, "zero_variance_groups": "resample", "max_resamples": 2,
+        "dataset": impossible(1, 3, 4), "shuffle_dataset": False, "zero_variance_groups": "resample",
+        "max_resamples": 2,
     },
     "silent_rank": {
         "dataset": rows([False, True]), "shuffle_dataset": False, "num_rows": 8, "max_failed_fraction": 0.5,
@@ -126,50 +124,6 @@ def resumed(folder: Path, base: Path, **changes: Any) -> dict[str, Any]:
     again = trainer_of("accumulated", folder / "stopped", base, max_steps=6, **changes)
     again.train(resume_from_checkpoint=True)
     return {"straight": outcome(straight), "resumed": outcome(again)}
-
-
-class ForwardsOnRankOne(Agent):
-    """Says a number, and lets rank 1 alone run the model: what it may do where the weights are whole."""
-
-    def __init__(self) -> None:
-        self.model: Any = None
-
-    def get_action(self, messages: Any, agent_state: Any) -> tuple[str, Any]:
-        if PartialState().process_index == NUM_RANKS - 1:
-            with torch.no_grad():
-                self.model(input_ids=torch.zeros(1, 3, dtype=torch.long))
-        return "three", agent_state
-
-
-def problems(folder: Path, base: Path, **changes: Any) -> dict[str, str]:
-    """What goes wrong, in the words of this rank."""
-
-    def told(act: Any) -> str:
-        try:
-            act()
-        except AgentsGymError as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
-
-    early = trainer_of("evaluated", folder / "early", base, **changes)
-    found = {"evaluated_first": told(early.evaluate)}
-    broken = trainer_of("dapo", folder / "broken", base, **changes)
-    compute_loss = broken.compute_loss
-    if PartialState().process_index == 1:
-        broken.compute_loss = lambda *args, **kwargs: compute_loss(*args, **kwargs) * math.nan
-    found["nan_loss"] = told(broken.train)
-    values = {"value_head": "shared", "advantage_estimator": "turn_gae"}
-    found["value_head"] = told(lambda: trainer_of("unclipped", folder, base, **values, **changes))
-    moving = TRAINED["moving_reference"]
-    found["moving_reference"] = told(lambda: trainer_of("unclipped", folder, base, **{**moving, **changes}))
-    found["other_batch"] = told(lambda: resume_with(folder, base, **changes))
-    return found
-
-
-def resume_with(folder: Path, base: Path, **changes: Any) -> None:
-    """Go on from a checkpoint that DeepSpeed did not write."""
-    place = folder / "plain" / "unclipped" / "checkpoint-1"
-    trainer_of("unclipped", folder / "plain", base, **changes).train(resume_from_checkpoint=str(place))
 
 
 def main(base: Path, target: Path, ways: list[str], names: list[str]) -> None:
