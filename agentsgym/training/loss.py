@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from agentsgym.batch.padding import round_up
-from agentsgym.training._trl import MicroBatch, TRLSeam, mask_labels
+from agentsgym.training._trl import MicroBatch, TRLSeam
+from agentsgym.training.tensors.labels import mask_labels
 from agentsgym.training.tensors.token_batch import MIN_WIDTH
 
 if TYPE_CHECKING:

@@ -134,8 +134,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             peft_config=peft_config,
         )
         self._seam = TRLSeam(self)
-        self._seam.adapt_fused_heads()
-        self._seam.use_token_ratios()
+        self._seam.set_up()
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
         self.environments = build_environments(env, tokenizer, self.args, train_dataset, eval_dataset)
         self.curriculum = curriculum
@@ -168,6 +167,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             self.add_callback(StepValueHead(self.value_model))
         self._watch_over(seam)
         self.generator.interrupt = self._preemption.look
+        self.generator.holding_weights = seam.holding_weights
 
     def _begin_run(self) -> None:
         self._num_generations = None
@@ -278,9 +278,9 @@ class GRPOEnvTrainer(RestartableTrainer):
         The global random generators are restored afterwards, so that an evaluation does not change the training.
 
         Raises:
-            ConfigError: A batch would separate the rollouts of a task.
+            ConfigError: A batch would separate the rollouts of a task, or DeepSpeed has not trained yet.
         """
-        self._open_run.check()
+        self._check_can_evaluate()
         num_rollouts = cast("int", self.num_generations_eval)  # TRL has filled it in
         batch_size = self.args.eval_batch_size * self.args.world_size
         if batch_size % num_rollouts:

@@ -43,7 +43,6 @@ _REFUSED: Final[tuple[Rule, ...]] = (
         bool,
         "it saves inside a generation cycle, where a run cannot go on exactly; on SIGTERM a run saves where it can",
     ),
-    ("deepspeed", bool, "it has not been proven with this trainer: shard with fsdp=True"),
 )
 
 # TRL's own settings that must be one of a few names, and those that must be a number, as the end of a sentence.

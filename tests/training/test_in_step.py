@@ -129,12 +129,11 @@ def test_nothing_is_run_or_sent_after_a_break() -> None:
     assert calls == ["run"]
 
 
-@pytest.mark.parametrize("kind", [DistributedType.DEEPSPEED, DistributedType.FSDP])
-def test_unproven_ways_of_sharding_are_refused(kind: DistributedType, tmp_path: Path) -> None:
-    accelerator: Any = SimpleNamespace(distributed_type=kind, is_fsdp2=False)
-    with pytest.raises(ConfigError, match="is refused, since it has not been proven"):
+def test_fsdp1_is_refused_and_the_error_says_what_to_use(tmp_path: Path) -> None:
+    accelerator: Any = SimpleNamespace(distributed_type=DistributedType.FSDP, is_fsdp2=False)
+    with pytest.raises(ConfigError, match=r"not been proven: use FSDP2, with fsdp_config="):
         policy_agent_type(accelerator)
-    with pytest.raises(ConfigError, match="is refused, since it has not been proven"):  # whoever plays
+    with pytest.raises(ConfigError, match="training with FSDP1 is refused"):  # whoever plays
         check_parts(*policy(), settings(tmp_path), accelerator, has_aux_loss=False, has_own_scheduler=False)
 
 

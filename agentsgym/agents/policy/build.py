@@ -26,6 +26,7 @@ class SamplingSettings(Protocol):
     top_p: float
     min_p: float | None
     repetition_penalty: float
+    ds3_gather_for_generation: bool
 
 
 def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
@@ -52,7 +53,7 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
     Raises:
         ConfigError: The weights are distributed in a way that cannot be sampled from.
     """
-    agent_type = policy_agent_type(accelerator)
+    agent_type = policy_agent_type(accelerator, gathers=args.ds3_gather_for_generation)
     if args.use_vllm:
         return VLLMPolicyAgent(vllm_generation, tokenizer, max_turn_tokens=max_turn_tokens, stop=stop)
     return agent_type(

@@ -1,4 +1,4 @@
-"""Sample from a model whose weights are sharded over all ranks (FSDP): every forward pass needs all ranks.
+"""Sample from a model whose weights are sharded over all ranks (FSDP2, ZeRO-3): every forward pass needs all ranks.
 
 Ranks play episodes of different lengths, so they need different numbers of forward passes. A rank that runs one
 announces it, and a rank that has none to run joins with one token, whose output is discarded::
@@ -146,18 +146,34 @@ class ShardedPolicyAgent(PolicyAgent):
             self._lockstep.join(lambda: idle([[0]], use_cache=False))
 
 
-def policy_agent_type(accelerator: Accelerator) -> type[PolicyAgent]:
+def zero_stage(accelerator: Accelerator) -> int:
+    """The stage of DeepSpeed ZeRO; 0 without DeepSpeed."""
+    if accelerator.distributed_type != DistributedType.DEEPSPEED:
+        return 0
+    plugin: Any = accelerator.state.deepspeed_plugin
+    return plugin.zero_stage
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    """Whether each rank holds pieces of the weights, between one use and the next."""
+    return accelerator.distributed_type == DistributedType.FSDP or zero_stage(accelerator) == 3
+
+
+def policy_agent_type(accelerator: Accelerator, *, gathers: bool = False) -> type[PolicyAgent]:
     """Choose the agent that suits how the weights of the model in training are distributed over the ranks.
 
+    Args:
+        accelerator: Knows it.
+        gathers: Whether ZeRO-3's weights are whole on every rank while episodes are played.
+
     Raises:
-        ConfigError: They are sharded, and in another way than by FSDP2.
+        ConfigError: They are sharded by FSDP1.
     """
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise ConfigError("training with DeepSpeed is refused, since it has not been proven: shard with fsdp=True")
-    if accelerator.distributed_type != DistributedType.FSDP:
+    if not is_sharded(accelerator):
         return PolicyAgent
-    if not accelerator.is_fsdp2:
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ConfigError(
-            "training with FSDP1 is refused, since it has not been proven: set fsdp_config={'version': 2}"
+            "training with FSDP1 is refused, since it has not been proven: use FSDP2, with fsdp_config={'version': 2} "
+            "or `fsdp_version: 2` in the file of accelerate, or DeepSpeed ZeRO-3"
         )
-    return ShardedPolicyAgent
+    return PolicyAgent if zero_stage(accelerator) == 3 and gathers else ShardedPolicyAgent

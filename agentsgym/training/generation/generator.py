@@ -47,6 +47,7 @@ class RolloutGenerator:
         policy: The same agent, as a policy in training that prepares for each batch.
         interrupt: Called with the phase between turns, and with what ended the rollouts too early, if anything: what
             it raises breaks them off on all ranks.
+        holding_weights: Makes a context, collective, in which the policy is prepared and acts.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class RolloutGenerator:
         self._num_pool_users = 0
         self._failures: FailureLog | None = None
         self.interrupt: Callable[..., None] = _go_on
+        self.holding_weights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def play_with(self, agent: Any) -> None:
         """Use an agent from now on.
@@ -257,26 +259,27 @@ class RolloutGenerator:
     ) -> None:
         """Collective: play what is pending; a rank that has an error takes part without trials."""
         args = self._args
-        with error.keeping():
-            self.policy.prepare(
-                BatchStart(
-                    seed_parts=(args.seed, *phase.seed_parts, *seed_parts),
-                    session_ids=[trial.session_id for trial in rounds.pending],
-                    first_session=num_before,
-                    step=phase.step,
+        with self.holding_weights():
+            with error.keeping():
+                self.policy.prepare(
+                    BatchStart(
+                        seed_parts=(args.seed, *phase.seed_parts, *seed_parts),
+                        session_ids=[trial.session_id for trial in rounds.pending],
+                        first_session=num_before,
+                        step=phase.step,
+                    )
                 )
-            )
-        with error.keeping(), self._blaming_signals(phase):
-            # An agent may be in lockstep with those of other ranks: without trials it still joins their calls.
-            if error.first:
-                rounds.give_up()
-            rounds.play(
-                self.agent,
-                pool=self._pool,
-                turn_timeout_s=args.turn_timeout_s,
-                episode_timeout_s=args.episode_timeout_s,
-                interrupt=partial(self.interrupt, phase),
-            )
+            with error.keeping(), self._blaming_signals(phase):
+                # An agent may be in lockstep with those of other ranks: without trials it still joins their calls.
+                if error.first:
+                    rounds.give_up()
+                rounds.play(
+                    self.agent,
+                    pool=self._pool,
+                    turn_timeout_s=args.turn_timeout_s,
+                    episode_timeout_s=args.episode_timeout_s,
+                    interrupt=partial(self.interrupt, phase),
+                )
 
     @contextlib.contextmanager
     def _blaming_signals(self, phase: Phase) -> Generator[None]:

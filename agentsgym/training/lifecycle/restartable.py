@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import torch
 from trl import GRPOTrainer
 
+from agentsgym.errors import ConfigError
 from agentsgym.training._trl import NoTelemetry
 from agentsgym.training.finite import NumberCheck
 from agentsgym.training.lifecycle.checkpoints import (
@@ -126,6 +127,12 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
             load_reference(folder, self._run_seam.synced_reference())
         train = partial(super().train, None if folder is None else str(folder), *args, **kwargs)
         return self._preemption.run(train, folder)
+
+    def _check_can_evaluate(self) -> None:
+        """Raise where the trainer is closed, or transformers would set DeepSpeed up for evaluations alone."""
+        self._open_run.check()
+        if self.is_deepspeed_enabled and self.deepspeed is None:
+            raise ConfigError("with DeepSpeed, evaluate() works once training has begun: set eval_on_start=True")
 
     def _resume_point(self, requested: str | bool | None) -> ResumePoint:
         """Collective: find where the run goes on."""

@@ -21,6 +21,7 @@ from agentsgym.errors import ConfigError
 from agentsgym.training.lifecycle.whole import (
     count_ranks,
     finish_renames,
+    is_of_deepspeed,
     newest_whole,
     problem_with,
     read_manifest,
@@ -69,7 +70,9 @@ def facts_of(args: GRPOEnvConfig, dataset: Any) -> dict[str, Any]:
     }
     order |= {name: getattr(args, name) for name in ("num_generations", "num_iterations", "shuffle_dataset", "seed")}
     settings: Any = json.loads(json.dumps(args.to_dict(), default=repr))
-    facts = {"num_ranks": args.world_size, "save_only_model": args.save_only_model}
+    plugin: Any = args.deepspeed_plugin
+    stage = 0 if plugin is None else int(plugin.zero_stage)
+    facts = {"num_ranks": args.world_size, "save_only_model": args.save_only_model, "zero_stage": stage}
     return {**facts, "order": order, "settings": settings}
 
 
@@ -158,6 +161,7 @@ def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
     """Refuse a run that would play other tasks than the one that was saved, and name what else has changed."""
     then = read_manifest(folder)
     num_ranks = count_ranks(folder) if then is None else then.get("num_ranks")
+    _check_engine(folder, {"num_ranks": num_ranks} if then is None else then, now)
     if num_ranks != now["num_ranks"]:
         logger.warning(
             "%s was saved by %s ranks, and this run has %d: each has random generators of its own, so that the order "
@@ -181,6 +185,23 @@ def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
     ]
     if changed:
         logger.warning("the resumed run has other settings than %s: %s", folder, ", ".join(changed))
+
+
+def _check_engine(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse the state of another engine, or one that is cut into other pieces: it would not be read, or not at all."""
+    wanted = now["zero_stage"]
+    stage = then.get("zero_stage", wanted or "?") if is_of_deepspeed(folder) else 0
+    if stage != wanted:
+        was, is_now = (f"under DeepSpeed ZeRO-{one}" if one else "without DeepSpeed" for one in (stage, wanted))
+        problem = f"was saved {was} and this run is {is_now}, which keeps the optimizer's state otherwise"
+    elif stage and then.get("num_ranks") != now["num_ranks"]:
+        problem = (
+            f"was saved by {then.get('num_ranks')} ranks under DeepSpeed, which cuts the optimizer's state into as "
+            f"many pieces, and this run has {now['num_ranks']}"
+        )
+    else:
+        return
+    raise ConfigError(f"{folder} {problem}: resume as it was, or start a new run with this checkpoint as its model")
 
 
 def generations_before(step: int, args: GRPOEnvConfig) -> int:

@@ -23,6 +23,8 @@ _NAME: Final = re.compile(r"checkpoint-(\d+)")
 
 _MAX_CHECKED: Final = 64 << 20  # bytes of a file whose content is checked too: larger ones would take their time
 
+_ZERO_MODEL: Final = "global_step*/*model_states.pt"  # pieces, by DeepSpeed
+
 # What any run needs of a checkpoint, and what one needs that is not at its end: one of these files each.
 _MODEL: Final[dict[str, tuple[str, ...]]] = {
     "the state of the run": (_STATE,),
@@ -30,11 +32,12 @@ _MODEL: Final[dict[str, tuple[str, ...]]] = {
         *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"),
         *("adapter_model.safetensors", "adapter_model.bin", "*/adapter_model.safetensors", "*/adapter_model.bin"),
         *("pytorch_model_fsdp.bin", "pytorch_model_fsdp_*"),
+        _ZERO_MODEL,
     ),
 }
 _TO_GO_ON: Final[dict[str, tuple[str, ...]]] = {
-    "the optimizer's state": ("optimizer.pt", "optimizer.bin", "optimizer_*"),
-    "the learning rate schedule": ("scheduler.pt",),
+    "the optimizer's state": ("optimizer.pt", "optimizer.bin", "optimizer_*", "global_step*/*optim_states.pt"),
+    "the learning rate schedule": ("scheduler.pt", _ZERO_MODEL),  # one that DeepSpeed makes itself
     "the state of the random generators": ("rng_state.pth", "rng_state_0.pth"),
 }
 
@@ -82,6 +85,11 @@ def read_state(folder: Path) -> Mapping[str, Any]:
 def count_ranks(folder: Path) -> int:
     """By how many ranks a checkpoint was saved, by their random generators."""
     return max(1, len([*folder.glob("rng_state_*.pth")]))
+
+
+def is_of_deepspeed(folder: Path) -> bool:
+    """Whether a checkpoint holds the state of DeepSpeed's engine."""
+    return any(folder.glob(_ZERO_MODEL))
 
 
 def problem_with(folder: Path, max_steps: int | None = None) -> str | None:

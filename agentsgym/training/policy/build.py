@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from agentsgym.agents.policy.build import refuse_prompt_learning
-from agentsgym.agents.policy.sharded import ShardedPolicyAgent, policy_agent_type
+from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_stage
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
 from agentsgym.errors import ConfigError
 from agentsgym.training.policy.value_head import ValueModel
+from agentsgym.training.settings.deepspeed import check_config
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -72,10 +73,19 @@ def check_parts(
         has_aux_loss: Whether a mixture of experts' auxiliary loss is added to the loss.
         has_own_scheduler: Whether a learning rate scheduler was given.
     """
-    is_sharded = policy_agent_type(accelerator) is ShardedPolicyAgent
+    policy_agent_type(accelerator)
     for name in ("value_head", "sync_ref_model"):
-        if is_sharded and getattr(args, name):  # by the launcher's word: the settings' own is refused before
-            raise ConfigError(f"{name} has not been proven with sharded weights: leave it out, or train without FSDP")
+        if is_sharded(accelerator) and getattr(args, name):  # by the launcher's word: `fsdp`'s is refused before
+            raise ConfigError(
+                f"{name} has not been proven with sharded weights: leave it out, or train without FSDP and ZeRO-3"
+            )
+    if zero_stage(accelerator):
+        if args.value_head is not None:
+            raise ConfigError(
+                "value_head adds weights to the optimizer, and DeepSpeed's steps those of the policy alone: take "
+                "another advantage_estimator, or train without DeepSpeed"
+            )
+        check_config(args, accelerator.state.deepspeed_plugin)
     shared_vocabulary_size(model, tokenizer)
     if not args.disable_dropout and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
         logger.warning(

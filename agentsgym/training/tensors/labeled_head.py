@@ -75,6 +75,21 @@ def score_labeled_alone(model: Any) -> None:
     model.forward = MethodType(forward, model)
 
 
+def make_deepcopy_safe(model: Any) -> None:
+    """Make a deep copy of a model run on its own weights: a ``forward`` put around this very model it would still call.
+
+    Args:
+        model: A causal language model, not wrapped by PEFT, whose ``forward`` is no longer that of its class.
+    """
+    own_forward = model.forward
+
+    @wraps(type(model).forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return own_forward(*args, **kwargs) if self is model else type(self).forward(self, *args, **kwargs)
+
+    model.forward = MethodType(forward, model)
+
+
 def head_logits(model: Any, states: torch.Tensor) -> torch.Tensor:
     """What a model's head makes of hidden states, (N, H) to (N, V), scaled and capped as the model does it.
 
