@@ -17,12 +17,7 @@ from trl.trainer.utils import use_adapter
 from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.agents.policy.sharded import is_sharded, zero_stage
 from agentsgym.training import zero
-from agentsgym.training.tensors.labeled_head import (
-    POSITIONS_AT_ONCE,
-    make_deepcopy_safe,
-    score_labeled_alone,
-    selects_labeled,
-)
+from agentsgym.training.tensors import labeled_head
 from agentsgym.training.tensors.labels import mask_labels
 
 if TYPE_CHECKING:
@@ -130,10 +125,10 @@ class TRLSeam:
         policy, reference = self.policy(), self._trainer.ref_model
         model: PreTrainedModel = policy.get_base_model() if hasattr(policy, "peft_config") else policy
         for scored in (model, *([] if reference is None else [self._trainer.accelerator.unwrap_model(reference)])):
-            score_labeled_alone(scored)
-        if not selects_labeled(model.device):
-            chunked_logprob.TOKEN_CHUNK_SIZE = POSITIONS_AT_ONCE
-        make_deepcopy_safe(model)
+            labeled_head.score_labeled_alone(scored)
+        if not labeled_head.selects_labeled(model.device):
+            chunked_logprob.TOKEN_CHUNK_SIZE = labeled_head.POSITIONS_AT_ONCE
+        labeled_head.make_deepcopy_safe(model)
 
     def use_token_ratios(self) -> None:
         """Make TRL's loss take token ratios whatever the settings say.
