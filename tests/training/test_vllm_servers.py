@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import socket
 import threading
 import time
@@ -250,7 +251,7 @@ def test_a_server_that_stays_away_ends_the_run_with_its_name(server: StubServer)
     server.stop()
     with pytest.raises(
         AgentsGymError,
-        match=r"did not answer within vllm_server_timeout = 0.2 s.*resume the run from its last checkpoint",
+        match=r"within vllm_server_timeout = 0.2 s.*resume the run from its last checkpoint",
     ):
         agent.prepare(started(0))
 
@@ -274,7 +275,7 @@ def test_a_push_that_hangs_ends_the_run_with_the_cause(server: StubServer, caplo
     agent.generation.sync_weights = lambda: time.sleep(2)
     with pytest.raises(
         AgentsGymError,
-        match=rf"the weights to the vLLM server at {server.url} did not end within vllm_sync_timeout_s = 0.2 s: it hangs",
+        match=rf"vLLM server at {server.url} did not end within vllm_sync_timeout_s = 0.2 s: it hangs",
     ):
         agent.prepare(started(0))
     assert "did not end within vllm_sync_timeout_s" in caplog.text
@@ -283,9 +284,7 @@ def test_a_push_that_hangs_ends_the_run_with_the_cause(server: StubServer, caplo
 def test_a_push_that_fails_names_server_and_cause_and_is_tried_again(server: StubServer) -> None:
     agent = agent_of(server)
     sync, agent.generation.sync_weights = agent.generation.sync_weights, lambda: 1 / 0
-    with pytest.raises(
-        AgentsGymError, match=rf"could not be pushed to the vLLM server at {server.url}: ZeroDivisionError"
-    ):
+    with pytest.raises(AgentsGymError, match=rf"pushed to the vLLM server at {server.url}: ZeroDivisionError"):
         agent.prepare(started(0))
     agent.generation.sync_weights = sync
     agent.prepare(started(0))
@@ -295,9 +294,7 @@ def test_a_push_that_fails_names_server_and_cause_and_is_tried_again(server: Stu
 def test_a_server_with_another_tokenizer_is_refused(server: StubServer) -> None:
     server.encode = lambda text: [1, 2, 3]
     agent = agent_of(server)
-    with pytest.raises(
-        ConfigError, match=r"'org/tiny' with another tokenizer than the trainer's: it encodes .* as \[1, 2"
-    ):
+    with pytest.raises(ConfigError, match=r"'org/tiny' with another tokenizer than the trainer's: it .* as \[1, 2"):
         agent.prepare(started(0))
     assert pushes(agent) == []
     tokenizer = agent.tokenizer
@@ -391,8 +388,6 @@ def test_trl_is_given_the_first_of_several_servers(tmp_path: Path) -> None:
 
 def rank_with_server(rank: int, folder: str, port: int, urls: list[str]) -> None:
     """Play on one of two ranks, a rank without episodes among them, and one whose push fails."""
-    import os  # noqa: PLC0415
-
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     accelerator = Accelerator(cpu=True)
@@ -424,7 +419,7 @@ def test_each_rank_asks_the_servers_itself_and_the_first_alone_pushes(
     ranks: Any = multiprocessing.start_processes(
         rank_with_server, args=(str(tmp_path), port, urls), nprocs=2, join=False, start_method="spawn"
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not ranks.join(timeout=5):
         if time.monotonic() > deadline:
             for process in ranks.processes:

@@ -31,7 +31,7 @@ class StubServer:
         self.hangs: set[str] = set()  # paths that never answer
         self.num_hung_up = 0
         self.num_open = self.most_open = 0
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop
         self._runner: web.AppRunner | None = None
         self._thread: threading.Thread | None = None
 
@@ -68,7 +68,7 @@ class StubServer:
             app.router.add_post("/update_weight_version", self._mark)
         self._runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True, shutdown_timeout=0.01)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
         self.port = self._runner.addresses[0][1]
 
