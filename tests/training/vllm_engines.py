@@ -63,6 +63,9 @@ class Client:
         self.base_url, self.group_port = base_url, group_port
         self.session = requests.Session()
 
+    def get_server_info(self) -> dict[str, Any]:
+        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
     def init_communicator(self, device: Any) -> None:
         self.engine.events.append(("connect", self.base_url, self.group_port))
 
