@@ -21,12 +21,12 @@ class VLLMSettings:
 
     Attributes:
         vllm_server_base_urls: Base URLs of several servers, all of which every rank can reach; a session stays with one
-            of them. None for TRL's single one, ``vllm_server_base_url`` or host and port. The server at index i gets its
-            weights over port ``vllm_group_port + i``.
+            of them. None for TRL's single one, ``vllm_server_base_url`` or host and port. The server at index i gets
+            its weights over port ``vllm_group_port + i``.
         vllm_sync_timeout_s: Wall-clock seconds for pushing the weights to one server, after which the run stops.
     """
 
-    vllm_server_base_urls: list[str] | None = number(
+    vllm_server_base_urls: list[str] | None = number(  # noqa: RUF009  # it makes a field
         None,
         "Base URLs of several vLLM servers.",
         expected="a list of different URLs that begin with http:// or https://, or None",
