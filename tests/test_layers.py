@@ -34,7 +34,7 @@ NAMED_BY = {
 }
 # A heavy package, the places that may import it, and those that may do so only inside a function or for types.
 HEAVY = {
-    "trl": (("training",), ("agents/policy/vllm.py",)),
+    "trl": (("training",), ("agents/policy/vllm.py", "agents/policy/vllm_lockstep.py")),
     "vllm": ((), ()),
     "torch": (("training", "agents/policy", "tiny.py"), ("agents/direct.py", "envs", "testing.py", "interop")),
     "openai": ((), ("agents/openai.py", "agents/openai_client.py")),

@@ -17,6 +17,7 @@ from agentsgym.agents.policy.build import build_policy, refuse_prompt_learning
 from agentsgym.agents.policy.ranks import KeptError, all_gather_objects, raise_on_all_ranks
 from agentsgym.agents.policy.sharded import zero_stage
 from agentsgym.agents.policy.vllm import VLLMPolicyAgent
+from agentsgym.agents.policy.vllm_lockstep import LockstepVLLMPolicyAgent
 from agentsgym.agents.trained import BatchStart, as_trained_policy
 from agentsgym.credit.assignment import AdvantageAssigner
 from agentsgym.credit.scored import ScoredRollout
@@ -181,7 +182,7 @@ class GroupPlayer:
         return trajectories, [scored for scored, _ in everywhere]
 
     def _prepare(self, seed_parts: Sequence[Any], session_ids: Sequence[str], first: int, step: int) -> None:
-        if isinstance(self.agent, VLLMPolicyAgent):
+        if isinstance(self.agent, VLLMPolicyAgent | LockstepVLLMPolicyAgent):
             self.agent.weights_loaded(step)  # by TRL, before it called
         start = BatchStart(seed_parts=seed_parts, session_ids=session_ids, first_session=first, step=step)
         self._policy_in_training.prepare(start)

@@ -29,6 +29,7 @@ from agentsgym.training.settings.fields import number as _number
 from agentsgym.training.settings.pools import PoolSettings
 from agentsgym.training.settings.reporting import ReportSettings
 from agentsgym.training.settings.storing import StoreSettings
+from agentsgym.training.settings.vllm import VLLMSettings
 from agentsgym.training.tensors.importance import CORRECTIONS, ImportanceCorrection
 from agentsgym.training.tensors.loss_types import LOSS_TYPES, LossType
 from agentsgym.training.validation import check_settings
@@ -47,7 +48,7 @@ _GRACE: Final[dict[str, Any]] = {"expected": "a non-negative number or None", "v
 
 
 @dataclass
-class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, GRPOConfig):
+class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, VLLMSettings, GRPOConfig):
     """TRL's ``GRPOConfig`` with the settings of multi-turn training.
 
     Fields of TRL that matter most here: ``num_generations`` (rollouts a task), ``max_completion_length`` (everything
@@ -57,7 +58,8 @@ class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, GRPOConfig):
 
     Where the environments run is that of :class:`~agentsgym.training.settings.pools.PoolSettings`, where rollouts are
     kept that of :class:`~agentsgym.training.settings.storing.StoreSettings`, what is shown and tracked that of
-    :class:`~agentsgym.training.settings.reporting.ReportSettings`.
+    :class:`~agentsgym.training.settings.reporting.ReportSettings`, vLLM servers that of
+    :class:`~agentsgym.training.settings.vllm.VLLMSettings`.
 
     Attributes:
         advantage_estimator: Name of a function of :mod:`agentsgym.credit.advantages`, or one of your own with its
@@ -323,6 +325,8 @@ class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, GRPOConfig):
             ConfigError: As :meth:`with_aligned_saving`.
         """
         settings = copy.copy(self.with_aligned_saving())
+        if self.vllm_server_base_urls is not None:
+            settings.vllm_server_base_url = self.vllm_server_base_urls[0]  # TRL has a client of this one
         settings.vllm_importance_sampling_correction = self.corrects_for_sampler  # pyright: ignore[reportIncompatibleVariableOverride]
         return settings
 

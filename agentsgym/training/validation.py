@@ -163,6 +163,19 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
         "without use_vllm set temperature, top_p, top_k, min_p, repetition_penalty and stop_strings themselves",
     ),
     (
+        "vllm_server_base_urls",
+        lambda args: args.vllm_server_base_urls is not None and not (args.use_vllm and args.vllm_mode == "server"),
+        "they are servers to sample from: set use_vllm=True and vllm_mode='server'",
+    ),
+    (
+        "vllm_server_base_urls",
+        lambda args: (
+            args.vllm_server_base_urls is not None
+            and args.vllm_server_base_url not in (None, args.vllm_server_base_urls[0])
+        ),
+        "vllm_server_base_url names one server, and these are others: leave it out",
+    ),
+    (
         "truncated_rollouts",
         lambda args: args.mask_truncated_completions and args.truncated_rollouts == "penalize",
         "mask_truncated_completions=True masks what it penalizes: leave one out",

@@ -13,19 +13,17 @@ import trl.trainer.grpo_trainer as trl_trainer
 from games import NUMBERS, logged, policy
 from stock import Recorded, stock_trainer
 from vllm_engines import Engine, ScriptedGeneration
+from vllm_stub import stub_server
 
 
 class Served(Engine):
-    """Says a number, another one each time; a server of it also says what its log-probabilities are of."""
+    """Says a number, another one each time."""
 
     def __init__(self) -> None:
         tokenizer: Any = policy()[1]
         rng = random.Random(0)
         numbers = [tokenizer.encode(f" {number}", add_special_tokens=False) for number in NUMBERS]
         super().__init__(lambda _: [*rng.choice(numbers), tokenizer.eos_token_id])
-
-    def get_server_info(self) -> dict[str, Any]:
-        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
 
 
 class Generation(ScriptedGeneration):
@@ -53,11 +51,12 @@ def test_rollouts_go_through_trls_engine(
     monkeypatch.setattr(trl_trainer, "VLLMGeneration", Generation)
     monkeypatch.setattr(trl_vllm, "SamplingParams", SimpleNamespace, raising=False)
     changes: dict[str, Any] = {"rollouts": {"credit": "turn", "rollouts_per_group": 2}, "scale_rewards": "none"}
-    trainer: Any = stock_trainer(
-        tmp_path, use_vllm=True, vllm_importance_sampling_mode="token_truncate",
-        **mode, **(changes if by_turn else {}),
-    )  # fmt: skip
-    trainer.train()
+    with stub_server(Served().script) as server:
+        trainer: Any = stock_trainer(
+            tmp_path, use_vllm=True, vllm_importance_sampling_mode="token_truncate", vllm_server_base_url=server.url,
+            **mode, **(changes if by_turn else {}),
+        )  # fmt: skip
+        trainer.train()
     engine = trainer.vllm_generation.engine
     assert isinstance(trainer.rollout_func, Recorded)
     for _, call in trainer.rollout_func.calls:
@@ -67,4 +66,5 @@ def test_rollouts_go_through_trls_engine(
     assert len(logged(trainer, "sampling/importance_sampling_ratio/mean")) == 2
     loads = 2 if mode.get("vllm_enable_sleep_mode") else 1  # of an engine that slept, which TRL and we both wake
     assert engine.events.count("reset") == 2 * loads
-    assert {options["max_tokens"] for options in engine.asked} == {4}  # a turn's, not a rollout's
+    asked = server.completions if mode["vllm_mode"] == "server" else engine.asked
+    assert {options["max_tokens"] for options in asked} == {4}  # a turn's, not a rollout's

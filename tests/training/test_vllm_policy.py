@@ -4,17 +4,23 @@ import json
 import math
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import multiprocessing
 from vllm_engines import MEETINGS, NUM_RANKS, UNEVEN, Engine, ScriptedGeneration, meet, scripted, session, started
 
-from agentsgym.errors import ConfigError
+from agentsgym.agents.event_loop import run_coroutine
+from agentsgym.agents.policy import vllm_stepping
+from agentsgym.agents.policy.build import build_policy
+from agentsgym.agents.policy.vllm import VLLMPolicyAgent
+from agentsgym.agents.policy.vllm_lockstep import LockstepVLLMPolicyAgent
+from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.rollouts.driver import drive
 from agentsgym.types import Action, TurnRequest
 
@@ -35,14 +41,16 @@ def answers(agent: Any, requests: list[TurnRequest]) -> list[Action]:
     rows=st.lists(
         st.tuples(st.lists(st.integers(4, 14), max_size=6), st.none() | st.integers(1, 8)), min_size=1, max_size=5
     ),
-    mode=st.sampled_from(["colocate", "server"]),
 )
-def test_each_row_gets_its_own_answer_up_to_its_own_budget(rows: list[Any], mode: str) -> None:
+@settings(max_examples=30)
+def test_each_row_gets_its_own_answer_up_to_its_own_budget(rows: list[Any]) -> None:
     said = {index: [*words, END] for index, (words, _) in enumerate(rows)}
-    generation = ScriptedGeneration(Engine(lambda prompt: said[prompt[0]], logprob=-0.25), mode)
+    generation = ScriptedGeneration(Engine(lambda prompt: said[prompt[0]], logprob=-0.25))
     requests = [request([index], room) for index, (_, room) in enumerate(rows)]
+    agent = generation.agent(max_turn_tokens=3)
 
-    actions = answers(generation.agent(max_turn_tokens=3), requests)
+    actions = answers(agent, requests)
+    agent.finish()
 
     rooms = [3 if room is None else room for _, room in rows]
     for action, (words, _), room in zip(actions, rows, rooms, strict=True):
@@ -52,7 +60,93 @@ def test_each_row_gets_its_own_answer_up_to_its_own_budget(rows: list[Any], mode
         assert action.finish_reason == ("stop" if len(whole) <= room else "length")
         assert action.text == generation.tokenizer.decode(words[:room])
         assert action.agent_state == "kept"
-    assert [asked["max_tokens"] for asked in generation.engine.asked] == [max(rooms)]
+    assert sorted(asked["max_tokens"] for asked in generation.engine.asked) == sorted(rooms)
+
+
+def test_requests_join_between_two_steps_and_no_answer_waits_for_a_longer_one() -> None:
+    lengths = {5: 2, 6: 40, 7: 2}
+    engine = Engine(lambda prompt: [*[9] * (lengths[prompt[0]] - 1), END])
+    engine.hangs_for = 0.002
+    agent = ScriptedGeneration(engine).agent(max_turn_tokens=50)
+
+    def conversation(first: int, num_turns: int) -> Any:
+        for _ in range(num_turns):
+            yield TurnRequest(session_id=str(first), messages=[], token_ids=[first])
+
+    drive([conversation(5, 4), conversation(6, 1), conversation(7, 4)], agent)
+
+    assert engine.answered[-1] == [6]  # every turn of the others was over before
+    assert engine.num_steps <= 42  # the long answer's own steps: the others' ran beside it
+    assert max(engine.widths) == 3
+
+
+def test_an_answer_tells_which_weights_sampled_it() -> None:
+    generation = ScriptedGeneration(Engine())
+    agent = generation.agent()
+    agent.prepare(started(7))
+    sampled = run_coroutine(agent._engine.sample("a", [5], 9))
+    agent.finish()
+    assert (sampled.step, sampled.token_ids, sampled.logprobs) == (7, scripted([5]), [-0.5] * len(scripted([5])))
+
+
+def test_the_context_bounds_an_answer_and_a_prompt_that_fills_it_fails_alone() -> None:
+    engine = Engine(lambda _: [9] * 50, context=20)
+    agent = ScriptedGeneration(engine).agent(max_turn_tokens=12)
+    cut, whole, none_left = agent.act([request([5] * 15), request([5]), request([5] * 20)])
+    agent.finish()
+    assert (len(cut.token_ids), len(whole.token_ids)) == (5, 12)
+    assert isinstance(none_left, AgentError)
+    assert "a prompt of 20 tokens leaves no room in the maximum context length of the vLLM engine, 20 tokens" in str(
+        none_left
+    )
+
+
+def test_a_rollout_that_is_interrupted_takes_its_requests_out_of_the_engine() -> None:
+    engine = Engine(lambda _: [9] * 10_000)
+    engine.hangs_for = 0.002
+    agent = ScriptedGeneration(engine).agent(max_turn_tokens=10_000)
+    looks = iter([*range(5)])
+
+    def interrupt() -> None:
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        drive([session(5, 1), session(6, 1)], agent, interrupt=interrupt)
+    assert len(engine.aborted) == 2
+    assert not engine.running
+    assert drive([session(5, 1)], ScriptedGeneration(Engine()).agent())[0]["fault"] is None
+
+
+def test_a_step_that_hangs_gives_the_engine_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_stepping, "STEP_LIMIT_S", 0.1)
+    engine = Engine()
+    engine.hangs_for = 1.0
+    agent = ScriptedGeneration(engine).agent()
+    played = drive([OneTurn(5)], agent, turn_timeout_s=0.2)
+    assert "the agent took longer than turn_timeout_s = 0.2" in played[0]
+    assert "did not end within 0.1 s" in str(agent.act([request([5])])[0])
+    with pytest.raises(AgentsGymError, match=r"broke and is not called again: a step of it did not end.*checkpoint"):
+        agent.prepare(started(0))
+
+
+class OneTurn:
+    """A session of one turn as a trial, which time limits need."""
+
+    env = None
+
+    def __init__(self, first: int) -> None:
+        self.first, self.session_id = first, "a"
+
+    def play(self) -> Any:
+        try:
+            yield request([self.first])
+        except AgentError as error:
+            return str(error)
+        return "answered"
+
+    def abandon(self, error: Any) -> str:
+        return str(error)
 
 
 def test_a_turn_ends_at_what_ends_a_turn_anywhere() -> None:
@@ -63,6 +157,7 @@ def test_a_turn_ends_at_what_ends_a_turn_anywhere() -> None:
     assert agent.stop_token_ids == {END, 7}
 
     agent.act([request([5])])
+    agent.finish()
 
     asked = generation.engine.asked[0]
     assert (asked["stop"], asked["stop_token_ids"], asked["ignore_eos"]) == (["stop", "here"], [END, 7], True)
@@ -84,23 +179,14 @@ def test_what_vllm_cannot_score_is_no_number() -> None:
     assert [math.isnan(logprob) for logprob in action.logprobs] == [True] * len(scripted([5]))
 
 
-def test_without_logprobs_the_actions_have_none() -> None:
-    engine = Engine()
-    generation = ScriptedGeneration(engine, "server")
-    engine.generate = lambda prompts, **_: {"prompt_ids": prompts, "completion_ids": [[4, END]], "logprobs": None}
-    action = answers(generation.agent(), [request([5])])[0]
-    assert (action.token_ids, action.logprobs) == ([4, END], None)
-
-
 @pytest.mark.parametrize("option", [{"n": 2}, {"max_tokens": 4}, {"logprobs": 1}, {"seed": 0}, {"temperature": 2.0}])
 def test_options_that_would_go_silently_wrong_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"generation_kwargs\\['{next(iter(option))}'\\]"):
         ScriptedGeneration(Engine(), generation_kwargs=option).agent()
 
 
-@pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_an_environment_without_tokenizer_is_refused(mode: str) -> None:
-    agent = ScriptedGeneration(Engine(), mode).agent()
+def test_an_environment_without_tokenizer_is_refused() -> None:
+    agent = ScriptedGeneration(Engine()).agent()
     with pytest.raises(ConfigError, match="needs an environment with a tokenizer"):
         drive([session_without_tokens()], agent)
 
@@ -109,9 +195,8 @@ def session_without_tokens() -> Any:
     yield TurnRequest(session_id="", messages=[{"role": "user", "content": "hello"}], token_ids=[])
 
 
-@pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_the_engine_gets_all_weights_once_an_optimizer_step(mode: str) -> None:
-    generation = ScriptedGeneration(Engine(), mode)
+def test_the_engine_gets_all_weights_once_an_optimizer_step() -> None:
+    generation = ScriptedGeneration(Engine())
     agent, events = generation.agent(), generation.engine.events
     names = {name for name, _ in generation.model.named_parameters()}
 
@@ -152,7 +237,6 @@ def test_an_engine_that_sleeps_is_awake_for_a_whole_rollout() -> None:
             ("wake", "weights"),
             "reset",
             ("wake", "kv_cache"),
-            *["generate"] * 3,
             ("sleep", 2),
         ]
         assert events[1][0] == "load"
@@ -167,52 +251,59 @@ def test_a_colocated_engine_fails_only_the_session_it_cannot_read() -> None:
     assert all(result["said"] == result["wanted"] for result in played)
 
 
-def test_a_colocated_engine_that_broke_is_not_called_again() -> None:
+def test_a_request_that_the_engine_refuses_fails_its_own_session() -> None:
     generation = ScriptedGeneration(Engine())
     generation.engine.fails_at = {1}
-    generation.llm.llm_engine = SimpleNamespace(has_unfinished_requests=lambda: True)
-    played = drive([session(first, 3) for first in range(5, 13)], generation.agent())
-    assert all(result["fault"] for result in played)
-    assert len(generation.engine.calls) == 2
+    played = drive([session(first, 2) for first in range(5, 9)], generation.agent())
+    faults = [result["fault"] for result in played if result["fault"]]
+    assert len(faults) == 1
+    assert "ConnectionError: the engine is gone" in faults[0]
 
 
-def test_a_server_that_is_gone_is_not_asked_again_for_every_half_of_the_batch() -> None:
-    generation = ScriptedGeneration(Engine(), "server")
-    generation.engine.fails_at = {1}
-    played = drive([session(first, 3) for first in range(5, 13)], generation.agent())
-    assert len(generation.engine.calls) == 2
-    assert all("ConnectionError: the engine is gone" in result["fault"] for result in played)
-    assert all(result["said"] == result["wanted"] and len(result["said"]) == 1 for result in played)
+def test_a_colocated_engine_that_broke_is_not_called_again() -> None:
+    generation = ScriptedGeneration(Engine())
+    generation.engine.breaks_at = 3
+    agent = generation.agent()
+    played = drive([session(first, 30) for first in range(5, 13)], agent)
+    assert all(" broke" in result["fault"] and "RuntimeError: out of memory" in result["fault"] for result in played)
+    num_asked = len(generation.engine.asked)
+    again = drive([session(5, 1)], agent)
+    assert "broke at an earlier call and is not called again: RuntimeError: out of memory" in again[0]["fault"]
+    assert len(generation.engine.asked) == num_asked
+    with pytest.raises(AgentsGymError, match="the vLLM engine broke and is not called again"):
+        agent.prepare(started(1))
 
 
-def test_an_agent_hears_of_errors_though_an_earlier_one_used_the_same_server() -> None:
-    generation = ScriptedGeneration(Engine(), "server")
-    generation.engine.fails_at = {1}
-    assert drive([session(5, 1)], generation.agent())[0]["fault"] is None
-    assert "ConnectionError" in drive([session(5, 1)], generation.agent())[0]["fault"]
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_an_engine_over_several_ranks_is_for_the_policy_in_lockstep(mode: str) -> None:
+    generation = ScriptedGeneration(Engine())
+    generation.mode, generation.tensor_parallel_size = mode, 2
+    args: Any = SimpleNamespace(use_vllm=True)
+    build = partial(build_policy, generation.model, generation.tokenizer, args, generation.accelerator, generation)
+    generation.server_base_url = "http://here:8000"
+    kind = VLLMPolicyAgent if mode == "server" else LockstepVLLMPolicyAgent
+    assert type(build(max_turn_tokens=4)) is kind
+    generation.mode = "colocate"
+    with pytest.raises(ConfigError, match="use LockstepVLLMPolicyAgent"):
+        VLLMPolicyAgent(generation, generation.tokenizer)
 
 
 @pytest.mark.parametrize("seen", [[[5]], [[6], [5]], [[5], [6, 7]]])
-def test_an_engine_that_answers_other_prompts_is_found_out(seen: list[list[int]]) -> None:
-    engine = Engine()
-    generation = ScriptedGeneration(engine, "server")
-    engine.generate = lambda **_: {"prompt_ids": seen, "completion_ids": [[END]] * len(seen), "logprobs": None}
-    faults = generation.agent().act([request([5]), request([6])])
+def test_an_engine_in_lockstep_that_answers_other_prompts_is_found_out(seen: list[list[int]]) -> None:
+    generation = ScriptedGeneration(Engine())
+    agent = LockstepVLLMPolicyAgent(generation, generation.tokenizer)
+    generation.generate = lambda **_: (seen, [[END]] * len(seen), None, None)
+    faults = agent.act([request([5]), request([6])])
     assert all("must answer the 2 prompts it is given, in order" in str(fault) for fault in faults)
 
 
-def test_a_server_whose_answer_makes_no_sense_fails_the_turn_once() -> None:
-    engine, calls = Engine(), []
-    generation = ScriptedGeneration(engine, "server")
-
-    def generate(prompts: list[list[int]], **options: Any) -> dict[str, Any]:
-        calls.append(prompts)
-        return {"prompt_ids": prompts, "completion_ids": [[4, END]] * 2, "logprobs": [[[-1.0]]] * 2}
-
-    engine.generate = generate
-    played = drive([session(5, 2), session(6, 2)], generation.agent())
-    assert all("one log-probability an id" in result["fault"] for result in played)
-    assert len(calls) == 1
+def test_an_engine_that_answers_another_prompt_is_found_out() -> None:
+    generation = ScriptedGeneration(Engine())
+    output = generation.engine._output
+    generation.engine._output = lambda prompt, *rest: output([*prompt, 4], *rest)
+    agent = generation.agent()
+    assert "must answer the prompt it is given" in str(agent.act([request([5])])[0])
+    agent.finish()
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +324,7 @@ def meetings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
 
 
-@pytest.mark.parametrize("mode", ["server", "tensor_parallel"])
+@pytest.mark.parametrize("mode", ["tensor_parallel"])
 @pytest.mark.parametrize("name", MEETINGS)
 def test_every_session_of_every_rank_gets_the_answer_to_its_own_prompt(meetings: Any, mode: str, name: str) -> None:
     for rank, table in enumerate(meetings):
@@ -242,7 +333,7 @@ def test_every_session_of_every_rank_gets_the_answer_to_its_own_prompt(meetings:
             assert all(result["said"] == result["wanted"] for result in played)
 
 
-@pytest.mark.parametrize("mode", ["server", "tensor_parallel"])
+@pytest.mark.parametrize("mode", ["tensor_parallel"])
 @pytest.mark.parametrize("name", ["uneven", "first_has_none", "second_has_none", "own_budgets"])
 def test_ranks_make_as_many_calls_as_the_longest_session_has_turns(meetings: Any, mode: str, name: str) -> None:
     turns = MEETINGS[name]["turns"]
@@ -250,19 +341,20 @@ def test_ranks_make_as_many_calls_as_the_longest_session_has_turns(meetings: Any
     rows = [NUM_RANKS * count for count in live] * 2  # played twice
     for rank, table in enumerate(meetings):
         result = table[f"{mode}/{name}"]
-        asks = rank == 0 or mode == "tensor_parallel"  # the server is asked by the main rank alone
-        assert result["rows"] == (rows if asks else [])
+        assert result["rows"] == rows, rank
         faults = [played["fault"] for rollout in result["played"] for played in rollout]
         assert faults == [None] * (2 * len(turns[rank]))
 
 
 def test_the_largest_budget_of_all_ranks_is_asked_for(meetings: Any) -> None:
-    rooms = meetings[0]["server/own_budgets"]["rooms"]
+    rooms = meetings[0]["tensor_parallel/own_budgets"]["rooms"]
     assert set(rooms) == {9}
-    assert {len(said) for played in meetings[0]["server/own_budgets"]["played"][0] for said in played["said"]} == {1}
+    assert {
+        len(said) for played in meetings[0]["tensor_parallel/own_budgets"]["played"][0] for said in played["said"]
+    } == {1}
 
 
-@pytest.mark.parametrize("mode", ["server", "tensor_parallel"])
+@pytest.mark.parametrize("mode", ["tensor_parallel"])
 def test_a_failing_engine_fails_the_turn_on_all_ranks_and_the_next_rollout_goes_well(meetings: Any, mode: str) -> None:
     for rank, table in enumerate(meetings):
         first, second = table[f"{mode}/engine_fails"]["played"]
@@ -272,7 +364,7 @@ def test_a_failing_engine_fails_the_turn_on_all_ranks_and_the_next_rollout_goes_
         assert [result["fault"] for result in second] == [None] * len(UNEVEN[rank])
 
 
-@pytest.mark.parametrize("mode", ["server", "tensor_parallel"])
+@pytest.mark.parametrize("mode", ["tensor_parallel"])
 @pytest.mark.parametrize("name", ["first_rank_breaks", "second_rank_breaks", "second_rank_breaks_alone"])
 def test_what_breaks_one_rank_is_told_to_all(meetings: Any, mode: str, name: str) -> None:
     for table in meetings:

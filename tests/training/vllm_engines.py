@@ -1,24 +1,29 @@
 """What stands under TRL's ``VLLMGeneration`` where vLLM is not installed: its answers are scripted, the rest is TRL's.
 
-Also the two processes in which the ranks of :class:`VLLMPolicyAgent` meet: everything between them is TRL's own code.
+Also the two processes in which the ranks of a policy on vLLM meet: everything between them is TRL's own code.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import timedelta
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import requests
 import torch
 import trl.generation.vllm_generation as trl_vllm
 from accelerate import Accelerator, InitProcessGroupKwargs
 from trl.generation.vllm_generation import VLLMGeneration
+from vllm_stub import ended
 
 from agentsgym.agents.policy.vllm import VLLMPolicyAgent
+from agentsgym.agents.policy.vllm_lockstep import LockstepVLLMPolicyAgent
 from agentsgym.agents.trained import BatchStart
 from agentsgym.errors import AgentError, AgentsGymError
 from agentsgym.rollouts.driver import drive
@@ -36,22 +41,77 @@ def scripted(prompt: list[int]) -> list[int]:
     return [4 + (mixed + step) % 9 for step in range(1 + mixed % 3)] + [2]
 
 
-class Engine:
-    """Both of vLLM's faces, the colocated ``LLM`` and the server's client, and what was asked of it, in order."""
+class OutputKind(Enum):
+    """vLLM's ``RequestOutputKind``."""
 
-    def __init__(self, script: Script = scripted, logprob: float = -0.5) -> None:
+    CUMULATIVE = 0
+    FINAL_ONLY = 2
+
+
+class Params(SimpleNamespace):
+    """vLLM's ``SamplingParams``."""
+
+    output_kind = OutputKind.CUMULATIVE
+
+
+class Client:
+    """What TRL's client of a server does with weights."""
+
+    engine: Engine
+
+    def __init__(self, base_url: str, group_port: int = 51216, connection_timeout: float = 0) -> None:
+        self.base_url, self.group_port = base_url, group_port
+        self.session = requests.Session()
+
+    def get_server_info(self) -> dict[str, Any]:
+        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
+    def init_communicator(self, device: Any) -> None:
+        self.engine.events.append(("connect", self.base_url, self.group_port))
+
+    def close_communicator(self) -> None:
+        self.engine.events.append(("disconnect", self.base_url))
+
+    def update_named_params(self, metadata: Any, params: Any) -> None:
+        self.engine.events.append(("push", self.base_url))
+        self.engine.push(params)
+
+    def reset_prefix_cache(self) -> None:
+        self.engine.reset_prefix_cache()
+
+
+class Engine:
+    """vLLM's colocated ``LLM`` and its engine, which samples a token a step, and what was asked of it, in order."""
+
+    def __init__(self, script: Script = scripted, logprob: float = -0.5, context: int = 4096) -> None:
         self.script, self.logprob = script, logprob
         self.events: list[Any] = []
-        self.calls: list[list[list[int]]] = []
+        self.calls: list[list[list[int]]] = []  # of whole batches, as tensor parallelism makes them
         self.asked: list[dict[str, Any]] = []
-        self.fails_at: set[int] = set()
+        self.fails_at: set[int] = set()  # calls of batches, or requests
+        self.breaks_at: int | None = None  # a step
+        self.hangs_for = 0.0  # seconds a step
         self.cannot_read: int | None = None  # a token
+        self.num_steps = 0
+        self.widths: list[int] = []  # requests that each step advanced
+        self.answered: list[list[int]] = []  # prompts, in the order of their answers
+        self.aborted: list[str] = []
+        self.running: dict[str, list[Any]] = {}
 
-        model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=self._load))
+        model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=self.push))
         driver_worker = SimpleNamespace(model_runner=model_runner)
-        self.llm_engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=driver_worker))
+        self.llm_engine = SimpleNamespace(
+            model_executor=SimpleNamespace(driver_worker=driver_worker),
+            model_config=SimpleNamespace(max_model_len=context),
+            add_request=self.add_request,
+            step=self.step,
+            abort_request=self.abort_request,
+        )
 
-    def _load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+    def get_default_sampling_params(self) -> Params:
+        return Params()
+
+    def push(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         self.events.append(("load", *(name for name, _ in weights)))
 
     def reset_prefix_cache(self) -> None:
@@ -63,36 +123,52 @@ class Engine:
     def sleep(self, level: int) -> None:
         self.events.append(("sleep", level))
 
-    def update_named_params(self, metadata: Any, params: Any) -> None:
-        self.events.append(("load", *(name for name, _ in params)))
-
-    def generate(self, prompts: list[Any], sampling_params: Any = None, **options: Any) -> Any:
-        """As a server's client where the prompts are ids, as an ``LLM`` where they are dicts."""
-        colocated = sampling_params is not None
-        if colocated:
-            prompts, options = [prompt["prompt_token_ids"] for prompt in prompts], vars(sampling_params)
-        else:
-            options = {**options, **options["generation_kwargs"]}
-        self.events.append("generate")
-        self.calls.append(prompts)
-        self.asked.append(options)
-        if any(self.cannot_read in prompt for prompt in prompts):
+    def add_request(self, name: str, prompt: dict[str, list[int]], params: Params) -> None:
+        ids = prompt["prompt_token_ids"]
+        self.asked.append(vars(params))
+        if self.cannot_read in ids:
             raise ValueError("the engine cannot read the prompt")
+        if len(self.asked) - 1 in self.fails_at:
+            raise ConnectionError("the engine is gone")
+        self.running[name] = [ids, self._ended(self.script(ids), vars(params)), 0]
+
+    def step(self) -> list[Any]:
+        time.sleep(self.hangs_for)
+        if self.num_steps == self.breaks_at:
+            raise RuntimeError("out of memory")
+        self.num_steps += 1
+        self.widths.append(len(self.running))
+        outputs: list[Any] = []
+        for name, one in [*self.running.items()]:
+            one[2] += 1
+            if one[2] >= len(one[1]):
+                del self.running[name]
+                self.answered.append(one[0])
+                outputs.append(self._output(one[0], one[1], name))
+        return outputs
+
+    def abort_request(self, names: list[str]) -> None:
+        self.aborted += names
+        for name in names:
+            del self.running[name]
+
+    def generate(self, prompts: list[Any], sampling_params: Any, use_tqdm: bool) -> list[Any]:
+        """Answer a batch, as TRL asks for it under tensor parallelism."""
+        ids, options = [prompt["prompt_token_ids"] for prompt in prompts], vars(sampling_params)
+        self.events.append("generate")
+        self.calls.append(ids)
+        self.asked.append(options)
         if len(self.calls) - 1 in self.fails_at:
             raise ConnectionError("the engine is gone")
-        answers = [self._ended(self.script(prompt), options) for prompt in prompts]
-        if colocated:
-            return [self._output(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
-        logprobs = [[[self.logprob] for _ in answer] for answer in answers]
-        return {"prompt_ids": prompts, "completion_ids": answers, "logprobs": logprobs}
+        return [self._output(prompt, self._ended(self.script(prompt), options)) for prompt in ids]
 
     def _ended(self, answer: list[int], options: dict[str, Any]) -> list[int]:
-        ends = [place for place, token in enumerate(answer) if token in options["stop_token_ids"]]
-        return answer[: min([options["max_tokens"], *(place + 1 for place in ends)])]
+        return ended(answer, options["stop_token_ids"], options["max_tokens"])
 
-    def _output(self, prompt: list[int], answer: list[int]) -> Any:
+    def _output(self, prompt: list[int], answer: list[int], name: str = "") -> Any:
         logprobs = [{token: SimpleNamespace(rank=1, logprob=self.logprob)} for token in answer]
-        return SimpleNamespace(prompt_token_ids=prompt, outputs=[SimpleNamespace(token_ids=answer, logprobs=logprobs)])
+        choice = SimpleNamespace(token_ids=answer, logprobs=logprobs, finish_reason="stop")
+        return SimpleNamespace(prompt_token_ids=prompt, outputs=[choice], request_id=name, finished=True)
 
 
 class ScriptedGeneration(VLLMGeneration):
@@ -112,7 +188,7 @@ class ScriptedGeneration(VLLMGeneration):
     def _init_vllm(self) -> None:
         if self.mode == "server":
             if self.accelerator.is_main_process:
-                self.vllm_client = self.engine
+                self.vllm_client = type("ItsClient", (Client,), {"engine": self.engine})(self.server_base_url)
             return
         self.llm = self.engine
         if self.tensor_parallel_size > 1:
@@ -129,8 +205,9 @@ class ScriptedGeneration(VLLMGeneration):
         if self.accelerator.process_index == self.breaks:
             raise MemoryError("no room for the weights")
 
-    def agent(self, **options: Any) -> VLLMPolicyAgent:
-        return VLLMPolicyAgent(self, self.tokenizer, **options)
+    def agent(self, **options: Any) -> Any:
+        kind = LockstepVLLMPolicyAgent if self.tensor_parallel_size > 1 else VLLMPolicyAgent
+        return kind(self, self.tokenizer, **options)
 
 
 def started(step: int) -> BatchStart:
@@ -173,7 +250,6 @@ def meet(rank: int, folder: str, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=60))])
     modes: dict[str, dict[str, Any]] = {
-        "server": {"mode": "server", "accelerator": accelerator},
         "tensor_parallel": {"mode": "colocate", "tensor_parallel_size": NUM_RANKS, "accelerator": accelerator},
     }
     results: dict[str, Any] = {}

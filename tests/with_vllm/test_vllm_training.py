@@ -181,9 +181,7 @@ def test_a_stop_string_ends_a_turn_and_its_tokens_are_kept(engine: CPUGeneration
     assert all(len(action.token_ids) == 200 and " it" not in action.text for action in cut)
 
 
-def test_a_prompt_beyond_the_context_fails_its_session_and_behind_a_server_the_whole_turn(
-    agent: VLLMPolicyAgent,
-) -> None:
+def test_a_prompt_beyond_the_context_fails_its_own_session_alone(agent: VLLMPolicyAgent) -> None:
     def session(length: int) -> Generator[TurnRequest, Action, str]:
         try:
             yield TurnRequest(session_id="", messages=[], token_ids=[5] * length, max_new_tokens=2)
@@ -191,11 +189,11 @@ def test_a_prompt_beyond_the_context_fails_its_session_and_behind_a_server_the_w
             return str(fault)
         return "answered"
 
+    agent.prepare(after(0))
     results = drive([session(length) for length in (10, 20, CONTEXT + 1, 30)], agent)
 
-    own = agent.generation.mode == "colocate"
-    assert [result == "answered" for result in results] == [own, own, False, own]
-    assert all("maximum context length" in result for result in results if result != "answered")
+    assert [result == "answered" for result in results] == [True, True, False, True]
+    assert "maximum context length" in results[2]
     assert drive([session(10)], agent) == ["answered"]
 
 

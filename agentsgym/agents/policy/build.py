@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agentsgym.agents.policy.sampling import SamplingParams
 from agentsgym.agents.policy.sharded import policy_agent_type
 from agentsgym.agents.policy.vllm import VLLMPolicyAgent
+from agentsgym.agents.policy.vllm_lockstep import LockstepVLLMPolicyAgent
 from agentsgym.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
     *,
     max_turn_tokens: int,
     stop: Sequence[str] = (),
-) -> PolicyAgent | VLLMPolicyAgent:
+) -> PolicyAgent | VLLMPolicyAgent | LockstepVLLMPolicyAgent:
     """Build the policy in training as an agent, through whichever backend the settings name.
 
     Args:
@@ -55,7 +56,16 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
     """
     agent_type = policy_agent_type(accelerator, gathers=args.ds3_gather_for_generation)
     if args.use_vllm:
-        return VLLMPolicyAgent(vllm_generation, tokenizer, max_turn_tokens=max_turn_tokens, stop=stop)
+        if vllm_generation.mode != "server" and vllm_generation.tensor_parallel_size > 1:
+            return LockstepVLLMPolicyAgent(vllm_generation, tokenizer, max_turn_tokens=max_turn_tokens, stop=stop)
+        return VLLMPolicyAgent(
+            vllm_generation,
+            tokenizer,
+            max_turn_tokens=max_turn_tokens,
+            stop=stop,
+            server_urls=getattr(args, "vllm_server_base_urls", None) or (),  # not of TRL's settings, as the next
+            sync_timeout_s=getattr(args, "vllm_sync_timeout_s", None),
+        )
     return agent_type(
         model,
         tokenizer,

@@ -14,7 +14,7 @@ from accelerate.utils import str_to_bool
 from agentsgym.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from agentsgym.training.config import GRPOEnvConfig
+    from transformers import TrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def check_launch(args: Any) -> None:
     args.ddp_backend = args.ddp_backend or "gloo"  # else accelerate finds none, and believes in one process
 
 
-def check_config(args: GRPOEnvConfig, plugin: Any) -> None:
+def check_config(args: TrainingArguments, plugin: Any) -> None:
     """Check DeepSpeed's config against the settings, and give it those of them that it leaves open.
 
     Args:

@@ -1,0 +1,165 @@
+"""Say how a policy on vLLM is sampled: its options, what ends a turn, and the action made of an answer."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from agentsgym.agents.answers import action_from_ids
+from agentsgym.agents.policy.sampling import StopText
+from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
+from agentsgym.agents.stop_tokens import as_ids, stop_token_ids
+from agentsgym.errors import AgentError, ConfigError
+from agentsgym.types import Action, TurnRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_REFUSED_OPTIONS: Final = {
+    "n": "a turn has one answer",
+    "max_tokens": "each turn has its own budget: set max_turn_tokens",
+    "logprobs": "only the log-probability of the sampled token is recorded",
+    "temperature": "the loss divides by the trainer's own: set temperature there",
+    "seed": "it would give equal prompts equal answers, so that the rollouts of a task would all be the same",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """What an engine sampled for one request.
+
+    Attributes:
+        token_ids: The ids, (T,).
+        logprobs: Their log-probabilities, (T,), NaN where the engine knows none; None if it gives none.
+        step: The optimizer steps behind the weights that sampled it; None if none were loaded yet.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float] | None
+    step: int | None
+
+
+class VLLMSampling:
+    """The options of a TRL engine, made fit for turns.
+
+    Attributes:
+        generation: TRL's ``VLLMGeneration``.
+        tokenizer: The model's.
+        max_turn_tokens: The budget of a turn for which the request sets none.
+        stop_token_ids: The ids that end a turn.
+    """
+
+    def __init__(
+        self, generation: Any, tokenizer: PreTrainedTokenizerBase, max_turn_tokens: int, stop: Sequence[str]
+    ) -> None:
+        """Set the engine's stop tokens: those of the model, the tokenizer and the chat template.
+
+        Args:
+            generation: TRL's engine; from here on its ``generation_kwargs`` hold the stop tokens.
+            tokenizer: The model's.
+            max_turn_tokens: The budget of a turn for which the request sets none.
+            stop: Texts that end a turn too, beside those of ``generation_kwargs``.
+
+        Raises:
+            ConfigError: ``generation_kwargs`` hold what would go silently wrong over many turns, or the tokenizer has
+                ids that the model does not.
+        """
+        options = dict(generation.generation_kwargs)
+        for name in _REFUSED_OPTIONS.keys() & options.keys():
+            raise ConfigError(f"generation_kwargs[{name!r}] = {options[name]!r} is refused: {_REFUSED_OPTIONS[name]}")
+        self.generation, self.tokenizer = generation, tokenizer
+        self.max_turn_tokens = max_turn_tokens
+        model: Any = generation.accelerator.unwrap_model(generation.model)
+        shared_vocabulary_size(model, tokenizer)  # refuses a tokenizer with ids that the model does not have
+        self.stop_token_ids = stop_token_ids(model, tokenizer) | as_ids(options.get("stop_token_ids"))
+        decode: Any = tokenizer.decode
+        self._stop_text = StopText((*stop, *_texts(options.get("stop"))), decode)
+        options.update(stop_token_ids=sorted(self.stop_token_ids), stop=list(self._stop_text.stop))
+        generation.generation_kwargs = options
+
+    def fields(self) -> dict[str, Any]:
+        """How tokens are drawn, as vLLM names it: the options of the engine, as TRL would pass them on."""
+        engine = self.generation
+        return {
+            "repetition_penalty": engine.repetition_penalty,
+            "temperature": engine.temperature,
+            "top_p": engine.top_p,
+            "top_k": engine.top_k,
+            "min_p": 0.0 if engine.min_p is None else engine.min_p,
+            "logprobs": engine.logprobs,
+            **engine.generation_kwargs,
+        }
+
+    def room(self, request: TurnRequest) -> int:
+        """The budget of a request, in tokens."""
+        return self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens
+
+    def action(self, request: TurnRequest, ids: Sequence[int], logprobs: Sequence[float] | None) -> Action:
+        """Make the action of an answer, cut to the request's own budget."""
+        room = self.room(request)
+        return action_from_ids(
+            request,
+            ids[:room],
+            self.tokenizer,
+            self.stop_token_ids,
+            logprobs=None if logprobs is None else logprobs[:room],
+            text_before_stop=self._stop_text.before,
+        )
+
+
+class EngineParams:
+    """Makes the ``SamplingParams`` of single requests to an engine in this process, without importing vLLM."""
+
+    def __init__(self, sampling: VLLMSampling) -> None:
+        """Read the options; the class of the parameters is that of the engine's own defaults."""
+        defaults: Any = sampling.generation.llm.get_default_sampling_params()
+        self._type: Any = type(defaults)
+        fields = sampling.fields()
+        regex, given = sampling.generation.structured_outputs_regex, fields.get("structured_outputs")
+        if regex is not None or isinstance(given, dict):
+            structured: Any = sys.modules[self._type.__module__].StructuredOutputsParams
+            fields["structured_outputs"] = structured(**({"regex": regex} if regex is not None else given or {}))
+        # An answer is wanted whole, once, and its text only where the engine looks for stop strings in it.
+        whole = type(defaults.output_kind).FINAL_ONLY
+        self._fields = {"detokenize": bool(fields["stop"]), **fields, "n": 1, "output_kind": whole}
+
+    def of(self, max_tokens: int) -> Any:
+        """The parameters of a request for so many tokens at most."""
+        return self._type(**self._fields, max_tokens=max_tokens)
+
+
+def sampled_logprobs(steps: Sequence[Any] | None, ids: Sequence[int]) -> list[float] | None:
+    """Read vLLM's log-probabilities of sampled ids, (T,): by step, each a mapping from ids."""
+    return None if steps is None else [step[token].logprob for step, token in zip(steps, ids, strict=True)]
+
+
+def budget_within(context: int | None, prompt: Sequence[int], room: int, engine: str) -> int:
+    """Cut a budget to what the engine's context leaves behind a prompt.
+
+    Args:
+        context: The most tokens of prompt and answer; None if it is not known.
+        prompt: The ids before the answer.
+        room: The turn's own budget.
+        engine: How the engine is called in the error.
+
+    Raises:
+        AgentError: Not even one token is left.
+    """
+    if context is None or len(prompt) < context:
+        return max(1, room if context is None else min(room, context - len(prompt)))
+    raise AgentError(
+        f"a prompt of {len(prompt)} tokens leaves no room in the maximum context length of {engine}, {context} tokens: "
+        "raise it (vllm_max_model_length, --max-model-len of a server), or lower max_completion_length"
+    )
+
+
+def known_or_nan(logprob: float | None) -> float:
+    """A log-probability, NaN where it is not known."""
+    return math.nan if logprob is None else logprob
+
+
+def _texts(stop: str | Sequence[str] | None) -> Sequence[str]:
+    return [stop] if isinstance(stop, str) else stop or ()

@@ -1,0 +1,242 @@
+"""Measure rollouts on a real vLLM on this CPU: each episode at its own pace, beside all of them in rounds.
+
+A tiny model, 64 episodes, in which the number of turns, the tokens of each turn and the environment's time are drawn
+from lognormal distributions. Three ways to play them take turns in one process, so that what counts is their ratio:
+
+- *lockstep*: all live episodes in one call of ``LLM.generate`` a round;
+- *continuous*: ``VLLMPolicyAgent``, one request for each turn, on the stepped engine;
+- *full*: no environment at all, the same requests with their whole prompts, given to the engine at once: the least
+  time that this engine needs for these tokens. What bounds the continuous way from below is the larger of this and
+  the longest episode alone, its environment's waits included.
+
+Run it with the interpreter that has vLLM (``make .venv-vllm/.installed``), in an otherwise quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # TRL's colocated engine runs in the process, too
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+import torch
+
+from agentsgym import Action, Agent, MultistepEnv, TurnRequest
+from agentsgym.agents.policy.vllm import VLLMPolicyAgent
+from agentsgym.rollouts.thread_pool import EnvThreadPool
+from agentsgym.tiny import tiny_policy
+
+WORDS = ["higher lower guess a number"]
+WAITS_S = (0.001, 0.1, 0.5)  # means of an environment's step
+
+
+class Turn(NamedTuple):
+    """What a turn takes: tokens of the answer, and seconds of the environment."""
+
+    num_tokens: int
+    wait_s: float
+
+
+Plan = list[list[Turn]]
+
+
+def make_plan(num_episodes: int, mean_wait_s: float) -> Plan:
+    """Draw episodes: about 7 turns of about 30 tokens, the longest more than twice as long."""
+    plan: Plan = []
+    for index in range(num_episodes):
+        draws = random.Random(f"episode {index}")
+
+        def draw(median: float, sigma: float, most: float, draws: random.Random = draws) -> float:
+            return min(most, median * draws.lognormvariate(0.0, sigma))
+
+        num_turns = max(1, round(draw(6, 0.6, 16)))
+        plan.append([
+            Turn(max(1, round(draw(24, 0.9, 120))), mean_wait_s / 1.4 * draw(1.0, 0.8, 20)) for _ in range(num_turns)
+        ])  # fmt: skip
+    return plan
+
+
+class PlannedEnv(MultistepEnv):
+    """Waits as planned and says the same thing each turn."""
+
+    def __init__(self, tokenizer: Any, plan: Plan) -> None:
+        super().__init__(tokenizer, {"max_steps_per_episode": 50})
+        self.plan = plan
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+        return {"done": False, "index": task_data["index"], "turn": 0}
+
+    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+        return "higher lower guess a number"
+
+    def _step_episode(
+        self, session_id: str, state: dict[str, Any], action: str
+    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        turns = self.plan[state["index"]]
+        time.sleep(turns[state["turn"]].wait_s)
+        return {**state, "turn": state["turn"] + 1}, 0.0, state["turn"] + 1 == len(turns), {}
+
+
+class Budgets:
+    """Knows how many tokens each session's next turn has: sessions are numbered as they first ask."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.numbers: dict[str, int] = {}
+
+    def of(self, request: TurnRequest) -> tuple[int, Any]:
+        """The tokens of this turn, and the state that the next request bears."""
+        turn = request.agent_state or 0
+        number = self.numbers.setdefault(request.session_id, len(self.numbers))
+        return self.plan[number][turn].num_tokens, turn + 1
+
+
+class Lockstep(Agent):
+    """All live sessions in one call."""
+
+    def __init__(self, llm: Any, plan: Plan) -> None:
+        self.llm, self.budgets = llm, Budgets(plan)
+        self.params = type(llm.get_default_sampling_params())
+
+    def act(self, requests: Sequence[TurnRequest]) -> list[Action]:
+        """Answer them together."""
+        sizes = [self.budgets.of(request) for request in requests]
+        params = [self.params(max_tokens=size, **options()) for size, _ in sizes]
+        prompts = [{"prompt_token_ids": list(request.token_ids)} for request in requests]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        actions: list[Action] = []
+        for output, (_, state) in zip(outputs, sizes, strict=True):
+            answer = output.outputs[0]
+            logprobs = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+            actions.append(Action(text="a", token_ids=list(answer.token_ids), logprobs=logprobs, agent_state=state))
+        return actions
+
+
+class Continuous(VLLMPolicyAgent):
+    """The library's own agent, with the planned budgets in the place of ``max_turn_tokens``."""
+
+    def __init__(self, generation: Any, tokenizer: Any, plan: Plan) -> None:
+        super().__init__(generation, tokenizer)
+        self.budgets = Budgets(plan)
+
+    async def aact(self, request: TurnRequest) -> Action:
+        """Answer one turn."""
+        size, state = self.budgets.of(request)
+        sampled = await self._engine.sample(request.session_id, list(request.token_ids), size)
+        return Action(text="a", token_ids=sampled.token_ids, logprobs=sampled.logprobs, agent_state=state)
+
+
+def options() -> dict[str, Any]:
+    """How tokens are drawn: an answer is as long as its budget."""
+    return {"temperature": 1.0, "ignore_eos": True, "logprobs": 0, "detokenize": False}
+
+
+def make_engine(folder: Path) -> tuple[Any, Any, Any]:
+    """A vLLM of a tiny random model, its tokenizer, and what of TRL's engine the agent reads."""
+    from vllm import LLM  # pyright: ignore  # noqa: PLC0415  # not in the environment that checks types
+
+    model, tokenizer = tiny_policy(WORDS, hidden_size=128, num_heads=4)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    llm: Any = LLM(
+        str(folder), dtype="float32", enforce_eager=True, max_model_len=1024, block_size=32,
+        logprobs_mode="processed_logprobs", max_num_seqs=256,
+    )  # fmt: skip
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model, device=torch.device("cpu"), process_index=0)
+    generation = SimpleNamespace(
+        llm=llm, model=model, accelerator=accelerator, mode="colocate", tensor_parallel_size=1, enable_sleep_mode=False,
+        repetition_penalty=1.0, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, logprobs=0,
+        structured_outputs_regex=None, generation_kwargs={"ignore_eos": True},
+    )  # fmt: skip
+    return llm, tokenizer, generation
+
+
+def play(env: PlannedEnv, agent: Agent, num_episodes: int) -> tuple[float, list[Any]]:
+    """The seconds of a rollout of all episodes, their environments on threads of their own."""
+    tasks = [{"seed": index, "index": index} for index in range(num_episodes)]
+    with EnvThreadPool(num_episodes) as pool:
+        began = time.perf_counter()
+        trajectories = env.rollout(tasks, agent, pool=pool)
+        seconds = time.perf_counter() - began
+    if failed := [one.error for one in trajectories if one.failed]:
+        raise RuntimeError(failed[0])
+    return seconds, trajectories
+
+
+def fill(llm: Any, trajectories: Sequence[Any]) -> float:
+    """The seconds of the same requests, all given at once: an engine that is simply kept full."""
+    params = type(llm.get_default_sampling_params())
+    turns = [(one.token_ids, turn) for one in trajectories for turn in one.turns]
+    llm.reset_prefix_cache()
+    began = time.perf_counter()
+    llm.generate(
+        [{"prompt_token_ids": list(ids[: turn.start])} for ids, turn in turns],
+        [params(max_tokens=turn.stop - turn.start, **options()) for _, turn in turns],
+        use_tqdm=False,
+    )
+    return time.perf_counter() - began
+
+
+def measure(engine: tuple[Any, Any, Any], num_episodes: int, mean_wait_s: float, num_repeats: int) -> dict[str, Any]:
+    """Play all ways in turn; the least seconds of each."""
+    llm, tokenizer, generation = engine
+    plan = make_plan(num_episodes, mean_wait_s)
+    env = PlannedEnv(tokenizer, plan)
+    seconds: dict[str, list[float]] = {"lockstep": [], "continuous": [], "full": []}
+    trajectories: list[Any] = []
+    for _ in range(num_repeats):
+        seconds["lockstep"].append(play(env, Lockstep(llm, plan), num_episodes)[0])
+        llm.reset_prefix_cache()
+        took, trajectories = play(env, Continuous(generation, tokenizer, plan), num_episodes)
+        seconds["continuous"].append(took)
+        seconds["full"].append(fill(llm, trajectories))
+    least = {way: min(values) for way, values in seconds.items()}
+    waits = max(sum(turn.wait_s for turn in turns) for turns in plan)
+    return {
+        "wait_s": mean_wait_s,
+        "turns": sum(map(len, plan)),
+        "tokens": sum(turn.num_tokens for turns in plan for turn in turns),
+        **{f"{way}_s": round(value, 2) for way, value in least.items()},
+        "longest_waits_s": round(waits, 2),
+        "speedup": round(least["lockstep"] / least["continuous"], 2),
+        "over_full": round(least["continuous"] / max(least["full"], waits), 2),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and print a table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--episodes", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=2)
+    chosen = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        engine = make_engine(Path(folder))
+        engine[0].generate([{"prompt_token_ids": [5, 6]}], use_tqdm=False)
+        rows = [measure(engine, chosen.episodes, wait_s, chosen.repeats) for wait_s in WAITS_S]
+    if chosen.json:
+        sys.stdout.write(json.dumps({"episodes": chosen.episodes, "rows": rows}) + "\n")
+        return
+    for row in rows:
+        sys.stdout.write("  ".join(f"{name} {value}" for name, value in row.items()) + "\n")
+
+
+if __name__ == "__main__":
+    main()

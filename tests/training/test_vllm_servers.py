@@ -1,0 +1,434 @@
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate import Accelerator
+from torch import multiprocessing
+from vllm_engines import Engine, ScriptedGeneration, scripted, session, started
+from vllm_stub import StubServer, stub_server
+
+from agentsgym.agents.policy import vllm_servers, vllm_weights
+from agentsgym.errors import AgentError, AgentsGymError, ConfigError
+from agentsgym.rollouts.driver import drive
+from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.types import Action, TurnRequest
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that is waited for, waited for less long."""
+    monkeypatch.setattr(vllm_servers, "WAITS_S", (0.0, 0.02, 0.02, 0.02))
+    monkeypatch.setattr(vllm_servers, "PULSE_S", 0.1)
+    monkeypatch.setattr(vllm_weights, "_LOOK_S", 0.05)
+
+
+@pytest.fixture
+def servers() -> Iterator[list[StubServer]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(stub_server(scripted)) for _ in range(2)]
+
+
+@pytest.fixture
+def server(servers: list[StubServer]) -> StubServer:
+    return servers[0]
+
+
+def generation_of(server: StubServer, **options: Any) -> ScriptedGeneration:
+    values = {"server_base_url": server.url, "server_timeout": 5.0, "max_completion_length": 100}
+    return ScriptedGeneration(Engine(), "server", **{**values, **options})
+
+
+def agent_of(*servers: StubServer, **options: Any) -> Any:
+    generation = generation_of(servers[0])
+    return generation.agent(server_urls=[server.url for server in servers], **options)
+
+
+def conversation(name: str, first: int, num_turns: int) -> Generator[TurnRequest, Action, dict[str, Any]]:
+    """As ``session``, with an id of its own."""
+    inner = session(first, num_turns)
+    said = None
+    while True:
+        try:
+            request = next(inner) if said is None else inner.send(said)
+            try:
+                said = yield TurnRequest(session_id=name, messages=[], token_ids=list(request.token_ids))
+            except AgentError as error:
+                inner.throw(error)
+        except StopIteration as stop:
+            return stop.value
+
+
+def play(agent: Any, num_sessions: int = 6, num_turns: int = 3, **options: Any) -> list[dict[str, Any]]:
+    return drive([conversation(f"s{i}", 5 + i, num_turns) for i in range(num_sessions)], agent, **options)
+
+
+def pushes(agent: Any) -> list[str]:
+    return [event[1] for event in agent.generation.engine.events if event[0] == "push"]
+
+
+def test_each_turn_is_one_request_of_the_recorded_ids(server: StubServer) -> None:
+    agent = agent_of(server, stop=["stop"])
+    agent.prepare(started(0))
+    played = play(agent)
+    assert all(one["said"] == one["wanted"] and one["fault"] is None for one in played)
+    assert len(server.completions) == 6 * 3
+    asked = server.completions[0]
+    assert (asked["model"], asked["stop"], asked["logprobs"], asked["return_token_ids"]) == ("tiny", ["stop"], 0, True)
+    assert asked["temperature"] == 1.0
+
+
+def test_many_requests_are_open_at_once_and_a_slow_one_holds_up_nobody(server: StubServer) -> None:
+    server.seconds = 0.3
+    agent = agent_of(server)
+    agent.prepare(started(0))
+    begin = time.monotonic()
+    play(agent, num_sessions=100, num_turns=2)
+    assert server.most_open == 100
+    assert time.monotonic() - begin < 100 * 0.3  # one after the other it would be twice that
+
+
+def test_log_probabilities_that_the_server_does_not_know_are_no_numbers(server: StubServer) -> None:
+    agent = agent_of(server)
+    agent.prepare(started(0))
+    answer = server._answer({"prompt": [5], "stop_token_ids": [2], "max_tokens": 9})
+    answer["choices"][0]["logprobs"]["token_logprobs"][0] = -9999.0
+    server.faults.append(answer)
+    (action,) = agent.act([TurnRequest(session_id="", messages=[], token_ids=[5])])
+    agent.finish()
+    assert math.isnan(action.logprobs[0])
+    assert action.logprobs[1:] == [-0.5] * (len(scripted([5])) - 1)
+
+
+def test_a_session_stays_with_its_server_and_servers_share_the_sessions(servers: list[StubServer]) -> None:
+    agent = agent_of(*servers)
+    agent.prepare(started(0))
+    assert all(one["fault"] is None for one in play(agent, num_sessions=10, num_turns=4))
+    firsts = [{asked["prompt"][0] for asked in server.completions} for server in servers]
+    assert [len(first) for first in firsts] == [5, 5]
+    assert not firsts[0] & firsts[1]
+
+
+def test_each_server_gets_the_weights_once_a_step_over_a_port_of_its_own(servers: list[StubServer]) -> None:
+    agent = agent_of(*servers)
+    urls = [server.url for server in servers]
+    for step, num in [(0, 1), (0, 1), (1, 2), (1, 2)]:
+        agent.prepare(started(step))
+        assert pushes(agent) == urls * num
+    agent.weights_changed()
+    agent.prepare(started(1))
+    assert pushes(agent) == urls * 3
+    connects = [event[1:] for event in agent.generation.engine.events if event[0] == "connect"]
+    assert connects == [(urls[1], 51217)]  # TRL connected the first itself
+    marks = {server.version for server in servers}
+    assert len(marks) == 2
+    assert "default" not in marks
+
+
+def test_weights_that_trl_has_pushed_are_not_pushed_again(server: StubServer) -> None:
+    agent = agent_of(server)
+    agent.weights_loaded(3)
+    agent.prepare(started(3))
+    assert pushes(agent) == []
+
+
+@pytest.mark.parametrize("fault", [500, 503, 429, "hang up"])
+def test_what_may_pass_is_asked_again(server: StubServer, fault: Any) -> None:
+    agent = agent_of(server)
+    agent.prepare(started(0))
+    server.faults.extend([fault, fault])
+    played = play(agent)
+    assert all(one["fault"] is None and one["said"] == one["wanted"] for one in played)
+    assert len(server.completions) == 6 * 3 + 2
+
+
+def test_a_request_that_is_refused_fails_its_own_session_in_the_servers_words(server: StubServer) -> None:
+    agent = agent_of(server)
+    agent.prepare(started(0))
+    server.faults.append(400)
+    faults = [one["fault"] for one in play(agent) if one["fault"]]
+    assert len(faults) == 1
+    assert f"the vLLM server at {server.url} refused a request: it answered 400: scripted 400" in faults[0]
+    assert len(server.completions) == 5 * 3 + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"prompt_token_ids": [4]}, "must answer the prompt it is given, but answered another"),
+        ({"token_ids": None}, "makes no sense"),
+        ({"finish_reason": "error"}, "makes no sense"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_fails_its_turn(server: StubServer, change: Any, sentence: str) -> None:
+    agent = agent_of(server)
+    agent.prepare(started(0))
+    answer = server._answer({"prompt": [5], "stop_token_ids": [2], "max_tokens": 9})
+    answer["choices"][0].update(change)
+    server.faults.append(answer)
+    assert sentence in str(agent.act([TurnRequest(session_id="", messages=[], token_ids=[5])])[0])
+    agent.finish()
+
+
+def test_a_server_that_dies_leaves_its_sessions_to_the_others(servers: list[StubServer]) -> None:
+    servers[0].seconds = servers[1].seconds = 0.1
+    agent = agent_of(*servers)
+    agent.prepare(started(0))
+    killer = threading.Timer(0.25, servers[0].stop)
+    killer.start()
+    played = play(agent, num_sessions=8, num_turns=8)
+    assert all(one["fault"] is None and one["said"] == one["wanted"] for one in played)
+    assert servers[0].completions
+    killer.join()
+
+
+def test_without_another_server_the_sessions_fail_by_name_of_the_cause(server: StubServer) -> None:
+    server.seconds = 0.1
+    agent = agent_of(server)
+    agent.prepare(started(0))
+    killer = threading.Timer(0.25, server.stop)
+    killer.start()
+    begin = time.monotonic()
+    faults = [one["fault"] for one in play(agent, num_turns=20)]
+    assert all(
+        f"no vLLM server is left to ask ({server.url}: it is gone (ClientConnectorError" in fault for fault in faults
+    )
+    assert time.monotonic() - begin < 10
+    killer.join()
+
+
+def test_a_server_that_hangs_is_given_up(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentsgym.agents.policy.vllm_server.ANSWER_S", 0.1)
+    agent = agent_of(server)
+    agent.prepare(started(0))
+    server.faults.append("hang")
+    server.hangs.add("/weight_info")
+    (one,) = play(agent, num_sessions=1)
+    assert "it did not answer 2 times in a row (it did not answer in time)" in one["fault"]
+
+
+def test_a_server_that_comes_back_with_other_weights_is_not_asked_until_it_has_them(server: StubServer) -> None:
+    agent = agent_of(server)
+    agent.prepare(started(0))
+    assert play(agent)[0]["fault"] is None
+    server.stop()
+    server.start()
+    server.faults.append("hang up")
+    assert any("it was started again" in (one["fault"] or "") for one in play(agent))
+    agent.prepare(started(0))  # the step is the same
+    assert pushes(agent) == [server.url] * 2
+    assert [event[0] for event in agent.generation.engine.events if event[0] in ("connect", "disconnect")] == [
+        "disconnect",
+        "connect",
+    ]
+    assert all(one["fault"] is None for one in play(agent))
+
+
+def test_a_server_that_is_not_there_is_waited_for(server: StubServer) -> None:
+    agent = agent_of(server)
+    agent.prepare(started(0))
+    server.stop()
+    starter = threading.Timer(0.5, server.start)
+    starter.start()
+    agent.prepare(started(1))
+    assert pushes(agent) == [server.url] * 2
+    starter.join()
+
+
+def test_a_server_that_stays_away_ends_the_run_with_its_name(server: StubServer) -> None:
+    agent = agent_of(server)
+    agent.generation.server_timeout = 0.2
+    server.stop()
+    with pytest.raises(
+        AgentsGymError,
+        match=r"within vllm_server_timeout = 0.2 s.*resume the run from its last checkpoint",
+    ):
+        agent.prepare(started(0))
+
+
+def test_one_of_several_servers_may_stay_away_and_come_back(servers: list[StubServer]) -> None:
+    agent = agent_of(*servers)
+    agent.prepare(started(0))
+    servers[1].stop()
+    agent.prepare(started(1))
+    assert all(one["fault"] is None for one in play(agent))
+    servers[1].start()
+    agent.prepare(started(2))
+    assert pushes(agent)[3:] == [server.url for server in servers]
+    servers[0].completions.clear()
+    play(agent)
+    assert {len(server.completions) for server in servers} == {9}
+
+
+def test_a_push_that_hangs_ends_the_run_with_the_cause(server: StubServer, caplog: pytest.LogCaptureFixture) -> None:
+    agent = agent_of(server, sync_timeout_s=0.2)
+    agent.generation.sync_weights = lambda: time.sleep(2)
+    with pytest.raises(
+        AgentsGymError,
+        match=rf"vLLM server at {server.url} did not end within vllm_sync_timeout_s = 0.2 s: it hangs",
+    ):
+        agent.prepare(started(0))
+    assert "did not end within vllm_sync_timeout_s" in caplog.text
+
+
+def test_a_push_that_fails_names_server_and_cause_and_is_tried_again(server: StubServer) -> None:
+    agent = agent_of(server)
+    sync, agent.generation.sync_weights = agent.generation.sync_weights, lambda: 1 / 0
+    with pytest.raises(AgentsGymError, match=rf"pushed to the vLLM server at {server.url}: ZeroDivisionError"):
+        agent.prepare(started(0))
+    agent.generation.sync_weights = sync
+    agent.prepare(started(0))
+    assert pushes(agent) == [server.url]
+
+
+def test_a_server_with_another_tokenizer_is_refused(server: StubServer) -> None:
+    server.encode = lambda text: [1, 2, 3]
+    agent = agent_of(server)
+    with pytest.raises(ConfigError, match=r"'org/tiny' with another tokenizer than the trainer's: it .* as \[1, 2"):
+        agent.prepare(started(0))
+    assert pushes(agent) == []
+    tokenizer = agent.tokenizer
+    server.encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
+    agent.prepare(started(0))
+    assert pushes(agent) == [server.url]
+
+
+def test_a_server_with_another_model_or_a_smaller_context_is_warned_of(
+    server: StubServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.context = 60
+    agent = agent_of(server)
+    agent.generation.model.config.name_or_path = "org/other"
+    with caplog.at_level(logging.WARNING):
+        agent.prepare(started(0))
+    assert "was started with 'org/tiny', and 'org/other' is trained" in caplog.text
+    assert "maximum context length of 60 tokens, and max_completion_length=100 lets" in caplog.text
+    fine, none_left = agent.act(
+        [TurnRequest(session_id="", messages=[], token_ids=[5] * length) for length in (10, 60)]
+    )
+    agent.finish()
+    assert isinstance(fine, Action)
+    assert f"the maximum context length of the vLLM server at {server.url}, 60 tokens" in str(none_left)
+
+
+def test_a_server_that_knows_no_marks_is_used_too() -> None:
+    with stub_server(scripted, knows_marks=False) as server:
+        agent = agent_of(server)
+        agent.prepare(started(0))
+        server.faults.append("hang up")
+        assert all(one["fault"] is None for one in play(agent))
+        server.stop()
+        assert all(one["fault"] for one in play(agent))
+        server.start()
+        agent.prepare(started(0))
+        assert pushes(agent) == [server.url] * 2
+        assert all(one["fault"] is None for one in play(agent))
+
+
+def test_an_interrupted_rollout_hangs_up_on_its_server(server: StubServer) -> None:
+    server.seconds = 30
+    agent = agent_of(server)
+    agent.prepare(started(0))
+    looks = iter([*range(20)])
+
+    def interrupt() -> None:
+        if next(looks, None) is None or server.num_open == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(agent, num_sessions=2, interrupt=interrupt)
+    deadline = time.monotonic() + 5
+    while server.num_open and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.num_hung_up == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"vllm_server_base_urls": ["http://a:8000"]}, "set use_vllm=True and vllm_mode='server'"),
+        ({"vllm_server_base_urls": ["a:8000"]}, "a list of different URLs that begin with http"),
+        ({"vllm_server_base_urls": ["http://a", "http://a"]}, "a list of different URLs"),
+        ({"vllm_sync_timeout_s": 0}, "a positive number of seconds"),
+        (
+            {
+                "vllm_server_base_urls": ["http://a"],
+                "vllm_server_base_url": "http://b",
+                "use_vllm": True,
+                "vllm_mode": "server",
+            },
+            "names one server, and these are others",
+        ),
+    ],
+)
+def test_settings_of_servers_that_mean_nothing_are_refused(
+    values: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        GRPOEnvConfig(output_dir=str(tmp_path), use_cpu=True, **values)
+
+
+def test_trl_is_given_the_first_of_several_servers(tmp_path: Path) -> None:
+    urls = ["http://a:1", "http://b:2"]
+    args = GRPOEnvConfig(
+        output_dir=str(tmp_path), use_cpu=True, use_vllm=True, vllm_mode="server", vllm_server_base_urls=urls
+    )
+    assert args.for_trl().vllm_server_base_url == "http://a:1"
+
+
+def rank_with_server(rank: int, folder: str, port: int, urls: list[str]) -> None:
+    """Play on one of two ranks, a rank without episodes among them, and one whose push fails."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    accelerator = Accelerator(cpu=True)
+    generation = ScriptedGeneration(
+        Engine(), "server", server_base_url=urls[0], server_timeout=5.0, accelerator=accelerator
+    )
+    agent = generation.agent(server_urls=urls)
+    agent.prepare(started(0))
+    played = play(agent, num_sessions=[6, 2][rank])
+    nothing = play(agent, num_sessions=[0, 2][rank])  # nobody waits for the rank that has none
+    refused = ""
+    if rank == 0:
+        generation.sync_weights = lambda: 1 / 0
+    try:
+        agent.prepare(started(1))
+    except AgentsGymError as error:
+        refused = str(error)
+    result = {"played": played, "nothing": nothing, "refused": refused, "pushes": pushes(agent)}
+    Path(folder, f"{rank}.json").write_text(json.dumps(result))
+    accelerator.end_training()
+
+
+def test_each_rank_asks_the_servers_itself_and_the_first_alone_pushes(
+    servers: list[StubServer], tmp_path: Path
+) -> None:
+    urls = [server.url for server in servers]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks: Any = multiprocessing.start_processes(
+        rank_with_server, args=(str(tmp_path), port, urls), nprocs=2, join=False, start_method="spawn"
+    )
+    deadline = time.monotonic() + 300
+    while not ranks.join(timeout=5):
+        if time.monotonic() > deadline:
+            for process in ranks.processes:
+                process.kill()
+            pytest.fail("the ranks wait for each other")
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    for result in (first, second):
+        assert all(one["said"] == one["wanted"] for one in [*result["played"], *result["nothing"]])
+    assert (first["pushes"], second["pushes"]) == (urls, [])
+    assert "ZeroDivisionError" in first["refused"]
+    assert "rank 0 of the run failed" in second["refused"]
+    assert [len(server.completions) for server in servers] == [15, 15]  # of 6 + 2 + 2 sessions of 3 turns
