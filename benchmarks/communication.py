@@ -10,9 +10,13 @@ the metrics in one process, as every rank does with them. That is measured. How 
 computed, from a bandwidth.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# torch, accelerate and datasets leave parts of their signatures untyped.
+
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import pickle
@@ -21,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -106,9 +110,9 @@ class Talker(Agent):
 
     def act(self, requests: Sequence[TurnRequest]) -> list[Action]:
         """Answer every request."""
-        return [self._answer() for _ in requests]
+        return [self._random_turn() for _ in requests]
 
-    def _answer(self) -> Action:
+    def _random_turn(self) -> Action:
         ids = [*self._draw.choices(self._ids, k=self._num_tokens - 1), self._tokenizer.eos_token_id]
         return Action(text=self._tokenizer.decode(ids), token_ids=ids, logprobs=[-self._draw.random() for _ in ids])
 
@@ -119,7 +123,7 @@ class Traffic:
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.seconds = defaultdict[str, float](float)
 
     @contextmanager
     def counting(self) -> Generator[None]:
@@ -164,7 +168,7 @@ class Traffic:
 
 def reason() -> str:
     """The function of this library, or of TRL, that wants the call: the innermost on the stack."""
-    frame: Any = sys._getframe(1)
+    frame: Any = inspect.currentframe()
     while frame is not None:
         package, _, rest = str(frame.f_globals.get("__name__", "")).partition(".")
         if package in OURS and not frame.f_code.co_filename.endswith(BETWEEN):

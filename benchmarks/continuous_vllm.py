@@ -12,6 +12,10 @@ from lognormal distributions. Three ways to play them take turns in one process,
 Run it with the interpreter that has vLLM (``make .venv-vllm/.installed``), in an otherwise quiet machine.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+# torch, transformers and vLLM leave parts of their signatures untyped.
+
 from __future__ import annotations
 
 import argparse

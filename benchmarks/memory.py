@@ -10,6 +10,9 @@ before it, on a GPU what ``torch.cuda.max_memory_allocated`` says of the same. M
 row: they are there before.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# torch, transformers and vLLM leave parts of their signatures untyped.
+
 from __future__ import annotations
 
 import argparse

@@ -1,5 +1,9 @@
 """The head runs on labeled positions alone, a few at a time, and what comes of it is what full logits give."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportOptionalMemberAccess=false, reportPrivateUsage=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
+# torch, transformers and vLLM leave parts of their signatures untyped.
+
 from __future__ import annotations
 
 import copy

@@ -82,6 +82,8 @@ UNWANTED: dict[str, tuple[list[Any], list[Any]]] = {
     "log_conversations": ([-1, 1.5, True, None], [0, 3]),
     "store_rollouts": ([1, ""], [None, True, False, "runs/one"]),
     "stop_strings": (["\n", [""], [1]], [None, [], ["\n"]]),
+    "vllm_server_base_urls": (["http://a", [], ["a:8000"], ["http://a", "http://a"]], [None]),
+    "vllm_sync_timeout_s": ([0, "long", None], [0.5, 600]),
 }
 
 

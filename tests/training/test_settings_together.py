@@ -28,6 +28,23 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
         {"top_entropy_quantile": 0.5, "layout": "turn"},
         [{"top_entropy_quantile": 0.5}, {"layout": "turn"}],
     ),
+    (
+        "vllm_server_base_urls",
+        "they are servers to sample from",
+        {"vllm_server_base_urls": ["http://a"], "use_vllm": True, "vllm_mode": "colocate"},
+        [{"vllm_server_base_urls": ["http://a"], "use_vllm": True, "vllm_mode": "server"}],
+    ),
+    (
+        "vllm_server_base_urls",
+        "names one server, and these are others",
+        {
+            "vllm_server_base_urls": ["http://a", "http://b"],
+            "vllm_server_base_url": "http://b",
+            "use_vllm": True,
+            "vllm_mode": "server",
+        },
+        [{"vllm_server_base_urls": ["http://a", "http://b"], "use_vllm": True, "vllm_mode": "server"}],
+    ),
     ("min_group_size", "all would be dropped", {"min_group_size": 5}, [{"min_group_size": 4}]),
     (
         "generation_kwargs",
