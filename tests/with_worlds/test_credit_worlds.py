@@ -10,7 +10,7 @@ import pytest
 
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.envs.ALFWorld import ALFWorldEnv
-from benchmarks import credit, credit_worlds
+from benchmarks import credit, credit_worlds, world_texts
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_what_a_household_is_not_asked_is_answered_as_its_engine_does() -> None:
     [spared], [asked] = (one.rollout([task], ScriptedAgent(commands)) for one in (env, stock))
     assert spared.turn_rewards == asked.turn_rewards
     heard = [message["content"] for message in asked.messages if message["role"] == "user"]
-    assert [credit_worlds.in_few_words(text) for text in heard] == [
+    assert [world_texts.of_household(text) for text in heard] == [
         message["content"] for message in spared.messages if message["role"] == "user"
     ]
 
