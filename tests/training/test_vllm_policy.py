@@ -278,7 +278,7 @@ def test_a_colocated_engine_that_broke_is_not_called_again() -> None:
 def test_an_engine_over_several_ranks_is_for_the_policy_in_lockstep(mode: str) -> None:
     generation = ScriptedGeneration(Engine())
     generation.mode, generation.tensor_parallel_size = mode, 2
-    args: Any = SimpleNamespace(use_vllm=True)
+    args: Any = SimpleNamespace(use_vllm=True, ds3_gather_for_generation=True)
     build = partial(build_policy, generation.model, generation.tokenizer, args, generation.accelerator, generation)
     generation.server_base_url = "http://here:8000"
     kind = VLLMPolicyAgent if mode == "server" else LockstepVLLMPolicyAgent

@@ -39,7 +39,7 @@ if not collect_ignore_glob:
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-START_S = 300.0
+START_S = 600.0
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,7 @@ class CPUGeneration(VLLMGeneration):
 
 
 @contextlib.contextmanager
-def served(model_folder: Path, *, max_model_length: int = 512, timeout_s: float = 300) -> Generator[str]:
+def served(model_folder: Path, *, max_model_length: int = 512, timeout_s: float = 600) -> Generator[str]:
     """Serve a model as TRL wants it served; yields the base URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

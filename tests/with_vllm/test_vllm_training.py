@@ -81,8 +81,10 @@ def engine(request: pytest.FixtureRequest) -> CPUGeneration:
 
 
 @pytest.fixture
-def agent(engine: CPUGeneration) -> VLLMPolicyAgent:
-    return VLLMPolicyAgent(engine, engine.processing_class, max_turn_tokens=8)
+def agent(engine: CPUGeneration) -> Generator[VLLMPolicyAgent]:
+    agent = VLLMPolicyAgent(engine, engine.processing_class, max_turn_tokens=8)
+    yield agent
+    agent.finish()
 
 
 def played(agent: VLLMPolicyAgent, num_rollouts: int = 4) -> list[Trajectory]:
@@ -152,12 +154,13 @@ def asks(agent: VLLMPolicyAgent, rooms: Sequence[int]) -> list[TurnRequest]:
 
 
 def test_each_row_keeps_its_own_budget(agent: VLLMPolicyAgent) -> None:
-    rooms = [1, 2, 40, 3] * 8
+    rooms = [1, 2, 200, 3] * 8
     actions = one_turn(agent, asks(agent, rooms))
     for action, room in zip(actions, rooms, strict=True):
         ended = action.token_ids[-1] in agent.stop_token_ids
         assert action.finish_reason == ("stop" if ended else "length")
         assert len(action.token_ids) == len(action.logprobs)
+        assert not agent.stop_token_ids & set(action.token_ids[:-1])
         assert len(action.token_ids) <= room if ended else len(action.token_ids) == room
     assert max(len(action.token_ids) for action in actions) > 3
     assert {action.finish_reason for action in actions} == {"stop", "length"}
@@ -167,6 +170,7 @@ def test_a_stop_string_ends_a_turn_and_its_tokens_are_kept(engine: CPUGeneration
     engine.generation_kwargs = {"stop": [" it"]}
     agent = VLLMPolicyAgent(engine, engine.processing_class, max_turn_tokens=200)
     actions = one_turn(agent, asks(agent, [200] * 16))
+    agent.finish()
     stopped = [
         action
         for action in actions
@@ -257,7 +261,7 @@ def test_two_ranks_learn_together(options: dict[str, Any], model_folder: Path, s
     ranks: Any = multiprocessing.start_processes(
         train_on_rank, args=(port, model_folder, tmp_path, options), nprocs=2, join=False, start_method="spawn"
     )
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 600
     while not ranks.join(timeout=5):
         if time.monotonic() > deadline:
             for process in ranks.processes:
