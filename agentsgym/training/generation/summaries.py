@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from agentsgym.training.metrics.rollouts import RolloutSummary
@@ -60,19 +60,18 @@ def short_key(key: Hashable) -> Hashable:
 
 def _text_of(key: Hashable) -> str | None:
     """Write a key as text, equal for equal keys and for no others (``1 == 1.0 == True``); None if it is of no kind."""
-    if isinstance(key, float) and key.is_integer():
-        key = int(key)
-    match key:
+    value: Any = int(key) if isinstance(key, float) and key.is_integer() else key
+    match value:
         case str():
-            text = f"s{len(key)}:{key}"
+            text = f"s{len(value)}:{value}"
         case bytes():
-            text = f"b{key.hex()}"
+            text = f"b{value.hex()}"
         case Integral():
-            text = f"n{int(key)}"
+            text = f"n{int(value)}"
         case None | float():
-            text = f"n{key!r}"
+            text = f"n{value!r}"
         case tuple() | frozenset():
-            text = _text_of_several(key)
+            text = _text_of_several(value)
         case _:
             text = None
     return text
