@@ -12,6 +12,7 @@ from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.settings.pools import PoolSettings
 from agentsgym.training.settings.reporting import ReportSettings
 from agentsgym.training.settings.storing import StoreSettings
+from agentsgym.training.settings.vllm import VLLMSettings
 from manual_pages.texts import attributes_of, code, one_line, page, table
 
 WHERE = "reference/config.md"
@@ -27,6 +28,7 @@ _FIRST_OF_GROUP = {
 }
 _OF_CLASS = {
     PoolSettings: "Where the environments run",
+    VLLMSettings: "Several vLLM servers",
     StoreSettings: "Where rollouts are kept",
     ReportSettings: "What is logged",
 }
