@@ -6,6 +6,8 @@ import pytest
 
 from agentsgym.envs.ALFWorld.households import SPLITS, TASK_TYPES, generate_households
 
+collect_ignore = ["openenv_games.py"]  # a server: it runs in an environment of its own, with what it imports
+
 
 @pytest.fixture(scope="session")
 def households(tmp_path_factory: pytest.TempPathFactory) -> Path:
