@@ -49,7 +49,7 @@ class GuessGame(Environment):
         if action.message == "raise":
             raise RuntimeError("the game broke")
         if action.message == "sleep":
-            time.sleep(30)
+            time.sleep(3)
         if not action.message.isdigit():
             return Said(text="That is no number.", reward=-0.5)
         won = int(action.message) == self._number
