@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 
 from agentsgym.agents.policy.ranks import any_rank, first_of_ranks
 from agentsgym.errors import NonFiniteError
-from agentsgym.training.zero import is_in_pieces, own_piece
+from agentsgym.training.zero import has_skipped_step, is_in_pieces, own_piece
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -42,6 +42,7 @@ LOOK_AT_GRADIENT = (
     "the step is not taken and the weights are those from before it: look at the loss, at half precision where numbers "
     "grow large, and at the learning rate"
 )
+SKIPPED_BY_DEEPSPEED = f"the gradients hold NaN or infinity, or their norm overflows; {LOOK_AT_GRADIENT}"
 LOOK_AT_WEIGHTS = "they are not saved: lower the learning rate, and go on from the last checkpoint"
 LOOK_AT_OTHERS = (
     "it was so before the step, and no optimizer step made it so: look at what else changes weights, a callback say, "
@@ -81,7 +82,8 @@ class NumberCheck(TrainerCallback):
     def after_backward(self, loss: torch.Tensor, accelerator: Accelerator, step: int) -> None:
         """Collective in the last micro-batch of an optimizer step: check its losses, and the gradients.
 
-        DeepSpeed has taken the step by then, and let go of the gradients: the weights are what is checked next.
+        DeepSpeed has let go of the gradients by then, and has taken the step or, where it saw that they are not finite,
+        skipped it: it would go on so to the end of the run.
         Those of a value head are not averaged over the ranks yet: :func:`check_value_gradients`.
 
         Args:
@@ -95,8 +97,7 @@ class NumberCheck(TrainerCallback):
         losses, self._losses = torch.stack(self._losses), []
         broken = ~losses.isfinite().all()
         if accelerator.distributed_type == DistributedType.DEEPSPEED:
-            if any_rank(broken):
-                _raise([_loss_problem(losses, LOOK_AT_LOSS_AFTER_STEP)], f"step {step}")
+            _check_engine_step(losses, broken, step, is_skipped=has_skipped_step(accelerator))
             return
         parameters = [] if accelerator.scaler is not None else self._policy
         if gradients := _gradients(parameters):
@@ -168,6 +169,13 @@ def check_value_gradients(value_model: nn.Module, step: int) -> None:
     if gradients and not get_total_norm(gradients).isfinite():
         check_weights(named, f"step {step}", on_all_ranks=False, advice=LOOK_AT_OTHERS)
         raise NonFiniteError(f"step {step}: {_gradient_problem(named)}")
+
+
+def _check_engine_step(losses: torch.Tensor, broken: torch.Tensor, step: int, *, is_skipped: bool) -> None:
+    """Collective: raise where a loss was not finite, or DeepSpeed has skipped the step for its gradients."""
+    if any_rank(broken | is_skipped):
+        _raise([_loss_problem(losses, LOOK_AT_LOSS if is_skipped else LOOK_AT_LOSS_AFTER_STEP)], f"step {step}")
+        raise NonFiniteError(f"step {step}: {SKIPPED_BY_DEEPSPEED}")  # of which rank, DeepSpeed does not say
 
 
 def _overflows(tensors: list[torch.Tensor], order: float) -> torch.Tensor:

@@ -36,6 +36,15 @@ def backward_of_part(accelerator: Accelerator, loss: torch.Tensor) -> None:
         accelerator.gradient_state._set_sync_gradients(completes)
 
 
+def has_skipped_step(accelerator: Accelerator) -> bool:
+    """Whether DeepSpeed's engine has just left out an optimizer step, without a word, as gradients were not finite.
+
+    With ``fp16`` it is how its loss scale is found, as a ``GradScaler`` finds it, and no skipped step.
+    """
+    engine: Any = accelerator.deepspeed_engine_wrapped.engine  # pyright: ignore[reportOptionalMemberAccess]
+    return not (engine.was_step_applied() or engine.fp16_enabled())
+
+
 @contextlib.contextmanager
 def whole_weights(model: Any, accelerator: Accelerator, checkpointing: Mapping[str, Any] | None) -> Generator[None]:
     """Collective: hold all weights on every rank inside, where they are in pieces outside.

@@ -61,16 +61,24 @@ def trainer_of(folder: Path, **changes: Any) -> GRPOEnvTrainer:
     )
 
 
-def train(folder: Path, **changes: Any) -> None:
+def held_weights(trainer: GRPOEnvTrainer) -> list[torch.Tensor]:
+    """The weights that this rank holds."""
+    return [*trainer.accelerator.unwrap_model(trainer.model).state_dict().values()]
+
+
+def train(
+    folder: Path, *, weights_of: Callable[[GRPOEnvTrainer], list[torch.Tensor]] = held_weights, **changes: Any
+) -> None:
     """Train to the end, from the newest whole checkpoint, and leave a digest of the weights in the folder."""
     trainer = trainer_of(folder, **changes)
     trainer.train(resume_from_checkpoint=NEWEST)
-    data = b"".join(
-        one.detach().numpy().tobytes() for one in trainer.accelerator.unwrap_model(trainer.model).state_dict().values()
-    )
-    rank = os.environ.get("RANK", "0")
-    result = {"weights": hashlib.sha256(data).hexdigest(), "step": trainer.state.global_step}
-    folder.joinpath(f"result-{rank}.json").write_text(json.dumps(result))
+    data = b"".join(one.detach().numpy().tobytes() for one in weights_of(trainer))
+    tell(folder, {"weights": hashlib.sha256(data).hexdigest(), "step": trainer.state.global_step})
+
+
+def tell(folder: Path, result: Any) -> None:
+    """Leave what this rank came to, as JSON, in the folder."""
+    folder.joinpath(f"result-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(result))
 
 
 class Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ def threads() -> list[str]:
     return sorted(name for name in names if "gloo" in name or "tcpstore" in name)
 
 
-def broken(trainer: GRPOEnvTrainer) -> str:
-    """What a rank raises when the loss of rank 1 alone is NaN."""
+def broken(trainer: GRPOEnvTrainer, break_loss: Callable[[Any], Any] = lambda loss: loss * math.nan) -> str:
+    """What a rank raises when the loss of rank 1 alone is NaN, or otherwise broken."""
     if PartialState().process_index == 1:
         compute_loss = trainer.compute_loss
-        trainer.compute_loss = lambda *args, **kwargs: compute_loss(*args, **kwargs) * math.nan
+        trainer.compute_loss = lambda *args, **kwargs: break_loss(compute_loss(*args, **kwargs))
     try:
         trainer.train()
     except AgentsGymError as error:

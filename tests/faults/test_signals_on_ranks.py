@@ -13,47 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from number_games import GuessNumber
+from signaled import TURN, at_rank_1, checkpoints, training, while_rank_0_waits
 
-from benchmarks.fault_scenarios.runs import Run, train
-
-SETTINGS = {"save_steps": 100, "preemption_grace_s": 0.0}
-TURN = 40  # of the second or third generation batch
-
-
-def training(act: Callable[[int, int], None] = lambda rank, turn: None, **changes: Any) -> Callable[[Path], None]:
-    """What a rank does: train, and act at each turn, given the rank and the number of the turn."""
-
-    def run(folder: Path) -> None:
-        rank, turns = int(os.environ.get("RANK", "0")), iter(range(1, 10_000))
-        step = GuessNumber._step_episode
-
-        def acting(*args: Any) -> Any:
-            act(rank, next(turns))
-            return step(*args)
-
-        GuessNumber._step_episode = acting  # type: ignore[method-assign]  # of this process alone
-        train(folder, **{**SETTINGS, **changes})
-
-    return run
-
-
-def at_rank_1(rank: int, turn: int) -> None:
-    """The last rank is signaled in its rollouts."""
-    if rank == 1 and turn == TURN:
-        signal.raise_signal(signal.SIGTERM)
-
-
-def while_rank_0_waits(rank: int, turn: int) -> None:
-    """The first rank is signaled when it has played its rollouts, which the other rank takes long for."""
-    if rank == 0 and turn == TURN:
-        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    if rank == 1 and turn >= TURN:
-        time.sleep(1.0)
-
-
-def checkpoints(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("checkpoint-*"))
+from benchmarks.fault_scenarios.runs import Run
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def outcome(trainer: GRPOEnvTrainer) -> dict[str, Any]:
     """What is compared, whole weights included."""
     weights: dict[str, Any] = {}
     for key, parameter in trainer.model.named_parameters():
-        with _gathered(parameter):
+        with gathered(parameter):
             weights[key] = parameter.detach().tolist()
     return {
         "agent": type(trainer.agent).__name__,
@@ -99,7 +99,8 @@ def outcome(trainer: GRPOEnvTrainer) -> dict[str, Any]:
     }
 
 
-def _gathered(parameter: torch.nn.Parameter) -> Any:
+def gathered(parameter: torch.nn.Parameter) -> Any:
+    """Collective: hold all of a parameter inside, where ranks hold pieces of it."""
     if not hasattr(parameter, "ds_id"):
         return contextlib.nullcontext()
     import deepspeed  # noqa: PLC0415  # not in the one process

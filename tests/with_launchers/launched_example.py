@@ -18,6 +18,7 @@ from sharded_run import shard_on_cpu
 from torch.distributed.tensor import DTensor
 
 from agentsgym.training.trainer import GRPOEnvTrainer
+from agentsgym.training.zero import is_in_pieces
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "launch" / "train.py"
 
@@ -32,7 +33,7 @@ def main(folder: Path, arguments: list[str]) -> None:
     def save_and_tell(self: GRPOEnvTrainer, *args: Any, **kwargs: Any) -> None:
         save(self, *args, **kwargs)
         found = {
-            "sharded": any(isinstance(one, DTensor) for one in self.model.parameters()),
+            "sharded": any(isinstance(one, DTensor) or is_in_pieces(one) for one in self.model.parameters()),
             "loss": [log["loss"] for log in self.state.log_history if "loss" in log],
             "grad_norm": [log["grad_norm"] for log in self.state.log_history if "grad_norm" in log],
             "evaluated": [log["eval_reward"] for log in self.state.log_history if "eval_reward" in log],
