@@ -115,7 +115,7 @@ class VLLMPolicyAgent(AsyncAgent):
         if not request.token_ids:
             raise ConfigError("a VLLMPolicyAgent needs an environment with a tokenizer: it reads token ids, not text")
         sampled = await self._engine.sample(request.session_id, list(request.token_ids), self.sampling.room(request))
-        return self.sampling.action(request, sampled.token_ids, sampled.logprobs)
+        return self.sampling.action(request, sampled.token_ids, sampled.logprobs, sampled.step)
 
     def finish(self) -> None:
         """End what the rollout needed: the thread that steps the engine, or connections; put the engine to sleep."""
