@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def action_from_ids(
+def action_from_ids(  # noqa: PLR0913  # keywords, most of them left out
     request: TurnRequest,
     token_ids: Sequence[int],
     tokenizer: PreTrainedTokenizerBase,
