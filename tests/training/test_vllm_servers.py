@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 from torch import multiprocessing
-from vllm_engines import Engine, ScriptedGeneration, scripted, session, started
+from vllm_engines import Engine, ScriptedGeneration, agent_of, scripted, session, started
 from vllm_stub import StubServer, stub_server
 
 from agentsgym.agents.policy import vllm_servers, vllm_weights
@@ -42,16 +42,6 @@ def servers() -> Iterator[list[StubServer]]:
 @pytest.fixture
 def server(servers: list[StubServer]) -> StubServer:
     return servers[0]
-
-
-def generation_of(server: StubServer, **options: Any) -> ScriptedGeneration:
-    values = {"server_base_url": server.url, "server_timeout": 5.0, "max_completion_length": 100}
-    return ScriptedGeneration(Engine(), "server", **{**values, **options})
-
-
-def agent_of(*servers: StubServer, **options: Any) -> Any:
-    generation = generation_of(servers[0])
-    return generation.agent(server_urls=[server.url for server in servers], **options)
 
 
 def conversation(name: str, first: int, num_turns: int) -> Generator[TurnRequest, Action, dict[str, Any]]:

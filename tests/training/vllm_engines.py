@@ -20,7 +20,7 @@ import torch
 import trl.generation.vllm_generation as trl_vllm
 from accelerate import Accelerator, InitProcessGroupKwargs
 from trl.generation.vllm_generation import VLLMGeneration
-from vllm_stub import ended
+from vllm_stub import StubServer, ended
 
 from agentsgym.agents.policy.vllm import VLLMPolicyAgent
 from agentsgym.agents.policy.vllm_lockstep import LockstepVLLMPolicyAgent
@@ -284,3 +284,15 @@ def _meeting(
         "rows": [len(call) for call in engine.calls],
         "rooms": [asked["max_tokens"] for asked in engine.asked],
     }
+
+
+def generation_of(server: StubServer, **options: Any) -> ScriptedGeneration:
+    """TRL's engine of a server, without TRL."""
+    values = {"server_base_url": server.url, "server_timeout": 5.0, "max_completion_length": 100}
+    return ScriptedGeneration(Engine(), "server", **{**values, **options})
+
+
+def agent_of(*servers: StubServer, **options: Any) -> Any:
+    """The agent that samples on some servers."""
+    generation = generation_of(servers[0])
+    return generation.agent(server_urls=[server.url for server in servers], **options)

@@ -173,6 +173,9 @@ class AsyncRolloutGenerator(RolloutGenerator):
             waited_s = 0.0 if self._ahead is None else self._ahead.waited_s
             numbers = [(one.group.number, one.group.row_index) for one in played]
             facts = [_Facts(groups=numbers, staleness=StalenessSums.of(trajectories, age, waited_s))]
+            forget: Any = getattr(self.agent, "forget", None)
+            if forget is not None:  # it keeps something by session, and is not finished before the run is
+                forget([trajectory.session_id for trajectory in trajectories])
         rollouts = all_gather_objects(summaries, error.first)
         everyone = all_gather_objects(facts)
         dealt = [one for rank in everyone for one in rank.groups]
