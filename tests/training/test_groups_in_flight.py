@@ -24,18 +24,21 @@ class Play:
     def __init__(self, in_flight: GroupsInFlight, lasts: list[int], last_batch: int | None) -> None:
         self.in_flight, self.lasts, self.last_batch = in_flight, lasts, last_batch
         self.now = 0
-        self.ends: dict[int, int] = {}
+        self.ends: dict[tuple[int, int], int] = {}
         self.begun: dict[int, int] = {}
 
     def tick(self, num_updates: int, next_batch: int) -> None:
         while self.in_flight.may_begin(num_updates, next_batch, self.last_batch):
             number = len(self.begun)
             self.in_flight.begin(number, num_updates)
-            self.begun[number], self.ends[number] = num_updates, self.now + self.lasts[number % len(self.lasts)]
-        assert self.in_flight.num_live <= self.in_flight.size
+            self.begun[number] = num_updates
+            for rollout in range(self.in_flight.num_rollouts):
+                lasts = self.lasts[(number * self.in_flight.num_rollouts + rollout) % len(self.lasts)]
+                self.ends[number, rollout] = self.now + lasts
+        assert self.in_flight.num_live <= self.in_flight.size * self.in_flight.num_rollouts
         self.now += 1
         for one in [one for one, end in self.ends.items() if end <= self.now]:
-            self.in_flight.finish(one)
+            self.in_flight.finish(one[0])
             del self.ends[one]
 
     def take(self, batch: int) -> list[int]:
@@ -46,12 +49,12 @@ class Play:
         pytest.fail("a batch was waited for without end")
 
 
-@given(st.integers(1, 3), st.integers(1, 5), lengths(), st.integers(0, 6), st.booleans())
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), lengths(), st.integers(0, 6), st.booleans())
 def test_no_group_is_older_than_it_may_be_and_none_is_lost(
-    size: int, max_staleness: int, lasts: list[int], train_ticks: int, is_end_known: bool
+    size: int, num_rollouts: int, max_staleness: int, lasts: list[int], train_ticks: int, is_end_known: bool
 ) -> None:
     num_batches = len(lasts) // size // 2
-    play = Play(GroupsInFlight(size, max_staleness), lasts, num_batches - 1 if is_end_known else None)
+    play = Play(GroupsInFlight(size, num_rollouts, max_staleness), lasts, num_batches - 1 if is_end_known else None)
     trained = Counter[int]()
     for batch in range(num_batches):
         taken = play.take(batch)
@@ -68,7 +71,7 @@ def test_no_group_is_older_than_it_may_be_and_none_is_lost(
 
 
 def test_with_one_update_ahead_batches_are_trained_on_in_the_order_in_which_they_began() -> None:
-    in_flight = GroupsInFlight(2, 1)
+    in_flight = GroupsInFlight(2, 1, 1)
     for number in range(2):
         in_flight.begin(number, 0)
     in_flight.finish(0)
@@ -83,7 +86,7 @@ def test_with_one_update_ahead_batches_are_trained_on_in_the_order_in_which_they
 
 
 def test_nothing_begins_while_a_whole_batch_waits() -> None:
-    in_flight = GroupsInFlight(2, 9)
+    in_flight = GroupsInFlight(2, 1, 9)
     for number in range(2):
         in_flight.begin(number, 0)
         in_flight.finish(number)

@@ -64,7 +64,6 @@ class RolloutsAhead:
         groups: Iterator[Group],
         agent: Any,
         *,
-        num_rollouts: int,
         policy: FailurePolicy,
         num_batches: int | None = None,
         **options: Any,
@@ -75,7 +74,6 @@ class RolloutsAhead:
             in_flight: Decides what begins and what is trained on.
             groups: What is played, in order.
             agent: Answers.
-            num_rollouts: Rollouts of a group.
             policy: Says how often a failed rollout is played again.
             num_batches: Generation batches of the whole run; None if it is not known.
             **options: As :class:`~agentsgym.rollouts.stream.TrialStream` takes them.
@@ -83,7 +81,7 @@ class RolloutsAhead:
         self.waited_s = 0.0
         self._in_flight, self._groups = in_flight, groups
         self._policy, self._num_batches = policy, num_batches
-        self._num_live, self._pool = in_flight.size * num_rollouts, options.get("pool")
+        self._num_live, self._pool = in_flight.size * in_flight.num_rollouts, options.get("pool")
         self._begun: dict[int, Group] = {}
         self._places: dict[str, tuple[int, int, Trial]] = {}  # by session: number of the group, index in it, trial
         self._played: dict[int, dict[int, Trajectory]] = {}
@@ -153,12 +151,10 @@ class RolloutsAhead:
                 self._places[trial.session_id] = number, index, trial
                 self._stream.add([trial])
                 return
-            played = self._played[number]
-            played[index] = trajectory
-            if len(played) == len(self._begun[number].trials):
-                self._in_flight.finish(number)
-                self._begin()
-                self._changed.notify_all()
+            self._played[number][index] = trajectory
+            self._in_flight.finish(number)
+            self._begin()
+            self._changed.notify_all()
 
 
 def of_batch(groups: Sequence[PlayedGroup]) -> tuple[list[DatasetRow], list[Trajectory]]:

@@ -131,10 +131,9 @@ class AsyncRolloutGenerator(RolloutGenerator):
         if self._ahead is None:
             args = self._args
             self._ahead = RolloutsAhead(
-                GroupsInFlight(size, args.max_staleness),
+                GroupsInFlight(size, phase.num_rollouts, args.max_staleness),
                 self._groups(phase.num_rollouts),
                 self.agent,
-                num_rollouts=phase.num_rollouts,
                 policy=self._failure_policy(),
                 num_batches=self.num_batches(),
                 pool=self._ahead_pool,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class _Group:
     deadline: int
+    num_live: int  # rollouts that are still being played
     finished: int | None = None  # the how-many-eth to be finished
 
 
@@ -23,11 +24,12 @@ class GroupsInFlight:
 
     Attributes:
         size: Groups of a batch.
+        num_rollouts: Rollouts of a group.
         max_staleness: Updates between the weights that a group begins with and those of the batch that it is in.
     """
 
-    def __init__(self, size: int, max_staleness: int) -> None:
-        self.size, self.max_staleness = size, max_staleness
+    def __init__(self, size: int, num_rollouts: int, max_staleness: int) -> None:
+        self.size, self.num_rollouts, self.max_staleness = size, num_rollouts, max_staleness
         self._groups: dict[int, _Group] = {}
         self._num_finished = 0
 
@@ -36,14 +38,14 @@ class GroupsInFlight:
 
     @property
     def num_live(self) -> int:
-        """Groups that are still being played."""
-        return sum(group.finished is None for group in self._groups.values())
+        """Rollouts that are still being played."""
+        return sum(group.num_live for group in self._groups.values())
 
     def may_begin(self, num_updates: int, next_batch: int, last_batch: int | None = None) -> bool:
         """Whether one more group may begin now.
 
-        No more are live than a batch holds, and none begins while a whole batch of finished ones waits: it would only
-        become older.
+        No more rollouts are live than a batch holds, and none begins while a whole batch of finished groups waits: it
+        would only become older.
 
         Args:
             num_updates: Those behind the weights that it would begin with.
@@ -53,17 +55,21 @@ class GroupsInFlight:
         latest = num_updates + self.max_staleness
         latest = latest if last_batch is None else min(latest, last_batch)
         has_room = len(self._groups) < (latest - next_batch + 1) * self.size
-        num_live = self.num_live
-        return has_room and num_live < self.size and len(self._groups) - num_live < self.size
+        num_finished = sum(not group.num_live for group in self._groups.values())
+        has_place = self.num_live <= (self.size - 1) * self.num_rollouts
+        return has_room and has_place and num_finished < self.size
 
     def begin(self, number: int, num_updates: int) -> None:
         """Note that a group has begun with the weights after so many updates."""
-        self._groups[number] = _Group(num_updates + self.max_staleness)
+        self._groups[number] = _Group(num_updates + self.max_staleness, self.num_rollouts)
 
     def finish(self, number: int) -> None:
-        """Note that all rollouts of a group are finished."""
-        self._groups[number].finished = self._num_finished
-        self._num_finished += 1
+        """Note that one more rollout of a group is finished."""
+        group = self._groups[number]
+        group.num_live -= 1
+        if not group.num_live:
+            group.finished = self._num_finished
+            self._num_finished += 1
 
     def take(self, next_batch: int) -> list[int] | None:
         """Take out the groups of the batch that is formed after so many updates; None while it has to be waited for.

@@ -232,7 +232,8 @@ def gap_metrics(ranks: Sequence[GapSums]) -> dict[str, float]:
 
     Returns:
         What :func:`agentsgym.training.drift.drift_metrics` returns, ``sampling/effective_sample_size`` over the rows
-        of all ranks, ``sampling/effective_sample_size_of_tokens`` over their agent tokens, and with a correction ``sampling/cut_fraction``, the fraction of agent tokens that it takes out or
+        of all ranks, ``sampling/effective_sample_size_of_tokens`` over their agent tokens, and with a correction
+        ``sampling/cut_fraction``, the fraction of agent tokens that it takes out or
         sets to a bound.
     """
     log_ratios = [log_ratio for rank in ranks for log_ratio in rank.row_log_ratios]
