@@ -153,11 +153,6 @@ def _multiplies_what_vespo_does(args: Any) -> bool:
     return args.use_vllm and args.loss.multiplies_row_ratios and is_by_row
 
 
-def _rows_of_rank(args: Any) -> int:
-    """Rows of a generation batch that one rank has."""
-    return args.per_device_train_batch_size * args.steps_per_generation
-
-
 _MEANS_OF_BATCH: Final = tuple(name for name, loss in LOSS_TYPES.items() if loss.mean_over == "tokens_of_batch")
 
 # Settings that do not go together: the one to name, a test of all of them, and the reason.
@@ -194,12 +189,6 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
         "max_staleness",
         lambda args: args.max_staleness > 0 and args.zero_variance_groups == "resample",
         "a batch of groups that are finished is formed once: use zero_variance_groups='drop'",
-    ),
-    (
-        "max_staleness",
-        lambda args: args.max_staleness > 0 and _rows_of_rank(args) % args.num_generations != 0,
-        "each rank plays whole task groups of its own: make per_device_train_batch_size * steps_per_generation a "
-        "multiple of num_generations",
     ),
     (
         "truncated_rollouts",

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from accelerate import PartialState
 from datasets import IterableDataset
@@ -67,9 +67,15 @@ class AsyncRolloutGenerator(RolloutGenerator):
         """Set up; nothing is played.
 
         Raises:
-            ConfigError: As :class:`RolloutGenerator`; or the dataset is a stream, or the agent cannot sample while the
-                weights change.
+            ConfigError: As :class:`RolloutGenerator`; or the dataset is a stream, a rank would have a part of a task
+                group, or the agent cannot sample while the weights change.
         """
+        num_rows = args.per_device_train_batch_size * cast("int", args.steps_per_generation)  # TRL has filled it in
+        if num_rows % cast("int", args.num_generations):
+            raise ConfigError(
+                f"max_staleness above 0 has each rank play whole task groups of its own: per_device_train_batch_size * "
+                f"steps_per_generation must be a multiple of num_generations ({args.num_generations}), got {num_rows}"
+            )
         if isinstance(dataset, IterableDataset):
             raise ConfigError("max_staleness plays tasks ahead, which a stream of rows does not allow: use 0")
         self.order = self._tasks = TaskOrder(len(dataset), args.seed, shuffle=args.shuffle_dataset is not False)
