@@ -43,6 +43,7 @@ LONG = (
     "tests/examples/test_tictactoe_selfplay.py",
     "tests/examples/test_tools.py",
     "tests/recipes/test_train_recipe.py::test_on_two_ranks",
+    "tests/training/test_asynchronous_on_ranks.py",
     "tests/training/test_packaged_mixture.py",
     "tests/training/test_pages_of_environments.py::test_a_page_prints_what_it_shows[your-environment.md]",
     "tests/training/test_vllm_servers.py::test_each_rank",
