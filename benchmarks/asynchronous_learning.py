@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +19,7 @@ from agentsgym.agents.policy.copied import CopiedPolicyAgent
 from benchmarks.credit import GAMES, MAX_TURN_TOKENS, NUM_ROLLOUTS, played_by, warm_start
 
 NAME = "twenty_questions"
-BATCH = 64
+GAME = replace(GAMES[NAME], num_demonstrations=4000, warm_start_steps=1000)  # with much left to learn
 
 
 def train(folder: Path, seed: int, max_staleness: int, num_episodes: int) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def train(folder: Path, seed: int, max_staleness: int, num_episodes: int) -> dic
         max_staleness: 0 waits.
         num_episodes: Episodes that are trained on.
     """
-    game, start = GAMES[NAME], warm_start(NAME, seed, folder)
+    game, start = GAME, warm_start(NAME, seed, folder, {NAME: GAME})
     tokenizer = AutoTokenizer.from_pretrained(start)
     model = AutoModelForCausalLM.from_pretrained(start)
     env = game.make(tokenizer)
@@ -42,8 +43,9 @@ def train(folder: Path, seed: int, max_staleness: int, num_episodes: int) -> dic
         save_strategy="no",
         logging_steps=1,
         seed=seed,
-        max_steps=num_episodes // BATCH,
-        per_device_train_batch_size=BATCH,
+        max_steps=num_episodes // game.batch_size * game.num_updates,
+        per_device_train_batch_size=game.batch_size // game.num_updates,
+        steps_per_generation=game.num_updates,
         num_generations=NUM_ROLLOUTS,
         max_turn_tokens=MAX_TURN_TOKENS,
         learning_rate=game.learning_rate,

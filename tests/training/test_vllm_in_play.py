@@ -9,26 +9,23 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from vllm_engines import agent_of, scripted, started
-from vllm_stub import StubServer, stub_server
+from vllm_engines import agent_of, scripted, started, wait_less
+from vllm_stub import StubServer, stub_servers
 
 from agentsgym.agents.event_loop import agents_loop
-from agentsgym.agents.policy import vllm_servers, vllm_weights
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import TurnRequest
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_servers, "WAITS_S", (0.0, 0.02, 0.02, 0.02))
-    monkeypatch.setattr(vllm_servers, "PULSE_S", 0.02)
-    monkeypatch.setattr(vllm_weights, "_LOOK_S", 0.05)
+    wait_less(monkeypatch, pulse_s=0.02)
 
 
 @pytest.fixture
 def servers() -> Iterator[list[StubServer]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(stub_server(scripted)) for _ in range(2)]
+    with stub_servers(scripted) as made:
+        yield made
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:

@@ -8,17 +8,15 @@ import socket
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accelerate import Accelerator
 from torch import multiprocessing
-from vllm_engines import Engine, ScriptedGeneration, agent_of, scripted, session, started
-from vllm_stub import StubServer, stub_server
+from vllm_engines import Engine, ScriptedGeneration, agent_of, scripted, session, started, wait_less
+from vllm_stub import StubServer, stub_server, stub_servers
 
-from agentsgym.agents.policy import vllm_servers, vllm_weights
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.rollouts.driver import drive
 from agentsgym.training.config import GRPOEnvConfig
@@ -27,16 +25,13 @@ from agentsgym.types import Action, TurnRequest
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything that is waited for, waited for less long."""
-    monkeypatch.setattr(vllm_servers, "WAITS_S", (0.0, 0.02, 0.02, 0.02))
-    monkeypatch.setattr(vllm_servers, "PULSE_S", 0.1)
-    monkeypatch.setattr(vllm_weights, "_LOOK_S", 0.05)
+    wait_less(monkeypatch)
 
 
 @pytest.fixture
 def servers() -> Iterator[list[StubServer]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(stub_server(scripted)) for _ in range(2)]
+    with stub_servers(scripted) as made:
+        yield made
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import requests
 import torch
 import trl.generation.vllm_generation as trl_vllm
@@ -22,6 +23,7 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from trl.generation.vllm_generation import VLLMGeneration
 from vllm_stub import StubServer, ended
 
+from agentsgym.agents.policy import vllm_servers, vllm_weights
 from agentsgym.agents.policy.vllm import VLLMPolicyAgent
 from agentsgym.agents.policy.vllm_lockstep import LockstepVLLMPolicyAgent
 from agentsgym.agents.trained import BatchStart
@@ -296,3 +298,10 @@ def agent_of(*servers: StubServer, **options: Any) -> Any:
     """The agent that samples on some servers."""
     generation = generation_of(servers[0])
     return generation.agent(server_urls=[server.url for server in servers], **options)
+
+
+def wait_less(monkeypatch: pytest.MonkeyPatch, *, pulse_s: float = 0.1) -> None:
+    """Have everything that is waited for, waited for less long."""
+    monkeypatch.setattr(vllm_servers, "WAITS_S", (0.0, 0.02, 0.02, 0.02))
+    monkeypatch.setattr(vllm_servers, "PULSE_S", pulse_s)
+    monkeypatch.setattr(vllm_weights, "_LOOK_S", 0.05)

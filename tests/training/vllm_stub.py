@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -173,3 +173,10 @@ def stub_server(script: Script, **options: Any) -> Iterator[StubServer]:
         yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def stub_servers(script: Script, count: int = 2) -> Iterator[list[StubServer]]:
+    """Several of them."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(stub_server(script)) for _ in range(count)]
