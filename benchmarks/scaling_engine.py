@@ -142,7 +142,7 @@ TASKS: Final = {
 }
 
 
-class _Sampling:
+class Sampling:
     """One engine in play: every running sequence gets a token a step, so that one of n tokens ends n steps on."""
 
     def __init__(self, engine: Engine) -> None:
@@ -164,16 +164,19 @@ class _Sampling:
         self.now = time
 
     def add(self, index: int, new: int, context: float, tokens: int) -> None:
+        """Begin a sequence of so many tokens now, behind a context of which so many are new."""
         mean_context = context + tokens / 2
         self.debt_s += new * self.engine.prefill_s
         self.context += mean_context
         heapq.heappush(self.running, (self.steps + tokens, index, mean_context))
 
     def next_end(self) -> float:
+        """When the next sequence ends."""
         left = max(0.0, self.running[0][0] - self.steps)
         return self.now + self.debt_s + (left * self._step_s() if left else 0.0)
 
     def pop(self) -> int:
+        """End that sequence, and return its number."""
         steps, index, context = heapq.heappop(self.running)
         self.steps = max(self.steps, steps)
         self.context = self.context - context if self.running else 0.0
@@ -202,7 +205,7 @@ class Play:
     def __init__(self, task: Task, num_engines: int, engine: Engine) -> None:
         self.now = 0.0
         self._task = task
-        self._engines = [_Sampling(engine) for _ in range(num_engines)]
+        self._engines = [Sampling(engine) for _ in range(num_engines)]
         self._live: dict[int, _Live] = {}
         self._stamps = [0] * num_engines
         self._sessions = [0] * num_engines
@@ -336,7 +339,7 @@ def lockstep(task: Task, shares: list[list[Episode]], engine: Engine, *, by_rank
 def _round_s(task: Task, turns: list[tuple[Turn, float]], turn: int, engine: Engine) -> float:
     """Seconds of a round: the answers of all, then the slowest environment."""
     new = task.new_tokens(turn)
-    sampling = _Sampling(engine)
+    sampling = Sampling(engine)
     for index, (one, context) in enumerate(turns):
         sampling.add(index, new, context + new, one.tokens)
     while sampling.running:

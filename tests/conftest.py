@@ -28,6 +28,26 @@ SLOW = (
     "tests/test_site.py",
     "tests/test_snippets.py",
 )
+LONG = (
+    "tests/benchmarks/test_command_line.py",
+    "tests/benchmarks/test_communication_benchmark.py",
+    "tests/benchmarks/test_faults.py",
+    "tests/benchmarks/test_rollout_store.py",
+    "tests/benchmarks/test_rollout_transformers.py",
+    "tests/benchmarks/test_training_step.py",
+    "tests/benchmarks/test_two_ranks.py",
+    "tests/examples/test_mixed_environments.py",
+    "tests/examples/test_notebooks.py::test_a_notebook_runs_and_shows_what_it_says[your-environment]",
+    "tests/examples/test_stock_trl_example.py",
+    "tests/examples/test_textarena.py::test_a_model",
+    "tests/examples/test_tictactoe_selfplay.py",
+    "tests/examples/test_tools.py",
+    "tests/recipes/test_train_recipe.py::test_on_two_ranks",
+    "tests/training/test_asynchronous_on_ranks.py",
+    "tests/training/test_packaged_mixture.py",
+    "tests/training/test_pages_of_environments.py::test_a_page_prints_what_it_shows[your-environment.md]",
+    "tests/training/test_vllm_servers.py::test_each_rank",
+)  # whole programs and several processes: a third of all the time; `make test-long` runs them
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: a second thread costs more than it brings
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -38,7 +58,8 @@ _trackers = tempfile.TemporaryDirectory(
 )  # read when trackio is imported, and gone at the end
 os.environ["TRACKIO_DIR"] = _trackers.name
 
-settings.register_profile("agentsgym", deadline=None, derandomize="CI" in os.environ)
+IS_CI = "CI" in os.environ
+settings.register_profile("agentsgym", deadline=None, derandomize=IS_CI, max_examples=50 if IS_CI else 100)
 settings.load_profile("agentsgym")
 
 
@@ -54,6 +75,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _lies_in(item, RELAXED):
             item.add_marker(pytest.mark.filterwarnings("default"))
+        if item.nodeid.startswith(LONG):
+            item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: not _lies_in(item, SLOW))
 
 

@@ -24,6 +24,7 @@ PUBLIC = {
     "CheckpointError",
     "ConfigError",
     "ContractError",
+    "CopiedPolicyAgent",
     "Curriculum",
     "DirectOutputAgent",
     "EnvError",

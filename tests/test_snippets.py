@@ -47,6 +47,7 @@ result_after = evaluate(env, expert, tasks, num_rollouts=2)
 """
 TAKEN_FOR_GRANTED = {
     "agents.md": GRANTED,
+    "asynchronous.md": GRANTED,
     "credit.md": GRANTED,
     "evaluation.md": GRANTED + EVALUATIONS,
     "exact_tokens.md": GRANTED + TRAJECTORIES,

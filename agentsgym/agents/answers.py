@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def action_from_ids(
+def action_from_ids(  # noqa: PLR0913  # keywords, most of them left out
     request: TurnRequest,
     token_ids: Sequence[int],
     tokenizer: PreTrainedTokenizerBase,
@@ -22,6 +22,7 @@ def action_from_ids(
     *,
     logprobs: Sequence[float] | None = None,
     text_before_stop: Callable[[str], str] | None = None,
+    policy_version: int | None = None,
 ) -> Action:
     """Make the action of sampled ids, decoding their text.
 
@@ -32,13 +33,16 @@ def action_from_ids(
         stop_token_ids: The ids that end an answer; one that ends with another was cut.
         logprobs: One for each id, (T,), or None.
         text_before_stop: Gives the part of a text before the first stop string; an answer that has one was not cut.
+        policy_version: As in :class:`~agentsgym.types.Action`.
     """
     untyped: Any = tokenizer  # transformers declares `decode` only in part
     is_ended = bool(token_ids) and token_ids[-1] in stop_token_ids
     text = str(untyped.decode(list(token_ids[:-1] if is_ended else token_ids), skip_special_tokens=True))
     kept = text if text_before_stop is None else text_before_stop(text)
     finish_reason: FinishReason = "stop" if is_ended or kept != text else "length"
-    action = sampled_action(request, token_ids, text=kept, finish_reason=finish_reason, logprobs=logprobs)
+    action = sampled_action(
+        request, token_ids, text=kept, finish_reason=finish_reason, logprobs=logprobs, policy_version=policy_version
+    )
     return with_calls_of_ids(action, request, token_ids, tokenizer)
 
 
@@ -49,6 +53,7 @@ def sampled_action(
     text: str,
     finish_reason: FinishReason,
     logprobs: Sequence[float] | None = None,
+    policy_version: int | None = None,
 ) -> Action:
     """Make the action of sampled ids whose text is known; the ids are kept only where the prompt was exact.
 
@@ -61,6 +66,7 @@ def sampled_action(
         logprobs=logprobs if is_exact else None,
         agent_state=request.agent_state,
         finish_reason=finish_reason,
+        policy_version=policy_version,
     )
 
 

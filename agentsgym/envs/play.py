@@ -76,6 +76,13 @@ def prepare_play(trials: Sequence[Trial], *, max_concurrent: int | None = None, 
         env._prepare_play(own, min([len(own), *limits]))  # pyright: ignore[reportPrivateUsage]
 
 
+def again(trial: Trial, policy: FailurePolicy) -> Trial:
+    """Make the next attempt of a trial that failed: ``trial.seed`` is what the last one began with."""
+    attempt = trial.num_retries + 1
+    seed = policy.seed_of_retry(trial.seed, attempt)
+    return dataclasses.replace(trial, seed=seed, task_data={**trial.task_data, "seed": seed}, num_retries=attempt)
+
+
 class TrialRounds:
     """Plays trials in rounds: all of them, then those that failed again, as often as a policy allows.
 
@@ -125,10 +132,10 @@ class TrialRounds:
             raise
         trajectories = drive(trials, agent, on_finish=self._note, **options)
         self._results.update(zip(places, trajectories, strict=True))
-        again = [] if self._is_last else [place for place, one in enumerate(trajectories) if one.failed]
+        failed = [] if self._is_last else [place for place, one in enumerate(trajectories) if one.failed]
         self.num_played += 1
-        self._places = [places[place] for place in again]
-        self.pending = [self._again(trials[place]) for place in again]
+        self._places = [places[place] for place in failed]
+        self.pending = [again(trials[place], self._policy) for place in failed]
 
     def give_up(self) -> None:
         """Leave what is pending unplayed."""
@@ -142,12 +149,6 @@ class TrialRounds:
         self._log.note(trajectory)
         if self._on_finish is not None and (self._is_last or not trajectory.failed):
             self._on_finish(trajectory)
-
-    def _again(self, trial: Trial) -> Trial:
-        """The same trial, not started: ``trial.seed`` is what the last attempt began with."""
-        attempt = trial.num_retries + 1
-        seed = self._policy.seed_of_retry(trial.seed, attempt)
-        return dataclasses.replace(trial, seed=seed, task_data={**trial.task_data, "seed": seed}, num_retries=attempt)
 
 
 def play_trials(

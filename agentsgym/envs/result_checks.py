@@ -62,6 +62,8 @@ def action_error(action: Any, room: int | None, vocabulary_size: float) -> str:
     """Say why an agent's answer cannot be recorded; empty if it can."""
     if not isinstance(action, Action) or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         return f"an agent must answer with an Action, got {shown(action)}"
+    if type(action.policy_version) is not int and action.policy_version is not None:
+        return f"an Action's policy_version must be an int or None, got {_described(action.policy_version)}"
     if action.token_ids is None:
         return "" if is_unicode(action.text) else f"an Action's text must be valid Unicode, got {shown(action.text)}"
     error = _ids_error(action.token_ids, vocabulary_size)

@@ -249,6 +249,7 @@ class Trial:
                 potential=potential,
                 prompt_start=transcript.segment_start,
                 prompt_messages=prompt_messages,
+                policy_version=action.policy_version,
             )
             conversation.turns.append(turn)
         return outcome

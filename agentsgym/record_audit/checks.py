@@ -131,6 +131,7 @@ _TURN_FIELDS: _Kinds = {
     ("True or False", lambda value: isinstance(value, bool)): ("invalid", "exact"),
     ("a list or None", lambda value: value is None or _is_list(value)): ("prompt_messages",),
     ("a dict or None", lambda value: isinstance(value, Mapping | None)): ("role_rewards",),
+    ("an int >= 0 or None", lambda value: value is None or _is_index(value)): ("policy_version",),
 }
 
 

@@ -4,6 +4,7 @@
 
     driver.py            drive(): the entry point; plays in lockstep where nothing has to be waited for
     scheduler.py         the main loop of every other run: which trial is advanced or answered next, time limits
+    stream.py            TrialStream: a run on a thread of its own, to which trials are added while it goes on
     interfaces.py        what the parts exchange: trials, inputs and outcomes, executors, pools, agent callers
     agent_calls.py       calling the agent: once for a batch of requests, or concurrently with coroutines
     thread_pool.py       EnvThreadPool: environments in threads of this process

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic
 
 from agentsgym.errors import AgentError, ConfigError, EpisodeError
@@ -60,7 +60,7 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
         scheduler = Scheduler(
             playable, limits=limits, max_concurrent=max_concurrent, on_finish=on_finish, interrupt=interrupt
         )
-        return scheduler.run(_executor(scheduler, playable, pool), caller(scheduler, agent))
+        return scheduler.run(executor_of(scheduler, pool), caller(scheduler, agent))
     finally:
         finish_agent(agent)
 
@@ -71,10 +71,11 @@ def _time_limits(turn_timeout_s: float | None, episode_timeout_s: float | None) 
     return TimeLimits(turn_s=turn_timeout_s, trial_s=episode_timeout_s)
 
 
-def _executor(scheduler: Scheduler[Result], playable: Sequence[PlayableTrial[Result]], pool: Pool | None) -> Executor:
+def executor_of(scheduler: Scheduler[Result], pool: Pool | None) -> Executor:
+    """Where the trials of a scheduler are advanced: in a pool, or on its own thread."""
     if pool is not None:
         return pool.begin_run(scheduler)
-    return InlineExecutor(scheduler, [trial.play() for trial in playable])
+    return InlineExecutor(scheduler)
 
 
 def _lockstep(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -78,10 +78,23 @@ class TimeLimits:
 
 
 class SchedulerPort(Protocol):
-    """What executors and agent callers use of the scheduler."""
+    """What executors and agent callers use of the scheduler.
 
-    trials: Sequence[PlayableTrial[Any]]
+    Attributes:
+        limits: Wall times.
+    """
+
     limits: TimeLimits
+
+    @property
+    def trials(self) -> Mapping[int, PlayableTrial[Any]]:
+        """What is played, by index."""
+        ...
+
+    @property
+    def num_trials(self) -> int:
+        """The most trials that may be in play at once, whatever the limits."""
+        ...
 
     def post(self, function: Callable[..., None], *arguments: Any) -> None:
         """Have a function called on the scheduler's thread; the only method that other threads may call."""

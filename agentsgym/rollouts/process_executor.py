@@ -58,7 +58,7 @@ class ProcessExecutor:
         self._limits = limits
         self._port = port
         self._on_close = on_close
-        num_trials = len(port.trials)
+        num_trials = port.num_trials
         self._max_sessions = min(limits.max_sessions or num_trials, max(1, num_trials))
         self.max_live: int | None = self._max_sessions * workers.size
         self._trials: dict[int, RemoteTrial] = {}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from queue import Empty, SimpleQueue
 from typing import Any, Generic
@@ -45,9 +45,9 @@ class InlineExecutor:
 
     max_live: int | None = None
 
-    def __init__(self, port: SchedulerPort, generators: Sequence[TrialGenerator[Any]]) -> None:
+    def __init__(self, port: SchedulerPort) -> None:
         self._port = port
-        self._generators = generators
+        self._generators: dict[int, TrialGenerator[Any]] = {}
 
     def advance(self, inputs: dict[int, Input]) -> None:
         """Take inputs for a short while, so that a fast trial's request does not wait for all the others' steps."""
@@ -55,11 +55,16 @@ class InlineExecutor:
         limit = self._port.limits.turn_s
         while inputs and now - start < BATCHING_WINDOW_S:
             index = next(iter(inputs))
-            outcome = advance(self._generators[index], inputs.pop(index))
+            generator = self._generators.get(index)
+            if generator is None:
+                generator = self._generators[index] = self._port.trials[index].play()
+            outcome = advance(generator, inputs.pop(index))
             began, now = now, time.monotonic()
             if limit is not None and now - began > limit and not isinstance(outcome, Raised):
-                self._generators[index].close()
+                generator.close()
                 outcome = Finished(self._port.trials[index].abandon(self._port.timeout_error(index)))
+            if not isinstance(outcome, TurnRequest):
+                del self._generators[index]
             self._port.stepped(index, outcome)
 
     def running(self) -> list[tuple[int, float]]:
@@ -70,8 +75,8 @@ class InlineExecutor:
         """Do nothing: no step runs."""
 
     def close(self) -> None:
-        """Close every generator; closing one that is over does nothing."""
-        for generator in self._generators:
+        """Close the generators of the trials that are still in play."""
+        for generator in self._generators.values():
             generator.close()
 
 
@@ -85,20 +90,20 @@ class Scheduler(Generic[Result]):
 
     def __init__(
         self,
-        trials: Sequence[PlayableTrial[Result]],
+        trials: Iterable[PlayableTrial[Result]],
         *,
         limits: TimeLimits,
         max_concurrent: int | None,
         on_finish: Callable[[Result], None] | None,
         interrupt: Callable[[], None] | None = None,
     ) -> None:
-        self.trials = trials
+        self.trials = dict(enumerate(trials))
         self.limits = limits
-        self._max_live = len(trials) if max_concurrent is None else max_concurrent
+        self._max_live = len(self.trials) if max_concurrent is None else max_concurrent
         self._on_finish = on_finish
         self._interrupt = interrupt
-        self._waiting = deque(range(len(trials)))
-        self._turns = [-1] * len(trials)  # before the first request
+        self._waiting = deque(self.trials)
+        self._turns = dict.fromkeys(self.trials, -1)  # before the first request
         self._began: dict[int, float] = {}  # when it began or last ran out of time; in that order, as dicts are
         self._inputs: dict[int, Input] = {}
         self._stepping: set[int] = set()
@@ -109,6 +114,16 @@ class Scheduler(Generic[Result]):
         self._inbox: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = SimpleQueue()
         self._results: dict[int, Result] = {}
 
+    @property
+    def num_trials(self) -> int:
+        """The most trials that may be in play at once, whatever the limits."""
+        return len(self.trials)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to play."""
+        return len(self._results) == len(self.trials)
+
     def run(self, executor: Executor, caller: AgentCaller) -> list[Result]:
         """Play; on any way out, executor and caller are closed."""
         with ExitStack() as closing:
@@ -116,7 +131,7 @@ class Scheduler(Generic[Result]):
             closing.callback(caller.close)
             if executor.max_live is not None:
                 self._max_live = min(self._max_live, executor.max_live)
-            while len(self._results) < len(self.trials):
+            while not self.is_over:
                 if self._interrupt is not None:
                     self._interrupt()
                 self._admit()
@@ -133,7 +148,7 @@ class Scheduler(Generic[Result]):
                     self._handle_posted()  # what came in time is not late because nobody has looked
                     self._enforce_limits(executor, caller)
                     self._check_at = self._next_check(executor, caller)
-        return [self._results[index] for index in range(len(self.trials))]
+        return [self._results[index] for index in sorted(self._results)]
 
     def post(self, function: Callable[..., None], *arguments: Any) -> None:
         """Have a function called on the scheduler's thread; the only method that other threads may call."""

@@ -96,7 +96,9 @@ class _Columns:
 
     def __init__(self) -> None:
         self._values: dict[str, list[Any]] = {
-            one.name: [] for one in SCHEMA if not pa.types.is_nested(one.type) or one.name == "inexact"
+            one.name: []
+            for one in SCHEMA
+            if not pa.types.is_nested(one.type) or one.name in {"inexact", "turn_policy_versions"}
         }
         self._lists = {name: _Lists("d", pa.float64()) for name in (*FLOATS, *OWN_FLOATS)}
         self._lists["token_ids"] = _Lists("i", pa.int32())
@@ -192,6 +194,9 @@ class _Columns:
             given = [getattr(turn, name) for turn in seen]
             self._turns[name] += [None if one is None else to_json(one, lost) for one in given]
         self._turn_ends.append(len(self._turns["start"]))
+        versions = [turn.policy_version for turn in turns]
+        is_known = any(version is not None for version in versions)
+        self._values["turn_policy_versions"].append(versions if is_known else None)
         if not is_held or type(turns) is not list:
             plain = [{name: getattr(turn, name) for name in _TURN_FIELDS} for turn in turns]
             corrections["turns"] = tuple(plain) if type(turns) is tuple else plain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentsgym.errors import StoreError
@@ -48,19 +48,27 @@ def _built(table: Table, row: int, corrections: Mapping[str, Any]) -> Trajectory
     values |= {name: from_json(_value(table, name, row)) for name in JSONS}
     values |= {name: _numbers(table, name, row) for name in ("token_ids", *FLOATS)}
     values["stop_reason"] = StopReason(_value(table, "stop_reason", row))
-    values["turns"] = None if "turns" in corrections else _turns(_value(table, "turns", row))
+    versions = _value(table, "turn_policy_versions", row)
+    values["turns"] = None if "turns" in corrections else _turns(_value(table, "turns", row), versions)
     values |= {name: value for name, value in corrections.items() if name in values}
     if "turns" in corrections:
-        turns = [Turn(**turn) for turn in corrections["turns"]]
+        turns = [Turn(**turn, policy_version=version) for turn, version in _with(versions, corrections["turns"])]
         values["turns"] = tuple(turns) if isinstance(corrections["turns"], tuple) else turns
     return Trajectory(**values)
 
 
-def _turns(rows: Sequence[dict[str, Any]]) -> list[Turn]:
+def _with(
+    versions: Sequence[int | None] | None, rows: Sequence[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Each turn beside its policy version."""
+    return zip(rows, versions or [None] * len(rows), strict=True)
+
+
+def _turns(rows: Sequence[dict[str, Any]], versions: Sequence[int | None] | None) -> list[Turn]:
     turns: list[Turn] = []
-    for row in rows:
+    for row, version in _with(versions, rows):
         keys: dict[str, Any] = {name: None if row[name] is None else from_json(row[name]) for name in TURN_JSONS}
-        turns.append(Turn(**{**row, **keys}))
+        turns.append(Turn(**{**row, **keys}, policy_version=version))
     return turns
 
 

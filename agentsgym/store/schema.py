@@ -29,7 +29,7 @@ FLOATS: Final = ("logprobs", "per_token_rewards")
 """Fields of a trajectory with one number a token."""
 OWN_FLOATS: Final = ("advantages", "trainer_logprobs", "entropies")
 """Those of a stored rollout beside its trajectory."""
-LATER: Final = ("tokenizer", "entropies", "tools")
+LATER: Final = ("tokenizer", "entropies", "tools", "turn_policy_versions")
 """Columns that parts of earlier releases lack: they are read as null."""
 TURN_INTS: Final = ("start", "stop", "episode", "message_index", "prompt_start")
 TURN_FLAGS: Final = ("invalid", "exact")
@@ -65,6 +65,7 @@ SCHEMA: Final = pa.schema(
         pa.field("agent_token_mask", pa.list_(pa.bool_())),
         *(pa.field(name, pa.list_(pa.float64())) for name in (*FLOATS, *OWN_FLOATS)),
         pa.field("turns", pa.list_(TURN)),
+        pa.field("turn_policy_versions", pa.list_(pa.int64())),
         pa.field("corrections", pa.string()),
         pa.field("inexact", pa.list_(pa.string())),
     ],

@@ -23,6 +23,7 @@ from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
 from agentsgym.errors import ConfigError
 from agentsgym.failure_policy import RETRY_SEEDS
 from agentsgym.fields import is_fraction, is_int, is_number, is_positive_number, or_none
+from agentsgym.training.settings.asynchronous import AsyncSettings
 from agentsgym.training.settings.deepspeed import check_launch
 from agentsgym.training.settings.fields import choice as _choice
 from agentsgym.training.settings.fields import number as _number
@@ -48,7 +49,7 @@ _GRACE: Final[dict[str, Any]] = {"expected": "a non-negative number or None", "v
 
 
 @dataclass
-class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, VLLMSettings, GRPOConfig):
+class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, VLLMSettings, AsyncSettings, GRPOConfig):
     """TRL's ``GRPOConfig`` with the settings of multi-turn training.
 
     Fields of TRL that matter most here: ``num_generations`` (rollouts a task), ``max_completion_length`` (everything
@@ -263,9 +264,9 @@ class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, VLLMSettings, G
 
     @property
     def corrects_for_sampler(self) -> bool:
-        """Whether the loss is corrected for the sampler, by default under vLLM alone."""
+        """Whether the loss is corrected for the sampler, by default where it has weights of its own."""
         given = self.vllm_importance_sampling_correction
-        return self.use_vllm if given is None else given
+        return (self.use_vllm or self.max_staleness > 0) if given is None else given
 
     @property
     def importance_correction(self) -> ImportanceCorrection | None:

@@ -23,9 +23,9 @@ from agentsgym.errors import ConfigError
 from agentsgym.evaluation.metrics import Evaluation, summarize_outcomes
 from agentsgym.training._trl import TRLSeam, environment
 from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.generation.asynchronous import build_generator
 from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.environments import build_environments, check_env
-from agentsgym.training.generation.generator import RolloutGenerator
 from agentsgym.training.generation.played import PlayedEvaluation
 from agentsgym.training.generation.summaries import packed_values, unpacked_values
 from agentsgym.training.lifecycle.generators import preserve_rng_state
@@ -154,7 +154,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._evaluated = PlayedEvaluation()
         self.last_evaluation: Evaluation | None = None
         self._assigner = AdvantageAssigner(args)
-        self.generator = RolloutGenerator(self.environments, agent, args, self.train_dataset, self.curriculum)
+        self.generator = build_generator(self.environments, agent, args, self.train_dataset, self.curriculum)
         self._rollouts = TrainingStore(args, self.environments, self.estimator)
         self._diagnostics = Diagnostics(args, self.estimator)
         self.statistics = LossStatistics(args.loss, **seam.clip_epsilons, device=seam.device)
@@ -168,9 +168,11 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._watch_over(seam)
         self.generator.interrupt = self._preemption.look
         self.generator.holding_weights = seam.holding_weights
+        self.generator.num_batches = lambda: args.generations_at(self.state.max_steps)
 
     def _begin_run(self) -> None:
         self._num_generations = None
+        self.generator.begin_run(0)
         self._assigner = AdvantageAssigner(self.args)
         self._diagnostics = Diagnostics(self.args, self.estimator)
         self.statistics.clear()
@@ -386,7 +388,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         if is_training:
             self._diagnostics.check(advantages.rollouts, [rollout.num_agent_tokens for rollout in rollouts])
         self._diagnostics.warn_of_text(sum(not rollout.exact for rollout in rollouts), len(rollouts))
-        metrics = rollout_metrics([*rollouts, *batch.replaced]) | advantages.metrics
+        metrics = rollout_metrics([*rollouts, *batch.replaced]) | advantages.metrics | dict(batch.metrics)
         metrics |= seam.count_tokens(sum(rollout.num_row_tokens for rollout in rollouts), is_training=is_training)
         if is_training and self.args.zero_variance_groups == "resample":
             metrics["groups/resampled"] = len(batch.replaced) / len(rollouts)

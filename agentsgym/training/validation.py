@@ -176,6 +176,21 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
         "vllm_server_base_url names one server, and these are others: leave it out",
     ),
     (
+        "max_staleness",
+        lambda args: args.max_staleness > 0 and args.use_vllm and args.vllm_mode != "server",
+        "a colocated engine samples and trains in turn: use vllm_mode='server'",
+    ),
+    (
+        "max_staleness",
+        lambda args: args.max_staleness > 0 and not args.corrects_for_sampler,
+        "turns of older weights need the correction for the sampler: leave vllm_importance_sampling_correction alone",
+    ),
+    (
+        "max_staleness",
+        lambda args: args.max_staleness > 0 and args.zero_variance_groups == "resample",
+        "a batch of groups that are finished is formed once: use zero_variance_groups='drop'",
+    ),
+    (
         "truncated_rollouts",
         lambda args: args.mask_truncated_completions and args.truncated_rollouts == "penalize",
         "mask_truncated_completions=True masks what it penalizes: leave one out",

@@ -83,6 +83,7 @@ UNWANTED: dict[str, tuple[list[Any], list[Any]]] = {
     "store_rollouts": ([1, ""], [None, True, False, "runs/one"]),
     "stop_strings": (["\n", [""], [1]], [None, [], ["\n"]]),
     "vllm_server_base_urls": (["http://a", [], ["a:8000"], ["http://a", "http://a"]], [None]),
+    "max_staleness": ([-1, 0.5, None, True], [0, 6]),
     "vllm_sync_timeout_s": ([0, "long", None], [0.5, 600]),
 }
 

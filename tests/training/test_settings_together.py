@@ -45,6 +45,24 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
         },
         [{"vllm_server_base_urls": ["http://a", "http://b"], "use_vllm": True, "vllm_mode": "server"}],
     ),
+    (
+        "max_staleness",
+        "samples and trains in turn",
+        {"max_staleness": 1, "use_vllm": True, "vllm_mode": "colocate"},
+        [{"max_staleness": 1, "use_vllm": True, "vllm_mode": "server"}, {"use_vllm": True, "vllm_mode": "colocate"}],
+    ),
+    (
+        "max_staleness",
+        "need the correction for the sampler",
+        {"max_staleness": 1, "vllm_importance_sampling_correction": False},
+        [{"max_staleness": 1}, {"vllm_importance_sampling_correction": False}],
+    ),
+    (
+        "max_staleness",
+        "is formed once",
+        {"max_staleness": 1, "zero_variance_groups": "resample"},
+        [{"max_staleness": 1, "zero_variance_groups": "drop"}, {"zero_variance_groups": "resample"}],
+    ),
     ("min_group_size", "all would be dropped", {"min_group_size": 5}, [{"min_group_size": 4}]),
     (
         "generation_kwargs",

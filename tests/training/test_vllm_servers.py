@@ -8,17 +8,15 @@ import socket
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accelerate import Accelerator
 from torch import multiprocessing
-from vllm_engines import Engine, ScriptedGeneration, scripted, session, started
-from vllm_stub import StubServer, stub_server
+from vllm_engines import Engine, ScriptedGeneration, agent_of, scripted, session, started, wait_less
+from vllm_stub import StubServer, stub_server, stub_servers
 
-from agentsgym.agents.policy import vllm_servers, vllm_weights
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.rollouts.driver import drive
 from agentsgym.training.config import GRPOEnvConfig
@@ -27,31 +25,18 @@ from agentsgym.types import Action, TurnRequest
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything that is waited for, waited for less long."""
-    monkeypatch.setattr(vllm_servers, "WAITS_S", (0.0, 0.02, 0.02, 0.02))
-    monkeypatch.setattr(vllm_servers, "PULSE_S", 0.1)
-    monkeypatch.setattr(vllm_weights, "_LOOK_S", 0.05)
+    wait_less(monkeypatch)
 
 
 @pytest.fixture
 def servers() -> Iterator[list[StubServer]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(stub_server(scripted)) for _ in range(2)]
+    with stub_servers(scripted) as made:
+        yield made
 
 
 @pytest.fixture
 def server(servers: list[StubServer]) -> StubServer:
     return servers[0]
-
-
-def generation_of(server: StubServer, **options: Any) -> ScriptedGeneration:
-    values = {"server_base_url": server.url, "server_timeout": 5.0, "max_completion_length": 100}
-    return ScriptedGeneration(Engine(), "server", **{**values, **options})
-
-
-def agent_of(*servers: StubServer, **options: Any) -> Any:
-    generation = generation_of(servers[0])
-    return generation.agent(server_urls=[server.url for server in servers], **options)
 
 
 def conversation(name: str, first: int, num_turns: int) -> Generator[TurnRequest, Action, dict[str, Any]]:

@@ -15,13 +15,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import requests
 import torch
 import trl.generation.vllm_generation as trl_vllm
 from accelerate import Accelerator, InitProcessGroupKwargs
 from trl.generation.vllm_generation import VLLMGeneration
-from vllm_stub import ended
+from vllm_stub import StubServer, ended
 
+from agentsgym.agents.policy import vllm_servers, vllm_weights
 from agentsgym.agents.policy.vllm import VLLMPolicyAgent
 from agentsgym.agents.policy.vllm_lockstep import LockstepVLLMPolicyAgent
 from agentsgym.agents.trained import BatchStart
@@ -284,3 +286,22 @@ def _meeting(
         "rows": [len(call) for call in engine.calls],
         "rooms": [asked["max_tokens"] for asked in engine.asked],
     }
+
+
+def generation_of(server: StubServer, **options: Any) -> ScriptedGeneration:
+    """TRL's engine of a server, without TRL."""
+    values = {"server_base_url": server.url, "server_timeout": 5.0, "max_completion_length": 100}
+    return ScriptedGeneration(Engine(), "server", **{**values, **options})
+
+
+def agent_of(*servers: StubServer, **options: Any) -> Any:
+    """The agent that samples on some servers."""
+    generation = generation_of(servers[0])
+    return generation.agent(server_urls=[server.url for server in servers], **options)
+
+
+def wait_less(monkeypatch: pytest.MonkeyPatch, *, pulse_s: float = 0.1) -> None:
+    """Have everything that is waited for, waited for less long."""
+    monkeypatch.setattr(vllm_servers, "WAITS_S", (0.0, 0.02, 0.02, 0.02))
+    monkeypatch.setattr(vllm_servers, "PULSE_S", pulse_s)
+    monkeypatch.setattr(vllm_weights, "_LOOK_S", 0.05)

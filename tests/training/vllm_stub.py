@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -30,8 +30,11 @@ class StubServer:
         self.seconds = 0.0
         self.hangs: set[str] = set()  # paths that never answer
         self.num_hung_up = 0
+        self.knows_pauses = True
+        self.events: list[str] = []  # pauses, marks and resumptions, in order
         self.num_open = self.most_open = 0
         self._loop: asyncio.AbstractEventLoop
+        self._running: asyncio.Event
         self._runner: web.AppRunner | None = None
         self._thread: threading.Thread | None = None
 
@@ -42,6 +45,8 @@ class StubServer:
     def start(self) -> None:
         """Begin, or begin again as a new process would: with the weights of its checkpoint."""
         self.version = "default"
+        self._running = asyncio.Event()
+        self._running.set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -66,6 +71,9 @@ class StubServer:
         if self.knows_marks:
             app.router.add_get("/weight_info", self._weight_info)
             app.router.add_post("/update_weight_version", self._mark)
+        if self.knows_pauses:
+            app.router.add_post("/pause", self._pause)
+            app.router.add_post("/resume", self._resume)
         self._runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
@@ -102,7 +110,18 @@ class StubServer:
 
     async def _mark(self, request: web.Request) -> web.Response:
         self.version = (await request.json())["new_version"]
+        self.events.append("mark")
         return web.json_response({"success": True})
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        self.events.append(f"pause {request.query['mode']}")
+        self._running.clear()
+        return web.json_response({})
+
+    async def _resume(self, _: web.Request) -> web.Response:
+        self.events.append("resume")
+        self._running.set()
+        return web.json_response({})
 
     async def _complete(self, request: web.Request) -> Any:
         body = await request.json()
@@ -117,6 +136,7 @@ class StubServer:
         self.most_open = max(self.most_open, self.num_open)
         try:
             await asyncio.sleep(60 if fault == "hang" else self.seconds)
+            await self._running.wait()
         except asyncio.CancelledError:
             self.num_hung_up += 1
             raise
@@ -153,3 +173,10 @@ def stub_server(script: Script, **options: Any) -> Iterator[StubServer]:
         yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def stub_servers(script: Script, count: int = 2) -> Iterator[list[StubServer]]:
+    """Several of them."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(stub_server(script)) for _ in range(count)]

@@ -104,10 +104,12 @@ class PolicyAgent(Agent):
         self._stop_text = StopText(self.sampling.stop, lambda ids: str(tokenizer.decode(list(ids))))
         self._prefixes: WeakSet[CachedPrefix] = WeakSet()
         self._weights: list[tuple[int, int]] = []
+        self._step: int | None = None  # optimizer steps behind the weights, once a trainer has said so
         self.reseed(seed)
 
     def prepare(self, start: BatchStart) -> None:
         """Give the sessions of a generation batch their draws."""
+        self._step = start.step
         self.reseed(*start.seed_parts, first=start.first_session, sessions=start.session_ids)
 
     def weights_changed(self) -> None:
@@ -230,6 +232,7 @@ class PolicyAgent(Agent):
             logprobs=state.logprobs,
             agent_state=state,
             finish_reason="stop" if state.stopped else "length",
+            policy_version=self._step,
         )
 
 

@@ -41,7 +41,7 @@ class VLLMPolicyAgent(AsyncAgent):
 
     logprobs_are_of_trained_weights = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # keywords, most of them left out
         self,
         generation: VLLMGeneration,
         tokenizer: PreTrainedTokenizerBase,
@@ -50,6 +50,7 @@ class VLLMPolicyAgent(AsyncAgent):
         stop: Sequence[str] = (),
         server_urls: Sequence[str] = (),
         sync_timeout_s: float | None = None,
+        pauses: bool = False,
     ) -> None:
         """Set the engine's stop tokens: those of the model, the tokenizer and the chat template.
 
@@ -62,6 +63,7 @@ class VLLMPolicyAgent(AsyncAgent):
             server_urls: Base URLs of the servers, the first of which is the one that ``generation`` has a client of;
                 empty for that one alone.
             sync_timeout_s: Seconds for pushing the weights to one server; None for 600.
+            pauses: Whether servers pause while they get weights, since they answer meanwhile.
 
         Raises:
             ConfigError: ``generation_kwargs`` hold what would go silently wrong over many turns, the tokenizer has
@@ -76,13 +78,24 @@ class VLLMPolicyAgent(AsyncAgent):
         if generation.mode == "server":
             rank: int = generation.accelerator.process_index
             self._engine = VLLMServers(self.sampling, urls_of(generation, server_urls), rank)
-            self._weights = ServerWeights(generation, self._engine, tokenizer, sync_timeout_s or PUSH_LIMIT_S)
+            limit_s = sync_timeout_s or PUSH_LIMIT_S
+            self._weights = ServerWeights(generation, self._engine, tokenizer, limit_s, pauses=pauses)
             return
         if generation.tensor_parallel_size > 1:
             raise ConfigError(
                 "an engine that spreads over several ranks samples in lockstep: use LockstepVLLMPolicyAgent"
             )
         self._engine, self._weights = SteppedEngine(self.sampling), EngineWeights(generation)
+
+    @property
+    def plays_through_updates(self) -> bool:
+        """Whether it goes on answering while it gets new weights: behind servers."""
+        return isinstance(self._engine, VLLMServers)
+
+    def forget(self, session_ids: Sequence[str]) -> None:
+        """Forget sessions that are over, while others go on."""
+        if isinstance(self._engine, VLLMServers):
+            self._engine.forget(session_ids)
 
     def prepare(self, start: BatchStart) -> None:
         """Collective: get the engine ready for a generation batch: load new weights, and wake it.
@@ -115,7 +128,7 @@ class VLLMPolicyAgent(AsyncAgent):
         if not request.token_ids:
             raise ConfigError("a VLLMPolicyAgent needs an environment with a tokenizer: it reads token ids, not text")
         sampled = await self._engine.sample(request.session_id, list(request.token_ids), self.sampling.room(request))
-        return self.sampling.action(request, sampled.token_ids, sampled.logprobs)
+        return self.sampling.action(request, sampled.token_ids, sampled.logprobs, sampled.step)
 
     def finish(self) -> None:
         """End what the rollout needed: the thread that steps the engine, or connections; put the engine to sleep."""

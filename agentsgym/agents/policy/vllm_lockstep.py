@@ -109,7 +109,10 @@ class LockstepVLLMPolicyAgent(Agent):
         failure, actions = list[str](), list[Action | AgentError]()
         try:
             answers = self._generate(prompts, room)
-            actions += [self.sampling.action(request, *one) for request, one in zip(requests, answers, strict=False)]
+            actions += [
+                self.sampling.action(request, *one, self._weights.step)
+                for request, one in zip(requests, answers, strict=False)
+            ]
         except BaseException as error:  # the engine's: raised here, it would leave the others waiting
             if is_interruption(error):
                 raise

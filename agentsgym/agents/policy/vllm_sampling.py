@@ -34,7 +34,7 @@ class Sampled:
     Attributes:
         token_ids: The ids, (T,).
         logprobs: Their log-probabilities, (T,), NaN where the engine knows none; None if it gives none.
-        step: The optimizer steps behind the weights that sampled it; None if none were loaded yet.
+        step: The optimizer steps behind the oldest weights that sampled it; None if none were loaded yet.
     """
 
     token_ids: Sequence[int]
@@ -97,7 +97,13 @@ class VLLMSampling:
         """The budget of a request, in tokens."""
         return self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens
 
-    def action(self, request: TurnRequest, ids: Sequence[int], logprobs: Sequence[float] | None) -> Action:
+    def action(
+        self,
+        request: TurnRequest,
+        ids: Sequence[int],
+        logprobs: Sequence[float] | None,
+        policy_version: int | None = None,
+    ) -> Action:
         """Make the action of an answer, cut to the request's own budget."""
         room = self.room(request)
         return action_from_ids(
@@ -107,6 +113,7 @@ class VLLMSampling:
             self.stop_token_ids,
             logprobs=None if logprobs is None else logprobs[:room],
             text_before_stop=self._stop_text.before,
+            policy_version=policy_version,
         )
 
 

@@ -118,6 +118,13 @@ class VLLMServer:
         status, _ = await self._post(session, "/update_weight_version", {"new_version": version}, ANSWER_S)
         return status == 200
 
+    async def switch(self, session: ClientSession, command: str) -> bool:
+        """Let it pause or resume; False where it does not know the command."""
+        status, content = await self._post(session, f"/{command}", {}, ANSWER_S)
+        if status not in (200, 404, 405):
+            raise PassingError(f"its /{command} answered {status}: {_message(content)}", is_connection=False)
+        return status == 200
+
     async def complete(
         self, session: ClientSession, prompt: list[int], max_tokens: int, fields: Mapping[str, Any], step: int | None
     ) -> Sampled:

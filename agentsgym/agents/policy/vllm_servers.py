@@ -94,6 +94,19 @@ class VLLMServers:
         if self._session is not None:
             run_coroutine(self._close())
 
+    def forget(self, session_ids: Sequence[str]) -> None:
+        """Forget sessions that are over, while others go on."""
+        run_coroutine(self._forget(session_ids))
+
+    def renew(self, lost: Mapping[str, str], marks: Mapping[str, str | None]) -> None:
+        """Say anew which servers are lost, and how the weights of each are marked; requests may be open.
+
+        Args:
+            lost: Why a server is not asked, by URL.
+            marks: By URL; one that is not there is not looked at.
+        """
+        run_coroutine(self._renew(lost, marks))
+
     def check(self) -> None:
         """Do nothing: servers are looked for when they get weights."""
 
@@ -135,6 +148,19 @@ class VLLMServers:
 
     # On the agents' loop
 
+    async def _forget(self, session_ids: Sequence[str]) -> None:
+        for session_id in session_ids:
+            server = self._homes.pop(session_id, None)
+            if server is not None:
+                server.num_sessions -= 1
+
+    async def _renew(self, lost: Mapping[str, str], marks: Mapping[str, str | None]) -> None:
+        for server in self.servers:
+            server.lost, server.version = lost.get(server.url, ""), marks.get(server.url)
+            gone = self._gone.get(server.url)
+            if gone is not None and gone.done() and not server.lost:
+                del self._gone[server.url]
+
     async def _ask(self, server: VLLMServer, prompt: list[int], max_tokens: int) -> Sampled:
         session = self._opened()
         gone = self._gone.setdefault(server.url, asyncio.get_running_loop().create_future())
@@ -165,15 +191,16 @@ class VLLMServers:
     async def _verify(self, server: VLLMServer) -> None:
         """Look whether a server that did not answer is still the process that it was."""
         try:
-            version = await server.read_version(self._opened())
+            await self._compare(server)
         except PassingError as error:
             if error.is_connection:
                 self._lose(server, f"it is gone ({error})")
-        else:
-            self._compare(server, version)
 
-    def _compare(self, server: VLLMServer, version: str | None) -> None:
-        if server.version is not None and version != server.version:
+    async def _compare(self, server: VLLMServer) -> None:
+        """Ask how its weights are marked; an answer that a push of weights has overtaken says nothing."""
+        known = server.version
+        version = await server.read_version(self._opened())
+        if known is not None and known == server.version and version != known:
             self._lose(
                 server,
                 f"it no longer has the weights that it was given (it was started again, or is someone else's too: they "
@@ -197,7 +224,7 @@ class VLLMServers:
             for server in self.servers:
                 if server.num_open and not server.lost:
                     try:
-                        self._compare(server, await server.read_version(self._opened()))
+                        await self._compare(server)
                         missed[server.url] = 0
                     except PassingError as error:
                         missed[server.url] += 1

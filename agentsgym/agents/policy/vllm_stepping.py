@@ -77,7 +77,7 @@ class SteppedEngine:
         if self._broke:
             raise AgentError(f"the vLLM engine broke at an earlier call and is not called again: {self._broke}")
         room = budget_within(self._context, prompt, room, "the vLLM engine")
-        loop = asyncio.get_running_loop()
+        loop, step = asyncio.get_running_loop(), self.step
         one = _Open(next(self._names), prompt, room, loop, loop.create_future())
         self._start()
         self._inbox.put(lambda: self._add(one))
@@ -86,7 +86,7 @@ class SteppedEngine:
         except asyncio.CancelledError:
             self._inbox.put(lambda: self._drop(one))
             raise
-        return Sampled(token_ids=ids, logprobs=logprobs, step=self.step)
+        return Sampled(token_ids=ids, logprobs=logprobs, step=step)
 
     def finish(self) -> None:
         """Take out what is still open, and end the thread; one whose step hangs is left, and the engine given up."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
@@ -96,7 +97,9 @@ class ServerWeights:
         step: The optimizer steps behind them; None where they are to be pushed again.
     """
 
-    def __init__(self, generation: Any, servers: VLLMServers, tokenizer: Any, limit_s: float) -> None:
+    def __init__(
+        self, generation: Any, servers: VLLMServers, tokenizer: Any, limit_s: float, *, pauses: bool = False
+    ) -> None:
         """Push nothing yet.
 
         Args:
@@ -104,7 +107,9 @@ class ServerWeights:
             servers: Those that this rank asks.
             tokenizer: The model's.
             limit_s: Seconds for one push to one server.
+            pauses: Whether requests are open meanwhile, so that the server has to pause.
         """
+        self._pauses = pauses
         self.step: int | None = None
         self._generation, self._servers, self._tokenizer = generation, servers, tokenizer
         self._limit_s = limit_s
@@ -127,12 +132,13 @@ class ServerWeights:
             if self._generation.accelerator.is_main_process:
                 plans.append(run_coroutine(self._plan(lost, is_new=is_new)))
         (plan,) = all_gather_objects(plans, error.first)
+        known = {one.url: one.version for one in self._servers.servers if one.url not in plan.push}
+        self._servers.renew(plan.lost, known)
         for url in plan.push:
             with raise_on_all_ranks():
                 self._push(url)
         marks = all_gather_objects([self._marks] if plans else [])[0]
-        for server in self._servers.servers:
-            server.lost, server.version = plan.lost.get(server.url, ""), marks.get(server.url)
+        self._servers.renew(plan.lost, marks)
         with raise_on_all_ranks():
             if plan.push or lost:
                 self._servers.reach()
@@ -235,6 +241,10 @@ class ServerWeights:
             return
         self._num_pushes += 1
         self._marks.pop(url, None)
+        with self._paused(url):
+            self._push_and_mark(url)
+
+    def _push_and_mark(self, url: str) -> None:
         within(
             self._limit_s,
             functools.partial(self._push_through_client, url),
@@ -245,6 +255,29 @@ class ServerWeights:
         )
         mark = f"{self._run}-{self._num_pushes}"
         self._marks[url] = mark if run_coroutine(self._mark(url, mark)) else None
+
+    @contextlib.contextmanager
+    def _paused(self, url: str) -> Generator[None]:
+        """Let a server pause inside where requests may be open: they go on with the new weights, their cache kept."""
+        if not self._pauses:
+            yield
+            return
+        if not run_coroutine(self._switch(url, "pause?mode=keep")):
+            raise ConfigError(
+                f"the vLLM server at {url} cannot pause, and max_staleness above 0 gives it weights while it answers: "
+                "start it with VLLM_SERVER_DEV_MODE=1"
+            )
+        try:
+            yield
+        finally:
+            run_coroutine(self._switch(url, "resume"))
+
+    async def _switch(self, url: str, command: str) -> bool:
+        async with open_session(1) as session:
+            try:
+                return await self._servers.by_url(url).switch(session, command)
+            except PassingError as error:
+                raise AgentsGymError(f"the vLLM server at {url} went away: {error}") from error
 
     def _push_through_client(self, url: str) -> None:
         try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class GenerationBatch:
         first: Index of this rank's first rollout among those of all ranks.
         rollouts: The rollouts of all ranks, in rank order, (N,).
         replaced: Rollouts of all ranks that were played and then replaced by others.
+        metrics: What is logged of how it was played.
     """
 
     dataset_rows: Sequence[DatasetRow]
@@ -63,6 +64,7 @@ class GenerationBatch:
     first: int
     rollouts: Sequence[RolloutSummary]
     replaced: Sequence[RolloutSummary] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def mine(self) -> range:

@@ -30,10 +30,12 @@ from agentsgym.training.generation.summaries import short_summaries
 from agentsgym.training.metrics.rollouts import RolloutSummary
 
 if TYPE_CHECKING:
+    from agentsgym.agents.base import Agent
     from agentsgym.envs.environments import Environments
     from agentsgym.envs.trial import Trial
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.curriculum import Curriculum
+    from agentsgym.training.generation.task_order import TaskOrder
     from agentsgym.types import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -43,12 +45,16 @@ class RolloutGenerator:
     """Plays dataset rows, on all ranks together.
 
     Attributes:
+        order: The tasks and which were trained on, where the rows do not come from TRL; else None.
         agent: The agent that acts.
         policy: The same agent, as a policy in training that prepares for each batch.
         interrupt: Called with the phase between turns, and with what ended the rollouts too early, if anything: what
             it raises breaks them off on all ranks.
         holding_weights: Makes a context, collective, in which the policy is prepared and acts.
+        num_batches: Returns the number of generation batches of the run.
     """
+
+    order: TaskOrder | None = None
 
     def __init__(
         self,
@@ -85,6 +91,7 @@ class RolloutGenerator:
         self._num_pool_users = 0
         self._failures: FailureLog | None = None
         self.interrupt: Callable[..., None] = _go_on
+        self.num_batches: Callable[[], int | None] = lambda: None
         self.holding_weights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def play_with(self, agent: Any) -> None:
@@ -97,6 +104,9 @@ class RolloutGenerator:
             ConfigError: It is neither, or has only some members of the interface of a policy in training.
         """
         self.agent, self.policy = as_agent(agent), as_trained_policy(agent)  # what adapts it has no such parts
+
+    def begin_run(self, num_trained: int) -> None:
+        """Forget an earlier run; so many task groups were trained on before this one."""
 
     @contextlib.contextmanager
     def counting_failures(self) -> Generator[None]:
@@ -233,26 +243,22 @@ class RolloutGenerator:
         with error.keeping():
             if not error.first:
                 trajectories = rounds.trajectories
-                groups = [i // phase.num_rollouts for i in indices]
-                self._environments.check_starts(rows, trajectories, groups)
-                summaries = short_summaries(
-                    [
-                        self._summary(trajectory, row, group=group)
-                        for trajectory, row, group in zip(trajectories, rows, groups, strict=True)
-                    ]
-                )
+                summaries = self._summaries(rows, trajectories, [i // phase.num_rollouts for i in indices])
         return trajectories, all_gather_objects(summaries, error.first)
 
     def _rounds(self, trials: Sequence[Trial], log: FailureLog, num_rows: int) -> TrialRounds:
+        policy = self._failure_policy()
+        count = FailureCount(policy, PartialState().num_processes * num_rows)
+        # With any other limit the rollouts of all ranks are counted, once they are played.
+        return TrialRounds(trials, policy, log, None if self._args.max_failed_fraction else count.add)
+
+    def _failure_policy(self) -> FailurePolicy:
         args = self._args
-        policy = FailurePolicy(
+        return FailurePolicy(
             max_failed_fraction=args.max_failed_fraction,
             max_retries=args.episode_retries,
             retry_seed=cast("RetrySeed", args.retry_seed),  # checked with the other settings
         )
-        count = FailureCount(policy, PartialState().num_processes * num_rows)
-        # With any other limit the rollouts of all ranks are counted, once they are played.
-        return TrialRounds(trials, policy, log, None if args.max_failed_fraction else count.add)
 
     def _play_round(
         self, rounds: TrialRounds, phase: Phase, num_before: int, error: KeptError, *seed_parts: str | int
@@ -274,12 +280,17 @@ class RolloutGenerator:
                 if error.first:
                     rounds.give_up()
                 rounds.play(
-                    self.agent,
+                    self._player,
                     pool=self._pool,
                     turn_timeout_s=args.turn_timeout_s,
                     episode_timeout_s=args.episode_timeout_s,
                     interrupt=partial(self.interrupt, phase),
                 )
+
+    @property
+    def _player(self) -> Agent:
+        """The agent that plays in rounds."""
+        return self.agent
 
     @contextlib.contextmanager
     def _blaming_signals(self, phase: Phase) -> Generator[None]:
@@ -300,6 +311,14 @@ class RolloutGenerator:
         return self._environments.trials(
             rows, seeds, max_turn_tokens=args.max_turn_tokens, max_completion_length=args.max_completion_length
         )
+
+    def _summaries(
+        self, rows: Sequence[DatasetRow], trajectories: Sequence[Trajectory], groups: Sequence[int]
+    ) -> list[RolloutSummary]:
+        """Check this rank's rollouts, and summarize them for the other ranks."""
+        self._environments.check_starts(rows, trajectories, groups)
+        each = zip(trajectories, rows, groups, strict=True)
+        return short_summaries([self._summary(trajectory, row, group=group) for trajectory, row, group in each])
 
     def _summary(self, trajectory: Trajectory, row: Mapping[str, Any], *, group: int) -> RolloutSummary:
         scored = ScoredRollout.from_trajectory(

@@ -1,4 +1,4 @@
-"""Checkpoint what this trainer adds: value head, states of estimator and curriculum, a reference that moves."""
+"""Checkpoint what this trainer adds: value head, estimator, curriculum, order of tasks, a reference that moves."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
     from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.training.curriculum import Curriculum
+    from agentsgym.training.generation.task_order import TaskOrder
     from agentsgym.training.policy.value_head import ValueModel
 
 _ESTIMATOR_FILE = "estimator.json"
 _CURRICULUM_FILE = "curriculum.json"
+_ORDER_FILE = "task_order.json"
 _REFERENCE_FILE = "reference.safetensors"
 
 
@@ -89,6 +91,27 @@ def load_curriculum(folder: Path, curriculum: Curriculum | None) -> None:
     if state["options"] != curriculum.options:
         raise ConfigError(f"{path} is of a curriculum with {state['options']}, and this run has {curriculum.options}")
     curriculum.load_state_dict(state["results"])
+
+
+def save_order(folder: Path, order: TaskOrder | None) -> None:
+    """Write which task groups were trained on, where rollouts run ahead of training; None for where they do not."""
+    if order is not None:
+        (folder / _ORDER_FILE).write_text(json.dumps(order.state_dict()))
+
+
+def load_order(folder: Path, order: TaskOrder | None) -> None:
+    """Load what :func:`save_order` wrote; a run that did not play ahead has trained on them in order.
+
+    Raises:
+        ConfigError: It is damaged.
+    """
+    path = folder / _ORDER_FILE
+    if order is None or not path.is_file():
+        return
+    try:
+        order.load_state_dict(json.loads(path.read_text()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged, resume from another checkpoint: {error!r}") from error
 
 
 def save_reference(folder: Path, reference: Any) -> None:

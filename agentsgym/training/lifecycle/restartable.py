@@ -16,9 +16,11 @@ from agentsgym.training.finite import NumberCheck
 from agentsgym.training.lifecycle.checkpoints import (
     load_checkpoint,
     load_curriculum,
+    load_order,
     load_reference,
     save_checkpoint,
     save_curriculum,
+    save_order,
     save_reference,
 )
 from agentsgym.training.lifecycle.preemption import Memory, Preemption, WatchBoundaries
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from agentsgym.training._trl import TRLSeam
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.curriculum import Curriculum
+    from agentsgym.training.generation.generator import RolloutGenerator
     from agentsgym.training.policy.value_head import ValueModel
 
 
@@ -44,6 +47,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
 
     args: GRPOEnvConfig
     value_model: ValueModel | None
+    generator: RolloutGenerator
     curriculum: Curriculum | None = None
 
     def _watch_over(self, seam: TRLSeam) -> None:
@@ -60,7 +64,8 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
 
     def _memories(self) -> list[Memory]:
         """What a generation batch changes, beside random generators and counts."""
-        return [memory for memory in (self.estimator.state, self.curriculum) if memory is not None]
+        kept = (self.estimator.state, self.curriculum, self.generator.order)
+        return [memory for memory in kept if memory is not None]
 
     def __enter__(self) -> Self:
         return self
@@ -124,6 +129,8 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         if folder is not None:
             load_checkpoint(folder, self.estimator, self.value_model)
             load_curriculum(folder, self.curriculum)
+            self.generator.begin_run(self._groups_before(self._resumed.step))
+            load_order(folder, self.generator.order)
             load_reference(folder, self._run_seam.synced_reference())
         train = partial(super().train, None if folder is None else str(folder), *args, **kwargs)
         return self._preemption.run(train, folder)
@@ -141,6 +148,11 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         *_, max_steps = super().set_initial_training_values(self.args, self.get_train_dataloader())
         facts = facts_of(self.args, self.train_dataset)
         return find_resume_point(requested, Path(self._run_seam.run_folder()), self.args, facts, max_steps)
+
+    def _groups_before(self, step: int) -> int:
+        """The task groups that were trained on before an optimizer step, where all were in order."""
+        per_batch = cast("int", self.args.generation_batch_size) // cast("int", self.args.num_generations)
+        return self.args.generations_at(step) * per_batch
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[Any, ...]:
         """Count passes and steps as transformers does; a run that is finished has no pass before it."""
@@ -168,6 +180,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
                 save_checkpoint(folder, self.estimator, self.value_model)
                 if _internal_call:
                     save_curriculum(folder, self.curriculum)
+                    save_order(folder, self.generator.order)
                     save_reference(folder, self._run_seam.synced_reference())
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

@@ -277,10 +277,31 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "as `effective_sample_size`, with the ratio model / sampler of each row",
         ),
         row(
+            "sampling/effective_sample_size_of_tokens",
+            "sampler",
+            "the same over agent tokens, each with its own ratio",
+        ),
+        row(
             "sampling/cut_fraction",
             "sampler",
             "fraction of agent tokens whose weight the correction cuts or sets to 0; only with a correction",
         ),
+    ),
+    "Staleness": (
+        row(
+            "staleness/mean",
+            "sampler",
+            "updates since the weights that sampled a turn, mean over turns",
+            "with `max_staleness`",
+        ),
+        row("staleness/max", "sampler", "of the oldest turn", "with `max_staleness`"),
+        row(
+            "staleness/mixed_rollouts",
+            "sampler",
+            "fraction of rollouts whose turns were sampled by more than one version of the weights",
+            "with `max_staleness`",
+        ),
+        row("staleness/wait_s", "sampler", "seconds that training waited for the batch", "with `max_staleness`"),
     ),
     "Evaluation": (
         row("eval_win_rate", "summary", "fraction of all episodes won, where the environment reports it"),

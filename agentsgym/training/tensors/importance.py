@@ -165,6 +165,7 @@ class GapSums:
         log_ratio: Sum of ``log(p/q)``.
         k3: Sum of ``p/q − 1 − log(p/q)``.
         ratio: Sum of the ratios p/q.
+        ratio_squared: Sum of their squares.
         ratio_min: The smallest; infinite without tokens.
         ratio_max: The largest; 0 without tokens.
         row_log_ratios: The logarithm of each row's sequence ratio.
@@ -178,6 +179,7 @@ class GapSums:
     log_ratio: float
     k3: float
     ratio: float
+    ratio_squared: float
     ratio_min: float
     ratio_max: float
     row_log_ratios: Sequence[float] = ()
@@ -214,6 +216,7 @@ class GapSums:
             log_ratio=log_ratio.sum().item(),
             k3=(log_ratio.expm1() - log_ratio).sum().item(),
             ratio=ratio.sum().item(),
+            ratio_squared=ratio.square().sum().item(),
             ratio_min=math.inf if is_empty else ratio.min().item(),
             ratio_max=0.0 if is_empty else ratio.max().item(),
             row_log_ratios=row_log_ratios,
@@ -229,11 +232,16 @@ def gap_metrics(ranks: Sequence[GapSums]) -> dict[str, float]:
 
     Returns:
         What :func:`agentsgym.training.drift.drift_metrics` returns, ``sampling/effective_sample_size`` over the rows
-        of all ranks, and with a correction ``sampling/cut_fraction``, the fraction of agent tokens that it takes out or
+        of all ranks, ``sampling/effective_sample_size_of_tokens`` over their agent tokens, and with a correction
+        ``sampling/cut_fraction``, the fraction of agent tokens that it takes out or
         sets to a bound.
     """
     log_ratios = [log_ratio for rank in ranks for log_ratio in rank.row_log_ratios]
     metrics = difference_metrics(ranks) | {"sampling/effective_sample_size": effective_sample_size(log_ratios)}
+    squares = sum(rank.ratio_squared for rank in ranks) * sum(rank.num_compared for rank in ranks)
+    metrics["sampling/effective_sample_size_of_tokens"] = (
+        sum(rank.ratio for rank in ranks) ** 2 / squares if squares else 1.0
+    )
     cut = [rank.num_cut for rank in ranks if rank.num_cut is not None]
     if cut:
         metrics["sampling/cut_fraction"] = sum(cut) / max(1, sum(rank.num_tokens for rank in ranks))

@@ -9,6 +9,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.settings.asynchronous import AsyncSettings
 from agentsgym.training.settings.pools import PoolSettings
 from agentsgym.training.settings.reporting import ReportSettings
 from agentsgym.training.settings.storing import StoreSettings
@@ -29,6 +30,7 @@ _FIRST_OF_GROUP = {
 _OF_CLASS = {
     PoolSettings: "Where the environments run",
     VLLMSettings: "Several vLLM servers",
+    AsyncSettings: "Rollouts ahead of training",
     StoreSettings: "Where rollouts are kept",
     ReportSettings: "What is logged",
 }

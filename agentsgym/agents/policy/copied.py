@@ -1,0 +1,73 @@
+"""Sample the policy in training from a copy of its weights, which stays as it is while the policy is trained."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym.agents.trained import BatchStart
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from agentsgym.types import Action, TurnRequest
+
+
+class CopiedPolicyAgent(PolicyAgent):
+    """Samples as a :class:`PolicyAgent` does, from a copy of the model that gets the weights between two turns.
+
+    For training that does not wait (``max_staleness``) without vLLM: on a second device, or for small models. Every
+    turn is sampled by one version of the weights from its first token to its last, history included.
+    """
+
+    logprobs_are_of_trained_weights = False
+    plays_through_updates = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        device: str | torch.device | None = None,
+        **settings: Any,
+    ) -> None:
+        """Copy the model; nothing is run.
+
+        Args:
+            model: The model that is trained, before a trainer has it.
+            tokenizer: Its tokenizer.
+            device: Where the copy samples; None for the model's own.
+            **settings: As of :class:`PolicyAgent`.
+        """
+        copied = copy.deepcopy(model).requires_grad_(requires_grad=False).eval()
+        super().__init__(copied if device is None else copied.to(device), tokenizer, **settings)  # pyright: ignore[reportArgumentType]  # torch's `to`
+        self._trained, self._copied_step = model, -1
+        self._lock = threading.Lock()
+
+    def prepare(self, start: BatchStart) -> None:
+        """Take the weights over if they are others; waits for the answers that are being sampled."""
+        with self._lock:
+            super().prepare(start)
+            if start.step != self._copied_step:
+                with torch.no_grad():
+                    for own, theirs in zip(_tensors(self.model), _tensors(self._trained), strict=True):
+                        own.copy_(theirs)
+                self._copied_step = start.step
+
+    def weights_changed(self) -> None:
+        """Take the weights over at the next :meth:`prepare`, whatever its step."""
+        self._copied_step = -1
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
+        """Sample one turn of every session; from any thread."""
+        with self._lock:
+            return super().act(requests)
+
+
+def _tensors(model: Any) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]

@@ -1,0 +1,131 @@
+"""Play trials on a thread of its own while more are added: each result is handed over as soon as it is there.
+
+::
+
+    add ─▶ waiting ─▶ Scheduler, on the stream's thread ─▶ on_finish
+    add ─▶            (executor, agent caller: as in drive)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentsgym.errors import AgentsGymError
+from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCaller, finish_agent
+from agentsgym.rollouts.driver import executor_of
+from agentsgym.rollouts.interfaces import PlayableTrial, Pool, Result, TimeLimits
+from agentsgym.rollouts.scheduler import Scheduler
+
+_END_S = 60.0  # for what runs when a stream is closed: an answer of an agent that answers in batches
+
+
+class _Ended(BaseException):
+    """The stream is closed: what is in play is dropped."""
+
+
+class OpenScheduler(Scheduler[Result]):
+    """A scheduler to which trials are added while it runs, and which forgets those that are finished."""
+
+    def __init__(self, *, limits: TimeLimits, max_concurrent: int, on_finish: Callable[[Result], None]) -> None:
+        super().__init__((), limits=limits, max_concurrent=max_concurrent, on_finish=on_finish)
+        self._num_added = 0
+
+    @property
+    def num_trials(self) -> int:
+        """The most trials that may be in play at once."""
+        return self._max_live
+
+    @property
+    def is_over(self) -> bool:
+        """Never: it is ended from outside."""
+        return False
+
+    def add(self, trials: Sequence[PlayableTrial[Result]]) -> None:
+        """Play these too; from any thread."""
+        self.post(self._added, trials)
+
+    def end(self) -> None:
+        """Drop what is in play, and return from :meth:`run`; from any thread."""
+        self.post(_raise_ended)
+
+    def _added(self, trials: Sequence[PlayableTrial[Result]]) -> None:
+        for trial in trials:
+            self.trials[self._num_added] = trial
+            self._turns[self._num_added] = -1
+            self._waiting.append(self._num_added)
+            self._num_added += 1
+
+    def _finish(self, index: int, result: Result) -> None:
+        super()._finish(index, result)
+        for kept in (self.trials, self._turns, self._results):
+            del kept[index]
+
+
+class TrialStream:
+    """Plays trials on a thread, the first-come first, so many at once.
+
+    What is played does not depend on the thread. An error that is no trial's own ends the stream and is raised by
+    :meth:`check`.
+    """
+
+    def __init__(
+        self,
+        agent: AgentLike,
+        on_finish: Callable[[Any], None],
+        *,
+        max_concurrent: int,
+        pool: Pool | None = None,
+        turn_timeout_s: float | None = None,
+        episode_timeout_s: float | None = None,
+    ) -> None:
+        """Start the thread, with nothing to play.
+
+        Args:
+            agent: Answers; its ``finish`` is called when the stream is closed.
+            on_finish: Called with each result, on the stream's thread.
+            max_concurrent: The most trials that are live at once.
+            pool: Where the environments run; None for the stream's thread. It is no one else's until :meth:`close`.
+            turn_timeout_s: As :func:`~agentsgym.rollouts.driver.drive` takes it.
+            episode_timeout_s: Likewise.
+        """
+        limits = TimeLimits(turn_s=turn_timeout_s, trial_s=episode_timeout_s)
+        self._scheduler: OpenScheduler[Any] = OpenScheduler(
+            limits=limits, max_concurrent=max_concurrent, on_finish=on_finish
+        )
+        self._agent, self._pool = agent, pool
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="agentsgym-rollouts", daemon=True)
+        self._thread.start()
+
+    def add(self, trials: Sequence[PlayableTrial[Any]]) -> None:
+        """Play these too, after those that wait already; from any thread, also from ``on_finish``."""
+        self._scheduler.add(trials)
+
+    def check(self) -> None:
+        """Raise :class:`AgentsGymError` if the stream broke: nothing is played any more."""
+        if self._error is not None:
+            raise AgentsGymError(f"the rollouts broke: {type(self._error).__name__}: {self._error}") from self._error
+
+    def close(self) -> None:
+        """End the thread and drop what is in play; a thread whose agent does not answer is left."""
+        self._scheduler.end()
+        self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        caller = ConcurrentCaller if callable(getattr(self._agent, "aact", None)) else BatchCaller
+        scheduler = self._scheduler
+        try:
+            try:
+                scheduler.run(executor_of(scheduler, self._pool), caller(scheduler, self._agent))
+            finally:
+                finish_agent(self._agent)
+        except _Ended:
+            pass
+        except BaseException as error:  # noqa: BLE001  # raised where somebody looks
+            self._error = error
+
+
+def _raise_ended() -> None:
+    raise _Ended

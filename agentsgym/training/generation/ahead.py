@@ -1,0 +1,164 @@
+"""Play task groups without pause while the policy is trained, and hand over a batch as soon as one may be formed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from agentsgym.envs.play import again, prepare_play
+from agentsgym.rollouts.stream import TrialStream
+
+if TYPE_CHECKING:
+    from agentsgym.envs.rows.read import DatasetRow
+    from agentsgym.envs.trial import Trial
+    from agentsgym.failure_policy import FailurePolicy
+    from agentsgym.training.generation.in_flight import GroupsInFlight
+    from agentsgym.types import Trajectory
+
+_LOOK_S = 0.25  # between two looks for a signal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A task group.
+
+    Attributes:
+        number: Its own, in the order of tasks.
+        row_index: Of its row in the dataset.
+        row: That row.
+        trials: Its rollouts, not started.
+    """
+
+    number: int
+    row_index: int
+    row: DatasetRow
+    trials: Sequence[Trial]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedGroup:
+    """A task group that was played.
+
+    Attributes:
+        group: What was played.
+        trajectories: Its rollouts, in the order of their trials.
+    """
+
+    group: Group
+    trajectories: Sequence[Trajectory]
+
+
+class RolloutsAhead:
+    """Plays the task groups of one rank on a thread, without end.
+
+    Attributes:
+        waited_s: Seconds that the last batch was waited for.
+    """
+
+    def __init__(
+        self,
+        in_flight: GroupsInFlight,
+        groups: Iterator[Group],
+        agent: Any,
+        *,
+        policy: FailurePolicy,
+        num_batches: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Begin with nothing in play.
+
+        Args:
+            in_flight: Decides what begins and what is trained on.
+            groups: What is played, in order.
+            agent: Answers.
+            policy: Says how often a failed rollout is played again.
+            num_batches: Generation batches of the whole run; None if it is not known.
+            **options: As :class:`~agentsgym.rollouts.stream.TrialStream` takes them.
+        """
+        self.waited_s = 0.0
+        self._in_flight, self._groups = in_flight, groups
+        self._policy, self._num_batches = policy, num_batches
+        self._num_live, self._pool = in_flight.size * in_flight.num_rollouts, options.get("pool")
+        self._begun: dict[int, Group] = {}
+        self._places: dict[str, tuple[int, int, Trial]] = {}  # by session: number of the group, index in it, trial
+        self._played: dict[int, dict[int, Trajectory]] = {}
+        self._prepared: set[int] = set()
+        self._num_updates = self._next_batch = 0
+        self._changed = threading.Condition()
+        self._stream = TrialStream(agent, self._finished, max_concurrent=self._num_live, **options)
+
+    def take(self, num_updates: int, interrupt: Callable[[], None]) -> list[PlayedGroup]:
+        """Wait for a batch, once the sampler has the weights after so many updates; more is played meanwhile.
+
+        Args:
+            num_updates: Generation batches that were trained on.
+            interrupt: Called a few times a second; what it raises is raised here, and the rollouts go on.
+
+        Raises:
+            AgentsGymError: The rollouts broke.
+        """
+        since = time.monotonic()
+        with self._changed:
+            self._num_updates = self._next_batch = num_updates
+            self._begin()
+            while (numbers := self._in_flight.take(num_updates)) is None:
+                self._stream.check()
+                interrupt()
+                self._changed.wait(_LOOK_S)
+            self._next_batch += 1
+            self._begin()
+            self.waited_s = time.monotonic() - since
+            return [self._handed_over(number) for number in numbers]
+
+    def close(self) -> None:
+        """Drop what is in play."""
+        self._stream.close()
+
+    def _handed_over(self, number: int) -> PlayedGroup:
+        played = self._played.pop(number)
+        trajectories = [played[index] for index in range(len(played))]
+        return PlayedGroup(group=self._begun.pop(number), trajectories=trajectories)
+
+    def _begin(self) -> None:
+        """Let as many groups begin as may."""
+        last = None if self._num_batches is None else self._num_batches - 1
+        while self._in_flight.may_begin(self._num_updates, self._next_batch, last):
+            group = next(self._groups)
+            self._in_flight.begin(group.number, self._num_updates)
+            self._begun[group.number], self._played[group.number] = group, {}
+            for index, trial in enumerate(group.trials):
+                self._places[trial.session_id] = group.number, index, trial
+            self._prepare(group.trials)
+            self._stream.add(group.trials)
+
+    def _prepare(self, trials: Sequence[Trial]) -> None:
+        """Let an environment prepare for as many episodes as may be live, before the first of them."""
+        new = [trial for trial in trials if id(trial.env) not in self._prepared]
+        self._prepared.update(id(trial.env) for trial in new)
+        if new:
+            prepare_play(new, max_concurrent=self._num_live, pool=self._pool)
+
+    # On the thread of the stream
+
+    def _finished(self, trajectory: Trajectory) -> None:
+        with self._changed:
+            number, index, trial = self._places.pop(trajectory.session_id)
+            if trajectory.failed and trial.num_retries < self._policy.max_retries:
+                trial = again(trial, self._policy)
+                self._places[trial.session_id] = number, index, trial
+                self._stream.add([trial])
+                return
+            self._played[number][index] = trajectory
+            self._in_flight.finish(number)
+            self._begin()
+            self._changed.notify_all()
+
+
+def of_batch(groups: Sequence[PlayedGroup]) -> tuple[list[DatasetRow], list[Trajectory]]:
+    """The rows and the rollouts of a batch, each rollout with its place in it as ``task_index``."""
+    rows = [one.group.row for one in groups for _ in one.trajectories]
+    trajectories = [trajectory for one in groups for trajectory in one.trajectories]
+    return rows, [replace(trajectory, task_index=index) for index, trajectory in enumerate(trajectories)]

@@ -1,0 +1,239 @@
+"""Play without waiting for training: the sampler goes on while the policy is trained on what is finished.
+
+::
+
+    stream's thread   group 0 ─ group 1 ─ group 2 ─ group 3 ─ group 4 ─ ...     (live: as many as a batch holds)
+    training          wait │ batch (1, 0) │ train │ batch (2, 4) │ train ...
+    weights           0                           1                      2
+
+Why not TRL's ``AsyncGRPOTrainer``: docs/asynchronous.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from accelerate import PartialState
+from datasets import IterableDataset
+
+from agentsgym.agents.base import Agent, AsyncAgent
+from agentsgym.agents.policy.ranks import KeptError, all_gather_objects
+from agentsgym.agents.trained import BatchStart
+from agentsgym.envs.environments import group_seeds
+from agentsgym.errors import ConfigError
+from agentsgym.training.generation.ahead import Group, PlayedGroup, RolloutsAhead, of_batch
+from agentsgym.training.generation.batch import GenerationBatch, Phase
+from agentsgym.training.generation.generator import RolloutGenerator
+from agentsgym.training.generation.in_flight import GroupsInFlight
+from agentsgym.training.generation.task_order import TaskOrder
+from agentsgym.training.metrics.staleness import StalenessSums, staleness_metrics
+
+if TYPE_CHECKING:
+    from agentsgym.envs.environments import Environments
+    from agentsgym.envs.rows.read import DatasetRow
+    from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.curriculum import Curriculum
+    from agentsgym.types import Action, TurnRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """What ranks tell each other of a batch, beside its summaries: its groups with their rows, and how old it is."""
+
+    groups: Sequence[tuple[int, int]]
+    staleness: StalenessSums
+
+
+class AsyncRolloutGenerator(RolloutGenerator):
+    """Plays training batches ahead, on a thread; evaluations as ever.
+
+    Tasks come in an order of its own, every row once a pass, since they begin long before TRL hands their rows over.
+
+    Attributes:
+        order: The tasks, and which were trained on.
+    """
+
+    def __init__(
+        self,
+        environments: Environments,
+        agent: Any,
+        args: GRPOEnvConfig,
+        dataset: Any,
+        curriculum: Curriculum | None = None,
+    ) -> None:
+        """Set up; nothing is played.
+
+        Raises:
+            ConfigError: As :class:`RolloutGenerator`; or the dataset is a stream, a rank would have a part of a task
+                group, or the agent cannot sample while the weights change.
+        """
+        num_rows = args.per_device_train_batch_size * cast("int", args.steps_per_generation)  # TRL has filled it in
+        if num_rows % cast("int", args.num_generations):
+            raise ConfigError(
+                f"max_staleness above 0 has each rank play whole task groups of its own: per_device_train_batch_size * "
+                f"steps_per_generation must be a multiple of num_generations ({args.num_generations}), got {num_rows}"
+            )
+        if isinstance(dataset, IterableDataset):
+            raise ConfigError("max_staleness plays tasks ahead, which a stream of rows does not allow: use 0")
+        self.order = self._tasks = TaskOrder(len(dataset), args.seed, shuffle=args.shuffle_dataset is not False)
+        self._ahead: RolloutsAhead | None = None
+        self._ahead_pool = args.make_env_pool()
+        super().__init__(environments, agent, args, dataset, curriculum)
+
+    def play_with(self, agent: Any) -> None:
+        """Use an agent from now on; what is in play is dropped.
+
+        Raises:
+            ConfigError: It cannot sample while the weights change.
+        """
+        if not getattr(agent, "plays_through_updates", False):
+            raise ConfigError(
+                f"max_staleness above 0 needs a sampler with weights of its own, which goes on while the policy is "
+                f"trained: use_vllm=True with vllm_mode='server', or agent=CopiedPolicyAgent(model, tokenizer), got "
+                f"{type(agent).__name__}"
+            )
+        self._end_ahead()
+        super().play_with(agent)
+
+    def begin_run(self, num_trained: int) -> None:
+        """Forget an earlier run; so many task groups were trained on before this one."""
+        self._end_ahead()
+        self._tasks.reset(num_trained)
+
+    def close(self) -> None:
+        """Drop what is in play, and end the workers."""
+        self._end_ahead()
+        super().close()
+
+    def generate(self, rows: Sequence[DatasetRow], phase: Phase) -> GenerationBatch:
+        """Collective: in training, hand the weights over, wait for a batch of this rank's groups, and exchange it.
+
+        Args:
+            rows: Equally many on every rank; in training their number alone matters.
+            phase: Their purpose.
+
+        Raises:
+            AgentsGymError: Too many rollouts failed, or the rollouts broke.
+        """
+        if not phase.is_training:
+            return super().generate(rows, phase)
+        error, played = KeptError(), list[PlayedGroup]()
+        with self.holding_weights(), error.keeping():
+            parts = (self._args.seed, *phase.seed_parts)
+            self.policy.prepare(BatchStart(seed_parts=parts, session_ids=(), first_session=0, step=phase.step))
+        with error.keeping(), self._blaming_signals(phase):
+            if not error.first:
+                played = self._wait(len(rows) // phase.num_rollouts, phase)
+        return self._exchange(played, phase, error)
+
+    @property
+    def _player(self) -> Agent:
+        return self.agent if self._ahead is None else _keeping_open(self.agent)
+
+    def _wait(self, size: int, phase: Phase) -> list[PlayedGroup]:
+        if self._ahead is None:
+            args = self._args
+            self._ahead = RolloutsAhead(
+                GroupsInFlight(size, phase.num_rollouts, args.max_staleness),
+                self._groups(phase.num_rollouts),
+                self.agent,
+                policy=self._failure_policy(),
+                num_batches=self.num_batches(),
+                pool=self._ahead_pool,
+                turn_timeout_s=args.turn_timeout_s,
+                episode_timeout_s=args.episode_timeout_s,
+            )
+        return self._ahead.take(phase.index - 1, partial(self.interrupt, phase))
+
+    def _groups(self, num_rollouts: int) -> Iterator[Group]:
+        """This rank's task groups, in order; a curriculum draws each when it begins."""
+        state, args = PartialState(), self._args
+        for number in self._tasks.untrained(state.process_index, state.num_processes):
+            drawn = None if self._curriculum is None else self._curriculum.draw(args.seed, "ahead", number)
+            index = self._tasks.row(number) if drawn is None else drawn
+            row = self._dataset[index]
+            seeds = group_seeds(num_rollouts, num_rollouts, args.seed, "ahead", first=number * num_rollouts)
+            trials = self._environments.trials(
+                [row] * num_rollouts,
+                seeds,
+                max_turn_tokens=args.max_turn_tokens,
+                max_completion_length=args.max_completion_length,
+            )
+            yield Group(number=number, row_index=index, row=row, trials=trials)
+
+    def _exchange(self, played: Sequence[PlayedGroup], phase: Phase, error: KeptError) -> GenerationBatch:
+        """Collective: tell the other ranks what this one has played."""
+        rows, trajectories = of_batch(played)
+        first, summaries, facts = PartialState().process_index * len(rows), [], list[_Facts]()
+        with error.keeping():
+            groups = [(first + i) // phase.num_rollouts for i in range(len(rows))]
+            summaries = self._summaries(rows, trajectories, groups)
+            if self._failures is not None:
+                for trajectory in trajectories:
+                    self._failures.note(trajectory)
+            age = partial(_age, self._args, phase.step)
+            waited_s = 0.0 if self._ahead is None else self._ahead.waited_s
+            numbers = [(one.group.number, one.group.row_index) for one in played]
+            facts = [_Facts(groups=numbers, staleness=StalenessSums.of(trajectories, age, waited_s))]
+            forget: Any = getattr(self.agent, "forget", None)
+            if forget is not None:  # it keeps something by session, and is not finished before the run is
+                forget([trajectory.session_id for trajectory in trajectories])
+        rollouts = all_gather_objects(summaries, error.first)
+        everyone = all_gather_objects(facts)
+        dealt = [one for rank in everyone for one in rank.groups]
+        self._tasks.trained(number for number, _ in dealt)
+        if self._curriculum is not None:
+            seen = [self._dataset[index] for _, index in dealt for _ in range(phase.num_rollouts)]
+            self._curriculum.see(seen, rollouts)
+        self._check_failures(rollouts)
+        batch = self._batch(rows, trajectories, first, rollouts, ())
+        return replace(batch, metrics=staleness_metrics([rank.staleness for rank in everyone]))
+
+    def _end_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+        if self._ahead_pool is not None:
+            self._ahead_pool.close()
+
+
+def build_generator(
+    environments: Environments, agent: Any, args: GRPOEnvConfig, dataset: Any, curriculum: Curriculum | None
+) -> RolloutGenerator:
+    """Build what plays the rows of a run, as ``args.max_staleness`` says.
+
+    Raises:
+        ConfigError: As either generator.
+    """
+    kind = AsyncRolloutGenerator if args.max_staleness else RolloutGenerator
+    return kind(environments, agent, args, dataset, curriculum)
+
+
+def _age(args: GRPOEnvConfig, step: int, version: int) -> int:
+    """Updates between a policy version and the weights after so many optimizer steps."""
+    return args.generations_at(step) - args.generations_at(version)
+
+
+class _OpenAgent(Agent):
+    """An agent that others use too: it is not finished when a rollout is."""
+
+    def __init__(self, inner: Agent) -> None:
+        self.act = inner.act
+
+
+class _OpenAsyncAgent(AsyncAgent):
+    """Likewise, one that answers with coroutines."""
+
+    def __init__(self, inner: AsyncAgent) -> None:
+        self._inner = inner
+
+    async def aact(self, request: TurnRequest) -> Action:
+        """Answer as the agent does."""
+        return await self._inner.aact(request)
+
+
+def _keeping_open(agent: Agent) -> Agent:
+    return _OpenAsyncAgent(agent) if isinstance(agent, AsyncAgent) else _OpenAgent(agent)

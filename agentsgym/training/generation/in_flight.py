@@ -1,0 +1,98 @@
+"""Decide which task groups begin, and which of the finished ones are trained on next, so that none becomes too old.
+
+An update is a generation batch that was trained on. A group that begins after u updates must be in a batch that is
+formed after at most ``u + max_staleness`` of them: that is its deadline. A batch holds ``size`` groups, so that by each
+deadline there is room for so many and no more; none begins that would find none. The batch is made of those that are
+finished first, except for what a deadline asks for, and is waited for where that is still being played. So no group is
+ever dropped: dropping those that last long would bias what is learned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Group:
+    deadline: int
+    num_live: int  # rollouts that are still being played
+    finished: int | None = None  # the how-many-eth to be finished
+
+
+class GroupsInFlight:
+    """The task groups of one rank that have begun and were not trained on yet.
+
+    Attributes:
+        size: Groups of a batch.
+        num_rollouts: Rollouts of a group.
+        max_staleness: Updates between the weights that a group begins with and those of the batch that it is in.
+    """
+
+    def __init__(self, size: int, num_rollouts: int, max_staleness: int) -> None:
+        self.size, self.num_rollouts, self.max_staleness = size, num_rollouts, max_staleness
+        self._groups: dict[int, _Group] = {}
+        self._num_finished = 0
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def num_live(self) -> int:
+        """Rollouts that are still being played."""
+        return sum(group.num_live for group in self._groups.values())
+
+    def may_begin(self, num_updates: int, next_batch: int, last_batch: int | None = None) -> bool:
+        """Whether one more group may begin now.
+
+        No more rollouts are live than a batch holds, and none begins while a whole batch of finished groups waits: it
+        would only become older.
+
+        Args:
+            num_updates: Those behind the weights that it would begin with.
+            next_batch: Updates before the batch that is formed next.
+            last_batch: Updates before the last batch of the run; None if it is not known.
+        """
+        latest = num_updates + self.max_staleness
+        latest = latest if last_batch is None else min(latest, last_batch)
+        has_room = len(self._groups) < (latest - next_batch + 1) * self.size
+        num_finished = sum(not group.num_live for group in self._groups.values())
+        has_place = self.num_live <= (self.size - 1) * self.num_rollouts
+        return has_room and has_place and num_finished < self.size
+
+    def begin(self, number: int, num_updates: int) -> None:
+        """Note that a group has begun with the weights after so many updates."""
+        self._groups[number] = _Group(num_updates + self.max_staleness, self.num_rollouts)
+
+    def finish(self, number: int) -> None:
+        """Note that one more rollout of a group is finished."""
+        group = self._groups[number]
+        group.num_live -= 1
+        if not group.num_live:
+            group.finished = self._num_finished
+            self._num_finished += 1
+
+    def take(self, next_batch: int) -> list[int] | None:
+        """Take out the groups of the batch that is formed after so many updates; None while it has to be waited for.
+
+        Returns:
+            The numbers of ``size`` groups, in order.
+        """
+        by_finish = sorted(
+            (group.finished, number) for number, group in self._groups.items() if group.finished is not None
+        )
+        chosen: list[int] = []
+        for deadline in sorted({group.deadline for group in self._groups.values()}):
+            due = {number for number, group in self._groups.items() if group.deadline <= deadline}
+            num_later = max(0, deadline - next_batch) * self.size  # that still find room in later batches
+            missing = len(due) - num_later - sum(number in due for number in chosen)
+            ready = [number for _, number in by_finish if number in due and number not in chosen]
+            if missing > len(ready):
+                return None
+            chosen += ready[: max(0, missing)]
+        rest = [number for _, number in by_finish if number not in chosen]
+        chosen += rest[: self.size - len(chosen)]
+        if len(chosen) < self.size:
+            return None
+        for number in chosen:
+            del self._groups[number]
+        return sorted(chosen)

@@ -1,0 +1,125 @@
+"""vLLM servers that get new weights while they answer: they pause, nobody is lost, and every answer bears a version."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from vllm_engines import agent_of, scripted, started, wait_less
+from vllm_stub import StubServer, stub_servers
+
+from agentsgym.agents.event_loop import agents_loop
+from agentsgym.errors import AgentError, ConfigError
+from agentsgym.types import TurnRequest
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_less(monkeypatch, pulse_s=0.02)
+
+
+@pytest.fixture
+def servers() -> Iterator[list[StubServer]]:
+    with stub_servers(scripted) as made:
+        yield made
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ask(agent: Any, name: str) -> Any:
+    """Ask for one turn of a session, without waiting for the answer."""
+    request = TurnRequest(session_id=name, messages=[], token_ids=[5])
+    return asyncio.run_coroutine_threadsafe(agent.aact(request), agents_loop())
+
+
+def test_a_server_pauses_while_it_gets_weights_and_open_requests_go_on(servers: list[StubServer]) -> None:
+    agent = agent_of(*servers, pauses=True)
+    agent.prepare(started(0))
+    for server in servers:
+        server.events.clear()
+        server.seconds = 0.3
+    before = [ask(agent, f"before-{i}") for i in range(6)]
+    wait_until(lambda: sum(server.num_open for server in servers) == 6)
+    agent.prepare(started(1))
+    after = [ask(agent, f"after-{i}") for i in range(6)]
+    assert [one.result(10).policy_version for one in before] == [0] * 6  # what sampled its first token
+    assert [one.result(10).policy_version for one in after] == [1] * 6
+    assert [server.events for server in servers] == [["pause keep", "mark", "resume"]] * 2
+    assert not any(server.lost for server in agent._engine.servers)
+    agent.finish()
+
+
+def test_many_pushes_beside_a_pulse_lose_no_server(servers: list[StubServer]) -> None:
+    agent = agent_of(*servers, pauses=True)
+    agent.prepare(started(0))
+    for server in servers:
+        server.seconds = 1.5
+    open_ones = [ask(agent, f"s{i}") for i in range(4)]
+    for step in range(1, 25):
+        agent.prepare(started(step))
+    assert all(one.result(10).token_ids for one in open_ones)
+    assert not any(server.lost for server in agent._engine.servers)
+    agent.finish()
+
+
+def test_a_server_that_died_in_play_is_asked_again_once_it_is_back(servers: list[StubServer]) -> None:
+    agent = agent_of(*servers, pauses=True)
+    agent.prepare(started(0))
+    for server in servers:
+        server.seconds = 0.5
+    open_ones = [ask(agent, f"s{i}") for i in range(4)]
+    wait_until(lambda: sum(server.num_open for server in servers) == 4)
+    servers[1].stop()
+    assert all(one.result(10).token_ids for one in open_ones)  # the other one has answered
+    assert agent._engine.servers[1].lost
+    servers[1].start()
+    agent.prepare(started(1))
+    count = len(servers[1].completions)
+    assert all(ask(agent, f"new-{i}").result(10).policy_version == 1 for i in range(4))
+    assert len(servers[1].completions) > count
+    agent.finish()
+
+
+def test_sessions_that_are_over_make_room(servers: list[StubServer]) -> None:
+    agent = agent_of(*servers, pauses=True)
+    agent.prepare(started(0))
+    for i in range(6):
+        ask(agent, f"s{i}").result(10)
+    assert [server.num_sessions for server in agent._engine.servers] == [3, 3]
+    agent.forget([f"s{i}" for i in range(0, 6, 2)] + ["never seen"])
+    assert sum(server.num_sessions for server in agent._engine.servers) == 3
+    agent.finish()
+
+
+def test_a_server_that_cannot_pause_is_refused() -> None:
+    with ExitStack() as stack:
+        server = StubServer(scripted)
+        server.knows_pauses = False
+        server.start()
+        stack.callback(server.stop)
+        agent = agent_of(server, pauses=True)
+        with pytest.raises(ConfigError, match=r"cannot pause.*VLLM_SERVER_DEV_MODE=1"):
+            agent.prepare(started(0))
+
+
+def test_a_request_of_a_server_that_went_for_good_fails_its_own_session(servers: list[StubServer]) -> None:
+    agent = agent_of(servers[0], pauses=True)
+    agent.prepare(started(0))
+    servers[0].seconds = 5.0
+    one = ask(agent, "s")
+    wait_until(lambda: servers[0].num_open == 1)
+    servers[0].stop()
+    began = time.monotonic()
+    with pytest.raises(AgentError, match="no vLLM server is left to ask"):
+        one.result(10)
+    assert time.monotonic() - began < 5
+    agent.finish()
