@@ -1,0 +1,36 @@
+"""The emulated run ahead of training, and what dropping would do: small, on the library's own decisions."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import asynchronous_bias
+from benchmarks.asynchronous import GROUP, Setup, ahead, main
+from benchmarks.scaling_engine import TASKS
+
+GAMES = TASKS["short games"]
+
+
+def test_waiting_trains_on_every_group_and_dropping_on_none_that_is_too_old() -> None:
+    waited = [*asynchronous_bias.waited_for(GAMES, 2, 20.0, 1, 12)]
+    every = [asynchronous_bias.group(GAMES, number, 0) for number in range(24)]
+    assert sorted(one.lasts_s for one in waited) == sorted(one.lasts_s for one in every)
+    dropped = [*asynchronous_bias.dropped(GAMES, 2, 20.0, 0, 12)]
+    assert len(dropped) == 24
+    assert sum(one.lasts_s for one in dropped) < sum(one.lasts_s for one in waited)  # it is the long ones that go
+
+
+def test_an_emulated_run_takes_at_least_as_long_as_what_it_waits_for() -> None:
+    setup = Setup(task=GAMES, size=2, scale=100.0, batches=4)
+    row = ahead(setup, 1, 40.0, 1)
+    assert row["step_s"] >= 40.0
+    assert 2 * GROUP <= row["turns_a_batch"] <= 2 * GROUP * GAMES.turns.most
+
+
+def test_lockstep_and_each_bound_have_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--tasks", "short games", "--gpus", "2", "--per_gpu", "16", "--scale", "200", "--batches", "4"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["way"] for row in rows] == ["lockstep", "max_staleness=1", "max_staleness=6"]
+    assert all(row["step_s"] > 0 for row in rows)
