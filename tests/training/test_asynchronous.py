@@ -143,7 +143,7 @@ def test_the_loss_weighs_each_token_by_how_far_the_weights_have_moved(tmp_path: 
     logs = [log for log in trainer.state.log_history if "sampling/importance_sampling_ratio/max" in log]
     assert max(log["sampling/importance_sampling_ratio/max"] for log in logs) > 1.01
     assert all(log["sampling/effective_sample_size_of_tokens"] <= 1 for log in logs)
-    assert all(log["sampling/effective_sample_size_of_tokens"] > 0.5 for log in logs)
+    assert min(log["sampling/effective_sample_size_of_tokens"] for log in logs) < 0.9999
     assert logs[0]["sampling/importance_sampling_ratio/max"] == pytest.approx(1, abs=1e-3)  # all of the first version
 
 

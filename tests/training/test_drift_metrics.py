@@ -50,8 +50,11 @@ def test_the_metrics_of_all_ranks_are_those_of_one_batch_that_holds_their_rows()
     mask = torch.tensor([[0, 1, 1], [1, 1, 0], [0, 0, 0], [1, 1, 1]])
     parts = [slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 4)]
     ranks = [GapSums.of(recorded[part], recomputed[part], mask[part]) for part in parts]  # the third has no token
+    ratios = (recomputed - recorded)[mask.bool()].double().exp()
+    of_tokens = (ratios.sum() ** 2 / (len(ratios) * ratios.square().sum())).item()
     assert gap_metrics(ranks) == pytest.approx(
-        drift_metrics(recorded, recomputed, mask) | {"sampling/effective_sample_size": 1.0}
+        drift_metrics(recorded, recomputed, mask)
+        | {"sampling/effective_sample_size": 1.0, "sampling/effective_sample_size_of_tokens": of_tokens}
     )
 
 

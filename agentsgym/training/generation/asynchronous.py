@@ -93,7 +93,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
             raise ConfigError(
                 f"max_staleness above 0 needs a sampler with weights of its own, which goes on while the policy is "
                 f"trained: use_vllm=True with vllm_mode='server', or agent=CopiedPolicyAgent(model, tokenizer), got "
-                f"{type(agent).__name__}"
+                f"{agent.__class__.__name__}"
             )
         self._end_ahead()
         super().play_with(agent)
@@ -227,7 +227,7 @@ class _OpenAgent(Agent):
 class _OpenAsyncAgent(AsyncAgent):
     """Likewise, one that answers with coroutines."""
 
-    def __init__(self, inner: AsyncAgent) -> None:
+    def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     async def aact(self, request: TurnRequest) -> Action:
@@ -236,4 +236,4 @@ class _OpenAsyncAgent(AsyncAgent):
 
 
 def _keeping_open(agent: Agent) -> Agent:
-    return _OpenAsyncAgent(agent) if isinstance(agent, AsyncAgent) else _OpenAgent(agent)
+    return _OpenAsyncAgent(agent) if callable(getattr(agent, "aact", None)) else _OpenAgent(agent)
