@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from games import GuessNumber, policy, settings, tasks
 from transformers import TrainerCallback
 
@@ -20,6 +21,7 @@ from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.policy.copied import CopiedPolicyAgent
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.store.reader import RolloutStore
+from agentsgym.training.curriculum import Curriculum
 from agentsgym.training.generation.asynchronous import build_generator
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Trajectory
@@ -249,3 +251,19 @@ def test_a_stream_of_rows_is_refused(tmp_path: Path) -> None:
             tasks(8).to_iterable_dataset(),
             agent=CopiedPolicyAgent(model, tokenizer),
         )
+
+
+def test_a_curriculum_draws_the_groups_that_begin(tmp_path: Path) -> None:
+    rows = [{"task_data": {"seed": seed}, "level": seed % 2} for seed in range(8)]
+    model, tokenizer = policy()
+    trainer = GRPOEnvTrainer(
+        model,
+        GuessNumber(tokenizer),
+        settings(tmp_path, **BATCH, max_staleness=2, max_steps=6),
+        Dataset.from_list(rows),
+        agent=CopiedPolicyAgent(model, tokenizer, max_turn_tokens=4),
+        curriculum=Curriculum("level", min_results=4, window=32),
+    )
+    trainer.train()
+    assert trainer.curriculum is not None
+    assert sum(len(won) for _, won in trainer.curriculum.state_dict()["results"]) > 32

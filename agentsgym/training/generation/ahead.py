@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,10 @@ class RolloutsAhead:
             self._begin()
             self.waited_s = time.monotonic() - since
             return [self._handed_over(number) for number in numbers]
+
+    def holding(self) -> AbstractContextManager[Any]:
+        """Let no group begin inside, which may draw from what is changed there."""
+        return self._changed
 
     def close(self) -> None:
         """Drop what is in play."""

@@ -12,6 +12,7 @@ Why not TRL's ``AsyncGRPOTrainer``: docs/asynchronous.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -187,7 +188,8 @@ class AsyncRolloutGenerator(RolloutGenerator):
         self._tasks.trained(number for number, _ in dealt)
         if self._curriculum is not None:
             seen = [self._dataset[index] for _, index in dealt for _ in range(phase.num_rollouts)]
-            self._curriculum.see(seen, rollouts)
+            with nullcontext() if self._ahead is None else self._ahead.holding():
+                self._curriculum.see(seen, rollouts)
         self._check_failures(rollouts)
         batch = self._batch(rows, trajectories, first, rollouts, ())
         return replace(batch, metrics=staleness_metrics([rank.staleness for rank in everyone]))
