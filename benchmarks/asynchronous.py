@@ -7,8 +7,8 @@ that of ``benchmarks/scaling_engine.py``, waited for, so many times faster than 
     ahead      some GPUs sample without pause, the others learn; at most ``max_staleness`` updates apart
 
 ``python -m benchmarks.asynchronous --tasks tools`` compares the ways; ``--balanced`` takes as long for learning as for
-sampling, to see what is left of the time of both at ``max_staleness=1``; ``--learning`` trains Twenty Questions. Run it
-on a machine that is quiet: what the driver itself takes is waited for too.
+sampling, to see what is left of the time of both; ``--learning`` trains Twenty Questions. Run it on a machine that is
+quiet: what the driver itself takes is waited for too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agentsgym import Action, MultistepEnv, TurnRequest
@@ -30,7 +31,7 @@ from agentsgym.failure_policy import FailurePolicy
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.training.generation.ahead import Group, RolloutsAhead
 from agentsgym.training.generation.in_flight import GroupsInFlight
-from benchmarks.scaling_engine import TASKS, Engine, Episode, Learner, Sampling, Task, lockstep
+from benchmarks.scaling_engine import TASKS, Engine, Episode, Learner, Play, Sampling, Task, continuous, lockstep
 
 GROUP = 8  # rollouts of a task
 TICK_S = 0.001
@@ -199,11 +200,36 @@ def compare(setup: Setup, name: str, num_gpus: int, staleness: Sequence[int]) ->
         yield {"task": name, "way": f"max_staleness={bound}", **best, "times_faster": faster}
 
 
-def balanced(setup: Setup, name: str) -> dict[str, Any]:
-    """One GPU that samples beside one that learns, as long as a batch takes to be sampled where nothing is learned."""
+def balanced(setup: Setup, name: str) -> Iterator[dict[str, Any]]:
+    """One GPU that samples beside one that learns, where both take equally long, by two ways to say so.
+
+    A batch that is played alone takes until its longest episode ends. Batches that overlap, with nothing learned, take
+    less each. If learning takes as little, nothing that keeps to a bound of 1 gets by with the larger of both: what is
+    in the batch after the next one may begin only when the next one is learned from, and has to be played after that,
+    its longest episode at least. So two updates take no less than learning and that episode: ``at_least``.
+    """
+    batch_s, longest_s = alone(setup.task, setup.size * GROUP)
+    yield _of_the_larger(setup, name, "a batch alone", batch_s, 1)
     sampling_s = ahead(setup, 1, 0.0, 1)["step_s"]
-    row = ahead(setup, 1, sampling_s, 1)
-    return {"task": name, "sampling_s": sampling_s, **row, "of_the_larger": round(row["step_s"] / sampling_s, 2)}
+    at_least = round((1 + max(1.0, longest_s / sampling_s)) / 2, 2)
+    yield _of_the_larger(setup, name, "batches that overlap", sampling_s, 1) | {"at_least": at_least}
+    yield _of_the_larger(setup, name, "batches that overlap", sampling_s, 2)
+
+
+def _of_the_larger(setup: Setup, name: str, as_long_as: str, learn_s: float, max_staleness: int) -> dict[str, Any]:
+    row = ahead(setup, 1, learn_s, max_staleness)
+    told = {"task": name, "max_staleness": max_staleness, "learning_takes_as_long_as": as_long_as}
+    return told | {"learn_s": round(learn_s, 1), **row, "of_the_larger": round(row["step_s"] / learn_s, 2)}
+
+
+def alone(task: Task, num_episodes: int, num_batches: int = 40) -> tuple[float, float]:
+    """Seconds, by mean, until a batch is played on one engine, and until its longest episode is if nothing else is."""
+
+    def played_s(episodes: Sequence[Episode]) -> float:
+        return continuous(episodes, [None] * len(episodes), Play(task, 1, Engine()))[-1]
+
+    batches = [[task.episode("alone", batch, i) for i in range(num_episodes)] for batch in range(num_batches)]
+    return fmean(map(played_s, batches)), fmean(max(played_s([one]) for one in batch) for batch in batches)
 
 
 def learning(seeds: Sequence[int], staleness: Sequence[int], episodes: int) -> Iterator[dict[str, Any]]:
@@ -239,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.learning:
         rows = learning(options.seeds, [0, *options.staleness], options.episodes)
     elif options.balanced:
-        rows = (balanced(setup, name) for name, setup in setups.items())
+        rows = itertools.chain.from_iterable(balanced(setup, name) for name, setup in setups.items())
     else:
         runs = (compare(setup, name, num_gpus, options.staleness) for name, setup in setups.items())
         rows = itertools.chain.from_iterable(runs)

@@ -34,3 +34,11 @@ def test_lockstep_and_each_bound_have_a_line(capsys: pytest.CaptureFixture[str])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["way"] for row in rows] == ["lockstep", "max_staleness=1", "max_staleness=6"]
     assert all(row["step_s"] > 0 for row in rows)
+
+
+def test_where_learning_takes_as_long_as_sampling(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--balanced", "--tasks", "short games", "--per_gpu", "16", "--scale", "200", "--batches", "4"])
+    alone, overlapping, two_ahead = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert [row["max_staleness"] for row in (alone, overlapping, two_ahead)] == [1, 1, 2]
+    assert alone["learn_s"] > overlapping["at_least"] * overlapping["learn_s"] / 2
+    assert all(row["of_the_larger"] >= 0.99 for row in (alone, overlapping, two_ahead))

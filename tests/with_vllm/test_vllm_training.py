@@ -59,8 +59,8 @@ def generation_of(model_folder: Path, **options: Any) -> CPUGeneration:
 
 @pytest.fixture(scope="module")
 def server(model_folder: Path) -> Generator[str]:
-    with served(model_folder, max_model_length=CONTEXT) as url:
-        yield url
+    with served(model_folder, max_model_length=CONTEXT) as started:
+        yield started.url
 
 
 @pytest.fixture(scope="module")
