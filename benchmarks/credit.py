@@ -258,7 +258,7 @@ def trainer_of(
 
     ``agent_of`` makes the sampler from the model and its tokenizer; None is the trainer's own.
     """
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy), AutoTokenizer.from_pretrained(policy)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy), cast("Any", AutoTokenizer).from_pretrained(policy)
     env = game.make(tokenizer, paid=arm.paid)
     num_batches = num_episodes // game.batch_size
     args = GRPOEnvConfig(
