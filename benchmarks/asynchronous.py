@@ -165,7 +165,8 @@ class Setup:
 def ahead(setup: Setup, num_sampling: int, learn_s: float, max_staleness: int) -> dict[str, float]:
     """Seconds of an update, in the emulated time."""
     task, scale, batches = setup.task, setup.scale, setup.batches
-    env, agent = PlannedEnv(), EmulatedEngines(task, num_sampling, scale)
+    env = PlannedEnv(env_config={"max_steps_per_episode": 1000})  # as long as planned
+    agent = EmulatedEngines(task, num_sampling, scale)
     groups = (
         Group(number=number, row_index=0, row={"task_data": {}}, trials=env.trials([{"seed": number}] * GROUP))
         for number in itertools.count()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks import asynchronous_bias
-from benchmarks.asynchronous import GROUP, Setup, ahead, main
+from benchmarks.asynchronous import GROUP, Setup, ahead, episode, main
 from benchmarks.scaling_engine import TASKS
 
 GAMES = TASKS["short games"]
@@ -27,6 +27,12 @@ def test_an_emulated_run_takes_at_least_as_long_as_what_it_waits_for() -> None:
     row = ahead(setup, 1, 40.0, 1)
     assert row["step_s"] >= 40.0
     assert 2 * GROUP <= row["turns_a_batch"] <= 2 * GROUP * GAMES.turns.most
+
+
+def test_every_episode_is_played_as_long_as_it_is_planned() -> None:
+    row = ahead(Setup(task=TASKS["software tasks"], size=1, scale=2000.0, batches=3), 1, 1.0, 1)
+    planned = [len(episode(TASKS["software tasks"], group, i)) for group in (1, 2) for i in range(GROUP)]
+    assert row["turns_a_batch"] == pytest.approx(sum(planned) / 2, abs=0.1)
 
 
 def test_lockstep_and_each_bound_have_a_line(capsys: pytest.CaptureFixture[str]) -> None:
