@@ -46,6 +46,15 @@ def train(folder: Path, seed: int, max_staleness: int, num_episodes: int) -> dic
         return CopiedPolicyAgent(model, tokenizer, seed=seed, max_turn_tokens=MAX_TURN_TOKENS)
 
     trainer, env = trainer_of(game, arm, seed, start, num_episodes, copied if max_staleness else None)
+    metrics = list[dict[str, float]]()
+    generate = trainer.generator.generate
+
+    def noting(*args: Any) -> Any:
+        batch = generate(*args)
+        metrics.append(batch.metrics)
+        return batch
+
+    trainer.generator.generate = noting
     began = time.perf_counter()
     trainer.train()
     took_s = time.perf_counter() - began
@@ -63,8 +72,9 @@ def train(folder: Path, seed: int, max_staleness: int, num_episodes: int) -> dic
         "s": round(took_s, 1),
     }
     if max_staleness:
-        kept = ("staleness/mean", "staleness/max", "sampling/effective_sample_size_of_tokens")
-        row |= {name: round(logs[name], 3) for name in kept}
+        row["staleness/mean"] = round(fmean(batch["staleness/mean"] for batch in metrics), 2)
+        row["staleness/max"] = max(batch["staleness/max"] for batch in metrics)
+        row["sampling/effective_sample_size_of_tokens"] = round(logs["sampling/effective_sample_size_of_tokens"], 3)
     return row
 
 

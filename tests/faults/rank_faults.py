@@ -81,7 +81,9 @@ class RankFaults:
         """Train to the end, from the newest whole checkpoint."""
         trainer = cls.trainer(folder, **changes)
         trainer.train(resume_from_checkpoint=NEWEST)
-        tell(folder, {"weights": digest(cls.weights(trainer)), "step": trainer.state.global_step})
+        order: Any = getattr(trainer.generator, "order", None)
+        result = {"weights": digest(cls.weights(trainer)), "step": trainer.state.global_step}
+        tell(folder, result | {"order": None if order is None else order.state_dict()})
 
     @classmethod
     def train_and_die(cls, folder: Path) -> None:
@@ -129,6 +131,7 @@ class RankFaults:
         assert again.wait()
         result = again.result()
         assert result.get("step") == NUM_STEPS, result  # alike on both ranks
+        assert result["order"] in (None, {"low": 2 * NUM_STEPS, "above": []})  # every task group was trained on once
         assert not cls.is_exact or result == straight
 
     @pytest.mark.parametrize("place", ["rollouts", "save"])

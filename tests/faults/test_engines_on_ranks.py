@@ -99,6 +99,11 @@ class TestServer(RankFaults):
         trl_vllm.SamplingParams = SimpleNamespace
         return super().trainer(folder, **changes)
 
+    @classmethod
+    def survivable(cls, url: str) -> dict[str, Any]:
+        """The settings with which the death of a server is survived."""
+        return {"vllm_server_base_url": url, "episode_retries": 3}
+
     def test_a_server_that_dies_and_comes_back_costs_no_rollout(self, start: Start, tmp_path: Path) -> None:
         mortal = Server()
 
@@ -107,7 +112,7 @@ class TestServer(RankFaults):
                 os.kill(mortal.pid, signal.SIGKILL)
 
         url = f"http://127.0.0.1:{mortal.port}"
-        run = start(tmp_path / "run", training(kill, self.train, vllm_server_base_url=url, episode_retries=3))
+        run = start(tmp_path / "run", training(kill, self.train, **self.survivable(url)))
         mortal.wait()
         second = Server(mortal.port)
         assert run.wait()
@@ -118,4 +123,8 @@ class TestServer(RankFaults):
 class TestServerThatIsNotWaitedFor(TestServer):
     """And it pauses while it gets them, with rollouts in play."""
 
-    more: ClassVar[Mapping[str, Any]] = {"max_staleness": 2}
+    more: ClassVar[Mapping[str, Any]] = {"max_staleness": 1}
+
+    @classmethod
+    def survivable(cls, url: str) -> dict[str, Any]:
+        return {"vllm_server_base_urls": [cls.changes["vllm_server_base_url"], url], "vllm_server_base_url": None}
