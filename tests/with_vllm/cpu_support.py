@@ -17,6 +17,7 @@ from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 import requests
@@ -25,6 +26,16 @@ from on_cpu import ENGINE_OPTIONS, as_arguments
 from safetensors.torch import save_file
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
+
+
+class FileClient(VLLMClient):
+    """TRL's client of a server that gets its weights from a file, not from a group of processes."""
+
+    def init_communicator(self, device: Any = 0) -> None:
+        pass
+
+    def close_communicator(self) -> None:
+        pass
 
 
 class CPUGeneration(VLLMGeneration):
@@ -39,7 +50,7 @@ class CPUGeneration(VLLMGeneration):
     def _init_vllm(self) -> None:
         if self.mode == "server":
             if self.accelerator.is_main_process:
-                self.vllm_client = VLLMClient(base_url=self.server_base_url, connection_timeout=self.server_timeout)
+                self.vllm_client = FileClient(base_url=self.server_base_url, connection_timeout=self.server_timeout)
             return
         with patch.object(trl_vllm, "LLM", partial(trl_vllm.LLM, **ENGINE_OPTIONS)):
             super()._init_vllm()

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -62,15 +62,15 @@ class Snapshots(TrainerCallback):
 class DeadlyGame(TwentyQuestionsEnv):
     """Kills a server in the middle of a batch, and starts it again."""
 
-    victim: Server
+    victim: ClassVar[Server]
+    revival: ClassVar[threading.Thread]
     turns = 0
-    revival: threading.Thread | None = None
 
     def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
         self.turns += 1
         if self.turns == NUM_ROWS * 15:
             self.victim.end(signal.SIGKILL)
-            self.revival = threading.Thread(target=self.victim.start)
+            type(self).revival = threading.Thread(target=self.victim.start)
             self.revival.start()
         return super()._step_episode(session_id, state, action)
 
@@ -149,11 +149,10 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_rollout(
     max_staleness: int, model_folder: Path, servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpo_trainer, "VLLMGeneration", CPUGeneration)
+    DeadlyGame.victim = servers[1]
     trainer = trainer_of(DeadlyGame, model_folder, tmp_path, servers, max_staleness=max_staleness)
-    env: Any = trainer.env
-    env.victim = servers[1]
     trainer.train()
-    env.revival.join()
+    DeadlyGame.revival.join()
     assert trainer.state.global_step == NUM_STEPS
     records = [*RolloutStore(tmp_path / "rollouts").records()]
     assert len(records) == NUM_STEPS * NUM_ROWS
