@@ -14,7 +14,7 @@ import pytest
 import torch
 from datasets import Dataset
 from games import GuessNumber, policy, settings, tasks
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 
 from agentsgym import Preempted
@@ -143,6 +143,20 @@ def test_weights_that_cannot_be_copied_are_refused_with_what_helps(tmp_path: Pat
     trainer = ahead(tmp_path, peft_config=LoraConfig(r=2, target_modules=["q_proj"]))
     with pytest.raises(ConfigError, match="give the PeftModel itself to agent and trainer"):
         trainer.train()
+
+
+def test_adapters_are_copied_where_agent_and_trainer_get_the_model_that_has_them(tmp_path: Path) -> None:
+    base, tokenizer = policy()
+    model: Any = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    args = settings(tmp_path, **BATCH, max_staleness=1, max_steps=3, learning_rate=0.1)
+    agent = CopiedPolicyAgent(model, tokenizer, max_turn_tokens=4)
+    before = [one.clone() for one in agent.model.parameters()]
+    trainer = GRPOEnvTrainer(model, GuessNumber(tokenizer), args, tasks(8), agent=agent)
+    trainer.train()
+    changed = [not torch.equal(one, own) for one, own in zip(before, agent.model.parameters(), strict=True)]
+    is_adapter = ["lora" in name for name, _ in agent.model.named_parameters()]
+    assert any(changed)
+    assert all(adapter for adapter, moved in zip(is_adapter, changed, strict=True) if moved)
 
 
 class SeedParts(TrainerCallback):

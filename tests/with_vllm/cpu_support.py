@@ -27,6 +27,16 @@ from safetensors.torch import save_file
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
+from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
+from agentsgym.tiny import tiny_policy
+
+
+def saved_policy(game: dict[str, Any], folder: Path) -> Path:
+    """Save the tiny policy of a Twenty Questions, with heads as wide as vLLM's attention on a CPU wants them."""
+    for part in tiny_policy(TwentyQuestionsEnv(env_config=game), hidden_size=64, num_heads=2):
+        part.save_pretrained(folder)
+    return folder
+
 
 class FileClient(VLLMClient):
     """TRL's client of a server that gets its weights from a file, not from a group of processes."""

@@ -11,14 +11,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from cpu_support import CPUGeneration, Server, served
+from cpu_support import CPUGeneration, Server, saved_policy, served
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl.trainer import grpo_trainer
 
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
 from agentsgym.store.reader import RolloutStore
-from agentsgym.tiny import tiny_policy
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.trainer import GRPOEnvTrainer
 
@@ -35,11 +34,8 @@ EXACT = 1e-4
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The game's own tiny policy, with heads as wide as vLLM's attention on a CPU wants them."""
-    folder = tmp_path_factory.mktemp("policy")
-    for part in tiny_policy(TwentyQuestionsEnv(env_config=GAME), hidden_size=64, num_heads=2):
-        part.save_pretrained(folder)
-    return folder
+    """The game's own tiny policy."""
+    return saved_policy(GAME, tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")
