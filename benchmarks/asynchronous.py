@@ -7,8 +7,8 @@ that of ``benchmarks/scaling_engine.py``, waited for, so many times faster than 
     ahead      some GPUs sample without pause, the others learn; at most ``max_staleness`` updates apart
 
 ``python -m benchmarks.asynchronous --tasks tools`` compares the ways; ``--balanced`` takes as long for learning as for
-sampling, to see what is left of the time of both at ``max_staleness=1``; ``--learning`` trains Twenty Questions. Run it
-on a machine that is quiet: what the driver itself takes is waited for too.
+sampling, to see what is left of the time of both; ``--learning`` trains Twenty Questions. Run it on a machine that is
+quiet: what the driver itself takes is waited for too.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import itertools
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agentsgym import Action, MultistepEnv, TurnRequest
@@ -30,20 +32,25 @@ from agentsgym.failure_policy import FailurePolicy
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.training.generation.ahead import Group, RolloutsAhead
 from agentsgym.training.generation.in_flight import GroupsInFlight
-from benchmarks.scaling_engine import TASKS, Engine, Episode, Learner, Sampling, Task, lockstep
+from benchmarks.scaling_engine import TASKS, Engine, Episode, Learner, Play, Sampling, Task, continuous, lockstep
 
 GROUP = 8  # rollouts of a task
 TICK_S = 0.001
 
 
+def episode(task: Task, group: int, rollout: int) -> Episode:
+    """What is played in a place of a group."""
+    return task.episode("ahead", group, rollout)
+
+
 class PlannedEnv(MultistepEnv):
-    """Episodes as planned, by the task's seed and their own number; their time passes in the agent."""
+    """Says the number of its group; its time passes in the agent."""
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-        return {"done": False}
+        return {"done": False, "group": task_data["seed"]}
 
     def _format_prompt(self, state: dict[str, Any], step: int) -> str:
-        return "go"
+        return str(state["group"])
 
     def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> tuple[Any, float, bool, Any]:
         return state, 0.0, action == "last", {}
@@ -78,6 +85,7 @@ class EmulatedEngines(AsyncAgent):
     _sessions: dict[str, _Session] = field(default_factory=dict[str, _Session], init=False)
     _answers: dict[int, asyncio.Future[None]] = field(default_factory=dict[int, asyncio.Future[None]], init=False)
     _numbers: Iterator[int] = field(default_factory=itertools.count, init=False)
+    _begun: Counter[str] = field(default_factory=Counter[str], init=False)
     _loop_task: asyncio.Task[None] | None = field(default=None, init=False)
     _began: float = field(default_factory=time.perf_counter, init=False)
 
@@ -86,7 +94,7 @@ class EmulatedEngines(AsyncAgent):
 
     async def aact(self, request: TurnRequest) -> Action:
         """Wait as long as the engine and then the environment of this turn would take."""
-        session = self._sessions.get(request.session_id) or self._new(request.session_id)
+        session = self._sessions.get(request.session_id) or self._new(request)
         turn = session.episode[session.turn]
         new = self.task.new_tokens(session.turn)
         session.context += new
@@ -102,10 +110,13 @@ class EmulatedEngines(AsyncAgent):
     def _now(self) -> float:
         return (time.perf_counter() - self._began) * self.scale
 
-    def _new(self, session_id: str) -> _Session:
+    def _new(self, request: TurnRequest) -> _Session:
         loads = [len(engine.running) for engine in self._engines]
         place = min(range(len(loads)), key=loads.__getitem__)
-        session = self._sessions[session_id] = _Session(self.task.episode("ahead", next(self._numbers)), place)
+        group = request.messages[0]["content"]
+        planned = episode(self.task, int(group), self._begun[group])
+        self._begun[group] += 1
+        session = self._sessions[request.session_id] = _Session(planned, place)
         return session
 
     async def _sampled(self, session: _Session, new: int, tokens: int) -> None:
@@ -154,7 +165,8 @@ class Setup:
 def ahead(setup: Setup, num_sampling: int, learn_s: float, max_staleness: int) -> dict[str, float]:
     """Seconds of an update, in the emulated time."""
     task, scale, batches = setup.task, setup.scale, setup.batches
-    env, agent = PlannedEnv(), EmulatedEngines(task, num_sampling, scale)
+    env = PlannedEnv(env_config={"max_steps_per_episode": 1000})  # as long as planned
+    agent = EmulatedEngines(task, num_sampling, scale)
     groups = (
         Group(number=number, row_index=0, row={"task_data": {}}, trials=env.trials([{"seed": number}] * GROUP))
         for number in itertools.count()
@@ -199,11 +211,36 @@ def compare(setup: Setup, name: str, num_gpus: int, staleness: Sequence[int]) ->
         yield {"task": name, "way": f"max_staleness={bound}", **best, "times_faster": faster}
 
 
-def balanced(setup: Setup, name: str) -> dict[str, Any]:
-    """One GPU that samples beside one that learns, as long as a batch takes to be sampled where nothing is learned."""
+def balanced(setup: Setup, name: str) -> Iterator[dict[str, Any]]:
+    """One GPU that samples beside one that learns, where both take equally long, by two ways to say so.
+
+    A batch that is played alone takes until its longest episode ends. Batches that overlap, with nothing learned, take
+    less each. If learning takes as little, nothing that keeps to a bound of 1 gets by with the larger of both: the
+    groups of a batch may begin only when the one before the last was learned from, and are played before it, their
+    longest episode at least. So two updates take no less than learning and that episode: ``at_least``.
+    """
+    batches = [
+        [episode(setup.task, batch * setup.size + group, i) for group in range(setup.size) for i in range(GROUP)]
+        for batch in range(setup.batches)
+    ][setup.batches // 3 :]
+    batch_s = fmean(played_s(setup.task, batch) for batch in batches)
+    yield _of_the_larger(setup, name, "a batch alone", batch_s, 1)
     sampling_s = ahead(setup, 1, 0.0, 1)["step_s"]
-    row = ahead(setup, 1, sampling_s, 1)
-    return {"task": name, "sampling_s": sampling_s, **row, "of_the_larger": round(row["step_s"] / sampling_s, 2)}
+    longest = [max(played_s(setup.task, [one]) for one in batch) for batch in batches]
+    at_least = (1 + fmean(max(1.0, lasts_s / sampling_s) for lasts_s in longest)) / 2
+    yield _of_the_larger(setup, name, "batches that overlap", sampling_s, 1) | {"at_least": round(at_least, 2)}
+    yield _of_the_larger(setup, name, "batches that overlap", sampling_s, 2)
+
+
+def _of_the_larger(setup: Setup, name: str, as_long_as: str, learn_s: float, max_staleness: int) -> dict[str, Any]:
+    row = ahead(setup, 1, learn_s, max_staleness)
+    told = {"task": name, "max_staleness": max_staleness, "learning_takes_as_long_as": as_long_as}
+    return told | {"learn_s": round(learn_s, 1), **row, "of_the_larger": round(row["step_s"] / learn_s, 2)}
+
+
+def played_s(task: Task, episodes: Sequence[Episode]) -> float:
+    """Seconds until all of them are played on one engine that has nothing else to do."""
+    return continuous(episodes, [None] * len(episodes), Play(task, 1, Engine()))[-1]
 
 
 def learning(seeds: Sequence[int], staleness: Sequence[int], episodes: int) -> Iterator[dict[str, Any]]:
@@ -239,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.learning:
         rows = learning(options.seeds, [0, *options.staleness], options.episodes)
     elif options.balanced:
-        rows = (balanced(setup, name) for name, setup in setups.items())
+        rows = itertools.chain.from_iterable(balanced(setup, name) for name, setup in setups.items())
     else:
         runs = (compare(setup, name, num_gpus, options.staleness) for name, setup in setups.items())
         rows = itertools.chain.from_iterable(runs)

@@ -54,6 +54,13 @@ OURS = ("agentsgym", "trl")
 BETWEEN = ("ranks.py", "_trl.py")  # their callers are the reason
 
 
+WAYS: dict[str, dict[str, Any]] = {
+    "": {},
+    "_table": {"log_completions": True},
+    "_values": {"advantage_estimator": "turn_gae", "value_head": "separate"},
+}
+
+
 class Size(NamedTuple):
     """What a rank plays in a batch."""
 
@@ -219,7 +226,7 @@ def train(folder: Path, size: Size, num_steps: int) -> dict[str, Any]:
     """Train and evaluate on this rank; returns the traffic of a generation batch of each."""
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
-    for name, changes in {"": {}, "_table": {"log_completions": True}}.items():
+    for name, changes in WAYS.items():
         trainer = make_trainer(str(folder / "run"), size, max_steps=num_steps, **changes)
         traffic = Traffic()
         with traffic.counting():

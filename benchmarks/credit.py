@@ -246,9 +246,20 @@ def warm_start(name: str, seed: int, folder: Path, games: Mapping[str, Game] = G
     return path
 
 
-def trainer_of(game: Game, arm: Arm, seed: int, policy: Path, num_episodes: int) -> tuple[GRPOEnvTrainer, Watched]:
-    """A trainer that learns a game as an arm says, from the policy that lies in a folder, and what it plays in."""
-    env = game.make(AutoTokenizer.from_pretrained(policy), paid=arm.paid)
+def trainer_of(
+    game: Game,
+    arm: Arm,
+    seed: int,
+    policy: Path,
+    num_episodes: int,
+    agent_of: Callable[[Any, Any], Any] | None = None,
+) -> tuple[GRPOEnvTrainer, Watched]:
+    """A trainer that learns a game as an arm says, from the policy that lies in a folder, and what it plays in.
+
+    ``agent_of`` makes the sampler from the model and its tokenizer; None is the trainer's own.
+    """
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy), cast("Any", AutoTokenizer).from_pretrained(policy)
+    env = game.make(tokenizer, paid=arm.paid)
     num_batches = num_episodes // game.batch_size
     args = GRPOEnvConfig(
         output_dir=str(policy),  # nothing is written there
@@ -272,12 +283,9 @@ def trainer_of(game: Game, arm: Arm, seed: int, policy: Path, num_episodes: int)
         **arm.settings,
     )
     tasks = game.tasks("training", seed, num_batches * game.batch_size // NUM_ROLLOUTS)
-    trainer = GRPOEnvTrainer(
-        AutoModelForCausalLM.from_pretrained(policy),
-        env,
-        args,
-        train_dataset=Dataset.from_list([{"task_data": task} for task in tasks]),
-    )
+    rows = Dataset.from_list([{"task_data": task} for task in tasks])
+    agent = agent_of(model, tokenizer) if agent_of else None
+    trainer = GRPOEnvTrainer(model, env, args, train_dataset=rows, agent=agent)
     trainer.remove_callback(PrinterCallback)
     return trainer, env
 

@@ -45,6 +45,7 @@ LONG = (
     "tests/examples/test_tictactoe_selfplay.py",
     "tests/examples/test_tools.py",
     "tests/examples/test_twenty_questions.py::test_a_model_and_settings",
+    "tests/faults/test_engines_on_ranks.py",
     "tests/faults/test_exits.py::test_a_number",
     "tests/faults/test_resume_on_ranks.py",
     "tests/faults/test_signals_on_ranks.py",

@@ -27,7 +27,7 @@ from agentsgym.credit.traits import Declaration, EstimatorTraits, Use
 from agentsgym.errors import ConfigError
 
 # Of roles the scale alone, which divides by the spread of each.
-_USES: Final[frozenset[Use]] = frozenset(("discount", "turn_rewards", "values", "roles"))
+_USES: Final[tuple[Use, ...]] = ("discount", "turn_rewards", "roles")
 _renamed_lambda = renamed_keywords(trace_decay="gae_lambda", token_trace_decay="token_gae_lambda")
 
 
@@ -129,8 +129,8 @@ def token_value_targets(
     ]
 
 
-_OF_TURNS: Final = EstimatorTraits(uses=_USES)
-_OF_TOKENS: Final = EstimatorTraits(uses=_USES, per_token=True)
+_OF_TURNS: Final = EstimatorTraits(uses=frozenset((*_USES, "turn_values")))
+_OF_TOKENS: Final = EstimatorTraits(uses=frozenset((*_USES, "values")), per_token=True)
 
 
 @Declaration(traits_of=lambda _options: _OF_TURNS, value_targets=turn_value_targets).on

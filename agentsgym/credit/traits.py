@@ -21,6 +21,7 @@ Use = Literal[
     "state_keys",
     "roles",
     "values",  # of a value head
+    "turn_values",  # of them those before the first token of a turn alone
 ]
 
 Options = Mapping[str, Any]
@@ -46,6 +47,11 @@ class EstimatorTraits:
     uses: frozenset[Use]
     compares_in_task_groups: bool = False
     per_token: bool = False
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether it needs a value head."""
+        return not self.uses.isdisjoint(("values", "turn_values"))
 
     def __post_init__(self) -> None:
         for word in sorted(self.uses.difference(get_args(Use))):
@@ -80,7 +86,8 @@ def estimator_traits(
 
     Args:
         uses: What it reads of a rollout and of its arguments: of ``"discount"``, ``"turn_rewards"``,
-            ``"final_reward"``, ``"per_token_rewards"``, ``"state_keys"``, ``"roles"``, ``"values"``.
+            ``"final_reward"``, ``"per_token_rewards"``, ``"state_keys"``, ``"roles"``, ``"values"``,
+            ``"turn_values"``.
         compares_in_task_groups: Whether its baseline is of the other rollouts of the task.
         per_token: Whether it may return one number a token, in the place of one a turn.
 

@@ -57,13 +57,16 @@ def play_begun_episode(env: PlayableEnv, session_id: str, agent: Agent) -> Traje
     return trajectory
 
 
-def prepare_play(trials: Sequence[Trial], *, max_concurrent: int | None = None, pool: Any = None) -> None:
+def prepare_play(
+    trials: Sequence[Trial], *, max_concurrent: int | None = None, pool: Any = None, num_live: int | None = None
+) -> None:
     """Let each environment of some trials prepare for as many as will be live at once.
 
     Args:
         trials: Not started yet.
         max_concurrent: The most trials that are live at once; None for all of them.
         pool: Where they will run.
+        num_live: As how many an environment will play at once, where others follow; None for those that are given.
 
     Raises:
         ConfigError: An environment cannot play so many.
@@ -73,7 +76,7 @@ def prepare_play(trials: Sequence[Trial], *, max_concurrent: int | None = None, 
     for trial in trials:
         tasks.setdefault(id(trial.env), (trial.env, []))[1].append(trial.task_data)
     for env, own in tasks.values():
-        env._prepare_play(own, min([len(own), *limits]))  # pyright: ignore[reportPrivateUsage]
+        env._prepare_play(own, min([num_live or len(own), *limits]))  # pyright: ignore[reportPrivateUsage]
 
 
 def again(trial: Trial, policy: FailurePolicy) -> Trial:

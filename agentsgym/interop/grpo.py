@@ -203,7 +203,7 @@ def rollout_func(  # noqa: PLR0913  # keywords, most of them left out
         scale_rewards=scale_rewards,
     )
     estimator = numbers.estimator()  # raises if its name or an option is wrong
-    if estimator.traits is not None and "values" in estimator.traits.uses:
+    if estimator.traits is not None and estimator.traits.reads_values:
         raise ConfigError(
             f"advantage_estimator={advantage_estimator!r} reads the values of a value head, which no trainer but "
             "GRPOEnvTrainer has: choose another"

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import wait
+from functools import partial
 from typing import Any, Protocol, cast
 
 from agentsgym.agents.base import answer
@@ -168,7 +169,12 @@ class ConcurrentCaller:
 
     def _start(self, requests: dict[int, TurnRequest]) -> None:
         for index, request in requests.items():
-            self._tasks[index] = asyncio.ensure_future(self._answer(index, request))
+            task = self._tasks[index] = asyncio.ensure_future(self._answer(index, request))
+            task.add_done_callback(partial(self._forget, index))
+
+    def _forget(self, index: int, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(index) is task:  # not that of the next turn
+            del self._tasks[index]
 
     async def _answer(self, index: int, request: TurnRequest) -> None:
         try:
@@ -180,7 +186,9 @@ class ConcurrentCaller:
         self._port.post(self._arrived, index, request, given)
 
     def _cancel(self, index: int) -> None:
-        task = self._tasks.pop(index)
+        task = self._tasks.pop(index, None)
+        if task is None:
+            return  # its answer is on the way, and will be dropped
         task.cancel()
         self._ending = [task, *(other for other in self._ending if not other.done())]
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCal
 from agentsgym.rollouts.driver import executor_of
 from agentsgym.rollouts.interfaces import PlayableTrial, Pool, Result, TimeLimits
 from agentsgym.rollouts.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
 
 _END_S = 60.0  # for what runs when a stream is closed: an answer of an agent that answers in batches
 
@@ -49,6 +52,10 @@ class OpenScheduler(Scheduler[Result]):
     def end(self) -> None:
         """Drop what is in play, and return from :meth:`run`; from any thread."""
         self.post(_raise_ended)
+
+    def _admit(self) -> None:
+        self._handle_posted()  # also where an agent that answers in batches never lets it wait
+        super()._admit()
 
     def _added(self, trials: Sequence[PlayableTrial[Result]]) -> None:
         for trial in trials:
@@ -112,6 +119,8 @@ class TrialStream:
         """End the thread and drop what is in play; a thread whose agent does not answer is left."""
         self._scheduler.end()
         self._thread.join(_END_S)
+        if self._thread.is_alive():
+            logger.warning("%s did not answer within %g s: its thread is left", type(self._agent).__name__, _END_S)
 
     def _run(self) -> None:
         caller = ConcurrentCaller if callable(getattr(self._agent, "aact", None)) else BatchCaller

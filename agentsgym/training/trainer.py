@@ -363,7 +363,10 @@ class GRPOEnvTrainer(RestartableTrainer):
             return batch.scored
         values = self.value_model.values(tokens.ids, tokens.attention_mask, self.args.per_device_train_batch_size)
         own = tokens.by_turn(values, [len(trajectory.turns) for trajectory in batch.trajectories])
-        predicted = map(unpacked_values, all_gather_objects([*map(packed_values, own)]))
+        traits = self.estimator.traits
+        first_alone = traits is not None and "values" not in traits.uses
+        packed = [packed_values(turns, first_alone=first_alone) for turns in own]
+        predicted = map(unpacked_values, all_gather_objects(packed))
         return [replace(rollout, values=nested) for rollout, nested in zip(batch.scored, predicted, strict=True)]
 
     def _token_logprobs(

@@ -120,12 +120,12 @@ def _traits(args: Any) -> EstimatorTraits | None:
 def _is_without_values(args: Any) -> bool:
     """Whether a value head would be trained that the estimator is known not to use."""
     traits = _traits(args)
-    return args.value_head is not None and traits is not None and "values" not in traits.uses
+    return args.value_head is not None and traits is not None and not traits.reads_values
 
 
 def _lacks_values(args: Any) -> bool:
     traits = _traits(args)
-    return args.value_head is None and traits is not None and "values" in traits.uses
+    return args.value_head is None and traits is not None and traits.reads_values
 
 
 def _takes_rewards_as_they_are(args: Any) -> bool:

@@ -131,7 +131,7 @@ def _is_stateless(name: str, **options: Any) -> bool:
 
 def _reads_values(name: str) -> bool:
     traits = traits_of(ESTIMATORS[name])
-    return traits is not None and "values" in traits.uses
+    return traits is not None and traits.reads_values
 
 
 def _summary(function: Any) -> str:

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,15 @@ NUM_STEPS = 9  # of three passes: six tasks, two a step
 NEWEST = "auto"
 
 
-def trainer_of(folder: Path, **changes: Any) -> GRPOEnvTrainer:
-    """A trainer of a small game that saves a checkpoint at each step."""
-    model, tokenizer = tiny_policy(
-        [f"Guess a number from one to six. Higher. Lower. A number, please. {' '.join(NUMBERS)}"],
-        hidden_size=32,
-        num_heads=2,
-    )
+def policy_of_game() -> tuple[Any, Any]:
+    """The model that trainings begin with, and its tokenizer."""
+    words = f"Guess a number from one to six. Higher. Lower. A number, please. {' '.join(NUMBERS)}"
+    return tiny_policy([words], hidden_size=32, num_heads=2)
+
+
+def trainer_of(folder: Path, agent_of: Callable[[Any, Any], Any] | None = None, **changes: Any) -> GRPOEnvTrainer:
+    """A trainer of a small game that saves a checkpoint at each step; ``agent_of`` a model and tokenizer may sample."""
+    model, tokenizer = policy_of_game()
     settings: dict[str, Any] = {
         "output_dir": str(folder),
         "report_to": "none",
@@ -55,10 +57,10 @@ def trainer_of(folder: Path, **changes: Any) -> GRPOEnvTrainer:
         "max_completion_length": 100,
         "learning_rate": 1e-2,
     }
-    rows = [{"task_data": {"seed": seed, "secret": seed}} for seed in range(6)]
-    return GRPOEnvTrainer(
-        model, GuessNumber(tokenizer), GRPOEnvConfig(**{**settings, **changes}), train_dataset=Dataset.from_list(rows)
-    )
+    rows = Dataset.from_list([{"task_data": {"seed": seed, "secret": seed}} for seed in range(6)])
+    args = GRPOEnvConfig(**{**settings, **changes})
+    agent = agent_of(model, tokenizer) if agent_of else None
+    return GRPOEnvTrainer(model, GuessNumber(tokenizer), args, train_dataset=rows, agent=agent)
 
 
 def held_weights(trainer: GRPOEnvTrainer) -> list[torch.Tensor]:
@@ -66,14 +68,16 @@ def held_weights(trainer: GRPOEnvTrainer) -> list[torch.Tensor]:
     return [*trainer.accelerator.unwrap_model(trainer.model).state_dict().values()]
 
 
-def train(
-    folder: Path, *, weights_of: Callable[[GRPOEnvTrainer], list[torch.Tensor]] = held_weights, **changes: Any
-) -> None:
+def train(folder: Path, **changes: Any) -> None:
     """Train to the end, from the newest whole checkpoint, and leave a digest of the weights in the folder."""
     trainer = trainer_of(folder, **changes)
     trainer.train(resume_from_checkpoint=NEWEST)
-    data = b"".join(one.detach().numpy().tobytes() for one in weights_of(trainer))
-    tell(folder, {"weights": hashlib.sha256(data).hexdigest(), "step": trainer.state.global_step})
+    tell(folder, {"weights": digest(held_weights(trainer)), "step": trainer.state.global_step})
+
+
+def digest(weights: Sequence[torch.Tensor]) -> str:
+    """What tells these weights from others."""
+    return hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in weights)).hexdigest()
 
 
 def tell(folder: Path, result: Any) -> None:

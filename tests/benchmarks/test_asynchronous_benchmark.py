@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks import asynchronous_bias
-from benchmarks.asynchronous import GROUP, Setup, ahead, main
+from benchmarks.asynchronous import GROUP, Setup, ahead, episode, main
 from benchmarks.scaling_engine import TASKS
 
 GAMES = TASKS["short games"]
@@ -29,8 +29,22 @@ def test_an_emulated_run_takes_at_least_as_long_as_what_it_waits_for() -> None:
     assert 2 * GROUP <= row["turns_a_batch"] <= 2 * GROUP * GAMES.turns.most
 
 
+def test_every_episode_is_played_as_long_as_it_is_planned() -> None:
+    row = ahead(Setup(task=TASKS["software tasks"], size=1, scale=2000.0, batches=3), 1, 1.0, 1)
+    planned = [len(episode(TASKS["software tasks"], group, i)) for group in (1, 2) for i in range(GROUP)]
+    assert row["turns_a_batch"] == pytest.approx(sum(planned) / 2, abs=0.1)
+
+
 def test_lockstep_and_each_bound_have_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--tasks", "short games", "--gpus", "2", "--per_gpu", "16", "--scale", "200", "--batches", "4"])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["way"] for row in rows] == ["lockstep", "max_staleness=1", "max_staleness=6"]
     assert all(row["step_s"] > 0 for row in rows)
+
+
+def test_where_learning_takes_as_long_as_sampling(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--balanced", "--tasks", "short games", "--per_gpu", "16", "--scale", "200", "--batches", "4"])
+    alone, overlapping, two_ahead = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert [row["max_staleness"] for row in (alone, overlapping, two_ahead)] == [1, 1, 2]
+    assert alone["learn_s"] > overlapping["at_least"] * overlapping["learn_s"] / 2
+    assert all(row["of_the_larger"] >= 0.99 for row in (alone, overlapping, two_ahead))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -39,8 +39,8 @@ TABLE: list[tuple[str, dict[str, Any], float, str, bool]] = [
     ("mt_grpo", {}, 0.5, "turn_rewards final_reward discount", True),
     ("gigpo", {}, 0.0, "discount turn_rewards final_reward state_keys", True),
     ("gigpo", {"baseline": "others"}, 0.0, "discount turn_rewards final_reward state_keys", True),
-    ("turn_gae", {}, 0.0, "discount turn_rewards values roles", False),
-    ("turn_gae", {}, 0.5, "discount turn_rewards values roles", False),
+    ("turn_gae", {}, 0.0, "discount turn_rewards turn_values roles", False),
+    ("turn_gae", {}, 0.5, "discount turn_rewards turn_values roles", False),
     ("bilevel_gae", {}, 0.0, "discount turn_rewards values roles", False),
 ]
 built_in = pytest.mark.parametrize(
@@ -94,6 +94,10 @@ def played(turns: list[tuple[int, Any, Any]], frame: Any, changed: set[str]) -> 
 
     lengths = [length for length, _, _ in turns]
     finals, groups, environment, status = frame[:2], frame[2:4], frame[4], frame[5]
+    first = version(3, "values" if "values" in changed else "turn_values")
+    later = version(3, "values" if "values" in changed else "later_values")
+    both = zip(lengths, first, later, strict=True)
+    values = [[one, *(other + 0.25 * t for t in range(1, n))] for n, one, other in both]
     rewards = [level for n, level in zip(lengths, version(4, "per_token_rewards"), strict=True) for _ in range(n)]
     starts = [sum(lengths[:k]) for k in range(len(lengths))]
     scored = ScoredRollout(
@@ -106,7 +110,7 @@ def played(turns: list[tuple[int, Any, Any]], frame: Any, changed: set[str]) -> 
         roles=version(2, "roles")[:1] * len(turns),  # a rollout has one role
         potentials=[0.5 * k for k in range(len(turns))],
         token_counts=lengths,
-        values=[[level + 0.25 * t for t in range(n)] for n, level in zip(lengths, version(3, "values"), strict=True)],
+        values=values,
     )
     trajectory = Trajectory(
         token_ids=range(sum(lengths)),
@@ -138,6 +142,14 @@ def advantages(
     return found
 
 
+def undeclared(uses: Collection[Use]) -> set[str]:
+    """What an estimator may not look at; ``"turn_values"`` are a part of ``"values"``."""
+    parts: set[str] = {use for use in USES if use not in uses}
+    if "turn_values" in uses:
+        return parts - {"values"} | {"later_values"}
+    return parts - {"turn_values"} if "values" in uses else parts
+
+
 @built_in
 @slow
 @given(case=cases, scale=st.sampled_from(SCALES))
@@ -145,7 +157,7 @@ def test_what_is_not_declared_changes_nothing(name: str, options: Any, weight: f
     estimator = made(name, options, weight)
     groups = [] if estimator.traits.compares_in_task_groups else ["group"]
     plain = advantages(estimator, case, scale)
-    for part in [*groups, *(use for use in USES if use not in estimator.traits.uses)]:
+    for part in [*groups, *undeclared(estimator.traits.uses)]:
         assert advantages(estimator, case, scale, [part]) == plain, part
 
 

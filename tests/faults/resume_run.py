@@ -14,6 +14,10 @@ from accelerate import PartialState
 from datasets import Dataset
 from games import trainer_of
 from launch import leave
+from sharded_run import shard_on_cpu
+from torch.distributed.tensor import DTensor
+
+from agentsgym.training.trainer import GRPOEnvTrainer
 
 NUM_STEPS = 9  # of three passes
 SHARDINGS: dict[str, dict[str, Any]] = {"replicated": {}, "sharded": {"fsdp": True}}
@@ -27,6 +31,7 @@ def trained(folder: Path, resume: Path | str | None = None, **changes: Any) -> d
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     state = trainer.accelerator.get_state_dict(trainer.model)  # the whole of it on the main rank
     data = b"".join(tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in (state or {}).values())
+    assert any(isinstance(one, DTensor) for one in trainer.model.parameters()) == bool(changes.get("fsdp"))
     losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
     return {"weights": hashlib.sha256(data).hexdigest(), "losses": losses, "step": trainer.state.global_step}
 
@@ -44,6 +49,7 @@ if __name__ == "__main__":
     gc.freeze()
     place = Path(sys.argv[1])
     told = {"replicated": results(place, "replicated", range(1, NUM_STEPS))}
+    shard_on_cpu(GRPOEnvTrainer)
     told["sharded"] = results(place, "sharded", range(2, NUM_STEPS, 3))
     place.joinpath(f"rank{PartialState().process_index}.json").write_text(json.dumps(told))
     leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import pytest
 from agentsgym.agents.base import Agent, AsyncAgent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.errors import AgentsGymError
+from agentsgym.rollouts.agent_calls import ConcurrentCaller
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.stream import TrialStream
 from agentsgym.rollouts.thread_pool import EnvThreadPool
@@ -83,6 +85,11 @@ class Results:
             return [*self.trajectories]
 
 
+def num_kept() -> int:
+    """Answers that callers of coroutines still know of."""
+    return sum(len(one._tasks) for one in gc.get_objects() if isinstance(one, ConcurrentCaller))
+
+
 def trials(env: Countdown, *turns: int) -> list[Any]:
     return [trial for count in turns for trial in env.trials([{"turns": count, "seed": 0}])]
 
@@ -111,17 +118,33 @@ def test_what_is_added_while_others_play_is_played_whole(pool: str, make_agent: 
         used.close()
 
 
-def test_a_stream_forgets_what_is_finished() -> None:
+@pytest.mark.parametrize("make_agent", [Batched, Single])
+def test_what_is_added_begins_while_a_long_one_is_in_play(make_agent: Callable[[], Any]) -> None:
+    env, results = Countdown(env_config={"max_steps_per_episode": 100_000}), Results()
+    stream = TrialStream(make_agent(), results, max_concurrent=3)
+    stream.add(trials(env, 100_000))
+    time.sleep(0.05)
+    stream.add(trials(env, 1, 2))
+    assert [one.num_turns for one in results.wait_for(2)] == [1, 2]
+    began = time.monotonic()
+    stream.close()
+    assert time.monotonic() - began < 5.0
+    assert len(results.trajectories) == 2  # the long one is dropped
+
+
+@pytest.mark.parametrize("make_agent", [Batched, Single])
+def test_a_stream_forgets_what_is_finished(make_agent: Callable[[], Any]) -> None:
     env, results = Countdown(), Results()
-    stream = TrialStream(Batched(), results, max_concurrent=4)
+    stream = TrialStream(make_agent(), results, max_concurrent=4)
     for count in range(1, 4):
         stream.add(trials(env, *[2] * 50))
         results.wait_for(50 * count)
     scheduler = stream._scheduler
     deadline = time.monotonic() + 10
-    while (scheduler.trials or scheduler._turns or scheduler._results) and time.monotonic() < deadline:
+    while (scheduler.trials or scheduler._turns or scheduler._results or num_kept()) and time.monotonic() < deadline:
         time.sleep(0.01)  # the last result is handed over before it is forgotten
     assert [*scheduler.trials, *scheduler._turns, *scheduler._results] == []
+    assert not num_kept()
     stream.close()
     assert not env.active_states
 

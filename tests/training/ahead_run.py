@@ -36,6 +36,7 @@ def main(folder: Path) -> None:
         "order": trainer.generator.order.state_dict(),
         "seeds": Counter(one.trajectory.task_data["seed"] for one in records),
         "ages": [one.step - turn.policy_version for one in records for turn in one.trajectory.turns],
+        "draw": agent._new_rng("one that is new", None).random(),
         "weights": [float(one.sum()) for one in trainer.model.parameters()],
         "staleness": [log["staleness/max"] for log in trainer.state.log_history if "staleness/max" in log],
     }

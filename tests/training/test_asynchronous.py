@@ -8,12 +8,13 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from datasets import Dataset
 from games import GuessNumber, policy, settings, tasks
+from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 
 from agentsgym import Preempted
@@ -74,6 +75,7 @@ class SignalAt(TrainerCallback):
 def ahead(folder: Path, *, env_class: type[GuessNumber] = UnevenGame, callbacks: Any = (), **changes: Any) -> Any:
     """A trainer whose sampler has a copy of the weights, and that copy's twin before training."""
     model, tokenizer = policy()
+    own = {"peft_config": changes.pop("peft_config")} if "peft_config" in changes else {}
     values: dict[str, Any] = {
         **BATCH,
         "max_staleness": 2,
@@ -90,6 +92,7 @@ def ahead(folder: Path, *, env_class: type[GuessNumber] = UnevenGame, callbacks:
         eval_dataset=tasks(2) if "eval_steps" in changes else None,
         agent=CopiedPolicyAgent(model, tokenizer, max_turn_tokens=4),
         callbacks=[*callbacks],
+        **own,
     )
 
 
@@ -118,6 +121,64 @@ def test_no_turn_is_older_than_it_may_be_and_long_episodes_are_waited_for(tmp_pa
     assert 0 < max(log["staleness/max"] for log in logs) <= max_staleness
     assert all(0 <= log["staleness/mean"] <= log["staleness/max"] for log in logs)
     assert any(thread.name == "agentsgym-rollouts" for thread in threading.enumerate()) is False
+
+
+class PreparedGame(UnevenGame):
+    """Notes how many episodes it is asked to be ready for."""
+
+    asked: ClassVar[list[int]]
+
+    def _prepare_play(self, tasks: Any, num_live: int) -> None:
+        self.asked.append(num_live)
+
+
+def test_an_environment_is_asked_to_be_ready_for_all_that_may_be_live_in_each_batch(tmp_path: Path) -> None:
+    asked = PreparedGame.asked = []
+    ahead(tmp_path, env_class=PreparedGame, max_steps=3).train()
+    assert set(asked) == {16}
+    assert 1 < len(asked) <= 3
+
+
+def test_weights_that_cannot_be_copied_are_refused_with_what_helps(tmp_path: Path) -> None:
+    trainer = ahead(tmp_path, peft_config=LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ConfigError, match="give the PeftModel itself to agent and trainer"):
+        trainer.train()
+
+
+def test_adapters_are_copied_where_agent_and_trainer_get_the_model_that_has_them(tmp_path: Path) -> None:
+    base, tokenizer = policy()
+    model: Any = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    args = settings(tmp_path, **BATCH, max_staleness=1, max_steps=3, learning_rate=0.1)
+    agent = CopiedPolicyAgent(model, tokenizer, max_turn_tokens=4)
+    before = [one.clone() for one in agent.model.parameters()]
+    trainer = GRPOEnvTrainer(model, GuessNumber(tokenizer), args, tasks(8), agent=agent)
+    trainer.train()
+    changed = [not torch.equal(one, own) for one, own in zip(before, agent.model.parameters(), strict=True)]
+    is_adapter = ["lora" in name for name, _ in agent.model.named_parameters()]
+    assert any(changed)
+    assert all(adapter for adapter, moved in zip(is_adapter, changed, strict=True) if moved)
+
+
+class SeedParts(TrainerCallback):
+    """What draws are seeded with after each step and each evaluation."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+        self.agent: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.found.append(self.agent._seed_parts)
+
+    on_evaluate = on_step_end
+
+
+def test_what_begins_after_an_evaluation_draws_anew(tmp_path: Path) -> None:
+    parts = SeedParts()
+    trainer = ahead(tmp_path, max_steps=3, eval_strategy="steps", eval_steps=1, callbacks=[parts])
+    parts.agent = trainer.agent
+    trainer.train()
+    assert len(parts.found) == len(set(parts.found)) == 6
+    assert all("ahead" in str(one) for one in parts.found)
 
 
 def test_every_turn_was_sampled_by_the_version_it_bears(tmp_path: Path) -> None:

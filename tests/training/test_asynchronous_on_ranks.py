@@ -16,6 +16,7 @@ def test_each_rank_plays_its_own_groups_and_both_end_with_one_policy(tmp_path: P
     one, other = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
     assert one["order"] == other["order"] == {"low": 20, "above": []}
     assert one["weights"] == other["weights"]
+    assert one["draw"] != other["draw"]  # equal prompts are not answered alike
     assert all(0 <= age <= 2 for age in [*one["ages"], *other["ages"]])
     assert max(one["staleness"]) > 0
     seeds = Counter(one["seeds"]) + Counter(other["seeds"])

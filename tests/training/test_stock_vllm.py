@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,28 +9,10 @@ from typing import Any
 import pytest
 import trl.generation.vllm_generation as trl_vllm
 import trl.trainer.grpo_trainer as trl_trainer
-from games import NUMBERS, logged, policy
+from games import logged
 from stock import Recorded, stock_trainer
-from vllm_engines import Engine, ScriptedGeneration
+from vllm_engines import BuiltGeneration, Guessing
 from vllm_stub import stub_server
-
-
-class Served(Engine):
-    """Says a number, another one each time."""
-
-    def __init__(self) -> None:
-        tokenizer: Any = policy()[1]
-        rng = random.Random(0)
-        numbers = [tokenizer.encode(f" {number}", add_special_tokens=False) for number in NUMBERS]
-        super().__init__(lambda _: [*rng.choice(numbers), tokenizer.eos_token_id])
-
-
-class Generation(ScriptedGeneration):
-    """As TRL builds it."""
-
-    def __init__(self, **options: Any) -> None:
-        self.engine, self.breaks = Served(), None
-        super(ScriptedGeneration, self).__init__(**options)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +29,10 @@ def test_rollouts_go_through_trls_engine(
     mode: dict[str, Any], by_turn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    monkeypatch.setattr(trl_trainer, "VLLMGeneration", Generation)
+    monkeypatch.setattr(trl_trainer, "VLLMGeneration", BuiltGeneration)
     monkeypatch.setattr(trl_vllm, "SamplingParams", SimpleNamespace, raising=False)
     changes: dict[str, Any] = {"rollouts": {"credit": "turn", "rollouts_per_group": 2}, "scale_rewards": "none"}
-    with stub_server(Served().script) as server:
+    with stub_server(Guessing().script) as server:
         trainer: Any = stock_trainer(
             tmp_path, use_vllm=True, vllm_importance_sampling_mode="token_truncate", vllm_server_base_url=server.url,
             **mode, **(changes if by_turn else {}),

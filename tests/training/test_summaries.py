@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 from collections.abc import Hashable
@@ -114,6 +115,16 @@ def test_values_come_back_in_their_own_precision() -> None:
     assert unpacked_values(packed_values(values)) == values
     assert unpacked_values(packed_values([])) == []
     assert sum(len(part) * part.itemsize for part in packed_values([[0.0] * 1000])) == 4_004
+
+
+@given(st.lists(st.lists(st.sampled_from([0.5, -1.25, 3.0]), max_size=4)))
+def test_of_the_values_the_first_of_each_turn_may_be_sent_alone(values: list[list[float]]) -> None:
+    packed = packed_values(values, first_alone=True)
+    assert sum(len(part) * part.itemsize for part in packed) <= 8 * len(values)
+    for turn, found in zip(values, unpacked_values(packed), strict=True):
+        assert found[:1] == turn[:1]
+        assert len(found) == len(turn)
+        assert all(map(math.isnan, found[1:]))
 
 
 def test_a_summary_is_not_changed_by_shortening_it_twice() -> None:

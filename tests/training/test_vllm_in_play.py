@@ -13,7 +13,7 @@ from vllm_engines import agent_of, scripted, started, wait_less
 from vllm_stub import StubServer, stub_servers
 
 from agentsgym.agents.event_loop import agents_loop
-from agentsgym.errors import AgentError, ConfigError
+from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.types import TurnRequest
 
 
@@ -81,6 +81,7 @@ def test_a_server_that_died_in_play_is_asked_again_once_it_is_back(servers: list
     servers[1].stop()
     assert all(one.result(10).token_ids for one in open_ones)  # the other one has answered
     assert agent._engine.servers[1].lost
+    assert [server.num_sessions for server in agent._engine.servers] == [4, 0]  # they have moved
     servers[1].start()
     agent.prepare(started(1))
     count = len(servers[1].completions)
@@ -109,6 +110,16 @@ def test_a_server_that_cannot_pause_is_refused() -> None:
         agent = agent_of(server, pauses=True)
         with pytest.raises(ConfigError, match=r"cannot pause.*VLLM_SERVER_DEV_MODE=1"):
             agent.prepare(started(0))
+
+
+def test_a_push_that_fails_is_told_also_where_the_server_does_not_resume(servers: list[StubServer]) -> None:
+    agent = agent_of(servers[0], pauses=True)
+    agent.prepare(started(0))
+    agent.generation.sync_weights = lambda: 1 / 0
+    servers[0].hangs = {"/resume"}
+    with pytest.raises(AgentsGymError, match="ZeroDivisionError"):
+        agent.prepare(started(1))
+    agent.finish()
 
 
 def test_a_request_of_a_server_that_went_for_good_fails_its_own_session(servers: list[StubServer]) -> None:

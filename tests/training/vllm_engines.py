@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import timedelta
@@ -20,6 +21,7 @@ import requests
 import torch
 import trl.generation.vllm_generation as trl_vllm
 from accelerate import Accelerator, InitProcessGroupKwargs
+from games import NUMBERS, policy
 from trl.generation.vllm_generation import VLLMGeneration
 from vllm_stub import StubServer, ended
 
@@ -210,6 +212,24 @@ class ScriptedGeneration(VLLMGeneration):
     def agent(self, **options: Any) -> Any:
         kind = LockstepVLLMPolicyAgent if self.tensor_parallel_size > 1 else VLLMPolicyAgent
         return kind(self, self.tokenizer, **options)
+
+
+class Guessing(Engine):
+    """Says a number of the guessing game, another one each time."""
+
+    def __init__(self, tokenizer: Any = None) -> None:
+        tokenizer = tokenizer or policy()[1]
+        rng = random.Random(0)
+        numbers = [tokenizer.encode(f" {number}", add_special_tokens=False) for number in NUMBERS]
+        super().__init__(lambda _: [*rng.choice(numbers), tokenizer.eos_token_id])
+
+
+class BuiltGeneration(ScriptedGeneration):
+    """As TRL's trainer builds it, for the guessing game."""
+
+    def __init__(self, **options: Any) -> None:
+        self.engine, self.breaks = Guessing(), None
+        super(ScriptedGeneration, self).__init__(**options)
 
 
 def started(step: int) -> BatchStart:

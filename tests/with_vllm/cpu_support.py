@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 import requests
@@ -24,6 +26,26 @@ from on_cpu import ENGINE_OPTIONS, as_arguments
 from safetensors.torch import save_file
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
+
+from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
+from agentsgym.tiny import tiny_policy
+
+
+def saved_policy(game: dict[str, Any], folder: Path) -> Path:
+    """Save the tiny policy of a Twenty Questions, with heads as wide as vLLM's attention on a CPU wants them."""
+    for part in tiny_policy(TwentyQuestionsEnv(env_config=game), hidden_size=64, num_heads=2):
+        part.save_pretrained(folder)
+    return folder
+
+
+class FileClient(VLLMClient):
+    """TRL's client of a server that gets its weights from a file, not from a group of processes."""
+
+    def init_communicator(self, device: Any = 0) -> None:
+        pass
+
+    def close_communicator(self) -> None:
+        pass
 
 
 class CPUGeneration(VLLMGeneration):
@@ -38,7 +60,7 @@ class CPUGeneration(VLLMGeneration):
     def _init_vllm(self) -> None:
         if self.mode == "server":
             if self.accelerator.is_main_process:
-                self.vllm_client = VLLMClient(base_url=self.server_base_url, connection_timeout=self.server_timeout)
+                self.vllm_client = FileClient(base_url=self.server_base_url, connection_timeout=self.server_timeout)
             return
         with patch.object(trl_vllm, "LLM", partial(trl_vllm.LLM, **ENGINE_OPTIONS)):
             super()._init_vllm()
@@ -62,24 +84,46 @@ class CPUGeneration(VLLMGeneration):
             response.raise_for_status()
 
 
-@contextlib.contextmanager
-def served(model_folder: Path, *, max_model_length: int = 512, timeout_s: float = 600) -> Generator[str]:
-    """Serve a model as TRL wants it served; yields the base URL."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    where = {"model": model_folder, "max_model_len": max_model_length, "host": "127.0.0.1", "port": port}
-    arguments = as_arguments({**ENGINE_OPTIONS, **where})
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
-    with TemporaryDirectory() as folder, Path(folder, "log").open("w+") as log:
+class Server:
+    """A model served as TRL wants it served, in processes of its own.
+
+    Attributes:
+        url: Where.
+    """
+
+    def __init__(self, model_folder: Path, *, max_model_length: int = 512, timeout_s: float = 600) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        where = {"model": model_folder, "max_model_len": max_model_length, "host": "127.0.0.1", "port": port}
+        self._arguments, self._timeout_s = as_arguments({**ENGINE_OPTIONS, **where}), timeout_s
+
+    def start(self) -> None:
+        """Start it, or start it again at the same place."""
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *self._arguments]
         environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _wait_until_up(process, url, time.monotonic() + timeout_s, Path(log.name))
-            yield url
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
+        with TemporaryDirectory() as folder, Path(folder, "log").open("w+") as log:
+            self._process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            _wait_until_up(self._process, self.url, time.monotonic() + self._timeout_s, Path(log.name))
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """End it, with the processes that it has of its own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+        self._process.wait(timeout=30)
+
+
+@contextlib.contextmanager
+def served(model_folder: Path, *, max_model_length: int = 512) -> Generator[Server]:
+    """Serve a model."""
+    server = Server(model_folder, max_model_length=max_model_length)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.end()
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], url: str, deadline: float, log: Path) -> None:

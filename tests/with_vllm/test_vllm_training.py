@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from cpu_support import CPUGeneration, served
+from cpu_support import CPUGeneration, saved_policy, served
 from datasets import Dataset
 from torch import multiprocessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -24,7 +24,6 @@ from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, Twenty
 from agentsgym.errors import AgentError
 from agentsgym.record_audit import audit
 from agentsgym.rollouts.driver import drive
-from agentsgym.tiny import tiny_policy
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.drift import Drift, logprob_gap
 from agentsgym.training.trainer import GRPOEnvTrainer
@@ -44,11 +43,8 @@ CONTEXT = 512  # tokens
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The game's own tiny policy, with heads as wide as vLLM's attention on a CPU wants them."""
-    folder = tmp_path_factory.mktemp("policy")
-    for part in tiny_policy(TwentyQuestionsEnv(env_config=GAME), hidden_size=64, num_heads=2):
-        part.save_pretrained(folder)
-    return folder
+    """The game's own tiny policy."""
+    return saved_policy(GAME, tmp_path_factory.mktemp("policy"))
 
 
 def generation_of(model_folder: Path, **options: Any) -> CPUGeneration:
@@ -59,8 +55,8 @@ def generation_of(model_folder: Path, **options: Any) -> CPUGeneration:
 
 @pytest.fixture(scope="module")
 def server(model_folder: Path) -> Generator[str]:
-    with served(model_folder, max_model_length=CONTEXT) as url:
-        yield url
+    with served(model_folder, max_model_length=CONTEXT) as started:
+        yield started.url
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import torch
 
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.trained import BatchStart
+from agentsgym.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -50,14 +51,29 @@ class CopiedPolicyAgent(PolicyAgent):
         self._lock = threading.Lock()
 
     def prepare(self, start: BatchStart) -> None:
-        """Take the weights over if they are others; waits for the answers that are being sampled."""
+        """Take the weights over if they are others; waits for the answers that are being sampled.
+
+        Raises:
+            ConfigError: The trained model has other weights than when it was copied: adapters, or shards.
+        """
         with self._lock:
             super().prepare(start)
             if start.step != self._copied_step:
-                with torch.no_grad():
-                    for own, theirs in zip(_tensors(self.model), _tensors(self._trained), strict=True):
-                        own.copy_(theirs)
+                self._copy()
                 self._copied_step = start.step
+
+    def _copy(self) -> None:
+        own, theirs = _tensors(self.model), _tensors(self._trained)
+        is_sharded = any(hasattr(tensor, "full_tensor") for tensor in theirs)
+        if is_sharded or [tensor.shape for tensor in own] != [tensor.shape for tensor in theirs]:
+            raise ConfigError(
+                "CopiedPolicyAgent cannot copy the weights: the model has others than when it was given. With "
+                "adapters, give the PeftModel itself to agent and trainer, without peft_config; with sharded weights, "
+                "sample with a vLLM server"
+            )
+        with torch.no_grad():
+            for one, other in zip(own, theirs, strict=True):
+                one.copy_(other)
 
     def weights_changed(self) -> None:
         """Take the weights over at the next :meth:`prepare`, whatever its step."""

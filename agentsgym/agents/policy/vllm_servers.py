@@ -135,6 +135,8 @@ class VLLMServers:
         server = self._homes.get(session_id)
         if server is not None and not server.lost:
             return server
+        if server is not None:
+            server.num_sessions -= 1
         num = len(self.servers)
         rotated = [self.servers[(self._rank + place) % num] for place in range(num)]
         usable = [server for server in rotated if not server.lost]

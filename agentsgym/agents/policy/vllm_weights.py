@@ -269,8 +269,13 @@ class ServerWeights:
             )
         try:
             yield
-        finally:
-            run_coroutine(self._switch(url, "resume"))
+        except BaseException:
+            try:
+                run_coroutine(self._switch(url, "resume"))
+            except AgentsGymError as error:  # the push says more
+                logger.warning("%s", sentence_of(error))
+            raise
+        run_coroutine(self._switch(url, "resume"))
 
     async def _switch(self, url: str, command: str) -> bool:
         async with open_session(1) as session:

@@ -104,6 +104,7 @@ class RolloutsAhead:
         since = time.monotonic()
         with self._changed:
             self._num_updates = self._next_batch = num_updates
+            self._prepared.clear()
             self._begin()
             while (numbers := self._in_flight.take(num_updates)) is None:
                 self._stream.check()
@@ -113,6 +114,11 @@ class RolloutsAhead:
             self._begin()
             self.waited_s = time.monotonic() - since
             return [self._handed_over(number) for number in numbers]
+
+    @property
+    def num_updates(self) -> int:
+        """Generation batches that were trained on."""
+        return self._num_updates
 
     def holding(self) -> AbstractContextManager[Any]:
         """Let no group begin inside, which may draw from what is changed there."""
@@ -140,11 +146,11 @@ class RolloutsAhead:
             self._stream.add(group.trials)
 
     def _prepare(self, trials: Sequence[Trial]) -> None:
-        """Let an environment prepare for as many episodes as may be live, before the first of them."""
+        """Let an environment prepare for as many episodes as may be live, before the first of them in each batch."""
         new = [trial for trial in trials if id(trial.env) not in self._prepared]
         self._prepared.update(id(trial.env) for trial in new)
         if new:
-            prepare_play(new, max_concurrent=self._num_live, pool=self._pool)
+            prepare_play(new, max_concurrent=self._num_live, pool=self._pool, num_live=self._num_live)
 
     # On the thread of the stream
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.rows.read import DatasetRow
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.curriculum import Curriculum
-    from agentsgym.types import Action, TurnRequest
+    from agentsgym.types import Action, Trajectory, TurnRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,15 +120,32 @@ class AsyncRolloutGenerator(RolloutGenerator):
             AgentsGymError: Too many rollouts failed, or the rollouts broke.
         """
         if not phase.is_training:
-            return super().generate(rows, phase)
+            return self._evaluated(rows, phase)
         error, played = KeptError(), list[PlayedGroup]()
         with self.holding_weights(), error.keeping():
-            parts = (self._args.seed, *phase.seed_parts)
-            self.policy.prepare(BatchStart(seed_parts=parts, session_ids=(), first_session=0, step=phase.step))
+            self._prepare(phase, "ahead")
         with error.keeping(), self._blaming_signals(phase):
             if not error.first:
                 played = self._wait(len(rows) // phase.num_rollouts, phase)
         return self._exchange(played, phase, error)
+
+    def _prepare(self, phase: Phase, purpose: str) -> None:
+        """Collective: hand the weights over; what begins from now on draws what no other rank does."""
+        parts = (self._args.seed, purpose, *phase.seed_parts, "rank", PartialState().process_index)
+        self.policy.prepare(BatchStart(seed_parts=parts, session_ids=(), first_session=0, step=phase.step))
+
+    def _evaluated(self, rows: Sequence[DatasetRow], phase: Phase) -> GenerationBatch:
+        """Collective: play an evaluation, and leave nothing of it to what is in play beside it."""
+        batch = super().generate(rows, phase)
+        self._forget(batch.trajectories)
+        if self._ahead is not None:
+            self._prepare(phase, f"ahead after {self._ahead.num_updates}")
+        return batch
+
+    def _forget(self, trajectories: Sequence[Trajectory]) -> None:
+        forget: Any = getattr(self.agent, "forget", None)
+        if forget is not None:  # it keeps something by session, and is not finished before the run is
+            forget([trajectory.session_id for trajectory in trajectories])
 
     @property
     def _player(self) -> Agent:
@@ -179,9 +196,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
             waited_s = 0.0 if self._ahead is None else self._ahead.waited_s
             numbers = [(one.group.number, one.group.row_index) for one in played]
             facts = [_Facts(groups=numbers, staleness=StalenessSums.of(trajectories, age, waited_s))]
-            forget: Any = getattr(self.agent, "forget", None)
-            if forget is not None:  # it keeps something by session, and is not finished before the run is
-                forget([trajectory.session_id for trajectory in trajectories])
+            self._forget(trajectories)
         rollouts = all_gather_objects(summaries, error.first)
         everyone = all_gather_objects(facts)
         dealt = [one for rank in everyone for one in rank.groups]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ _DIGEST_BYTES: Final = 12  # that two of a million keys have the same one is a c
 _SHORT: Final = 24  # characters that are sent as they are
 
 PackedValues = tuple["array[int]", "array[float]"]
-"""The number of tokens of each turn, and the values of all tokens in single precision."""
+"""The number of tokens of each turn, and in single precision the values of all tokens, or of the first of each turn."""
 
 
 def short_summaries(summaries: Sequence[RolloutSummary]) -> list[RolloutSummary]:
@@ -84,12 +85,24 @@ def _text_of_several(keys: tuple[Hashable, ...] | frozenset[Hashable]) -> str | 
     return f"({','.join(texts)})" if isinstance(keys, tuple) else f"{{{','.join(sorted(texts))}}}"
 
 
-def packed_values(values: Sequence[Sequence[float]]) -> PackedValues:
-    """Pack what a value head predicts for a rollout's turns, (K, n_k): four bytes a token, its own precision."""
-    return array("I", map(len, values)), array("f", chain.from_iterable(values))
+def packed_values(values: Sequence[Sequence[float]], *, first_alone: bool = False) -> PackedValues:
+    """Pack what a value head predicts for a rollout's turns, (K, n_k), in its own precision.
+
+    Args:
+        values: For each agent token.
+        first_alone: Leave out all but those of the first token of each turn.
+
+    Returns:
+        Four bytes a token, or with ``first_alone`` eight bytes a turn.
+    """
+    sent = [turn[:1] for turn in values] if first_alone else values
+    return array("I", map(len, values)), array("f", chain.from_iterable(sent))
 
 
 def unpacked_values(packed: PackedValues) -> list[list[float]]:
-    """Undo :func:`packed_values`."""
+    """Undo :func:`packed_values`; what was left out is NaN."""
     counts, values = packed
-    return [values[start:stop].tolist() for start, stop in pairwise(accumulate(counts, initial=0))]
+    is_whole = len(values) == sum(counts)
+    places = pairwise(accumulate(counts if is_whole else (min(count, 1) for count in counts), initial=0))
+    sent = [values[start:stop].tolist() for start, stop in places]
+    return [turn + [math.nan] * (count - len(turn)) for turn, count in zip(sent, counts, strict=True)]
