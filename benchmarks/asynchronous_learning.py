@@ -47,14 +47,15 @@ def train(folder: Path, seed: int, max_staleness: int, num_episodes: int) -> dic
 
     trainer, env = trainer_of(game, arm, seed, start, num_episodes, copied if max_staleness else None)
     metrics = list[dict[str, float]]()
-    generate = trainer.generator.generate
+    generator: Any = trainer.generator
+    generate = generator.generate
 
-    def noting(*args: Any) -> Any:
-        batch = generate(*args)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        batch = generate(*args, **kwargs)
         metrics.append(batch.metrics)
         return batch
 
-    trainer.generator.generate = noting
+    generator.generate = noting
     began = time.perf_counter()
     trainer.train()
     took_s = time.perf_counter() - began
