@@ -133,4 +133,7 @@ def test_a_request_of_a_server_that_went_for_good_fails_its_own_session(servers:
     with pytest.raises(AgentError, match="no vLLM server is left to ask"):
         one.result(10)
     assert time.monotonic() - began < 5
+    with pytest.raises(AgentError, match="no vLLM server is left to ask"):
+        ask(agent, "s").result(10)
+    assert agent._engine.servers[0].num_sessions == 0
     agent.finish()

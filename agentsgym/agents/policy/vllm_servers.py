@@ -137,6 +137,7 @@ class VLLMServers:
             return server
         if server is not None:
             server.num_sessions -= 1
+            del self._homes[session_id]  # there may be no other one, and it asks again
         num = len(self.servers)
         rotated = [self.servers[(self._rank + place) % num] for place in range(num)]
         usable = [server for server in rotated if not server.lost]
