@@ -303,7 +303,7 @@ def test_a_run_without_anything_to_train_on_stays_where_it_is(changes: dict[str,
     ],
 )
 def test_groups_of_one_are_finite(estimator: str, scale: str, tmp_path: Path) -> None:
-    head = {"value_head": "shared"} if "values" in get_estimator(estimator).traits.uses else {}
+    head = {"value_head": "shared"} if get_estimator(estimator).traits.reads_values else {}
     trainer = prepared(tmp_path, advantage_estimator=estimator, scale_rewards=scale, **head)
     broken = [{"task_data": {"seed": 0, "cannot_start": True}}] * 3
     batch = trainer._generate_and_score_completions([*ROWS[:1], *broken, *broken, *ROWS[4:5]])

@@ -43,7 +43,7 @@ def own_rewards(rollouts: Sequence[ScoredRollout], *, discount: float, scale: st
     ],
 )
 def test_every_estimator_trains(estimator: Any, scale: str, tmp_path: Path) -> None:
-    head = {"value_head": "shared"} if "values" in get_estimator(estimator).traits.uses else {}
+    head = {"value_head": "shared"} if get_estimator(estimator).traits.reads_values else {}
     changes = {"advantage_estimator": estimator, "scale_rewards": scale, "discount": 0.9, "max_steps": 1, **head}
     trainer = trainer_of(tmp_path, **changes)
     trainer.train()
