@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import asynchronous_bias
 from benchmarks.asynchronous import GROUP, Setup, ahead, episode, main
+from benchmarks.asynchronous_learning import WINDOW, by_part, first_at
 from benchmarks.scaling_engine import TASKS
 
 GAMES = TASKS["short games"]
@@ -48,3 +49,10 @@ def test_where_learning_takes_as_long_as_sampling(capsys: pytest.CaptureFixture[
     assert [row["max_staleness"] for row in (alone, overlapping, two_ahead)] == [1, 1, 2]
     assert alone["learn_s"] > overlapping["at_least"] * overlapping["learn_s"] / 2
     assert all(row["of_the_larger"] >= 0.99 for row in (alone, overlapping, two_ahead))
+
+
+def test_a_curve_and_when_it_first_was_high_enough() -> None:
+    wins = [0.0] * 100 + [1.0] * 2 * WINDOW
+    assert by_part(wins[:200], 2) == [0.0, 1.0]
+    assert first_at(wins, 1.0) == 100 + WINDOW
+    assert first_at([0.0] * 2 * WINDOW, 0.1) is None
