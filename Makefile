@@ -5,7 +5,8 @@ ARGS ?=
 WORKERS ?= logical
 VENV := .venv
 RUN := $(VENV)/bin/python
-INSTALL := $(RUN) -m pip install --quiet --constraint constraints.txt --editable
+# Compiling all that is installed takes as long as everything else; Python compiles what it imports, once.
+INSTALL := $(RUN) -m pip install --quiet --no-compile --constraint constraints.txt --editable
 WHAT_TO_INSTALL := pyproject.toml constraints.txt
 PYTEST = $(RUN) -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 VLLM_VENV := .venv-vllm

@@ -112,11 +112,14 @@ def test_a_server_that_cannot_pause_is_refused() -> None:
             agent.prepare(started(0))
 
 
-def test_a_push_that_fails_is_told_also_where_the_server_does_not_resume(servers: list[StubServer]) -> None:
+def test_a_push_that_fails_is_told_also_where_the_server_does_not_resume(
+    servers: list[StubServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent = agent_of(servers[0], pauses=True)
     agent.prepare(started(0))
     agent.generation.sync_weights = lambda: 1 / 0
     servers[0].hangs = {"/resume"}
+    monkeypatch.setattr("agentsgym.agents.policy.vllm_server.ANSWER_S", 0.5)
     with pytest.raises(AgentsGymError, match="ZeroDivisionError"):
         agent.prepare(started(1))
     agent.finish()
