@@ -5,13 +5,13 @@ from lognormal distributions. Four measurements of them take turns in one proces
 
 - *lockstep*: all live episodes in one call of ``LLM.generate`` a round;
 - *continuous*: ``VLLMPolicyAgent``, one request for each turn, on the stepped engine;
-- *full*: no environment at all, the same requests with their whole prompts, given to the engine at once, which no
-  turn of an episode can be before the one before it has ended;
+- *full*: no environment at all, the same requests with their whole prompts, all given to the engine at once (turns
+  cannot be: each follows the one before it);
 - *fed*: a bare loop over the engine, without agent, environment, tokenizer or threads. It steps the engine while any
   request is open and adds a turn when the one before it has ended and its environment's time is over: the engine kept
   as full as these episodes let it be. *Continuous* is measured against it.
 
-Run it with the interpreter that has vLLM (``make .venv-vllm/.installed``), in an otherwise quiet machine.
+Run it with the interpreter that has vLLM (``make .venv-vllm/.installed``), on a machine that is otherwise idle.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -143,10 +143,8 @@ class Continuous(VLLMPolicyAgent):
 
     def __init__(self, generation: Any, tokenizer: Any, env: PlannedEnv) -> None:
         super().__init__(generation, tokenizer)
-        generation.generation_kwargs = {
-            "ignore_eos": True,
-            "stop": [],
-        }  # no stop tokens: an answer is as long as its budget
+        # Without stop tokens an answer is as long as its budget, as in the other ways of playing.
+        generation.generation_kwargs = {"ignore_eos": True, "stop": []}
         self._engine = SteppedEngine(self.sampling)
         self.budgets = Budgets(env)
 
@@ -194,9 +192,7 @@ def play(env: PlannedEnv, agent: Agent, num_episodes: int) -> tuple[float, list[
     for number, (planned, one) in enumerate(zip(env.plan, trajectories, strict=True)):
         lengths = [turn.stop - turn.start for turn in one.turns]
         if lengths != [turn.num_tokens for turn in planned]:
-            raise RuntimeError(
-                f"episode {number} was to be played with {planned}, and its answers have {lengths} tokens"
-            )
+            raise RuntimeError(f"episode {number} is planned as {planned}, and its answers have {lengths} tokens")
     return seconds, trajectories
 
 
