@@ -30,7 +30,7 @@ demo: $(VENV)/.installed ## train the embedded policy at Twenty Questions (ARGS=
 test: lint types ## everything that must hold: lint, types, tests (WORKERS=1: one after the other)
 	$(PYTEST) -m 'not long' $(ARGS)
 
-test-long: $(VENV)/.installed-dev ## the tests that make test leaves out: whole benchmarks and examples, some minutes
+test-long: $(VENV)/.installed-dev ## the tests that make test leaves out: whole programs, several processes, slow cases; some minutes
 	$(PYTEST) -m long $(ARGS)
 
 test-vllm: $(VLLM_VENV)/.installed ## the tests that run a real vLLM, on the CPU (2 GB in .venv-vllm the first time)

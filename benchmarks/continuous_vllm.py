@@ -214,6 +214,7 @@ def feed(llm: Any, plan: Plan, trajectories: Sequence[Any]) -> float:
     """The seconds of a bare loop that plays the same turns, their environments' times included: an engine kept full."""
     defaults, engine = llm.get_default_sampling_params(), llm.llm_engine
     last_alone = type(defaults.output_kind).FINAL_ONLY
+    histories = [list(one.token_ids) for one in trajectories]  # with its own answers, so that their cache is used
     left = [[*zip(turns, one.turns, strict=True)][::-1] for turns, one in zip(plan, trajectories, strict=True)]
     llm.reset_prefix_cache()
     began = time.perf_counter()
@@ -222,17 +223,17 @@ def feed(llm: Any, plan: Plan, trajectories: Sequence[Any]) -> float:
         while waiting and waiting[0][0] <= time.perf_counter():
             _, number = heapq.heappop(waiting)
             if left[number]:
-                turn = left[number][-1][1]
-                params = type(defaults)(max_tokens=turn.stop - turn.start, output_kind=last_alone, **options())
-                prompt = {"prompt_token_ids": list(trajectories[number].token_ids[: turn.start])}
-                engine.add_request(str(number), prompt, params)
-        if not engine.has_unfinished_requests():
-            time.sleep(max(0.0, waiting[0][0] - time.perf_counter()) if waiting else 0.0)
-            continue
-        for output in engine.step():
-            if output.finished:
-                planned, _ = left[int(output.request_id)].pop()
-                heapq.heappush(waiting, (time.perf_counter() + planned.wait_s, int(output.request_id)))
+                planned, turn = left[number][-1]
+                params = type(defaults)(max_tokens=planned.num_tokens, output_kind=last_alone, **options())
+                engine.add_request(str(number), {"prompt_token_ids": histories[number][: turn.start]}, params)
+        if engine.has_unfinished_requests():
+            for output in filter(lambda output: output.finished, engine.step()):
+                number = int(output.request_id)
+                planned, turn = left[number].pop()
+                histories[number][turn.start : turn.stop] = output.outputs[0].token_ids
+                heapq.heappush(waiting, (time.perf_counter() + planned.wait_s, number))
+        elif waiting:
+            time.sleep(max(0.0, waiting[0][0] - time.perf_counter()))
     return time.perf_counter() - began
 
 

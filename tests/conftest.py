@@ -81,7 +81,7 @@ LONG = (
     "tests/training/test_vllm_servers.py::test_each_rank",
     "tests/viewer/test_groups_in_browser.py::test_narrow_windows_do_not_scroll_sideways[700]",
     "tests/viewer/test_list_in_browser.py::test_ten_thousand_rows",
-)  # whole programs and several processes: half of all the time; `make test-long` runs them
+)  # whole programs, several processes, and slow cases of what faster ones show too; `make test-long` runs them
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: a second thread costs more than it brings
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
