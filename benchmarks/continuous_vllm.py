@@ -1,7 +1,8 @@
 """Measure rollouts on a real vLLM on this CPU: each episode at its own pace, beside all of them in rounds.
 
 A tiny model, 64 episodes, in which the number of turns, the tokens of each turn and the environment's time are drawn
-from lognormal distributions. Four measurements of them take turns in one process, so that what counts is their ratio:
+from lognormal distributions. How much is won depends on the longest of the 64, so that several sets are drawn. Each is
+measured in four ways, one after the other in one process, so that what counts is their ratio:
 
 - *lockstep*: all live episodes in one call of ``LLM.generate`` a round;
 - *continuous*: ``VLLMPolicyAgent``, one request for each turn, on the stepped engine;
@@ -32,7 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # TRL's colocated engine runs in the process, too
@@ -51,35 +52,25 @@ from agentsgym.agents.policy.vllm import VLLMPolicyAgent
 from agentsgym.agents.policy.vllm_stepping import SteppedEngine
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.tiny import tiny_policy
+from benchmarks.scaling_engine import Episode, Lognormal, Task
 
 WORDS = ["higher lower guess a number"]
 WAITS_S = (0.001, 0.1, 0.5)  # medians of an environment's step
 
 
-class Turn(NamedTuple):
-    """What a turn takes: tokens of the answer, and seconds of the environment."""
-
-    num_tokens: int
-    wait_s: float
+Plan = list[Episode]
 
 
-Plan = list[list[Turn]]
-
-
-def make_plan(num_episodes: int, median_wait_s: float) -> Plan:
-    """Draw episodes: about 7 turns of about 30 tokens, the longest more than twice as long."""
-    plan: Plan = []
-    for index in range(num_episodes):
-        draws = random.Random(f"episode {index}")
-
-        def draw(median: float, sigma: float, most: float, draws: random.Random = draws) -> float:
-            return min(most, median * draws.lognormvariate(0.0, sigma))
-
-        num_turns = max(1, round(draw(6, 0.6, 16)))
-        plan.append([
-            Turn(max(1, round(draw(24, 0.9, 120))), median_wait_s * draw(1.0, 0.8, 20)) for _ in range(num_turns)
-        ])  # fmt: skip
-    return plan
+def make_plan(num_episodes: int, median_wait_s: float, draw: int) -> Plan:
+    """Draw episodes: about 7 turns of about 33 tokens, the longest more than twice as long."""
+    task = Task(
+        turns=Lognormal(median=6, sigma=0.6, most=16),
+        tokens=Lognormal(median=24, sigma=0.9, most=120),
+        env_s=Lognormal(median=median_wait_s, sigma=0.8, most=40 * median_wait_s),
+        prompt=0,
+        observation=0,
+    )
+    return [task.drawn_by(random.Random(f"{draw} {number}")) for number in range(num_episodes)]
 
 
 class PlannedEnv(MultistepEnv):
@@ -101,7 +92,7 @@ class PlannedEnv(MultistepEnv):
         self, session_id: str, state: dict[str, Any], action: str
     ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         turns = self.plan[state["index"]]
-        time.sleep(turns[state["turn"]].wait_s)
+        time.sleep(turns[state["turn"]].env_s)
         return {**state, "turn": state["turn"] + 1}, 0.0, state["turn"] + 1 == len(turns), {}
 
 
@@ -114,7 +105,7 @@ class Budgets:
     def of(self, request: TurnRequest) -> tuple[int, Any]:
         """The tokens of this turn, and the state that the next request bears."""
         turn = request.agent_state or 0
-        return self.env.plan[self.env.indices[request.session_id]][turn].num_tokens, turn + 1
+        return self.env.plan[self.env.indices[request.session_id]][turn].tokens, turn + 1
 
 
 class Lockstep(Agent):
@@ -164,11 +155,11 @@ def make_engine(folder: Path) -> tuple[Any, Any, Any]:
     """A vLLM of a tiny random model, its tokenizer, and what of TRL's engine the agent reads."""
     from vllm import LLM  # pyright: ignore  # noqa: PLC0415  # not in the environment that checks types
 
-    model, tokenizer = tiny_policy(WORDS, hidden_size=128, num_heads=4)
+    model, tokenizer = tiny_policy(WORDS, hidden_size=128, num_heads=4, max_positions=2048)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     llm: Any = LLM(
-        str(folder), dtype="float32", enforce_eager=True, max_model_len=1024, block_size=32,
+        str(folder), dtype="float32", enforce_eager=True, max_model_len=2048, block_size=32,
         logprobs_mode="processed_logprobs", max_num_seqs=256,
     )  # fmt: skip
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, device=torch.device("cpu"), process_index=0)
@@ -191,7 +182,7 @@ def play(env: PlannedEnv, agent: Agent, num_episodes: int) -> tuple[float, list[
         raise RuntimeError(failed[0])
     for number, (planned, one) in enumerate(zip(env.plan, trajectories, strict=True)):
         lengths = [turn.stop - turn.start for turn in one.turns]
-        if lengths != [turn.num_tokens for turn in planned]:
+        if lengths != [turn.tokens for turn in planned]:
             raise RuntimeError(f"episode {number} is planned as {planned}, and its answers have {lengths} tokens")
     return seconds, trajectories
 
@@ -224,44 +215,47 @@ def feed(llm: Any, plan: Plan, trajectories: Sequence[Any]) -> float:
             _, number = heapq.heappop(waiting)
             if left[number]:
                 planned, turn = left[number][-1]
-                params = type(defaults)(max_tokens=planned.num_tokens, output_kind=last_alone, **options())
+                params = type(defaults)(max_tokens=planned.tokens, output_kind=last_alone, **options())
                 engine.add_request(str(number), {"prompt_token_ids": histories[number][: turn.start]}, params)
         if engine.has_unfinished_requests():
             for output in filter(lambda output: output.finished, engine.step()):
                 number = int(output.request_id)
                 planned, turn = left[number].pop()
                 histories[number][turn.start : turn.stop] = output.outputs[0].token_ids
-                heapq.heappush(waiting, (time.perf_counter() + planned.wait_s, number))
+                heapq.heappush(waiting, (time.perf_counter() + planned.env_s, number))
         elif waiting:
             time.sleep(max(0.0, waiting[0][0] - time.perf_counter()))
     return time.perf_counter() - began
 
 
-def measure(engine: tuple[Any, Any, Any], num_episodes: int, median_wait_s: float, num_repeats: int) -> dict[str, Any]:
-    """Play all ways in turn; the least seconds of each, and medians of the ratios within a repetition."""
+def play_all_ways(engine: tuple[Any, Any, Any], plan: Plan) -> dict[str, float]:
+    """The seconds of each way, one after the other."""
     llm, tokenizer, generation = engine
-    plan = make_plan(num_episodes, median_wait_s)
     env = PlannedEnv(tokenizer, plan)
-    seconds: dict[str, list[float]] = {"lockstep": [], "continuous": [], "full": [], "fed": []}
-    for _ in range(num_repeats):
-        seconds["lockstep"].append(play(env, Lockstep(llm, env), num_episodes)[0])
-        llm.reset_prefix_cache()
-        took, trajectories = play(env, Continuous(generation, tokenizer, env), num_episodes)
-        seconds["continuous"].append(took)
-        seconds["full"].append(fill(llm, trajectories))
-        seconds["fed"].append(feed(llm, plan, trajectories))
+    lockstep_s, _ = play(env, Lockstep(llm, env), len(plan))
+    llm.reset_prefix_cache()
+    continuous_s, trajectories = play(env, Continuous(generation, tokenizer, env), len(plan))
+    full_s, fed_s = fill(llm, trajectories), feed(llm, plan, trajectories)
+    return {"lockstep": lockstep_s, "continuous": continuous_s, "full": full_s, "fed": fed_s}
 
-    def ratio(way: str, other: str) -> float:
-        return round(median(one / two for one, two in zip(seconds[way], seconds[other], strict=True)), 2)
+
+def measure(engine: tuple[Any, Any, Any], num_episodes: int, median_wait_s: float, num_draws: int) -> dict[str, Any]:
+    """Play several draws of the episodes; medians, and the least and the largest of each ratio within a draw."""
+    plans = [make_plan(num_episodes, median_wait_s, draw) for draw in range(num_draws)]
+    found = [play_all_ways(engine, plan) for plan in plans]
+
+    def ratios(way: str, other: str) -> list[float]:
+        values = sorted(seconds[way] / seconds[other] for seconds in found)
+        return [round(value, 2) for value in (median(values), values[0], values[-1])]
 
     return {
         "wait_s": median_wait_s,
-        "turns": sum(map(len, plan)),
-        "tokens": sum(turn.num_tokens for turns in plan for turn in turns),
-        **{f"{way}_s": round(min(values), 2) for way, values in seconds.items()},
-        "speedup": ratio("lockstep", "continuous"),
-        "speedup_at_best": ratio("lockstep", "fed"),
-        "over_fed": ratio("continuous", "fed"),
+        "turns": [sum(map(len, plan)) for plan in plans],
+        "tokens": [sum(turn.tokens for episode in plan for turn in episode) for plan in plans],
+        **{f"{way}_s": round(median(seconds[way] for seconds in found), 2) for way in found[0]},
+        "speedup": ratios("lockstep", "continuous"),
+        "speedup_at_best": ratios("lockstep", "fed"),
+        "over_fed": ratios("continuous", "fed"),
     }
 
 
@@ -270,14 +264,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--episodes", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--draws", type=int, default=5, help="how many sets of episodes are drawn and played")
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         engine = make_engine(Path(folder))
         measure(engine, chosen.episodes, 0.0, 1)  # what the first calls allocate is not counted
         rows: list[dict[str, Any]] = []
         for wait_s in WAITS_S:
-            rows.append(measure(engine, chosen.episodes, wait_s, chosen.repeats))
+            rows.append(measure(engine, chosen.episodes, wait_s, chosen.draws))
             if not chosen.json:
                 sys.stdout.write("  ".join(f"{name} {value}" for name, value in rows[-1].items()) + "\n")
                 sys.stdout.flush()

@@ -103,7 +103,10 @@ class Task:
 
     def episode(self, *seed: object) -> Episode:
         """Draw an episode, the same one for the same seed."""
-        rng = random.Random(derive_seed(*seed))
+        return self.drawn_by(random.Random(derive_seed(*seed)))
+
+    def drawn_by(self, rng: random.Random) -> Episode:
+        """Draw an episode."""
         pace = math.exp(rng.gauss(0.0, self.pace))
         num_turns = max(1, round(self.turns.draw(rng)))
         return tuple(Turn(max(1, round(pace * self.tokens.draw(rng))), self.env_s.draw(rng)) for _ in range(num_turns))

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_way_plays_the_plan_and_is_timed() -> None:
-    command = [sys.executable, "-m", "benchmarks.continuous_vllm", "--json", "--episodes", "3", "--repeats", "1"]
+    command = [sys.executable, "-m", "benchmarks.continuous_vllm", "--json", "--episodes", "3", "--draws", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert ran.returncode == 0, ran.stderr[-3000:]
     rows = json.loads(ran.stdout.splitlines()[-1])["rows"]
