@@ -6,7 +6,9 @@ ARGS ?=
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 VENV := .venv
 RUN := $(VENV)/bin/python
-# Compiling all that is installed takes as long as everything else; Python compiles what it imports, once.
+# Compiling all that is installed takes as long as everything else; Python compiles what it imports, once, and keeps it:
+# where the environment forbids that, each of the many processes that tests start compiles torch and TRL anew.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(RUN) -m pip install --quiet --no-compile --constraint constraints.txt --editable
 WHAT_TO_INSTALL := pyproject.toml constraints.txt
 PYTEST = $(RUN) -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder

@@ -243,16 +243,21 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
-    graph = imported_files(files_of_package())
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """The modules that each module of the package imports."""
+    return imported_files(files_of_package())
+
+
+def test_no_files_import_each_other_in_a_circle(graph: Mapping[str, set[str]]) -> None:
     assert len(graph) > 60
     faces = {name for name in graph if is_face(graph, name)}
     assert circle({name: others - faces for name, others in graph.items() if name not in faces}) == []
 
 
 @pytest.mark.parametrize("folder", ["", ".training", ".agents", ".rollouts", ".envs", ".credit", ".tokens"])
-def test_no_folders_import_each_other_in_a_circle(folder: str) -> None:
-    found = rooms(imported_files(files_of_package()), f"agentsgym{folder}")
+def test_no_folders_import_each_other_in_a_circle(graph: Mapping[str, set[str]], folder: str) -> None:
+    found = rooms(graph, f"agentsgym{folder}")
     assert len(found) > 2
     assert circle(found) == []
 
