@@ -57,12 +57,11 @@ from benchmarks.scaling_engine import Episode, Lognormal, Task
 WORDS = ["higher lower guess a number"]
 WAITS_S = (0.001, 0.1, 0.5)  # medians of an environment's step
 
-
 Plan = list[Episode]
 
 
 def make_plan(num_episodes: int, median_wait_s: float, draw: int) -> Plan:
-    """Draw episodes: about 7 turns of about 33 tokens, the longest more than twice as long."""
+    """Draw episodes: about 7 turns of about 35 tokens, the longest more than twice as long."""
     task = Task(
         turns=Lognormal(median=6, sigma=0.6, most=16),
         tokens=Lognormal(median=24, sigma=0.9, most=120),

@@ -106,7 +106,7 @@ class Task:
         return self.drawn_by(random.Random(derive_seed(*seed)))
 
     def drawn_by(self, rng: random.Random) -> Episode:
-        """Draw an episode."""
+        """Draw the next episode of a generator."""
         pace = math.exp(rng.gauss(0.0, self.pace))
         num_turns = max(1, round(self.turns.draw(rng)))
         return tuple(Turn(max(1, round(pace * self.tokens.draw(rng))), self.env_s.draw(rng)) for _ in range(num_turns))
