@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentsgym._lazy import lazy
-from agentsgym._renamed import renamed
 
 if TYPE_CHECKING:
     from agentsgym.agents.base import Agent, AsyncAgent
@@ -221,22 +220,8 @@ _HOMES = {
     "training.trainer": ("GRPOEnvTrainer",),
     "types": ("Action", "Message", "StopReason", "ToolCall", "Trajectory", "Turn", "TurnRequest"),
 }
-_find_renamed = renamed(
-    __name__,
-    {
-        "AgentFault": "agentsgym.errors.AgentError",
-        "AuditReport": "agentsgym.record_audit.AuditReport",
-        "EnvironmentFault": "agentsgym.errors.EnvError",
-        "EpisodeFault": "agentsgym.errors.EpisodeError",
-        "MissingDependency": "agentsgym.errors.MissingDependencyError",
-        "ProcessPool": "agentsgym.rollouts.process_pool.EnvProcessPool",
-        "Sampling": "agentsgym.agents.policy.sampling.SamplingParams",
-        "ThreadPool": "agentsgym.rollouts.thread_pool.EnvThreadPool",
-    },
-)
 
-
-__getattr__ = lazy(__name__, _HOMES, _find_renamed)
+__getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -8,15 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def lazy(
-    package: str, homes: Mapping[str, Sequence[str]], otherwise: Callable[[str], Any] | None = None
-) -> Callable[[str], Any]:
+def lazy(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """Make a package's ``__getattr__`` that imports a public name from its module at its first use.
 
     Args:
         package: The package's ``__name__``.
         homes: The public names by module, the module written without the package.
-        otherwise: What finds any other name; by default there is none.
     """
     home_of = {name: f"{package}.{module}" for module, names in homes.items() for name in names}
 
@@ -25,8 +22,6 @@ def lazy(
             value = getattr(importlib.import_module(home_of[name]), name)
             setattr(sys.modules[package], name, value)
             return value
-        if otherwise is not None:
-            return otherwise(name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return find

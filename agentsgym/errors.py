@@ -23,7 +23,6 @@ import difflib
 import inspect
 from typing import TYPE_CHECKING
 
-from agentsgym._renamed import renamed
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
@@ -176,14 +175,3 @@ def _num_equal(one: str, other: str) -> int:
     """Count the letters before the first that differs."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-__getattr__ = renamed(
-    __name__,
-    {
-        "EpisodeFault": "agentsgym.errors.EpisodeError",
-        "EnvironmentFault": "agentsgym.errors.EnvError",
-        "AgentFault": "agentsgym.errors.AgentError",
-        "MissingDependency": "agentsgym.errors.MissingDependencyError",
-    },
-)

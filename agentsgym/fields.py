@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 from agentsgym.errors import ConfigError
@@ -23,20 +22,11 @@ class Field:
         default: Its value when it is not given.
         valid: Whether a value is valid.
         expected: What a valid value is, as the end of "must be …".
-        wanted: The old name of ``expected``.
     """
 
     default: Any
     valid: Check
-    expected: str = ""
-    wanted: InitVar[str | None] = None
-
-    def __post_init__(self, wanted: str | None) -> None:
-        if wanted is not None:
-            warnings.warn("Field(wanted=…) is now Field(expected=…)", DeprecationWarning, stacklevel=3)
-            object.__setattr__(self, "expected", wanted)
-        if not self.expected:
-            raise TypeError('a Field needs expected=…, which ends the sentence "must be …"')
+    expected: str
 
 
 def is_int(low: int) -> Check:

@@ -18,7 +18,7 @@ LINE = (
     "interop → training → {recipes, viewer} → cli"
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
-GROUND = {"_renamed", "_lazy"}  # import nothing, and may be imported everywhere
+GROUND = {"_lazy"}  # imports nothing, and may be imported everywhere
 # Who may name what stands to its right, which draws it in a notebook or makes it of a recording, and what it is:
 # `_lazy.called_later`.
 NAMED_BY = {

@@ -134,20 +134,3 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_the_version_is_that_of_the_project_file() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     assert re.search(rf'^version = "{re.escape(agentsgym.__version__)}"$', project, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("AgentFault", "AgentError"),
-        ("EnvironmentFault", "EnvError"),
-        ("EpisodeFault", "EpisodeError"),
-        ("MissingDependency", "MissingDependencyError"),
-        ("ProcessPool", "EnvProcessPool"),
-        ("Sampling", "SamplingParams"),
-        ("ThreadPool", "EnvThreadPool"),
-    ],
-)
-def test_a_renamed_name_still_works_with_a_warning(old: str, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"agentsgym.{old} is now .*{new}"):
-        assert getattr(agentsgym, old) is getattr(agentsgym, new)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from agentsgym._renamed import renamed
 from agentsgym.errors import ConfigError
 from agentsgym.types import Trajectory, Turn
 
@@ -85,7 +84,3 @@ def turn_rows(rollout: int, trajectory: Trajectory, *, merge: bool = True) -> li
 
 
 LAYOUTS: Final[Mapping[str, Layout]] = {"trajectory": trajectory_rows, "turn": turn_rows}
-
-__getattr__ = renamed(
-    __name__, {name: f"agentsgym.batch.transitions.{name}" for name in ("TRANSITION_KEYS", "transitions", "flatten")}
-)

@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from agentsgym._renamed import renamed
 from agentsgym.credit._comparison import Scale, nearly_equal
 from agentsgym.credit.bound import BoundEstimator, Estimator, TurnAdvantage
 from agentsgym.credit.gae import bilevel_gae, turn_gae
@@ -142,12 +141,3 @@ def _final_rewards_by_group(rollouts: Sequence[ScoredRollout]) -> dict[int, list
         if rollout.included:
             groups[rollout.group].append(rollout.final_reward)
     return groups
-
-
-__getattr__ = renamed(
-    __name__,
-    {
-        "expand_to_tokens": "agentsgym.credit.rewards.scatter_to_tokens",
-        "zero_variance_share": "agentsgym.credit.advantages.zero_variance_fraction",
-    },
-)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,19 +37,17 @@ class BoundEstimator:
         options: Keywords that it is called with beside ``discount`` and ``scale``.
         state: What it keeps from one batch to the next; None for one that keeps nothing. A call changes it, so that
             evaluation should call a copy (``copy.deepcopy``).
-        state_keyword: The keyword that ``state`` is handed over as.
     """
 
     function: Callable[..., Sequence[Sequence[TurnAdvantage]]]
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     state: EMABaselines | None = None
-    state_keyword: str = "state"
 
     def __call__(
         self, rollouts: Sequence[ScoredRollout], /, *, discount: float, scale: Scale
     ) -> Sequence[Sequence[TurnAdvantage]]:
         """Return for each rollout one entry a turn; the function sees every role of a rollout as one of its own."""
-        kept = {} if self.state is None else {self.state_keyword: self.state}
+        kept = {} if self.state is None else {"state": self.state}
         function = self.function
         if not reads_token_rewards(self.traits):
             function = by_seat(cast("Callable[..., list[list[TurnAdvantage]]]", function))
@@ -83,12 +80,6 @@ class BoundEstimator:
         if declaration is None or declaration.value_targets is None:
             return return_value_targets(rollouts, discount=discount)
         return declaration.value_targets(rollouts, discount=discount, **all_options(self.function, self.options))
-
-    @property
-    def memory(self) -> EMABaselines | None:
-        """The old name of ``state``."""
-        warnings.warn("an estimator's memory is now its state", DeprecationWarning, stacklevel=2)
-        return self.state
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -20,7 +20,6 @@ from collections.abc import Hashable, Sequence
 from typing import Final, get_args
 
 from agentsgym.credit._comparison import Scale, check_choice, check_number, scale_divisor
-from agentsgym.credit._deprecated import renamed_keywords
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.seats import by_seat
 from agentsgym.credit.traits import Declaration, EstimatorTraits, Use
@@ -28,7 +27,6 @@ from agentsgym.errors import ConfigError
 
 # Of roles the scale alone, which divides by the spread of each.
 _USES: Final[tuple[Use, ...]] = ("discount", "turn_rewards", "roles")
-_renamed_lambda = renamed_keywords(trace_decay="gae_lambda", token_trace_decay="token_gae_lambda")
 
 
 def gae(rewards: Sequence[float], values: Sequence[float], *, discount: float, gae_lambda: float) -> list[float]:
@@ -55,7 +53,6 @@ def gae(rewards: Sequence[float], values: Sequence[float], *, discount: float, g
     return advantages[::-1]
 
 
-@_renamed_lambda
 @by_seat
 def turn_value_targets(
     rollouts: Sequence[ScoredRollout], *, discount: float, gae_lambda: float = 0.95
@@ -90,7 +87,6 @@ def return_value_targets(rollouts: Sequence[ScoredRollout], *, discount: float) 
     return turn_value_targets(rollouts, discount=discount, gae_lambda=1.0)
 
 
-@_renamed_lambda
 @by_seat
 def token_value_targets(
     rollouts: Sequence[ScoredRollout],
@@ -134,7 +130,6 @@ _OF_TOKENS: Final = EstimatorTraits(uses=frozenset((*_USES, "values")), per_toke
 
 
 @Declaration(traits_of=lambda _options: _OF_TURNS, value_targets=turn_value_targets).on
-@_renamed_lambda
 @by_seat
 def turn_gae(
     rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Scale = "group", gae_lambda: float = 0.95
@@ -167,7 +162,6 @@ def turn_gae(
 
 
 @Declaration(traits_of=lambda _options: _OF_TOKENS, value_targets=token_value_targets).on
-@_renamed_lambda
 @by_seat
 def bilevel_gae(
     rollouts: Sequence[ScoredRollout],

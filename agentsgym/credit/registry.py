@@ -7,12 +7,10 @@ What each of them reads and compares, its traits, is declared where it is define
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
-from agentsgym.credit._deprecated import current_keywords
 from agentsgym.credit.bound import BoundEstimator, Estimator, name_of
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.gae import bilevel_gae, turn_gae
@@ -37,8 +35,7 @@ ESTIMATORS: Final[Mapping[str, Estimator]] = {
     "bilevel_gae": bilevel_gae,
 }
 
-_STATE_KEYWORDS = ("state", "memory")  # the second is the old name
-_NO_OPTIONS = ("discount", "scale", *_STATE_KEYWORDS)  # given by the caller, or bound here
+_NO_OPTIONS = ("discount", "scale", "state")  # given by the caller, or bound here
 
 
 def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) -> BoundEstimator | PotentialShaping:
@@ -63,10 +60,9 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
             raise ConfigError(f"the estimator has its options already, got {', '.join(map(repr, options))} as well")
         return name_or_callable
     function, options = _without_partial(_found(name_or_callable), options)
-    options = current_keywords(getattr(function, "renamed_keywords", {}), options)
-    keyword = _check_options(function, options)
-    state = EMABaselines() if keyword and _keeps_state(function, options) else None
-    bound = BoundEstimator(function, options, state, keyword or "state")
+    takes_state = _check_options(function, options)
+    state = EMABaselines() if takes_state and _keeps_state(function, options) else None
+    bound = BoundEstimator(function, options, state)
     if function in ESTIMATORS.values():
         bound([], discount=1.0, scale="none")  # they check their options before they look at the rollouts
     return bound
@@ -90,8 +86,8 @@ def _without_partial(
     return inner.func, {**inner.keywords, **options}
 
 
-def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> str | None:
-    """Refuse options that a function does not have; returns the keyword of its state, None if it takes none."""
+def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
+    """Refuse options that a function does not have; returns whether it takes ``state``."""
     try:
         parameters = [*inspect.signature(function).parameters.values()][1:]  # the first are the rollouts
     except ValueError:  # a compiled function does not say
@@ -110,18 +106,7 @@ def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> 
     for one in parameters:
         if one.name in known.difference(options) and one.default is one.empty:
             raise ConfigError(f"the estimator {name_of(function)!r} needs the option {one.name!r}")
-    return _state_keyword(function, keywords)
-
-
-def _state_keyword(function: Callable[..., Any], keywords: set[str]) -> str | None:
-    keyword = next((name for name in _STATE_KEYWORDS if name in keywords), None)
-    if keyword == "memory":
-        warnings.warn(
-            f"the estimator {name_of(function)!r} takes the keyword 'memory', which is now 'state'",
-            DeprecationWarning,
-            stacklevel=4,
-        )
-    return keyword
+    return "state" in keywords
 
 
 def _keeps_state(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:

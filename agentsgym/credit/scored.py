@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -104,15 +103,3 @@ class ScoredRollout:
     def role(self, k: int) -> Hashable:
         """Who the agent was in turn k."""
         return self.roles[k] if self.roles else None
-
-    @property
-    def counts(self) -> bool:
-        """The old name of ``included``."""
-        warnings.warn("ScoredRollout.counts is now ScoredRollout.included", DeprecationWarning, stacklevel=2)
-        return self.included
-
-    @property
-    def game(self) -> Hashable:
-        """The old name of ``environment``."""
-        warnings.warn("ScoredRollout.game is now ScoredRollout.environment", DeprecationWarning, stacklevel=2)
-        return self.environment

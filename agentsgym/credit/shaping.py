@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -126,12 +125,6 @@ class PotentialShaping:
         split = split_seats(rollouts)
         seen = shaped(split.rollouts, discount=discount, weight=self.weight)
         return split.merge(own.value_targets(seen, discount=discount))
-
-    @property
-    def memory(self) -> EMABaselines | None:
-        """The old name of ``state``."""
-        warnings.warn("an estimator's memory is now its state", DeprecationWarning, stacklevel=2)
-        return self.state
 
 
 def _why_unreached(traits: EstimatorTraits | None) -> str | None:

@@ -7,7 +7,6 @@ import importlib.metadata
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from agentsgym._renamed import renamed
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.rows.read import BUILT_IN, DatasetRow, class_path, drop_null_columns, registered_classes
 from agentsgym.errors import ConfigError, did_you_mean
@@ -95,6 +94,3 @@ def _checked(path: str, found: object) -> type[MultistepEnv]:
     raise ConfigError(
         f"env_class_path {shown(path)} must name a subclass of MultistepEnv, got {shown(cast('object', found))}"
     )
-
-
-__getattr__ = renamed(__name__, {"without_filling": "agentsgym.envs.rows.read.drop_null_columns"})

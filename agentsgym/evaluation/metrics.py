@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -99,12 +98,6 @@ class Evaluation:
             ConfigError: ``by`` is neither.
         """
         return _frame_of(self, by)
-
-    @property
-    def num_games(self) -> int:
-        """The old name of ``num_episodes``."""
-        warnings.warn("Evaluation.num_games is now Evaluation.num_episodes", DeprecationWarning, stacklevel=2)
-        return self.num_episodes
 
     def pass_at_k(self, k: int) -> float:
         """Estimate the chance that at least one of k rollouts of a task is won: see :func:`pass_at_k`."""

@@ -107,7 +107,7 @@ def test_unknown_names_and_options_are_refused() -> None:
         get_estimator(grpo, baseline="self")
     with pytest.raises(ConfigError, match=r"'mine' has no option 'bonsu'; did you mean 'bonus'\?"):
         get_estimator(mine, bonsu=1.0)
-    for reserved in ("discount", "scale", "state", "memory"):
+    for reserved in ("discount", "scale", "state"):
         with pytest.raises(ConfigError, match=f"has no option '{reserved}'; known are 'baseline', 'decay'"):
             get_estimator("return_to_go", **{reserved: None})
         with pytest.raises(ConfigError, match=f"has no option '{reserved}'"):

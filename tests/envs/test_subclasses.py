@@ -237,14 +237,6 @@ def test_practice_that_is_remembered_is_not_warned_of(caplog: pytest.LogCaptureF
     assert caplog.records == []
 
 
-def test_the_old_keyword_of_a_field_works_for_one_version() -> None:
-    with pytest.warns(DeprecationWarning, match=r"Field\(wanted=…\) is now Field\(expected=…\)"):
-        old = Field(default=1, wanted="an int", valid=is_int(1))
-    assert old.expected == "an int"
-    with pytest.raises(TypeError, match="a Field needs expected="):
-        Field(default=1, valid=is_int(1))
-
-
 def test_the_base_class_is_no_environment() -> None:
     with pytest.raises(TypeError, match="abstract"):
         MultistepEnv()  # type: ignore[abstract]

@@ -148,12 +148,6 @@ def test_failed_rollouts_are_counted_and_left_out() -> None:
     assert len(evaluation.trajectories) == 4
 
 
-def test_the_old_name_of_the_count_warns() -> None:
-    evaluation = summarize([game(0), game(1)])
-    with pytest.warns(DeprecationWarning, match=r"Evaluation\.num_games is now Evaluation\.num_episodes"):
-        assert evaluation.num_games == 2
-
-
 def test_nothing_is_minus_zero() -> None:
     reward = summarize([game(0, reward=-0.0), game(1, reward=-0.0)]).reward
     assert str(reward) == "Estimate(mean=0.0, low=0.0, high=0.0)"

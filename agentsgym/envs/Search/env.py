@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
-from agentsgym.credit._deprecated import current_keywords
 from agentsgym.envs.contract import State
 from agentsgym.envs.rows.questions import is_text
 from agentsgym.envs.rows.sources import EXPECTED_SOURCE, is_source
@@ -54,7 +53,6 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(is_str, cast("Mapping[Any, Any]", value).values()))
 
 
-_OLD_KEYS = {"search_timeout_s": "tool_timeout_s"}
 _NOT_TAKEN = ("answer_match", "answer_reward", "wrong_answer_reward")  # "reward" says how an answer is judged
 _COST = Field(default=0.0, expected="a number >= 0", valid=is_number(0))
 
@@ -134,8 +132,6 @@ class SearchEnv(ToolEnv):
             ConfigError: As for :class:`ToolEnv`; or the corpus cannot be read, is empty or lacks a column.
             MissingDependencyError: The corpus is to be searched with BM25, and ``bm25s`` is not installed.
         """
-        if isinstance(env_config, Mapping):  # else the base says what it must be
-            env_config = current_keywords(_OLD_KEYS, env_config)
         super().__init__(tokenizer, env_config, tools=tools)
         self._in_tags = self.env_config["format"] == "tags"
         if self._in_tags and (self._sources or self.env_config["submit_tool"]):

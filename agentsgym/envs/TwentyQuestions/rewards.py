@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentsgym._renamed import renamed
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -62,5 +60,3 @@ DEFAULT_PENALTIES: dict[str, tuple[float, float]] = {
     "win": (0.0, 0.0),
     "lmrl": (0.0, 0.0),
 }
-
-__getattr__ = renamed(__name__, {"information_share": "agentsgym.envs.TwentyQuestions.rewards.information_fraction"})

@@ -13,7 +13,7 @@ import pytest
 from agentsgym import evaluate
 from agentsgym.agents.base import Agent
 from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.envs.registry import class_path, make
+from agentsgym.envs.registry import make
 from agentsgym.envs.Search import Passage, RandomPlayer, ReferencePlayer, SearchEnv
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.rollouts.process_pool import EnvProcessPool
@@ -286,18 +286,6 @@ def test_a_retriever_without_a_limit_is_called_where_the_environment_is() -> Non
     played(searching("x"), retriever=seen, tool_timeout_s=None)
     played(searching("x"), retriever=seen)
     assert [one == threading.get_ident() for one in (threads[0], threads[-1])] == [True, False]
-
-
-def test_the_old_name_of_the_limit_of_time_is_taken() -> None:
-    with pytest.warns(DeprecationWarning, match="the option 'search_timeout_s' is now 'tool_timeout_s'"):
-        env = SearchEnv(None, {"corpus": CORPUS, "search_timeout_s": 5})
-    assert env.env_config["tool_timeout_s"] == 5
-    row = {"env_class_path": class_path(SearchEnv), "env_config": env.given_config, "task_data": TASK}
-    assert env.rollout([row], ScriptedAgent(["Tarn"]))[0].success
-    with pytest.raises(ConfigError, match="give one of them, got both"):
-        SearchEnv(None, {"search_timeout_s": 5, "tool_timeout_s": 5})
-    with pytest.raises(ConfigError, match="env_config must be a dict or None, got 3"):
-        SearchEnv(None, 3)  # type: ignore[arg-type]
 
 
 def test_long_passages_are_cut() -> None:
