@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from agentsgym.envs.ALFWorld import ALFWorldEnv
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.envs.check.run import check_env
+    from agentsgym.envs.datasets.mix import mix
+    from agentsgym.envs.datasets.registry import make, register
     from agentsgym.envs.Gymnasium import GymnasiumEnv
-    from agentsgym.envs.mix import mix
     from agentsgym.envs.OpenEnv import OpenEnvEnv, OpenEnvServer, register_server
     from agentsgym.envs.PriceList import PriceListEnv
     from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
-    from agentsgym.envs.registry import make, register
     from agentsgym.envs.ScienceWorld import ScienceWorldEnv
     from agentsgym.envs.Search import SearchEnv
     from agentsgym.envs.TextArena import TextArenaEnv
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from agentsgym.failure_policy import FailurePolicy
     from agentsgym.fields import Field
     from agentsgym.recipes.recipe import Recipe
+    from agentsgym.recipes.run import TrainingRun
     from agentsgym.recipes.train import train
     from agentsgym.record_audit import audit
     from agentsgym.recorded.rows import trajectories_from_messages
@@ -73,7 +74,6 @@ if TYPE_CHECKING:
     from agentsgym.training.drift import logprob_gap
     from agentsgym.training.imitate import imitate
     from agentsgym.training.lifecycle.preemption import Preempted
-    from agentsgym.training.run import TrainingRun
     from agentsgym.training.trainer import GRPOEnvTrainer
     from agentsgym.types import Action, Message, StopReason, ToolCall, Trajectory, Turn, TurnRequest
 
@@ -170,8 +170,8 @@ _HOMES = {
     "credit.traits": ("estimator_traits",),
     "envs.base": ("MultistepEnv",),
     "envs.check.run": ("check_env",),
-    "envs.mix": ("mix",),
-    "envs.registry": ("make", "register"),
+    "envs.datasets.mix": ("mix",),
+    "envs.datasets.registry": ("make", "register"),
     "envs.ALFWorld": ("ALFWorldEnv",),
     "envs.Gymnasium": ("GymnasiumEnv",),
     "envs.OpenEnv": ("OpenEnvEnv", "OpenEnvServer", "register_server"),
@@ -216,7 +216,7 @@ _HOMES = {
     "training.drift": ("logprob_gap",),
     "training.imitate": ("imitate",),
     "training.lifecycle.preemption": ("Preempted",),
-    "training.run": ("TrainingRun",),
+    "recipes.run": ("TrainingRun",),
     "training.trainer": ("GRPOEnvTrainer",),
     "types": ("Action", "Message", "StopReason", "ToolCall", "Trajectory", "Turn", "TurnRequest"),
 }

@@ -31,8 +31,8 @@ from transformers import (
 )
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.datasets.registry import make
 from agentsgym.envs.recorded_texts import recorded_texts
-from agentsgym.envs.registry import make
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation.mixed import label_of
 from agentsgym.seeding import derive_seed

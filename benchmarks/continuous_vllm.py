@@ -48,8 +48,8 @@ os.environ |= {
 import torch
 
 from agentsgym import Action, Agent, MultistepEnv, TurnRequest
-from agentsgym.agents.policy.vllm import VLLMPolicyAgent
-from agentsgym.agents.policy.vllm_stepping import SteppedEngine
+from agentsgym.agents.vllm.policy import VLLMPolicyAgent
+from agentsgym.agents.vllm.stepping import SteppedEngine
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.tiny import tiny_policy
 from benchmarks.scaling_engine import Episode, Lognormal, Task

@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from agentsgym.envs.ALFWorld import ALFWorldEnv, ReferencePlayer
-from agentsgym.envs.ALFWorld.households import generate_households
-from agentsgym.envs.ALFWorld.households.rooms import KINDS
-from agentsgym.envs.engines import shared_processes
+from agentsgym.envs.shared.engines import shared_processes
 from agentsgym.envs.TextWorld import TextWorldEnv
 from agentsgym.envs.TextWorld.engine import TextWorldEngine
 from agentsgym.seeding import derive_seed
@@ -32,6 +30,8 @@ from agentsgym.tiny import tiny_policy
 from benchmarks import world_texts
 from benchmarks.credit import WARM_START, Game, main
 from benchmarks.credit_watched import Watched
+from tools.households import generate_households
+from tools.households.rooms import KINDS
 
 ARMS: Final = (WARM_START, "grpo", "return_to_go", "mt_grpo", "gigpo")
 _REMEMBER_MB: Final = 512.0

@@ -20,9 +20,9 @@ from typing import Any
 
 from agentsgym.envs.ALFWorld.engine import HouseholdEngine
 from agentsgym.envs.ALFWorld.env import ALFWorldEnv
-from agentsgym.envs.ALFWorld.households import generate_households
-from agentsgym.envs.engines import shared_processes
+from agentsgym.envs.shared.engines import shared_processes
 from agentsgym.seeding import derive_seed
+from tools.households import generate_households
 
 _ENGINE = "agentsgym.envs.ALFWorld.engine:HouseholdEngine"
 _STEPS = 30

@@ -29,10 +29,10 @@ from agentsgym import Agent, ConfigError, Message, TrainingRun, tiny_policy
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
 from agentsgym.envs.TextArena.references import Reference, reference_for
 from agentsgym.envs.TextArena.references.frozen_lake import last_map
+from agentsgym.recipes.command_line import PolicyOptions, parse_options
+from agentsgym.recipes.scripts import load_policy, quiet_logging
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed
-from agentsgym.training.command_line import PolicyOptions, parse_options
-from agentsgym.training.scripts import load_policy, quiet_logging
 
 TINY_DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-3,

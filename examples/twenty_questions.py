@@ -24,10 +24,10 @@ from agentsgym.envs.TwentyQuestions import (
     RandomPlayer,
     TwentyQuestionsEnv,
 )
+from agentsgym.recipes.command_line import PolicyOptions, parse_options
+from agentsgym.recipes.scripts import load_policy, quiet_logging
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed
-from agentsgym.training.command_line import PolicyOptions, parse_options
-from agentsgym.training.scripts import load_policy, quiet_logging
 
 # Defaults for the embedded policy; docs/results.md shows what they lead to.
 TINY_DEFAULTS: dict[str, Any] = {

@@ -13,9 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LINE = (
-    "texts → errors → interruptions → types → failures → seeding → fields → failure_policy → tokens → {credit, "
-    "rollouts, agents, store} → {batch, record_audit, recorded} → envs → evaluation → {tiny, testing} → reports → "
-    "interop → training → {recipes, viewer} → cli"
+    "texts → errors → interruptions → types → failures → seeding → fields → failure_policy → ranks → tokens → {credit, "
+    "rollouts, agents, store} → {batch, record_audit, recorded} → envs → evaluation → {tiny, testing} → "
+    "reports → interop → training → export → {recipes, viewer} → cli"
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
 GROUND = {"_lazy"}  # imports nothing, and may be imported everywhere
@@ -32,11 +32,15 @@ NAMED_BY = {
     },
     "evaluation/metrics.py": {"agentsgym.reports.html.evaluation_html", "agentsgym.reports.frames.evaluation_frame"},
 }
+_DRIVERS = ("recipes/command_line.py", "recipes/from_values.py", "recipes/run.py", "recipes/scripts.py")
 # A heavy package, the places that may import it, and those that may do so only inside a function or for types.
 HEAVY = {
-    "trl": (("training",), ("agents/policy/vllm.py", "agents/policy/vllm_lockstep.py")),
+    "trl": (("training", *_DRIVERS), ("agents/vllm/policy.py", "agents/vllm/lockstep.py")),
     "vllm": ((), ()),
-    "torch": (("training", "agents/policy", "tiny.py"), ("agents/direct.py", "envs", "testing.py", "interop")),
+    "torch": (
+        ("training", "agents/policy", "agents/vllm", "ranks.py", "tiny.py", *_DRIVERS),
+        ("agents/direct.py", "envs", "testing.py", "interop"),
+    ),
     "openai": ((), ("agents/openai.py", "agents/openai_client.py")),
     "peft": ((), ("training",)),
     "bm25s": ((), ("envs/Search/index.py",)),
@@ -47,10 +51,10 @@ HEAVY = {
     "nltk": ((), ("envs/TextArena",)),
     "mcp": ((), ("envs/Tools/mcp_client.py",)),
     "websockets": ((), ("envs/OpenEnv/wire.py",)),
-    "inspect_ai": (("reports/inspect_samples.py",), ("reports/inspect_logs.py",)),
+    "inspect_ai": (("export/inspect_samples.py",), ("export/inspect_logs.py",)),
     "typer": (("cli",), ()),
     "rich": ((), ("cli", "training/reporting")),
-    "trackio": ((), ("training/reporting",)),
+    "trackio": ((), ("training/reporting", "export")),
     "wandb": ((), ("training/reporting",)),
 }
 

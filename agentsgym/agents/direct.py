@@ -9,7 +9,7 @@ from agentsgym.agents.answers import action_from_ids
 from agentsgym.agents.base import Agent
 from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.agents.stop_tokens import as_ids, stop_token_ids
-from agentsgym.agents.vllm_engine import Engine
+from agentsgym.agents.vllm.engine import Engine
 from agentsgym.errors import AgentError, ConfigError, TemplateError
 from agentsgym.texts import shown
 from agentsgym.types import Action, Message, TurnRequest

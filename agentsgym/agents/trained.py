@@ -8,6 +8,9 @@ from typing import Any, Final, Protocol
 
 from agentsgym.errors import ConfigError
 
+#: The token budget of a turn where nothing else is set.
+DEFAULT_TURN_TOKENS: Final = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStart:

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.registry import find
+from agentsgym.envs.datasets.registry import find
 from agentsgym.errors import AgentsGymError
 from agentsgym.record_audit import audit
 from agentsgym.record_audit.report import AuditReport

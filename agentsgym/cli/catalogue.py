@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.cli.naming import ENVIRONMENTS, GROUPS, GYMNASIUM_GAMES, TEXT_WORLD_KINDS, text_arena_games
-from agentsgym.envs.rows.read import registered_classes
+from agentsgym.envs.dataset_rows import registered_classes
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentsgym.cli.console import TERMINATED, cell, err, remark
 from agentsgym.cli.players import Player
+from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.players import anchors_of
-from agentsgym.envs.rows.read import tasks_of_rows
 from agentsgym.errors import AgentsGymError, StoreError
 from agentsgym.evaluation.metrics import Evaluation, summarize
 from agentsgym.evaluation.optimality import anchors_of_info
@@ -21,7 +21,7 @@ from agentsgym.store.reader import RolloutStore
 from agentsgym.texts import sentence_of
 
 if TYPE_CHECKING:
-    from agentsgym.envs.references.anchors import Anchors
+    from agentsgym.envs.anchors import Anchors
     from agentsgym.store.writer import RolloutWriter
     from agentsgym.types import Trajectory
 

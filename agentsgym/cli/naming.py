@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from agentsgym.cli.console import usage
-from agentsgym.envs import naming
-from agentsgym.envs.naming import (
+from agentsgym.envs.datasets import naming
+from agentsgym.envs.datasets.naming import (
     ENVIRONMENTS,
     GROUPS,
     GYMNASIUM_GAMES,
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
-    """Find what a name means, as :func:`agentsgym.envs.naming.find_env` does.
+    """Find what a name means, as :func:`agentsgym.envs.datasets.naming.find_env` does.
 
     Raises:
         UsageError: Nothing has that name; the nearest names are given.

@@ -138,9 +138,10 @@ def read_script(path: Path) -> list[str]:
 
 
 def _policy(source: str, named: NamedEnv, options: PlayerOptions) -> tuple[MultistepEnv, Any]:
-    from agentsgym.agents.policy.agent import DEFAULT_TURN_TOKENS, PolicyAgent  # noqa: PLC0415
+    from agentsgym.agents.policy.agent import PolicyAgent  # noqa: PLC0415
     from agentsgym.agents.policy.loading import limit_threads, load_policy  # noqa: PLC0415
     from agentsgym.agents.policy.sampling import SamplingParams  # noqa: PLC0415
+    from agentsgym.agents.trained import DEFAULT_TURN_TOKENS  # noqa: PLC0415
 
     quiet_transformers()
     if source == "tiny":

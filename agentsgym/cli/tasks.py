@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.cli.console import UsageError, usage
-from agentsgym.envs.own_tasks import tasks_of
-from agentsgym.envs.rows.read import tasks_of_rows
+from agentsgym.envs.dataset_rows import tasks_of_rows
+from agentsgym.envs.datasets.own_tasks import tasks_of
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv

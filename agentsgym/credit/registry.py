@@ -91,7 +91,7 @@ def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> 
     try:
         parameters = [*inspect.signature(function).parameters.values()][1:]  # the first are the rollouts
     except ValueError:  # a compiled function does not say
-        return None
+        return False
     keywords = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
     if not takes_any and not {"discount", "scale"} <= keywords:

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from agentsgym.envs.ALFWorld import ALFWorldEnv
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.envs.check.run import check_env
+    from agentsgym.envs.datasets.registry import make, register
     from agentsgym.envs.Gymnasium import GymnasiumEnv
     from agentsgym.envs.OpenEnv import OpenEnvEnv
     from agentsgym.envs.PriceList import PriceListEnv
     from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
-    from agentsgym.envs.registry import make, register
     from agentsgym.envs.ScienceWorld import ScienceWorldEnv
     from agentsgym.envs.Search import SearchEnv
     from agentsgym.envs.TextArena import TextArenaEnv
@@ -59,7 +59,7 @@ __all__ = [
 _HOMES = {
     "base": ("MultistepEnv",),
     "check.run": ("check_env",),
-    "registry": ("make", "register"),
+    "datasets.registry": ("make", "register"),
     "ALFWorld": ("ALFWorldEnv",),
     "Gymnasium": ("GymnasiumEnv",),
     "OpenEnv": ("OpenEnvEnv",),

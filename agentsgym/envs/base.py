@@ -14,8 +14,8 @@ from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import Budget, chat_format_of
+from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
 from agentsgym.envs.play import OnFinish, make_trials, play_begun_episode, play_under_policy
-from agentsgym.envs.rows.read import TaskData, tasks_of_rows
 from agentsgym.envs.starts import StartChecks, start_state
 from agentsgym.envs.subclass import called_config, called_parts, given_and_valid, prepare_class
 from agentsgym.envs.task_checks import check_task

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentsgym.agents.exploring import ExploringAgent
+from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.references.anchors import Anchors
-from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.dataset_rows import class_path
 from agentsgym.errors import ConfigError
 
 _RANDOM, _REFERENCE, _IMITATION = "random_player", "reference_player", "imitation_player"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agentsgym.agents.base import as_agent
 from agentsgym.agents.exploring import ExploringAgent
 from agentsgym.envs.check.plays import record
-from agentsgym.envs.rows.read import tasks_of_rows
+from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.errors import ConfigError
 from agentsgym.failures import headline
 from agentsgym.fields import is_int, require

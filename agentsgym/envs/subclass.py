@@ -11,7 +11,7 @@ from typing import Any
 
 from agentsgym.credit.rewards import check_credit
 from agentsgym.envs.config import COMMON_FIELDS, check_trials, validated_config
-from agentsgym.envs.rows.read import plain_part
+from agentsgym.envs.dataset_rows import plain_part
 from agentsgym.envs.user_checks import check_class
 from agentsgym.errors import ConfigError
 

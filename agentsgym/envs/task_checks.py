@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Collection
 from typing import Any
 
-from agentsgym.envs.rows.read import TaskData, check_task_keys
+from agentsgym.envs.dataset_rows import TaskData, check_task_keys
 from agentsgym.errors import AgentsGymError, TaskError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from agentsgym._lazy import called_later
-from agentsgym.envs.references.anchors import Anchors
+from agentsgym.envs.anchors import Anchors
 from agentsgym.evaluation import votes
 from agentsgym.evaluation.breakdown import RolloutOutcome, by_label, by_role
 from agentsgym.evaluation.intervals import Estimate, bootstrap_intervals, cluster_totals, without_spread

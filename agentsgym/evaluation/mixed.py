@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.mix import LABEL_COLUMN
+from agentsgym.envs.dataset_rows import DatasetRow
+from agentsgym.envs.datasets.mix import LABEL_COLUMN
+from agentsgym.envs.datasets.registry import make
 from agentsgym.envs.play import play_under_policy
-from agentsgym.envs.registry import make
-from agentsgym.envs.rows.read import DatasetRow
 from agentsgym.errors import ConfigError, TaskError, check_options
 from agentsgym.evaluation.metrics import Evaluation, summarize
 from agentsgym.evaluation.run import KeptRollouts

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.conversation import Budget
-from agentsgym.envs.registry import make
+from agentsgym.envs.datasets.registry import make
 from agentsgym.envs.trial import Trial
 from agentsgym.errors import AgentError, ConfigError, MissingDependencyError, TaskError, TemplateError
 from agentsgym.evaluation.replay_difference import Difference, Played, first_difference

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.rows.read import tasks_of_rows
+from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.errors import (
     AgentsGymError,
     ConfigError,
@@ -71,7 +71,7 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
             too small are left out of the estimates; see ``Evaluation.num_left_out``.
         on_finish: Called with each rollout as soon as it is finished.
         references: What random and optimal play earn, for ``Evaluation.fraction_of_optimal``: one
-            :class:`~agentsgym.envs.references.anchors.Anchors` for all tasks, or a function of ``task_data`` that
+            :class:`~agentsgym.envs.anchors.Anchors` for all tasks, or a function of ``task_data`` that
             gives them, or None where they are not known. Left out, they are what the environment says in ``info``.
         store: Keeps every rollout, on disk ten seconds after it is finished at most: the folder of a rollout store, or
             a writer of one, which stays open.

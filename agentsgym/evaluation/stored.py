@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets.stored_columns import stored_columns
 from agentsgym.envs.play import play_under_policy
-from agentsgym.envs.rows.read import class_path
-from agentsgym.envs.stored_columns import stored_columns
 from agentsgym.errors import ConfigError
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import is_str, or_none, require

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, cast
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.rows.read import tasks_of_rows
+from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.trial import Trial
 from agentsgym.errors import ConfigError
 from agentsgym.interop.prompts import as_prompt, row_of, seeded

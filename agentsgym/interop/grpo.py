@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from agentsgym.agents.policy.agent import DEFAULT_TURN_TOKENS
+from agentsgym.agents.trained import DEFAULT_TURN_TOKENS
 from agentsgym.credit.settings import CreditSettings
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_fraction, is_int, is_strings, or_none, require

@@ -13,26 +13,26 @@ from accelerate import PartialState
 from transformers import TrainerCallback
 
 from agentsgym.agents.base import as_agent
-from agentsgym.agents.policy.build import build_policy, refuse_prompt_learning
-from agentsgym.agents.policy.ranks import KeptError, all_gather_objects, raise_on_all_ranks
+from agentsgym.agents.build import build_policy, refuse_prompt_learning
 from agentsgym.agents.policy.sharded import zero_stage
-from agentsgym.agents.policy.vllm import VLLMPolicyAgent
-from agentsgym.agents.policy.vllm_lockstep import LockstepVLLMPolicyAgent
 from agentsgym.agents.trained import BatchStart, as_trained_policy
+from agentsgym.agents.vllm.lockstep import LockstepVLLMPolicyAgent
+from agentsgym.agents.vllm.policy import VLLMPolicyAgent
 from agentsgym.credit.assignment import AdvantageAssigner
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.environments import Environments, group_seeds
+from agentsgym.envs.datasets.environments import Environments, group_seeds
 from agentsgym.envs.play import play_trials
 from agentsgym.errors import ConfigError, TooManyFailuresError
 from agentsgym.interop.settings import check_environment
+from agentsgym.ranks import KeptError, all_gather_objects, raise_on_all_ranks
 from agentsgym.texts import shown
 from agentsgym.types import Trajectory
 
 if TYPE_CHECKING:
     from agentsgym.credit.assignment import AdvantageSettings
     from agentsgym.credit.settings import CreditSettings
-    from agentsgym.envs.rows.read import DatasetRow
+    from agentsgym.envs.dataset_rows import DatasetRow
 
 logger = logging.getLogger(__name__)
 

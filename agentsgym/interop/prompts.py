@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 import datasets
 
-from agentsgym.envs.rows.read import ROW_COLUMNS, DatasetRow
+from agentsgym.envs.dataset_rows import ROW_COLUMNS, DatasetRow
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown

@@ -18,20 +18,20 @@ from agentsgym.agents.policy.loading import limit_threads
 from agentsgym.envs.players import anchors_of, has_random_player
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import pooled
-from agentsgym.recipes.lessons import open_store, played_lessons, player_of, stored_lessons
-from agentsgym.recipes.places import check_places, make_folder
+from agentsgym.recipes.environments import Worlds
+from agentsgym.recipes.from_values import FieldError, imitation_values, model_settings, training_settings
+from agentsgym.recipes.paths import check_places, make_folder
 from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_recipe
+from agentsgym.recipes.run import TrainingRun
+from agentsgym.recipes.scripts import load_policy
 from agentsgym.recipes.sections import PlacedError
-from agentsgym.recipes.worlds import Worlds
+from agentsgym.recipes.warm_start import open_store, played_lessons, player_of, stored_lessons
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tiny import HasVocabulary, tiny_model, tiny_policy
-from agentsgym.training.from_values import FieldError, imitation_values, model_settings, training_settings
-from agentsgym.training.run import TrainingRun
-from agentsgym.training.scripts import load_policy
 
 if TYPE_CHECKING:
     from agentsgym.evaluation.metrics import Evaluation
-    from agentsgym.recipes.worlds import World
+    from agentsgym.recipes.environments import World
     from agentsgym.store.reader import RolloutStore
     from agentsgym.training.config import GRPOEnvConfig
 
@@ -46,7 +46,7 @@ def train(
     The policy is evaluated beside the environments' random and reference players, where they have them; imitates, if
     there is a warm start; is evaluated, trained, and evaluated again. ``summary.json``, ``learning_curve.png``,
     ``transcripts_before.txt``, ``transcripts_after.txt`` and ``model/`` are written. Ctrl-C or SIGTERM in the warm
-    start or in training keeps the policy as it is then: see :class:`~agentsgym.training.run.TrainingRun`. The summary
+    start or in training keeps the policy as it is then: see :class:`~agentsgym.recipes.run.TrainingRun`. The summary
     and the transcripts are written as soon as an evaluation is over, so that whatever ends a run later leaves them.
 
     Args:

@@ -21,7 +21,7 @@ from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
-    from agentsgym.envs.rows.read import DatasetRow
+    from agentsgym.envs.dataset_rows import DatasetRow
     from agentsgym.training.metrics.rollouts import RolloutSummary
 
 Level = str | int | float | bool

@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from transformers import TrainerCallback
 
-from agentsgym.agents.policy.ranks import any_rank, first_of_ranks
 from agentsgym.errors import NonFiniteError
+from agentsgym.ranks import any_rank, first_of_ranks
 from agentsgym.training.zero import has_skipped_step, is_in_pieces, own_piece
 
 if TYPE_CHECKING:

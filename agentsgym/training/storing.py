@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, cast
 
 from accelerate import PartialState
 
-from agentsgym.agents.policy.ranks import KeptError, all_gather_objects
 from agentsgym.credit.rewards import scatter_to_tokens
 from agentsgym.credit.settings import CreditSettings
-from agentsgym.envs.stored_columns import stored_columns
+from agentsgym.envs.datasets.stored_columns import stored_columns
 from agentsgym.errors import StoreError
+from agentsgym.ranks import KeptError, all_gather_objects
 from agentsgym.store.reader import RolloutStore
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentsgym.credit.assignment import TokenAdvantages
     from agentsgym.credit.bound import BoundEstimator
     from agentsgym.credit.shaping import PotentialShaping
-    from agentsgym.envs.environments import Environments
+    from agentsgym.envs.datasets.environments import Environments
     from agentsgym.store.writer import RolloutWriter
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.generation.generator import GenerationBatch, Phase

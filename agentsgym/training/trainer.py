@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from trl import GRPOTrainer
 
-from agentsgym.agents.policy.build import build_policy
-from agentsgym.agents.policy.ranks import all_gather_objects, count_real_rollouts, raise_on_all_ranks
+from agentsgym.agents.build import build_policy
 from agentsgym.batch.padding import round_up
 from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation.metrics import Evaluation, summarize_outcomes
+from agentsgym.ranks import all_gather_objects, count_real_rollouts, raise_on_all_ranks
 from agentsgym.training._trl import TRLSeam, environment
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.generation.asynchronous import build_generator
 from agentsgym.training.generation.batch import GenerationBatch, Phase
-from agentsgym.training.generation.environments import build_environments, check_env
 from agentsgym.training.generation.played import PlayedEvaluation
+from agentsgym.training.generation.preflight import build_environments, check_env
 from agentsgym.training.generation.summaries import packed_values, unpacked_values
 from agentsgym.training.lifecycle.generators import preserve_rng_state
 from agentsgym.training.lifecycle.restartable import RestartableTrainer

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from agentsgym.envs.naming import GAME_KEYS, GROUPS
+from agentsgym.envs.datasets.naming import GAME_KEYS, GROUPS
 from agentsgym.errors import StoreError
 from agentsgym.store.values import from_json
 from agentsgym.viewer.plain import number

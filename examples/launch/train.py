@@ -18,8 +18,8 @@ from typing import Any
 from agentsgym import ConfigError, GRPOEnvTrainer
 from agentsgym.cli.console import UsageError
 from agentsgym.cli.options import key_values
+from agentsgym.recipes.scripts import quiet_logging
 from agentsgym.recipes.train import prepare
-from agentsgym.training.scripts import quiet_logging
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -34,7 +34,7 @@ def listed(*options: str) -> list[dict[str, Any]]:
 
 
 def test_the_list_has_groups_and_with_a_filter_their_games(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})  # what other tests registered
+    monkeypatch.setattr("agentsgym.envs.dataset_rows._registered", {})  # what other tests registered
     assert {one["name"] for one in listed()} == set(GROUPS)
     everything = listed("--all")
     assert {f"TextArena:{name}" for name in catalogue()} < {one["name"] for one in everything}

@@ -17,8 +17,8 @@ from command_line import GAME, Ran, ran, shell
 from http_server import Asked, Reply, chat, serving
 
 from agentsgym.cli.stores import COLUMNS
+from agentsgym.export.examples import dpo_examples, kto_examples, sft_examples
 from agentsgym.store import writer
-from agentsgym.store.examples import dpo_examples, kto_examples, sft_examples
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.schema import SCALARS

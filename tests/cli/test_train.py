@@ -76,7 +76,7 @@ def test_ctrl_c_keeps_the_policy_and_is_a_failure(config: Path, monkeypatch: pyt
             os.kill(os.getpid(), signal.SIGINT)
 
     assert issubclass(Stopping, TrainerCallback)
-    monkeypatch.setattr("agentsgym.training.run.LearningCurve", Stopping)
+    monkeypatch.setattr("agentsgym.recipes.run.LearningCurve", Stopping)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
     try:
         done = ran("train", config, *SHORT, "--set", "training.logging_steps=1")

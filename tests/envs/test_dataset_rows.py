@@ -10,8 +10,8 @@ import pytest
 from datasets import Dataset, DatasetDict, Features, Json, Value
 from guess_game import Counting, GuessEnv, tasks
 
-from agentsgym.envs.registry import class_path, make, register
-from agentsgym.envs.rows.read import check_row, drop_null_columns, tasks_of_rows
+from agentsgym.envs.dataset_rows import check_row, drop_null_columns, tasks_of_rows
+from agentsgym.envs.datasets.registry import class_path, make, register
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.evaluation.run import evaluate
@@ -276,7 +276,7 @@ class Worded(GuessEnv):
 
 
 def test_rows_of_an_environment_are_played_by_what_make_builds_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})
+    monkeypatch.setattr("agentsgym.envs.dataset_rows._registered", {})
     register(Worded, "my.words")
     rows = [row({"word": word}, path="my.words") for word in ("a", "b")]
     for one, other in (rows, rows[::-1]):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agentsgym.envs.engines import EngineProcesses, RememberingProcesses
+from agentsgym.envs.shared.engines import EngineProcesses, RememberingProcesses
 from agentsgym.errors import EnvError
 
 ENGINE = "toy_engine:ToyEngine"

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentsgym.envs.engines import EngineProcesses, shared_processes
+from agentsgym.envs.shared.engines import EngineProcesses, shared_processes
 from agentsgym.errors import EnvError
 
 ENGINE = "toy_engine:ToyEngine"
@@ -153,7 +153,7 @@ def test_an_interrupt_leaves_no_answer_for_the_next_request(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("agentsgym.envs.child_process.threading.Timer.cancel", interrupt)
+        patch.setattr("agentsgym.envs.shared.child_process.threading.Timer.cancel", interrupt)
         with pytest.raises(KeyboardInterrupt):
             engines.step("a", "1")
     assert engines.step("b", "1")["total"] == 8
@@ -165,7 +165,7 @@ def test_shared_processes_end_with_their_owner() -> None:
 import os, sys, warnings
 sys.path.insert(0, {str(HERE)!r})
 warnings.simplefilter("ignore")  # of the fork, where threads are
-from agentsgym.envs.engines import shared_processes
+from agentsgym.envs.shared.engines import shared_processes
 def engines():
     return shared_processes({ENGINE!r}, step_timeout_s=5.0)
 pid = engines().begin("a", {{}})["pid"]
@@ -195,7 +195,7 @@ def test_a_fork_while_an_engine_works_is_free_of_it() -> None:
 import os, sys, threading, time, warnings
 sys.path.insert(0, {str(HERE)!r})
 warnings.simplefilter("ignore")
-from agentsgym.envs.engines import shared_processes
+from agentsgym.envs.shared.engines import shared_processes
 engines = shared_processes({ENGINE!r}, step_timeout_s=30.0)
 engines.begin("a", {{}})
 threading.Thread(target=engines.step, args=("a", "hang"), daemon=True).start()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mixed_envs import Guess, LookUp, SayItTwice, SayTheColor
 
 from agentsgym import ConfigError, MultistepEnv, make, mix
-from agentsgym.envs.mix import schedule
+from agentsgym.envs.datasets.mix import schedule
 from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
 
 TASKS = [{"word": "one"}, {"word": "two"}, {"word": "one", "seed": 3}]

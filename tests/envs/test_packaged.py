@@ -13,7 +13,7 @@ from packaged import OF_ENGINES, OF_SERVERS, PACKAGED, QUESTIONS, Listener, add,
 from tool_chat import tool_family
 
 from agentsgym import ScriptedAgent, check_env
-from agentsgym.envs.rows.read import BUILT_IN, class_path
+from agentsgym.envs.dataset_rows import BUILT_IN, class_path
 from agentsgym.envs.Tools import McpServer, ToolEnv
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.thread_pool import EnvThreadPool

@@ -11,8 +11,8 @@ from packaged import PACKAGED, packaged, packaged_tasks
 
 from agentsgym.agents.exploring import ExploringAgent
 from agentsgym.agents.scripted import RandomAgent
+from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.players import anchors_of, has_random_player, random_player, reference_player
-from agentsgym.envs.references.anchors import Anchors
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.errors import ConfigError
 

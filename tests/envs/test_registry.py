@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.registry import class_path, find, make, register
+from agentsgym.envs.datasets.registry import class_path, find, make, register
 from agentsgym.errors import ConfigError
 
 SOURCE = """
@@ -53,7 +53,7 @@ class Other(Near):
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})
+    monkeypatch.setattr("agentsgym.envs.dataset_rows._registered", {})
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.datasets.options import shuffled, task_seed
+from agentsgym.envs.datasets.registry import class_path
 from agentsgym.envs.Gymnasium import GymnasiumEnv
 from agentsgym.envs.OpenEnv import OpenEnvEnv
 from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
-from agentsgym.envs.registry import class_path
-from agentsgym.envs.rows.options import shuffled, task_seed
 from agentsgym.envs.ScienceWorld import ScienceWorldEnv
 from agentsgym.envs.Search import SearchEnv
 from agentsgym.envs.TextArena import TextArenaEnv

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from agentsgym.envs.rows.sources import Column, read_columns, read_rows
+from agentsgym.envs.datasets.sources import Column, read_columns, read_rows
 from agentsgym.errors import ConfigError
 
 COLUMNS = {

@@ -20,8 +20,8 @@ import textarena
 
 from agentsgym import ScriptedAgent
 from agentsgym.envs.TextArena import TextArenaEnv, catalogue
-from agentsgym.envs.TextArena.make_catalogue import base_ids, entry_of, measure, transcripts, world_of
-from agentsgym.envs.TextArena.mends import MENDED_STATES, _mended
+from agentsgym.envs.TextArena.patches import MENDED_STATES, _mended
+from tools.textarena_catalogue import base_ids, entry_of, measure, transcripts, world_of
 
 SAMPLE = (
     "2048-v0", "Bandit-v0", "Countdown-v0", "Debate-v0", "FrozenLake-v0", "GuessTheNumber-v0", "Klondike-v0",

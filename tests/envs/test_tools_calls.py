@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tool_functions import Calls, Gate, add, call, divide, play, results
 
 from agentsgym import ConfigError, EnvError
-from agentsgym.envs.calls import timed as runner_module
+from agentsgym.envs.shared import timed as runner_module
 from agentsgym.envs.Tools import SessionTools, ToolEnv, ToolResult, parallel
 from agentsgym.types import Action, StopReason, ToolCall
 

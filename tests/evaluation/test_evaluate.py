@@ -11,7 +11,7 @@ from datasets import Dataset
 from agentsgym.agents.base import AsyncAgent
 from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.registry import class_path
+from agentsgym.envs.datasets.registry import class_path
 from agentsgym.errors import ConfigError, TaskError, TooManyFailuresError
 from agentsgym.evaluation.metrics import Evaluation
 from agentsgym.evaluation.run import evaluate

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym import MultistepEnv, RandomAgent, evaluate
-from agentsgym.envs.references.anchors import Anchors
+from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.TextArena.references import reference_for
 from agentsgym.errors import ConfigError

@@ -18,8 +18,8 @@ from agentsgym import register
 from agentsgym.agents.base import Agent
 from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.dataset_rows import registered_classes
 from agentsgym.envs.PriceList import PriceListEnv
-from agentsgym.envs.rows.read import registered_classes
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation.replay import Replay, replay, replay_all

@@ -19,7 +19,7 @@ from games import GuessNumber, policy, settings, trainer_of
 from transformers import TrainerCallback
 
 from agentsgym.errors import CheckpointError, ConfigError
-from agentsgym.training.lifecycle.whole import MANIFEST, UNFINISHED, problem_with
+from agentsgym.training.lifecycle.checkpoint_files import MANIFEST, UNFINISHED, problem_with
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 SAVING = {"save_strategy": "steps", "save_steps": 1}

@@ -25,7 +25,7 @@ from agentsgym.testing import chat_tokenizer
 from agentsgym.tiny import tiny_policy
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.lifecycle.whole import MANIFEST
+from agentsgym.training.lifecycle.checkpoint_files import MANIFEST
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import StopReason, Trajectory
 
@@ -34,7 +34,7 @@ PAGE = ROOT / "SECURITY.md"
 TWENTY = "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"
 BETWEEN_OWN_PROCESSES = {
     "rollouts/process_pool.py", "rollouts/workers/main.py", "rollouts/workers/handle.py", "rollouts/workers/wire.py",
-    "rollouts/remote_trial.py", "agents/policy/ranks.py", "envs/check/run.py",
+    "rollouts/remote_trial.py", "ranks.py", "envs/check/run.py",
     "envs/ReasoningEvals/generated.py",
 }  # fmt: skip
 #: What makes code of bytes or text, as it is written in a call.
@@ -92,7 +92,8 @@ def test_remote_code_is_trusted_by_nobody_by_default() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "os.system", "builtins.eval", "antigravity", "this.s", "json.tool.main", "agentsgym.envs.registry.make",
+        "os.system", "builtins.eval", "antigravity", "this.s", "json.tool.main",
+        "agentsgym.envs.datasets.registry.make",
         f"{TWENTY}.__init__", f"{TWENTY}\0", "..envs", "", ".", "a." * 100_000, "\x1b[2J.x", "__main__.GuessEnv",
     ],
     ids=range(14),

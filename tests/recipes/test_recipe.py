@@ -9,8 +9,8 @@ import pytest
 
 from agentsgym import ConfigError
 from agentsgym.envs.PriceList import PriceListEnv
+from agentsgym.recipes.from_values import training_settings
 from agentsgym.recipes.recipe import read_recipe
-from agentsgym.training.from_values import training_settings
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL is imported
 

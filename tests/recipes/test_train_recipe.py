@@ -18,11 +18,11 @@ from agentsgym import ConfigError, PolicyAgent, RolloutStore, TwentyQuestionsEnv
 from agentsgym.envs.PriceList import PriceListEnv, ReferencePlayer
 from agentsgym.envs.TwentyQuestions import ImitationPlayer
 from agentsgym.evaluation.compare import compare
-from agentsgym.recipes.lessons import played_lessons, stored_lessons
+from agentsgym.recipes.run import TrainingRun
 from agentsgym.recipes.train import prepare
+from agentsgym.recipes.warm_start import played_lessons, stored_lessons
 from agentsgym.reports.plots.stored import curve_of
 from agentsgym.training.callbacks import LearningCurve
-from agentsgym.training.run import TrainingRun
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 

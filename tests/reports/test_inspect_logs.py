@@ -15,7 +15,7 @@ from tool_functions import Calls, add, call, divide
 from agentsgym import evaluate
 from agentsgym.envs.Tools import ToolEnv
 from agentsgym.errors import ConfigError, MissingDependencyError, StoreError
-from agentsgym.reports.inspect_logs import write_inspect_logs
+from agentsgym.export.inspect_logs import write_inspect_logs
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
 from agentsgym.types import Message, StopReason, Turn

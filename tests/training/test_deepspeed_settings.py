@@ -15,8 +15,8 @@ from games import policy, settings
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.policy.sharded import ShardedPolicyAgent, policy_agent_type
 from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym.training.lifecycle.checkpoint_files import write_manifest
 from agentsgym.training.lifecycle.resuming import facts_of, find_resume_point
-from agentsgym.training.lifecycle.whole import write_manifest
 from agentsgym.training.policy.build import check_parts
 from agentsgym.training.settings import deepspeed
 

@@ -15,9 +15,9 @@ from agentsgym.credit.gae import turn_gae
 from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.shaping import PotentialShaping
-from agentsgym.envs.registry import register
+from agentsgym.envs.datasets.registry import register
 from agentsgym.errors import ConfigError
-from agentsgym.training.lifecycle.whole import MANIFEST
+from agentsgym.training.lifecycle.checkpoint_files import MANIFEST
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 REMEMBERING: list[dict[str, Any]] = [
@@ -91,7 +91,7 @@ def test_a_memory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_each_game_has_averages_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two configurations of one class are two games."""
-    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})
+    monkeypatch.setattr("agentsgym.envs.dataset_rows._registered", {})
     register(GuessNumber, "tests.GuessNumber")
     rows = [
         {

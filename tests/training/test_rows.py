@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from agentsgym.agents.base import Agent
 from agentsgym.batch.layouts import Layout, trajectory_rows, turn_rows
-from agentsgym.envs.environments import Environments, group_seeds
-from agentsgym.envs.registry import register
+from agentsgym.envs.datasets.environments import Environments, group_seeds
+from agentsgym.envs.datasets.registry import register
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.rollouts.driver import drive
@@ -30,7 +30,7 @@ GUESS, BLUE = "tests.GuessNumber", "tests.SayBlue"
 
 @pytest.fixture
 def _games(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})
+    monkeypatch.setattr("agentsgym.envs.dataset_rows._registered", {})
     register(GuessNumber, GUESS)
     register(SayBlue, BLUE)
 

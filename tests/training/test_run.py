@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import ModelConfig
 
 from agentsgym import ConfigError, TrainingRun, register
-from agentsgym.training import scripts
+from agentsgym.recipes import scripts
 
 
 class Stop(TrainerCallback):
@@ -129,7 +129,7 @@ def test_a_signal_in_the_warm_start_keeps_the_policy_and_skips_what_would_be_lea
             scripts.LossBar.__init__(self, label, num_steps, **options)
             self.signum, self.step = signum, 2
 
-    monkeypatch.setattr("agentsgym.training.run.LossBar", StoppingBar)
+    monkeypatch.setattr("agentsgym.recipes.run.LossBar", StoppingBar)
     run, env = run_of(tmp_path)
     before = weights(run.model)
     demonstrations = run.play("demonstrations", env, task_data(), TextAgent())

@@ -11,9 +11,9 @@ from trl import ModelConfig
 
 from agentsgym import ScriptedAgent
 from agentsgym.envs.TextArena import TextArenaEnv
+from agentsgym.recipes.scripts import Phases, episodes_bar, load_policy, write_transcripts
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tiny import tiny_model
-from agentsgym.training.scripts import Phases, episodes_bar, load_policy, write_transcripts
 
 
 def test_a_phase_is_measured_also_where_it_fails() -> None:

@@ -15,7 +15,7 @@ from stock import Recorded, stock_trainer
 
 import agentsgym
 import agentsgym.training
-from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.dataset_rows import class_path
 from agentsgym.errors import ConfigError, TooManyFailuresError
 from agentsgym.interop import prompt_dataset, rollout_func
 from agentsgym.training.trainer import GRPOEnvTrainer

@@ -12,7 +12,7 @@ import torch
 from games import GuessNumber, logged, settings, tasks, trainer_of
 from transformers import HfArgumentParser
 
-from agentsgym.envs.registry import class_path
+from agentsgym.envs.datasets.registry import class_path
 from agentsgym.errors import StoreError
 from agentsgym.store import parts
 from agentsgym.store.reader import RolloutStore

@@ -7,11 +7,11 @@ import pytest
 from datasets import Dataset
 from games import GuessNumber, policy
 
-from agentsgym.envs.environments import Environments
-from agentsgym.envs.registry import register
+from agentsgym.envs.datasets.environments import Environments
+from agentsgym.envs.datasets.registry import register
 from agentsgym.errors import ConfigError
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.generation.environments import build_environments
+from agentsgym.training.generation.preflight import build_environments
 
 TOKENIZER = policy()[1]
 GUESS = "tests.GuessNumber"
@@ -20,7 +20,7 @@ OPTIONS = {"enable_thinking": False}
 
 @pytest.fixture
 def _games(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})
+    monkeypatch.setattr("agentsgym.envs.dataset_rows._registered", {})
     register(GuessNumber, GUESS)
 
 

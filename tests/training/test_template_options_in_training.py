@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset
 from games import GuessNumber, policy, settings
 
-from agentsgym.envs.registry import register
+from agentsgym.envs.datasets.registry import register
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 OPENS, CLOSED = " red", " red blue"  # what a thought looks like in the words that the tiny tokenizer knows
@@ -28,7 +28,7 @@ THINKING = "{% if add_generation_prompt %}{{ ' red blue' if enable_thinking is f
 def test_the_options_of_the_template_reach_the_prompts_that_are_trained_on(
     options: Any, row_config: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})
+    monkeypatch.setattr("agentsgym.envs.dataset_rows._registered", {})
     register(GuessNumber, "tests.GuessNumber")
     rows = [
         {"env_class_path": "tests.GuessNumber", "env_config": row_config, "task_data": {"seed": seed}}

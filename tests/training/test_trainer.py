@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentsgym.credit.registry import ESTIMATORS, get_estimator
 from agentsgym.credit.returns import gigpo
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.envs.registry import register
+from agentsgym.envs.datasets.registry import register
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 
@@ -152,7 +152,7 @@ def test_a_model_may_be_given_by_its_path(tmp_path: Path) -> None:
 
 
 def test_one_run_mixes_games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentsgym.envs.rows.read._registered", {})
+    monkeypatch.setattr("agentsgym.envs.dataset_rows._registered", {})
     register(GuessNumber, "tests.GuessNumber")
     register(SayBlue, "tests.SayBlue")
     rows = [

@@ -119,7 +119,7 @@ def test_a_push_that_fails_is_told_also_where_the_server_does_not_resume(
     agent.prepare(started(0))
     agent.generation.sync_weights = lambda: 1 / 0
     servers[0].hangs = {"/resume"}
-    monkeypatch.setattr("agentsgym.agents.policy.vllm_server.ANSWER_S", 0.5)
+    monkeypatch.setattr("agentsgym.agents.vllm.server.ANSWER_S", 0.5)
     with pytest.raises(AgentsGymError, match="ZeroDivisionError"):
         agent.prepare(started(1))
     agent.finish()

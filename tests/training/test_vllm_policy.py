@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import multiprocessing
 from vllm_engines import MEETINGS, NUM_RANKS, UNEVEN, Engine, ScriptedGeneration, meet, scripted, session, started
 
+from agentsgym.agents.build import build_policy
 from agentsgym.agents.event_loop import run_coroutine
-from agentsgym.agents.policy import vllm_stepping
-from agentsgym.agents.policy.build import build_policy
-from agentsgym.agents.policy.vllm import VLLMPolicyAgent
-from agentsgym.agents.policy.vllm_lockstep import LockstepVLLMPolicyAgent
+from agentsgym.agents.vllm import stepping as vllm_stepping
+from agentsgym.agents.vllm.lockstep import LockstepVLLMPolicyAgent
+from agentsgym.agents.vllm.policy import VLLMPolicyAgent
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.rollouts.driver import drive
 from agentsgym.types import Action, TurnRequest

@@ -193,7 +193,7 @@ def test_without_another_server_the_sessions_fail_by_name_of_the_cause(server: S
 
 
 def test_a_server_that_hangs_is_given_up(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentsgym.agents.policy.vllm_server.ANSWER_S", 0.1)
+    monkeypatch.setattr("agentsgym.agents.vllm.server.ANSWER_S", 0.1)
     agent = agent_of(server)
     agent.prepare(started(0))
     server.faults.append("hang")

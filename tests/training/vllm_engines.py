@@ -25,10 +25,11 @@ from games import NUMBERS, policy
 from trl.generation.vllm_generation import VLLMGeneration
 from vllm_stub import StubServer, ended
 
-from agentsgym.agents.policy import vllm_servers, vllm_weights
-from agentsgym.agents.policy.vllm import VLLMPolicyAgent
-from agentsgym.agents.policy.vllm_lockstep import LockstepVLLMPolicyAgent
 from agentsgym.agents.trained import BatchStart
+from agentsgym.agents.vllm import fleet as vllm_servers
+from agentsgym.agents.vllm import weights as vllm_weights
+from agentsgym.agents.vllm.lockstep import LockstepVLLMPolicyAgent
+from agentsgym.agents.vllm.policy import VLLMPolicyAgent
 from agentsgym.errors import AgentError, AgentsGymError
 from agentsgym.rollouts.driver import drive
 from agentsgym.tiny import tiny_policy

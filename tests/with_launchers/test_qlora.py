@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from agentsgym import ConfigError, TrainingRun
+from agentsgym.recipes.scripts import load_policy
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.scripts import load_policy
 
 pytest.importorskip("bitsandbytes")
 SETTINGS = ModelConfig(

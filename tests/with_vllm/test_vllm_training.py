@@ -18,8 +18,8 @@ from torch import multiprocessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer import grpo_trainer
 
-from agentsgym.agents.policy.vllm import VLLMPolicyAgent
 from agentsgym.agents.trained import BatchStart
+from agentsgym.agents.vllm.policy import VLLMPolicyAgent
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
 from agentsgym.errors import AgentError
 from agentsgym.record_audit import audit

@@ -8,7 +8,7 @@ import random
 import sys
 from typing import Any
 
-from agentsgym.envs.ALFWorld.mends import mend_engine, remember_commands
+from agentsgym.envs.ALFWorld.patches import mend_engine, remember_commands
 
 WALKS, TURNS = 2, 12
 

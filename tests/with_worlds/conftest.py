@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentsgym.envs.ALFWorld.households import SPLITS, TASK_TYPES, generate_households
+from tools.households import SPLITS, TASK_TYPES, generate_households
 
 collect_ignore = ["openenv_games.py"]  # a server: it runs in an environment of its own, with what it imports
 

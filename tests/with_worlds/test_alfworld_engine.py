@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from agentsgym.envs.ALFWorld.engine import HouseholdEngine
-from agentsgym.envs.ALFWorld.households import generate_households
 from agentsgym.errors import EnvError
+from tools.households import generate_households
 
 TRANSCRIPT = Path(__file__).parent / "alfworld_transcript.py"
 ROOT = TRANSCRIPT.parent.parent.parent

@@ -11,18 +11,11 @@ from typing import Any
 
 import pytest
 
-from agentsgym.envs.ALFWorld.households import (
-    SIZES,
-    SPLITS,
-    TASK_TYPES,
-    GeneratedHouseholds,
-    generate,
-    generate_households,
-)
-from agentsgym.envs.ALFWorld.households.plans import TREATMENTS, Planner
-from agentsgym.envs.ALFWorld.households.rooms import LAMP
-from agentsgym.envs.ALFWorld.households.shipped import shipped
 from agentsgym.errors import ConfigError
+from tools.households import SIZES, SPLITS, TASK_TYPES, GeneratedHouseholds, generate, generate_households
+from tools.households.plans import TREATMENTS, Planner
+from tools.households.rooms import LAMP
+from tools.households.shipped import shipped
 
 ONE_OF_EACH = dict.fromkeys(SPLITS, len(TASK_TYPES))
 

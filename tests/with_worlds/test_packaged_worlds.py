@@ -15,7 +15,7 @@ from tool_chat import tool_family
 
 from agentsgym import ALFWorldEnv, ScienceWorldEnv, TextWorldEnv, check_env
 from agentsgym.agents.base import Agent
-from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.dataset_rows import class_path
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.seeding import derive_seed

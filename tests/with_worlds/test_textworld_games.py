@@ -15,9 +15,9 @@ pytest.importorskip("textworld")
 from agentsgym import EnvProcessPool, EnvThreadPool, check_env, evaluate
 from agentsgym.agents.base import Agent
 from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.envs.engines import shared_processes
+from agentsgym.envs.datasets.registry import make
 from agentsgym.envs.players import imitation_player, random_player, reference_player
-from agentsgym.envs.registry import make
+from agentsgym.envs.shared.engines import shared_processes
 from agentsgym.envs.TextWorld import TextWorldEnv
 from agentsgym.envs.TextWorld.engine import TextWorldEngine
 from agentsgym.envs.TextWorld.kinds import checked_game_options

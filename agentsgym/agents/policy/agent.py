@@ -19,13 +19,12 @@ from agentsgym.agents.policy.decoding_strategy import select_strategy
 from agentsgym.agents.policy.sampling import Sampler, SamplingParams, StopText, seen_tokens
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
 from agentsgym.agents.stop_tokens import stop_token_ids
-from agentsgym.agents.trained import BatchStart
+from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, TurnRequest
 
-__all__ = ["DEFAULT_TURN_TOKENS", "PolicyAgent", "SamplingParams"]
-DEFAULT_TURN_TOKENS = 256
+__all__ = ["PolicyAgent", "SamplingParams"]
 
 
 @dataclass(eq=False, slots=True)

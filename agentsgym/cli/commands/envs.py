@@ -114,7 +114,7 @@ def _detail(named: NamedEnv) -> dict[str, Any]:
 
     from agentsgym.cli.catalogue import config_rows  # noqa: PLC0415
     from agentsgym.cli.naming import did_you_mean, text_arena_games  # noqa: PLC0415
-    from agentsgym.envs.rows.read import class_path  # noqa: PLC0415
+    from agentsgym.envs.dataset_rows import class_path  # noqa: PLC0415
 
     game: dict[str, Any] = {}
     if named.name.startswith("TextArena:"):

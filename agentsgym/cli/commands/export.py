@@ -95,7 +95,7 @@ def _check(to: str, output: Path | None, min_reward: float | None, project: str 
 
 def _to_trackio(store: RolloutStore, project: str, run: str | None) -> None:
     with usage():
-        from agentsgym.training.reporting.trackio_export import export_to_trackio  # noqa: PLC0415
+        from agentsgym.export.trackio_export import export_to_trackio  # noqa: PLC0415
 
         runs = export_to_trackio(store, project, run)
     many = f"{len(runs)} runs" if len(runs) > 1 else f"the run {runs[0]}"
@@ -104,7 +104,7 @@ def _to_trackio(store: RolloutStore, project: str, run: str | None) -> None:
 
 
 def _write_inspect(store: RolloutStore, path: Path) -> None:
-    from agentsgym.reports.inspect_logs import write_inspect_logs  # noqa: PLC0415
+    from agentsgym.export.inspect_logs import write_inspect_logs  # noqa: PLC0415
 
     try:
         with usage():
@@ -120,7 +120,7 @@ def _write_inspect(store: RolloutStore, path: Path) -> None:
 def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[str]:
     import json  # noqa: PLC0415
 
-    from agentsgym.store import examples  # noqa: PLC0415
+    from agentsgym.export import examples  # noqa: PLC0415
     from agentsgym.store.jsonl import line_of  # noqa: PLC0415
 
     if to == "jsonl":

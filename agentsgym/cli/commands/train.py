@@ -13,7 +13,7 @@ from agentsgym.cli import options
 from agentsgym.cli.console import FailureError, out, plain, print_json, reported, usage
 
 if TYPE_CHECKING:
-    from agentsgym.training.run import TrainingRun
+    from agentsgym.recipes.run import TrainingRun
 
 
 @reported

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentsgym.envs.ALFWorld.goals import Fact, Goal, read_goal
-from agentsgym.envs.ALFWorld.mends import mend_engine, remember_commands
+from agentsgym.envs.ALFWorld.patches import mend_engine, remember_commands
 from agentsgym.texts import sentence_of
 
 PARTS = ("pddl_domain", "grammar", "pddl_problem")

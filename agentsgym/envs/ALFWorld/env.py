@@ -12,9 +12,9 @@ from agentsgym.envs.ALFWorld.tasks import task_dataset
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
-from agentsgym.envs.engines import shared_processes
-from agentsgym.envs.engines.settings import check_installed, process_fields
-from agentsgym.envs.text_worlds.commands import read_command
+from agentsgym.envs.shared.engines import shared_processes
+from agentsgym.envs.shared.engines.settings import check_installed, process_fields
+from agentsgym.envs.shared.text_worlds.commands import read_command
 from agentsgym.errors import TaskError
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, or_none
 from agentsgym.texts import shown

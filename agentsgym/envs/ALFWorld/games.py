@@ -82,7 +82,7 @@ def data_folder(data: str | None) -> Path:
         source = "env_config['data']" if data else f"${VARIABLE}" if known else "its usual place"
         raise ConfigError(
             f"ALFWorld's data are not in {folder} ({source}): there is no such folder. {_DOWNLOAD}; "
-            "agentsgym.envs.ALFWorld.households.generate_households makes small ones offline"
+            "`python -m tools.households FOLDER` in a clone of agentsgym's repository makes small ones offline"
         )
     return folder
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.envs.ALFWorld.games import SPLITS, TASK_TYPES, data_folder, find_games, split_name
-from agentsgym.envs.rows.options import SEED_OPTION, Part, checked_options, rows_of
-from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets.options import SEED_OPTION, Part, checked_options, rows_of
 from agentsgym.errors import ConfigError
 from agentsgym.fields import Field, is_int, is_str, is_strings, or_none
 

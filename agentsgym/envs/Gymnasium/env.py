@@ -9,6 +9,7 @@ from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
+from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.Gymnasium.actions import ActionTable, action_table, is_actions
@@ -17,8 +18,7 @@ from agentsgym.envs.Gymnasium.making import is_bare, make_game, max_turns_of, re
 from agentsgym.envs.Gymnasium.ready import SHOWS, ReadyGame, ready_game
 from agentsgym.envs.Gymnasium.rendering import Show, check_small
 from agentsgym.envs.Gymnasium.tasks import DatasetOptions, check_map, task_dataset
-from agentsgym.envs.references.anchors import Anchors
-from agentsgym.envs.references.value_iteration import ValueTable, value_table
+from agentsgym.envs.shared.exact_play import ValueTable, value_table
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field
 from agentsgym.texts import shown

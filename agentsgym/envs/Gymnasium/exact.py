@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from agentsgym.envs.references.value_iteration import Outcome
+from agentsgym.envs.shared.exact_play import Outcome
 
 #: For each state and action the outcomes: probability, next state, reward, and whether the episode ends with it.
 Transitions = Mapping[int, Mapping[int, Sequence[Outcome]]]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
 from agentsgym.envs.Gymnasium.making import load_gymnasium
 from agentsgym.envs.Gymnasium.ready import ready_game
-from agentsgym.envs.rows.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
-from agentsgym.envs.rows.read import class_path
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import Field, is_bool, is_fraction, is_int
 from agentsgym.seeding import derive_seed

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
+from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.OpenEnv.forms import Forms, forms_of, outcome_of
 from agentsgym.envs.OpenEnv.link import Link, as_config_error
 from agentsgym.envs.OpenEnv.offer import Offer, ask_offer, result_of
@@ -24,7 +25,6 @@ from agentsgym.envs.OpenEnv.seeds import check_seed
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, as_server, registered_server
 from agentsgym.envs.OpenEnv.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.OpenEnv.wire import RefusedActionError, load_websockets
-from agentsgym.envs.rows.read import class_path
 from agentsgym.envs.thoughts import without_thoughts
 from agentsgym.envs.Tools.calls import Plan, plan_of
 from agentsgym.envs.Tools.env import TOOL_FIELDS

@@ -6,8 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.envs.rows.options import COMMON_OPTIONS, CommonOptions, Part, checked_options, part_of, row_env, rows_of
-from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets.options import (
+    COMMON_OPTIONS,
+    CommonOptions,
+    Part,
+    checked_options,
+    part_of,
+    row_env,
+    rows_of,
+)
 from agentsgym.errors import ConfigError
 from agentsgym.fields import Field, or_none
 

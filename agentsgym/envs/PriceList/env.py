@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.contract import State
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options
 from agentsgym.envs.PriceList.questions import KINDS, MOST_TIMES, Question, most_answer
-from agentsgym.envs.rows.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options
-from agentsgym.envs.rows.read import class_path
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
 from agentsgym.envs.Tools.sources import SessionTools, parallel
 from agentsgym.errors import TaskError, did_you_mean

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from agentsgym.envs.child_process import ChildEndedError, ChildProcess
+from agentsgym.envs.shared.child_process import ChildEndedError, ChildProcess
 from agentsgym.errors import EnvError
 from agentsgym.texts import shown
 

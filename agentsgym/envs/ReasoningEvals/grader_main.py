@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agentsgym.envs.child_process import serve
 from agentsgym.envs.ReasoningEvals import generated
+from agentsgym.envs.shared.child_process import serve
 from agentsgym.texts import sentence_of
 
 _MAX_MEMORY = 2 << 30  # bytes that a request may take

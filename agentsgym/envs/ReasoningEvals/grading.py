@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentsgym.envs.numbers import as_number, canonical, quantities
 from agentsgym.envs.ReasoningEvals import generated, grader
 from agentsgym.envs.ReasoningEvals.extraction import Kind, brace_depth
+from agentsgym.envs.shared.numbers import as_number, canonical, quantities
 from agentsgym.errors import EnvError, MissingDependencyError
 from agentsgym.fields import is_fraction
 from agentsgym.texts import shown

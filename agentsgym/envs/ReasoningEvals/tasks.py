@@ -8,12 +8,12 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets import questions
+from agentsgym.envs.datasets.options import CommonOptions, Part, checked_options, row_env, rows_of, task_seed
+from agentsgym.envs.datasets.sources import Column
 from agentsgym.envs.ReasoningEvals.extraction import gold_answer
 from agentsgym.envs.ReasoningEvals.generated import Difficulty, check_generated, make_item
-from agentsgym.envs.rows import questions
-from agentsgym.envs.rows.options import CommonOptions, Part, checked_options, row_env, rows_of, task_seed
-from agentsgym.envs.rows.read import class_path
-from agentsgym.envs.rows.sources import Column
 from agentsgym.errors import ConfigError
 from agentsgym.fields import Field, is_int, is_strings, require
 from agentsgym.seeding import derive_seed

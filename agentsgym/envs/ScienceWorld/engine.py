@@ -11,7 +11,7 @@ _NOT_UNDERSTOOD = ("No known action matches", "Unknown action")
 
 
 class ScienceWorldEngine:
-    """One game in play; see :class:`agentsgym.envs.engines.Engine`.
+    """One game in play; see :class:`agentsgym.envs.shared.engines.Engine`.
 
     ``start`` takes ``task``, ``variation``, ``simplifications`` (joined by commas), ``gold_path`` and
     ``admissible_commands`` (whether these are asked for, which takes long), and ``memory_mb``.

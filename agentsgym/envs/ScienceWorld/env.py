@@ -11,8 +11,8 @@ from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
 from agentsgym.envs.ScienceWorld.java import find_java
 from agentsgym.envs.ScienceWorld.tasks import TASKS, DatasetOptions, eval_dataset, train_dataset
-from agentsgym.envs.text_worlds.env import TextWorldBase, engine_fields
-from agentsgym.envs.text_worlds.players import ImitationPlayer, ReferencePlayer
+from agentsgym.envs.shared.text_worlds.env import TextWorldBase, engine_fields
+from agentsgym.envs.shared.text_worlds.players import ImitationPlayer, ReferencePlayer
 from agentsgym.errors import ConfigError, MissingDependencyError, TaskError, did_you_mean
 from agentsgym.fields import Field, is_bool, is_int, is_number, is_strings
 from agentsgym.texts import shown

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from agentsgym.envs.rows.options import SEED_OPTION, checked_options, rows_of
-from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets.options import SEED_OPTION, checked_options, rows_of
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Field, is_int, is_strings, one_of, or_none
 

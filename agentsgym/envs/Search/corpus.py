@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentsgym.envs.rows.sources import Column, read_columns, read_rows
+from agentsgym.envs.datasets.sources import Column, read_columns, read_rows
 from agentsgym.envs.Search.world import World
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_str
@@ -69,7 +69,7 @@ def load_corpus(source: Any, columns: Mapping[str, str] | None, world: Mapping[s
     """Load all passages; those of a file or of the generated world once in a process.
 
     Args:
-        source: ``"generated"``, or what :func:`~agentsgym.envs.rows.sources.read_rows` reads.
+        source: ``"generated"``, or what :func:`~agentsgym.envs.datasets.sources.read_rows` reads.
         columns: Names of the columns of ``text`` and ``title``, where they have others.
         world: Options of the generated world.
 

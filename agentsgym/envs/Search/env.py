@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.contract import State
-from agentsgym.envs.rows.questions import is_text
-from agentsgym.envs.rows.sources import EXPECTED_SOURCE, is_source
+from agentsgym.envs.datasets.questions import is_text
+from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, is_source
 from agentsgym.envs.Search import moves, world
 from agentsgym.envs.Search.corpus import GENERATED, Passage, load_corpus
 from agentsgym.envs.Search.index import IndexOptions, open_index

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentsgym.envs.kept_folders import cache_folder, is_whole, keep, remove_damaged
 from agentsgym.envs.Search.corpus import Passage, ProcessCache
+from agentsgym.envs.shared.kept_folders import cache_folder, is_whole, keep, remove_damaged
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.texts import sentence_of
 

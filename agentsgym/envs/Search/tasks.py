@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.envs.rows import questions
-from agentsgym.envs.rows.options import CommonOptions, Part, checked_options, part_of, row_env, rows_of
-from agentsgym.envs.rows.read import class_path
-from agentsgym.envs.rows.sources import Column
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets import questions
+from agentsgym.envs.datasets.options import CommonOptions, Part, checked_options, part_of, row_env, rows_of
+from agentsgym.envs.datasets.sources import Column
 from agentsgym.envs.Search.corpus import GENERATED
 from agentsgym.envs.Search.world import World, paths_of
 from agentsgym.errors import ConfigError

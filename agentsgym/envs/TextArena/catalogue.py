@@ -1,6 +1,6 @@
 """Read ``catalogue.json``: what is known of each game of TextArena's, by its base id.
 
-``python -m agentsgym.envs.TextArena.make_catalogue`` makes the file by playing every game.
+``python -m tools.textarena_catalogue`` makes the file by playing every game.
 """
 
 from __future__ import annotations

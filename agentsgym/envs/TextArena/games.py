@@ -16,10 +16,10 @@ from typing import Any, cast
 
 from agentsgym.envs.TextArena.catalogue import catalogue
 from agentsgym.envs.TextArena.isolation import GameContext, import_game_module, textarena
-from agentsgym.envs.TextArena.known_moves import known_moves
-from agentsgym.envs.TextArena.mends import GAMEMASTER_GAMES, JURY_GAMES, Jury, bind_mends, mended_class
+from agentsgym.envs.TextArena.move_rules import known_moves
 from agentsgym.envs.TextArena.observations import GAME_ID, said_by, text_of
 from agentsgym.envs.TextArena.outcomes import is_won, worth
+from agentsgym.envs.TextArena.patches import GAMEMASTER_GAMES, JURY_GAMES, Jury, bind_mends, mended_class
 from agentsgym.envs.TextArena.words import basic_words, bind_words, check_nltk, deep_copy, no_downloads
 from agentsgym.errors import ConfigError, EnvError, did_you_mean
 from agentsgym.interruptions import is_interruption

@@ -4,7 +4,7 @@ The games call ``random.choice(...)`` and the like through the name ``random`` i
 bound to a stand-in, which draws from the generator of the game that this thread is playing and otherwise hands on to
 the real module. So the draws are those that the global generator would have given after ``random.seed(seed)``, and
 the global state is neither read nor changed. The names of word data, of the gamemaster and of ``print`` are bound in
-the same way: see :mod:`~agentsgym.envs.TextArena.words` and :mod:`~agentsgym.envs.TextArena.mends`.
+the same way: see :mod:`~agentsgym.envs.TextArena.words` and :mod:`~agentsgym.envs.TextArena.patches`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.envs.rows.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
-from agentsgym.envs.rows.read import class_path
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
 
 if TYPE_CHECKING:
     from datasets import Dataset

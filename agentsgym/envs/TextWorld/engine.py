@@ -14,7 +14,7 @@ _VERSION = 8  # of the Z-machine: the first byte of a story file
 
 
 class TextWorldEngine:
-    """One game in play; see :class:`agentsgym.envs.engines.Engine`.
+    """One game in play; see :class:`agentsgym.envs.shared.engines.Engine`.
 
     ``start`` takes ``{"file": path}``, or ``kind``, ``options``, ``seed`` and ``cache_dir`` of a game to be made.
     """

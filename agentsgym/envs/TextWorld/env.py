@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
-from agentsgym.envs.text_worlds.env import TextWorldBase, engine_fields
+from agentsgym.envs.shared.text_worlds.env import TextWorldBase, engine_fields
 from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
 from agentsgym.envs.TextWorld.tasks import DatasetOptions, task_dataset
 from agentsgym.errors import TaskError

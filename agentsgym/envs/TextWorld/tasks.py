@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.envs.rows.options import (
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets.options import (
     COMMON_OPTIONS,
     CommonOptions,
     Part,
@@ -17,7 +18,6 @@ from agentsgym.envs.rows.options import (
     rows_of,
     task_seed,
 )
-from agentsgym.envs.rows.read import class_path
 from agentsgym.envs.TextWorld.kinds import FILES
 from agentsgym.errors import ConfigError
 from agentsgym.fields import Field, is_int, is_str, is_strings, or_none

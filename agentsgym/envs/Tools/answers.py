@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, cast
 
-from agentsgym.envs.numbers import as_number
+from agentsgym.envs.shared.numbers import as_number
 from agentsgym.envs.thoughts import without_thoughts
 
 _BEFORE = "\"'`([{<*_~\\" + string.whitespace  # what may open an answer and says nothing

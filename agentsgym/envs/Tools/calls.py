@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, cast
 
 from agentsgym.envs.calls.checks import check_call
-from agentsgym.envs.calls.timed import CallTimeoutError, Job
 from agentsgym.envs.contract import State
+from agentsgym.envs.shared.timed import CallTimeoutError, Job
 from agentsgym.envs.Tools.process import Process
 from agentsgym.envs.Tools.results import ToolResult, as_text, cut, failed, raised
 from agentsgym.errors import EnvError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from agentsgym.envs.calls.timed import CallTimeoutError, Runner
+from agentsgym.envs.shared.timed import CallTimeoutError, Runner
 from agentsgym.envs.Tools.mcp_client import Connection, Connections
 from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.envs.Tools.sources import Names, SessionTools, Source, Tool, function_tools, is_named

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.envs.rows import questions
-from agentsgym.envs.rows.options import CommonOptions, Part, checked_options, rows_of
-from agentsgym.envs.rows.read import class_path
-from agentsgym.envs.rows.sources import Column, read_columns, read_rows
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets import questions
+from agentsgym.envs.datasets.options import CommonOptions, Part, checked_options, rows_of
+from agentsgym.envs.datasets.sources import Column, read_columns, read_rows
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
 
@@ -54,7 +54,7 @@ def tasks_from(data: Any, columns: Mapping[str, str] | None = None) -> list[dict
     """Read tasks from a table, in its order.
 
     Args:
-        data: What :func:`~agentsgym.envs.rows.sources.read_rows` reads.
+        data: What :func:`~agentsgym.envs.datasets.sources.read_rows` reads.
         columns: For each key of a task the column that it is read from, ``{"question": "prompt", "answer": "gold"}``;
             None for columns of the same names. Further keys go into the task as they are.
 

@@ -1,6 +1,6 @@
 """Read what the game knows: ``knowledge.csv`` (objects and facts) and ``properties.csv`` (how properties are asked).
 
-Both files are for reading and mending by hand; ``python -m agentsgym.envs.TwentyQuestions.check_knowledge`` checks
+Both files are for reading and mending by hand; ``python -m tools.check_knowledge`` checks
 them. A value says what is typical of the object: ``sometimes`` where it varies from one to the next or where readers
 would not agree.
 """

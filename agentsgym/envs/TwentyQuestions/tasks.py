@@ -6,7 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.envs.rows.options import (
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets.options import (
     COMMON_OPTIONS,
     CommonOptions,
     Part,
@@ -17,7 +18,6 @@ from agentsgym.envs.rows.options import (
     shuffled,
     task_seed,
 )
-from agentsgym.envs.rows.read import class_path
 from agentsgym.seeding import derive_seed
 
 if TYPE_CHECKING:

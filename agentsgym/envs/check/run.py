@@ -18,8 +18,8 @@ from agentsgym.envs.check.probe import HookProbe, place_of_tool
 from agentsgym.envs.check.report import EnvReport
 from agentsgym.envs.check.start_states import first_change
 from agentsgym.envs.check.time_limit import OutOfTimeError, time_limit
+from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.play import prepare_play
-from agentsgym.envs.rows.read import tasks_of_rows
 from agentsgym.errors import ConfigError, ContractError, TaskError
 from agentsgym.fields import is_int, require
 from agentsgym.interruptions import is_interruption

@@ -13,7 +13,7 @@ from agentsgym.envs.play import again, prepare_play
 from agentsgym.rollouts.stream import TrialStream
 
 if TYPE_CHECKING:
-    from agentsgym.envs.rows.read import DatasetRow
+    from agentsgym.envs.dataset_rows import DatasetRow
     from agentsgym.envs.trial import Trial
     from agentsgym.failure_policy import FailurePolicy
     from agentsgym.training.generation.in_flight import GroupsInFlight

@@ -21,10 +21,10 @@ from accelerate import PartialState
 from datasets import IterableDataset
 
 from agentsgym.agents.base import Agent, AsyncAgent
-from agentsgym.agents.policy.ranks import KeptError, all_gather_objects
 from agentsgym.agents.trained import BatchStart
-from agentsgym.envs.environments import group_seeds
+from agentsgym.envs.datasets.environments import group_seeds
 from agentsgym.errors import ConfigError
+from agentsgym.ranks import KeptError, all_gather_objects
 from agentsgym.training.generation.ahead import Group, PlayedGroup, RolloutsAhead, of_batch
 from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.generator import RolloutGenerator
@@ -33,8 +33,8 @@ from agentsgym.training.generation.task_order import TaskOrder
 from agentsgym.training.metrics.staleness import StalenessSums, staleness_metrics
 
 if TYPE_CHECKING:
-    from agentsgym.envs.environments import Environments
-    from agentsgym.envs.rows.read import DatasetRow
+    from agentsgym.envs.dataset_rows import DatasetRow
+    from agentsgym.envs.datasets.environments import Environments
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.curriculum import Curriculum
     from agentsgym.types import Action, Trajectory, TurnRequest

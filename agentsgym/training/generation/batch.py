@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from agentsgym.batch.layouts import TrainingRow
     from agentsgym.credit.scored import ScoredRollout
-    from agentsgym.envs.rows.read import DatasetRow
+    from agentsgym.envs.dataset_rows import DatasetRow
     from agentsgym.training.metrics.rollouts import RolloutSummary
     from agentsgym.types import Trajectory
 

@@ -13,17 +13,17 @@ from accelerate import PartialState
 from datasets import IterableDataset
 
 from agentsgym.agents.base import as_agent
-from agentsgym.agents.policy.ranks import BrokenOffError, KeptError, all_gather_objects
 from agentsgym.agents.trained import BatchStart, as_trained_policy
 from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.assignment import uninformative_task_groups
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.envs.environments import group_seeds
+from agentsgym.envs.dataset_rows import DatasetRow
+from agentsgym.envs.datasets.environments import group_seeds
 from agentsgym.envs.play import TrialRounds
-from agentsgym.envs.rows.read import DatasetRow
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.failure_policy import FailureCount, FailurePolicy, RetrySeed
 from agentsgym.failures import FailureLog
+from agentsgym.ranks import BrokenOffError, KeptError, all_gather_objects
 from agentsgym.seeding import derive_seed
 from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.summaries import short_summaries
@@ -31,7 +31,7 @@ from agentsgym.training.metrics.rollouts import RolloutSummary
 
 if TYPE_CHECKING:
     from agentsgym.agents.base import Agent
-    from agentsgym.envs.environments import Environments
+    from agentsgym.envs.datasets.environments import Environments
     from agentsgym.envs.trial import Trial
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.curriculum import Curriculum

@@ -22,7 +22,7 @@ import torch
 from accelerate.utils import reduce
 from transformers import TrainerCallback
 
-from agentsgym.agents.policy.ranks import BrokenOffError
+from agentsgym.ranks import BrokenOffError
 from agentsgym.rollouts.interfaces import GRACE_S
 from agentsgym.training.lifecycle.generators import take_generator_states
 from agentsgym.training.lifecycle.pace import CyclePace

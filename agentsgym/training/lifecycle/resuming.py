@@ -16,9 +16,9 @@ from accelerate import PartialState
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
-from agentsgym.agents.policy.ranks import all_gather_objects
 from agentsgym.errors import ConfigError
-from agentsgym.training.lifecycle.whole import (
+from agentsgym.ranks import all_gather_objects
+from agentsgym.training.lifecycle.checkpoint_files import (
     count_ranks,
     finish_renames,
     is_of_deepspeed,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_utils import rotate_checkpoints
 
-from agentsgym.agents.policy.ranks import KeptError, all_gather_objects
 from agentsgym.errors import AgentsGymError, CheckpointError
-from agentsgym.training.lifecycle.whole import UNFINISHED, write_manifest
+from agentsgym.ranks import KeptError, all_gather_objects
+from agentsgym.training.lifecycle.checkpoint_files import UNFINISHED, write_manifest
 
 if TYPE_CHECKING:
     from agentsgym.training._trl import TRLSeam

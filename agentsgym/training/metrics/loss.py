@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from transformers import TrainerCallback
 
-from agentsgym.agents.policy.ranks import all_gather_objects
+from agentsgym.ranks import all_gather_objects
 from agentsgym.training.tensors.importance import effective_sample_size, row_log_ratios
 
 if TYPE_CHECKING:

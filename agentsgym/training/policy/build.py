@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from agentsgym.agents.policy.build import refuse_prompt_learning
+from agentsgym.agents.build import refuse_prompt_learning
 from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_stage
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
 from agentsgym.errors import ConfigError

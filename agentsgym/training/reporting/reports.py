@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate import PartialState
 from transformers import TrainerCallback
 
-from agentsgym.agents.policy.ranks import gather_to_main
+from agentsgym.ranks import gather_to_main
 from agentsgym.texts import sentence_of
 from agentsgym.training.metrics.rollouts import CompletionRow
 from agentsgym.training.reporting.console import print_conversations

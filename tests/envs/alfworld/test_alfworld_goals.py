@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentsgym.envs.ALFWorld.env import command_in
 from agentsgym.envs.ALFWorld.goals import Fact, nested, read_goal
-from agentsgym.envs.ALFWorld.mends import copy_loaded_part, evaluated
+from agentsgym.envs.ALFWorld.patches import copy_loaded_part, evaluated
 from agentsgym.errors import EnvError
 
 OBJECTS = {"apple1": "object", "apple2": "object", "mug": "object", "fridge": "receptacle", "shelf": "receptacle"}

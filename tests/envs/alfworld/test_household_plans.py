@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentsgym.envs.ALFWorld.households import SIZES, TASK_TYPES, generate_households
-from agentsgym.envs.ALFWorld.households.__main__ import main
-from agentsgym.envs.ALFWorld.households.plans import TREATMENTS, Household, Planner, Task
-from agentsgym.envs.ALFWorld.households.problem import problem
-from agentsgym.envs.ALFWorld.households.rooms import KINDS, LAMP, LAMP_STANDS_ON, Room, rooms
-from agentsgym.envs.ALFWorld.households.shipped import Goal, Rules
-from agentsgym.envs.ALFWorld.households.walkthrough import walkthrough
 from agentsgym.errors import ConfigError, MissingDependencyError
+from tools.households import SIZES, TASK_TYPES, generate_households
+from tools.households.__main__ import main
+from tools.households.plans import TREATMENTS, Household, Planner, Task
+from tools.households.problem import problem
+from tools.households.rooms import KINDS, LAMP, LAMP_STANDS_ON, Room, rooms
+from tools.households.shipped import Goal, Rules
+from tools.households.walkthrough import walkthrough
 
 FOOD = frozenset({"Apple", "Bread", "Egg", "Mug", "Plate", "Potato", "Tomato"})
 SMALL = frozenset({"Book", "CellPhone", "CreditCard", "KeyChain", "Pen", "SoapBar", "Cloth", "Watch"})

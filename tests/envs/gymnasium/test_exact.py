@@ -12,7 +12,7 @@ import pytest
 
 from agentsgym.envs.Gymnasium import GymnasiumEnv
 from agentsgym.envs.Gymnasium.exact import blackjack_hands, blackjack_transitions, legal_outcomes
-from agentsgym.envs.references.value_iteration import Outcome, value_table
+from agentsgym.envs.shared.exact_play import Outcome, value_table
 
 
 def values(config: dict[str, Any]) -> Any:

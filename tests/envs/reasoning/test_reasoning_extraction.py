@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.envs.numbers import as_number, canonical
 from agentsgym.envs.ReasoningEvals.extraction import EXTRACTORS, cleaned, extracted, gold_answer, in_box
+from agentsgym.envs.shared.numbers import as_number, canonical
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentsgym.envs.naming import TEXT_WORLD_KINDS, find_env
+from agentsgym.envs.datasets.naming import TEXT_WORLD_KINDS, find_env
 from agentsgym.envs.TextWorld import TextWorldEnv
 from agentsgym.envs.TextWorld.feedback import opening_text, said_text
 from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.envs.registry import make
+from agentsgym.envs.datasets.registry import make
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
 from agentsgym.errors import ConfigError, TaskError

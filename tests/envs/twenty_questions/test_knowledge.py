@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from agentsgym.envs.TwentyQuestions.check_knowledge import balance, check_files, main
 from agentsgym.envs.TwentyQuestions.knowledge import (
     DEMO_OBJECTS,
     DEMO_PROPERTIES,
@@ -15,6 +14,7 @@ from agentsgym.envs.TwentyQuestions.knowledge import (
     expand,
     load_knowledge,
 )
+from tools.check_knowledge import balance, check_files, main
 
 
 def test_the_shipped_files_have_no_fault(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agentsgym.envs.references.anchors import Anchors
+from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds
 from agentsgym.envs.TextArena.references.probes import pay_for_best_button, pay_of_regret
 from agentsgym.errors import ConfigError
@@ -156,7 +156,7 @@ class Bandit(Reference):
     """The best play by the exact posterior over the buttons.
 
     The best button pays 1, any other minus its regret, which is how much worse it is than the best: see
-    :mod:`~agentsgym.envs.TextArena.mends`. The game itself is asked what it pays, so that the values are of what is
+    :mod:`~agentsgym.envs.TextArena.patches`. The game itself is asked what it pays, so that the values are of what is
     played.
     """
 

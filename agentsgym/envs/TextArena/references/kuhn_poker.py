@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal
 
-from agentsgym.envs.references.anchors import Anchors
+from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.TextArena.references.base import Reference, Rules, said_by_game
 from agentsgym.envs.TextArena.references.probes import chips_of_bet
 from agentsgym.errors import AgentError, ConfigError
@@ -206,7 +206,7 @@ class KuhnPoker(Reference):
     """The best reply to random play, in wins less losses of the match.
 
     How much a bet adds to the pot is asked of the game, whose fault is mended: see
-    :mod:`~agentsgym.envs.TextArena.mends`. Against an opponent who is not random, compare :func:`exploitability`.
+    :mod:`~agentsgym.envs.TextArena.patches`. Against an opponent who is not random, compare :func:`exploitability`.
     """
 
     opening = "round game of Kuhn Poker."

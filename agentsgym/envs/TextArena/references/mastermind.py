@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agentsgym.envs.references.anchors import Anchors
+from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds
 from agentsgym.errors import ConfigError
 from agentsgym.types import Message

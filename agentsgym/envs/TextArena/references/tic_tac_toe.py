@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
 
-from agentsgym.envs.references.anchors import Anchors
+from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.TextArena.references.base import Reference, said_by_game
 from agentsgym.errors import AgentError
 from agentsgym.types import Message

@@ -9,8 +9,8 @@ import random
 import re
 from collections.abc import Sequence
 
-from agentsgym.envs.references.anchors import Anchors
-from agentsgym.envs.references.value_iteration import Outcome, ValueTable, value_table
+from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.shared.exact_play import Outcome, ValueTable, value_table
 from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds, said_by_game
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import Message

@@ -1,0 +1,93 @@
+"""Build the sampling policy that suits a trainer's settings and how its weights are held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agentsgym.agents.policy.sampling import SamplingParams
+from agentsgym.agents.policy.sharded import policy_agent_type
+from agentsgym.agents.vllm.lockstep import LockstepVLLMPolicyAgent
+from agentsgym.agents.vllm.policy import VLLMPolicyAgent
+from agentsgym.errors import ConfigError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedTokenizerBase
+
+    from agentsgym.agents.policy.agent import PolicyAgent
+
+
+class SamplingSettings(Protocol):
+    """The settings of TRL's ``GRPOConfig`` that say how tokens are drawn."""
+
+    use_vllm: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float | None
+    repetition_penalty: float
+    ds3_gather_for_generation: bool
+
+
+def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    args: SamplingSettings,
+    accelerator: Accelerator,
+    vllm_generation: Any,
+    *,
+    max_turn_tokens: int,
+    stop: Sequence[str] = (),
+) -> PolicyAgent | VLLMPolicyAgent | LockstepVLLMPolicyAgent:
+    """Build the policy in training as an agent, through whichever backend the settings name.
+
+    Args:
+        model: The model in training, unwrapped.
+        tokenizer: Its tokenizer.
+        args: TRL's settings.
+        accelerator: Knows how the weights are distributed over the ranks, and the autocast of forward passes.
+        vllm_generation: TRL's engine where the settings ask for vLLM, else None.
+        max_turn_tokens: The budget of one turn.
+        stop: Texts that end a turn too.
+
+    Raises:
+        ConfigError: The weights are distributed in a way that cannot be sampled from.
+    """
+    agent_type = policy_agent_type(accelerator, gathers=args.ds3_gather_for_generation)
+    if args.use_vllm:
+        if vllm_generation.mode != "server" and vllm_generation.tensor_parallel_size > 1:
+            return LockstepVLLMPolicyAgent(vllm_generation, tokenizer, max_turn_tokens=max_turn_tokens, stop=stop)
+        return VLLMPolicyAgent(
+            vllm_generation,
+            tokenizer,
+            max_turn_tokens=max_turn_tokens,
+            stop=stop,
+            server_urls=getattr(args, "vllm_server_base_urls", None) or (),  # not of TRL's settings, as the next
+            sync_timeout_s=getattr(args, "vllm_sync_timeout_s", None),
+            pauses=getattr(args, "max_staleness", 0) > 0,
+        )
+    return agent_type(
+        model,
+        tokenizer,
+        sampling=SamplingParams(
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            min_p=args.min_p,
+            repetition_penalty=args.repetition_penalty,
+            stop=stop,
+        ),
+        max_turn_tokens=max_turn_tokens,
+        context=accelerator.autocast,  # pyright: ignore[reportArgumentType]  # its default is None, untyped
+    )
+
+
+def refuse_prompt_learning(adapters: Iterable[Any]) -> None:
+    """Raise :class:`ConfigError` for an adapter, given by its configuration, that puts tokens of its own into rows."""
+    for adapter in adapters:
+        if adapter.is_prompt_learning:
+            raise ConfigError(
+                f"a {type(adapter).__name__} puts tokens of its own in front of every prompt, so that no record would "
+                "be exact: use LoRA or another adapter inside the layers"
+            )

@@ -1,0 +1,135 @@
+"""Sample the policy in training on a vLLM engine that spreads over several ranks, which stay in lockstep."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agentsgym.agents.base import Agent
+from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart
+from agentsgym.agents.vllm.sampling import VLLMSampling, known_or_nan
+from agentsgym.agents.vllm.weights import EngineWeights
+from agentsgym.errors import AgentError, ConfigError
+from agentsgym.interruptions import is_interruption
+from agentsgym.ranks import all_gather_objects
+from agentsgym.types import Action, TurnRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from trl.generation.vllm_generation import VLLMGeneration
+
+Answer = tuple[list[int], list[float] | None]  # the ids sampled for one row, and their log-probabilities
+
+
+class LockstepVLLMPolicyAgent(Agent):
+    """Samples the policy through TRL's ``VLLMGeneration`` for all live episodes at once: tensor parallelism.
+
+    Weights, sleep and log-probabilities are as those of :class:`~agentsgym.agents.vllm.policy.VLLMPolicyAgent`, which
+    lets every episode run at its own pace and is used wherever an engine is one rank's own.
+
+    **Ranks.** A call is collective and takes equally many rows from every rank. So the ranks agree on a number of rows
+    before each call and pad to it with rows of one token, whose answers are discarded; a rank without live episodes
+    joins the calls of the others in :meth:`finish`. A call that fails on one rank fails on all of them: every session
+    of the call gets the error.
+    """
+
+    logprobs_are_of_trained_weights = False
+
+    def __init__(
+        self,
+        generation: VLLMGeneration,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_turn_tokens: int = DEFAULT_TURN_TOKENS,
+        stop: Sequence[str] = (),
+    ) -> None:
+        """Set the engine's stop tokens: those of the model, the tokenizer and the chat template.
+
+        Args:
+            generation: TRL's engine; from here on its ``generation_kwargs`` hold the stop tokens, and its
+                ``max_completion_length`` is set at each call.
+            tokenizer: The model's.
+            max_turn_tokens: The budget of a turn for which the request sets none.
+            stop: Texts that end a turn too, beside those of ``generation_kwargs``. Their tokens stay in the action,
+                its text ends before them.
+
+        Raises:
+            ConfigError: ``generation_kwargs`` hold what would go silently wrong over many turns, or the tokenizer has
+                ids that the model does not.
+        """
+        self.sampling = VLLMSampling(generation, tokenizer, max_turn_tokens, stop)
+        self.generation, self.tokenizer = generation, tokenizer
+        self.max_turn_tokens, self.stop_token_ids = max_turn_tokens, self.sampling.stop_token_ids
+        self._weights = EngineWeights(generation)
+
+    def prepare(self, start: BatchStart) -> None:
+        """Collective: get the engine ready for a generation batch: load new weights, and wake it.
+
+        Args:
+            start: Equal values of its ``step``, the optimizer steps that are done, are taken for equal weights.
+
+        Raises:
+            AgentsGymError: It failed on another rank, which raises its own error.
+        """
+        self._weights.load(start.step)
+
+    def weights_loaded(self, step: int) -> None:
+        """Note that the trainer itself has loaded the weights of this step; an engine that sleeps loads them again."""
+        self._weights.loaded(step)
+
+    def weights_changed(self) -> None:
+        """Load the weights at the next :meth:`prepare`, whatever its step."""
+        self._weights.step = None
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+        """Collective: sample one turn of every session."""
+        if not requests:
+            return []
+        if any(not request.token_ids for request in requests):
+            raise ConfigError("a vLLM policy needs an environment with a tokenizer: it reads token ids, not text")
+        return self._join(requests) or ()
+
+    def finish(self) -> None:
+        """Collective: join the calls of other ranks until none has a live episode, then put the engine to sleep."""
+        while self._join(()) is not None:
+            pass
+        self._weights.rest()
+
+    def _join(self, requests: Sequence[TurnRequest]) -> list[Action | AgentError] | None:
+        """Collective: make one call together with all ranks; None once no rank has a request."""
+        longest = max(map(self.sampling.room, requests), default=0)
+        agreed = all_gather_objects([(len(requests), longest)])
+        num_rows, room = (max(numbers) for numbers in zip(*agreed, strict=True))
+        if num_rows == 0:
+            return None
+        prompts = [list(request.token_ids) for request in requests]
+        prompts += [[min(self.stop_token_ids, default=0)] for _ in range(num_rows - len(prompts))]
+        failure, actions = list[str](), list[Action | AgentError]()
+        try:
+            answers = self._generate(prompts, room)
+            actions += [
+                self.sampling.action(request, *one, self._weights.step)
+                for request, one in zip(requests, answers, strict=False)
+            ]
+        except BaseException as error:  # the engine's: raised here, it would leave the others waiting
+            if is_interruption(error):
+                raise
+            failure.append(traceback.format_exc())
+        if failures := all_gather_objects(failure):
+            return [AgentError(f"vLLM failed:\n{failures[0]}") for _ in requests]
+        return actions
+
+    def _generate(self, prompts: list[list[int]], room: int) -> list[Answer]:
+        self.generation.max_completion_length = max(1, room)
+        seen, completions, logprobs, _ = self.generation.generate(prompts=prompts, images=None, num_generations=1)
+        if list(map(list, seen)) != prompts or len(completions) != len(prompts):
+            raise RuntimeError(
+                f"vLLM must answer the {len(prompts)} prompts it is given, in order, but answered others"
+            )
+        if logprobs is None:
+            return [(list(ids), None) for ids in completions]
+        return [
+            (list(ids), [known_or_nan(likeliest[0]) for likeliest in row])
+            for ids, row in zip(completions, logprobs, strict=True)
+        ]

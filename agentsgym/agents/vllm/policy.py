@@ -1,0 +1,135 @@
+"""Sample the policy in training on vLLM: every episode by itself, token ids in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agentsgym.agents.base import AsyncAgent
+from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart
+from agentsgym.agents.vllm.fleet import VLLMServers
+from agentsgym.agents.vllm.sampling import VLLMSampling
+from agentsgym.agents.vllm.server import urls_of
+from agentsgym.agents.vllm.stepping import SteppedEngine
+from agentsgym.agents.vllm.weights import PUSH_LIMIT_S, EngineWeights, ServerWeights
+from agentsgym.errors import ConfigError
+from agentsgym.ranks import raise_on_all_ranks
+from agentsgym.types import Action, TurnRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from trl.generation.vllm_generation import VLLMGeneration
+
+
+class VLLMPolicyAgent(AsyncAgent):
+    """Samples the policy on vLLM, one request for each turn of each episode, sent as soon as the episode is ready.
+
+    Where TRL's ``VLLMGeneration`` is colocated, a thread steps its engine while any request is open, and new ones join
+    between two steps. Behind servers, each rank asks them itself: a session stays with one of them, whose prefix cache
+    has its history, and the main rank alone pushes the weights, through TRL's client. So nobody waits for the slowest
+    of a round, and no call but :meth:`prepare` is collective.
+
+    The engine keeps the keys and values of earlier turns in its prefix cache. It samples from weights of its own, so
+    :meth:`prepare` must be called before each rollout: it loads the trained ones if they have changed. Under sleep mode
+    it also wakes the engine, which :meth:`finish` puts to sleep, once a rollout and not once a turn.
+
+    The log-probabilities are vLLM's, of the distribution that was drawn from: after the temperature, the repetition
+    penalty and the cuts of ``top_k``, ``top_p`` and ``min_p``. With cuts they are larger than the policy's own. Where
+    vLLM returns none it is NaN. Draws come from the engine's own generator, which is not seeded here.
+    """
+
+    logprobs_are_of_trained_weights = False
+
+    def __init__(  # noqa: PLR0913  # keywords, most of them left out
+        self,
+        generation: VLLMGeneration,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_turn_tokens: int = DEFAULT_TURN_TOKENS,
+        stop: Sequence[str] = (),
+        server_urls: Sequence[str] = (),
+        sync_timeout_s: float | None = None,
+        pauses: bool = False,
+    ) -> None:
+        """Set the engine's stop tokens: those of the model, the tokenizer and the chat template.
+
+        Args:
+            generation: TRL's engine; from here on its ``generation_kwargs`` hold the stop tokens.
+            tokenizer: The model's.
+            max_turn_tokens: The budget of a turn for which the request sets none.
+            stop: Texts that end a turn too, beside those of ``generation_kwargs``. Their tokens stay in the action,
+                its text ends before them.
+            server_urls: Base URLs of the servers, the first of which is the one that ``generation`` has a client of;
+                empty for that one alone.
+            sync_timeout_s: Seconds for pushing the weights to one server; None for 600.
+            pauses: Whether servers pause while they get weights, since they answer meanwhile.
+
+        Raises:
+            ConfigError: ``generation_kwargs`` hold what would go silently wrong over many turns, the tokenizer has
+                ids that the model does not, or the engine spreads over several ranks, which keeps them in lockstep.
+            MissingDependencyError: There are servers, and ``aiohttp`` is not installed.
+        """
+        self.sampling = VLLMSampling(generation, tokenizer, max_turn_tokens, stop)
+        self.generation, self.tokenizer = generation, tokenizer
+        self.max_turn_tokens, self.stop_token_ids = max_turn_tokens, self.sampling.stop_token_ids
+        self._weights: EngineWeights | ServerWeights
+        self._engine: SteppedEngine | VLLMServers
+        if generation.mode == "server":
+            rank: int = generation.accelerator.process_index
+            self._engine = VLLMServers(self.sampling, urls_of(generation, server_urls), rank)
+            limit_s = sync_timeout_s or PUSH_LIMIT_S
+            self._weights = ServerWeights(generation, self._engine, tokenizer, limit_s, pauses=pauses)
+            return
+        if generation.tensor_parallel_size > 1:
+            raise ConfigError(
+                "an engine that spreads over several ranks samples in lockstep: use LockstepVLLMPolicyAgent"
+            )
+        self._engine, self._weights = SteppedEngine(self.sampling), EngineWeights(generation)
+
+    @property
+    def plays_through_updates(self) -> bool:
+        """Whether it goes on answering while it gets new weights: behind servers."""
+        return isinstance(self._engine, VLLMServers)
+
+    def forget(self, session_ids: Sequence[str]) -> None:
+        """Forget sessions that are over, while others go on."""
+        if isinstance(self._engine, VLLMServers):
+            self._engine.forget(session_ids)
+
+    def prepare(self, start: BatchStart) -> None:
+        """Collective: get the engine ready for a generation batch: load new weights, and wake it.
+
+        Its draws are not seeded: see the class. Servers are looked for, and those that were started again get the
+        weights again.
+
+        Args:
+            start: Equal values of its ``step``, the optimizer steps that are done, are taken for equal weights.
+
+        Raises:
+            AgentsGymError: It failed on another rank, which raises its own error; no server is there, or the weights
+                could not be pushed in time.
+        """
+        with raise_on_all_ranks():
+            self._engine.check()
+        self._weights.load(start.step)
+        self._engine.step = start.step
+
+    def weights_loaded(self, step: int) -> None:
+        """Note that the trainer itself has loaded the weights of this step; an engine that sleeps loads them again."""
+        self._weights.loaded(step)
+
+    def weights_changed(self) -> None:
+        """Load the weights at the next :meth:`prepare`, whatever its step."""
+        self._weights.step = None
+
+    async def aact(self, request: TurnRequest) -> Action:
+        """Sample one turn of one session."""
+        if not request.token_ids:
+            raise ConfigError("a VLLMPolicyAgent needs an environment with a tokenizer: it reads token ids, not text")
+        sampled = await self._engine.sample(request.session_id, list(request.token_ids), self.sampling.room(request))
+        return self.sampling.action(request, sampled.token_ids, sampled.logprobs, sampled.step)
+
+    def finish(self) -> None:
+        """End what the rollout needed: the thread that steps the engine, or connections; put the engine to sleep."""
+        self._engine.finish()
+        self._weights.rest()

@@ -1,0 +1,223 @@
+"""One vLLM server: what it says of itself, and requests for single answers, token ids in and token ids out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from agentsgym.agents.vllm.sampling import Sampled
+from agentsgym.errors import AgentError, MissingDependencyError
+from agentsgym.texts import sentence_of, shown
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+CONNECT_S: Final = 10.0
+ANSWER_S: Final = 30.0  # for what a server says of itself, also under load
+IDLE_S: Final = 3.0  # a connection is kept; the server closes it after five
+_BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
+_LEAST_LOGPROB: Final = -9999.0  # JSON has no infinity: vLLM writes this for what it does not know
+_READ_CHARACTERS: Final = 1000
+
+
+class PassingError(Exception):
+    """A request got no answer, for a reason that may pass.
+
+    Attributes:
+        is_connection: Whether the server could not be reached, or hung up: its process may be gone.
+    """
+
+    def __init__(self, cause: str, *, is_connection: bool) -> None:
+        super().__init__(cause)
+        self.is_connection = is_connection
+
+
+def load_aiohttp() -> Any:
+    """Import ``aiohttp``, which vLLM needs itself.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    try:
+        import aiohttp  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        raise MissingDependencyError("aiohttp", "vllm") from error
+    return aiohttp
+
+
+def open_session(num_connections: int) -> ClientSession:
+    """Open connections on the running loop, so many at most; to be closed."""
+    aiohttp = load_aiohttp()
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=IDLE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+    )
+
+
+class VLLMServer:
+    """One server, as one rank knows it.
+
+    Attributes:
+        url: Its base URL, without ``/v1``.
+        model: The name of its model in requests.
+        root: Where it loaded the model from.
+        context: The most tokens of prompt and answer; None until it was asked.
+        version: What its weights are marked with since they were pushed; None where it does not know such marks.
+        lost: Why it is not asked any more; empty while it is.
+        num_sessions: Sessions that stay with it.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Ask nothing yet."""
+        self.url = url.rstrip("/")
+        self.model, self.root = "", ""
+        self.context: int | None = None
+        self.version: str | None = None
+        self.lost = ""
+        self.num_sessions = 0
+        self.num_open = 0
+
+    async def look(self, session: ClientSession) -> None:
+        """Ask for its model and its context.
+
+        Raises:
+            PassingError: It does not answer, or not as a vLLM server.
+        """
+        answer = await self._get(session, "/v1/models")
+        models: Any = answer.get("data") if answer is not None else None
+        if not isinstance(models, list) or not models or "id" not in models[0]:
+            raise PassingError(f"its /v1/models is no vLLM server's: {shown(answer)}", is_connection=False)
+        model = cast("dict[str, Any]", models[0])
+        self.model, self.root = str(model["id"]), str(model.get("root") or model["id"])
+        context = model.get("max_model_len")
+        self.context = context if isinstance(context, int) else None
+
+    async def encode(self, session: ClientSession, text: str) -> list[int] | None:
+        """The ids of a text by its tokenizer, without special tokens around; None where it does not tell."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        status, answer = await self._post(session, "/tokenize", body, ANSWER_S)
+        return _json(answer).get("tokens") if status == 200 else None
+
+    async def read_version(self, session: ClientSession) -> str | None:
+        """What its weights are marked with; None where it does not know such marks, but is up.
+
+        Raises:
+            PassingError: It does not answer.
+        """
+        answer = await self._get(session, "/weight_info")
+        if answer is None:
+            await self._get(session, "/health")
+            return None
+        return str(answer.get("weight_version"))
+
+    async def mark(self, session: ClientSession, version: str) -> bool:
+        """Mark its weights; False where it does not know such marks (before vLLM 0.31)."""
+        status, _ = await self._post(session, "/update_weight_version", {"new_version": version}, ANSWER_S)
+        return status == 200
+
+    async def switch(self, session: ClientSession, command: str) -> bool:
+        """Let it pause or resume; False where it does not know the command."""
+        status, content = await self._post(session, f"/{command}", {}, ANSWER_S)
+        if status not in (200, 404, 405):
+            raise PassingError(f"its /{command} answered {status}: {_message(content)}", is_connection=False)
+        return status == 200
+
+    async def complete(
+        self, session: ClientSession, prompt: list[int], max_tokens: int, fields: Mapping[str, Any], step: int | None
+    ) -> Sampled:
+        """Sample one answer.
+
+        Raises:
+            PassingError: It did not answer, and may do so when it is asked again.
+            AgentError: It refuses this request, or its answer makes no sense.
+        """
+        body = {**fields, "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "return_token_ids": True}
+        self.num_open += 1
+        try:
+            status, content = await self._post(session, "/v1/completions", body, None)
+        finally:
+            self.num_open -= 1
+        if status != 200:
+            cause = f"it answered {status}: {_message(content)}"
+            if status in _BUSY:
+                raise PassingError(cause, is_connection=False)
+            raise AgentError(f"the vLLM server at {self.url} refused a request: {cause}")
+        return self._read(_json(content), prompt, step)
+
+    def _read(self, answer: Mapping[str, Any], prompt: list[int], step: int | None) -> Sampled:
+        choices: Any = answer.get("choices")
+        choice: Any = choices[0] if isinstance(choices, list) and choices else {}
+        ids, reason = choice.get("token_ids"), choice.get("finish_reason")
+        if reason == "abort":
+            raise PassingError("it aborted the request", is_connection=False)
+        if reason not in ("stop", "length") or not isinstance(ids, list):
+            raise AgentError(f"the answer of the vLLM server at {self.url} makes no sense: {shown(choice or answer)}")
+        if choice.get("prompt_token_ids") != prompt:
+            raise AgentError(f"the vLLM server at {self.url} must answer the prompt it is given, but answered another")
+        told: Any = choice.get("logprobs")
+        logprobs = None if told is None else [_known_or_nan(value) for value in told["token_logprobs"]]
+        return Sampled(token_ids=cast("list[int]", ids), logprobs=logprobs, step=step)
+
+    async def _get(self, session: ClientSession, path: str) -> Mapping[str, Any] | None:
+        """A GET's answer, empty where it has no body; None where the server has no such path."""
+        try:
+            async with asyncio.timeout(ANSWER_S), session.get(self.url + path) as response:
+                content = await response.read()
+        except Exception as error:
+            raise self._unreachable(error) from error
+        if response.status in (404, 405):
+            return None
+        if response.status != 200:
+            raise PassingError(f"its {path} answered {response.status}: {_message(content)}", is_connection=False)
+        return _json(content) if content else {}
+
+    async def _post(
+        self, session: ClientSession, path: str, body: Mapping[str, Any], limit_s: float | None
+    ) -> tuple[int, bytes]:
+        data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        try:
+            async with asyncio.timeout(limit_s), session.post(self.url + path, data=data, headers=headers) as response:
+                return response.status, await response.read()
+        except Exception as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> PassingError:
+        aiohttp = load_aiohttp()
+        if isinstance(error, TimeoutError):
+            return PassingError("it did not answer in time", is_connection=True)
+        if isinstance(error, aiohttp.ClientError | OSError):
+            return PassingError(f"{type(error).__name__}: {sentence_of(error)}", is_connection=True)
+        raise error
+
+
+def _known_or_nan(value: Any) -> float:
+    return float(value) if value is not None and value > _LEAST_LOGPROB else math.nan
+
+
+def _json(content: bytes) -> Mapping[str, Any]:
+    try:
+        answer: Any = json.loads(content)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, Mapping):
+        raise PassingError(f"its answer is no JSON object: {shown(content[:_READ_CHARACTERS])}", is_connection=False)
+    return cast("Mapping[str, Any]", answer)
+
+
+def _message(content: bytes) -> str:
+    """What a server says of an error, in its own words where it is vLLM."""
+    try:
+        error: Any = json.loads(content)["error"]
+        return str(error["message"] if isinstance(error, Mapping) else error)[:_READ_CHARACTERS]
+    except (ValueError, KeyError, TypeError):
+        return content[:_READ_CHARACTERS].decode(errors="replace") or "nothing more"
+
+
+def urls_of(generation: Any, urls: Sequence[str]) -> list[str]:
+    """The servers' base URLs: those given, else TRL's single one."""
+    if urls:
+        return list(urls)
+    return [generation.server_base_url or f"http://{generation.server_host}:{generation.server_port}"]

@@ -1,0 +1,190 @@
+"""Step a vLLM engine of this process on a thread, while requests come and go: no answer waits for another.
+
+::
+
+    agents' loop   sample ─┐ sample ─┐                 ┌─▶ answer of the first
+    engine thread    step  add  step add  step … step ─┘  step …      nothing open: it waits
+
+vLLM is called by its methods alone; the package is not imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Final
+
+import torch
+
+from agentsgym.agents.vllm.sampling import EngineParams, Sampled, VLLMSampling, budget_within, sampled_logprobs
+from agentsgym.errors import AgentError, AgentsGymError
+from agentsgym.texts import sentence_of
+
+STEP_LIMIT_S: Final = 60.0  # for the step that runs when a rollout ends; longer than that, it hangs
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A request in the engine, and who waits for its answer."""
+
+    name: str
+    prompt: list[int]
+    max_tokens: int
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Any]
+
+
+class SteppedEngine:
+    """Answers requests one by one, from a ``vllm.LLM`` that a thread steps while any is open.
+
+    The thread lives from the first request to :meth:`finish`; the engine is no one else's meanwhile, and may be called
+    from anywhere (for its weights, or to sleep) in between. An engine that breaks is not called again, since the
+    requests that it then still holds would make its next call run forever.
+
+    Attributes:
+        step: The optimizer steps behind its weights, told in each answer.
+    """
+
+    def __init__(self, sampling: VLLMSampling) -> None:
+        """Take the engine over; nothing is called yet but for its settings."""
+        self.step: int | None = None
+        self._engine: Any = sampling.generation.llm.llm_engine
+        self._params = EngineParams(sampling)
+        self._context: int = self._engine.model_config.max_model_len
+        self._device: torch.device = sampling.generation.accelerator.device
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._open: dict[str, _Open] = {}  # touched on the thread alone
+        self._names = (f"agentsgym-{number}" for number in itertools.count())
+        self._thread: threading.Thread | None = None
+        self._is_ending = False
+        self._broke = ""
+
+    @property
+    def num_open(self) -> int:
+        """Requests in the engine."""
+        return len(self._open)
+
+    async def sample(self, session_id: str, prompt: list[int], room: int) -> Sampled:
+        """Answer one prompt with at most ``room`` tokens; a call that is cancelled takes its request out again.
+
+        Raises:
+            AgentError: The engine broke, now or earlier, or the prompt does not fit into its context.
+        """
+        if self._broke:
+            raise AgentError(f"the vLLM engine broke at an earlier call and is not called again: {self._broke}")
+        room = budget_within(self._context, prompt, room, "the vLLM engine")
+        loop, step = asyncio.get_running_loop(), self.step
+        one = _Open(next(self._names), prompt, room, loop, loop.create_future())
+        self._start()
+        self._inbox.put(lambda: self._add(one))
+        try:
+            ids, logprobs = await one.answer
+        except asyncio.CancelledError:
+            self._inbox.put(lambda: self._drop(one))
+            raise
+        return Sampled(token_ids=ids, logprobs=logprobs, step=step)
+
+    def finish(self) -> None:
+        """Take out what is still open, and end the thread; one whose step hangs is left, and the engine given up."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._inbox.put(self._end)
+        thread.join(STEP_LIMIT_S)
+        if thread.is_alive():
+            self._broke = f"a step of it did not end within {STEP_LIMIT_S:g} s"
+
+    def check(self) -> None:
+        """Raise :class:`AgentsGymError` if the engine broke: no weights are loaded into it."""
+        if self._broke:
+            raise AgentsGymError(
+                f"the vLLM engine broke and is not called again: {self._broke}; start the run again, from its last "
+                "checkpoint"
+            )
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._is_ending = False
+            # What is queued on the device by this thread's stream (weights) comes before what the other queues.
+            stream = None if self._device.type == "cpu" else torch.accelerator.current_stream(self._device)
+            self._thread = threading.Thread(target=self._run, args=(stream,), name="agentsgym-vllm", daemon=True)
+            self._thread.start()
+
+    # On the thread
+
+    def _run(self, stream: Any) -> None:
+        if stream is not None:
+            torch.accelerator.set_stream(stream)  # and with it the device, which is a thread's own
+        try:
+            while not self._is_ending:
+                if not self._open:
+                    self._inbox.get()()
+                while not self._inbox.empty():
+                    self._inbox.get()()
+                if self._open:
+                    self._answer(self._engine.step())
+        except BaseException as error:  # noqa: BLE001  # the engine's: told to all that wait for it
+            self._broke = f"{type(error).__name__}: {sentence_of(error)}"
+            for one in [*self._open.values()]:
+                self._settle(one, AgentError(f"the vLLM engine broke: {self._broke}"))
+            self._refuse_rest()
+
+    def _refuse_rest(self) -> None:
+        """Answer what comes in while the engine is known to be broken, until the rollout ends."""
+        while not self._is_ending:
+            self._inbox.get()()
+
+    def _add(self, one: _Open) -> None:
+        if one.answer.cancelled():
+            return
+        self._open[one.name] = one
+        if self._broke:
+            self._settle(one, AgentError(f"the vLLM engine broke: {self._broke}"))
+            return
+        try:
+            self._engine.add_request(one.name, {"prompt_token_ids": one.prompt}, self._params.of(one.max_tokens))
+        except Exception as error:  # noqa: BLE001  # it refuses this request, and goes on with the others
+            self._settle(one, error)
+
+    def _answer(self, outputs: Sequence[Any]) -> None:
+        for output in outputs:
+            one = self._open.get(output.request_id)
+            if one is not None and output.finished:
+                self._settle(one, _read(output, one))
+
+    def _settle(self, one: _Open, result: Any) -> None:
+        del self._open[one.name]
+        one.loop.call_soon_threadsafe(_set, one.answer, result)
+
+    def _drop(self, one: _Open) -> None:
+        if self._open.pop(one.name, None) is not None and not self._broke:
+            self._engine.abort_request([one.name])
+
+    def _end(self) -> None:
+        for one in [*self._open.values()]:
+            self._drop(one)
+        self._is_ending = True
+
+
+def _read(output: Any, one: _Open) -> Any:
+    """What was sampled, or the error in its place."""
+    answer = output.outputs[0]
+    ids = list(answer.token_ids)
+    if list(output.prompt_token_ids) != one.prompt:
+        return RuntimeError("vLLM must answer the prompt it is given, but answered another")
+    if answer.finish_reason not in ("stop", "length"):
+        return AgentError(f"the vLLM engine ended an answer for another reason than its end: {answer.finish_reason!r}")
+    return ids, sampled_logprobs(answer.logprobs, ids)
+
+
+def _set(answer: asyncio.Future[Any], result: Any) -> None:
+    if answer.done():
+        return  # nobody waits any more
+    if isinstance(result, BaseException):
+        answer.set_exception(result)
+    else:
+        answer.set_result(result)

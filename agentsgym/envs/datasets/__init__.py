@@ -1,0 +1,1 @@
+"""Datasets of tasks: their options and sources, the registry, mixtures, and what a name means."""

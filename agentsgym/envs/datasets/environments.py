@@ -1,0 +1,181 @@
+"""Hold the environments that dataset rows name, one for each class and configuration, and make their trials."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.dataset_rows import DatasetRow, check_row, class_path
+from agentsgym.envs.datasets.registry import make
+from agentsgym.errors import ConfigError, TaskError
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from transformers import PreTrainedTokenizerBase
+
+    from agentsgym.envs.trial import Trial
+    from agentsgym.types import Trajectory
+
+
+class Environments:
+    """The environments of a run, one for each class and configuration that its rows name.
+
+    Attributes:
+        tokenizer: The policy's.
+    """
+
+    def __init__(
+        self,
+        env: MultistepEnv | None,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        check: Callable[[MultistepEnv], None] = lambda _env: None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Take the one environment of the run, or None to build each row's own.
+
+        Args:
+            env: The one environment, or None.
+            tokenizer: The policy's.
+            check: Raises for an environment that does not fit the settings.
+            template_options: The ``chat_template_kwargs`` of rows that give none of their own.
+
+        Raises:
+            ConfigError: ``env`` has no tokenizer, another one than the policy's, or other ``chat_template_kwargs``.
+        """
+        if env is not None and not same_tokenizer(env.tokenizer, tokenizer):
+            raise ConfigError("env.tokenizer must be the trainer's: build the environment with the policy's tokenizer")
+        if env is not None and template_options:
+            _check_options(env, template_options)
+        self._env = env
+        self._template_options = {**(template_options or {})}
+        self.tokenizer = tokenizer
+        self._check = check
+        self._built: dict[tuple[str, str], MultistepEnv] = {}
+
+    def check(self, rows: Iterable[DatasetRow], name: str = "the dataset") -> None:
+        """Build every environment that the rows name, and check that each can play its tasks.
+
+        Args:
+            rows: The rows of one dataset.
+            name: Its name in errors.
+
+        Raises:
+            ConfigError: There are no rows, or one has no ``task_data``, or names a class or configuration that this
+                run does not play.
+            TaskError: A row's task cannot be played.
+        """
+        index = -1
+        for index, row in enumerate(rows):
+            try:
+                self.of(row).check_task(row["task_data"])
+            except ConfigError as error:
+                raise ConfigError(f"row {index} of {name}: {error}") from error
+            except TaskError as error:
+                raise TaskError(f"row {index} of {name}: {error}") from error
+        if index < 0:
+            raise ConfigError(f"{name} must hold at least one row, got none")
+
+    def of(self, row: DatasetRow) -> MultistepEnv:
+        """The environment of a row."""
+        if not isinstance(row.get("task_data"), Mapping):
+            raise ConfigError(f"a dataset row needs 'task_data' (a dict), got the columns {sorted(row)}")
+        key = (str(row.get("env_class_path")), json.dumps(row.get("env_config"), sort_keys=True, default=repr))
+        if key not in self._built:
+            env = self._env
+            if env is None:
+                env = make(self._with_options(row), self.tokenizer)
+            else:
+                check_row(env, row, remedy="leave env=None, so that each row's own environment is built")
+            self._check(env)
+            self._built[key] = env
+        return self._built[key]
+
+    def _with_options(self, row: DatasetRow) -> DatasetRow:
+        """Give a row the options of the chat template that it does not give itself."""
+        config: Any = row.get("env_config")
+        if not self._template_options or not isinstance(config, Mapping | None):
+            return row
+        own = cast("Mapping[str, Any]", config or {})
+        if own.get("chat_template_kwargs") is not None:
+            return row
+        return {**row, "env_config": {**own, "chat_template_kwargs": self._template_options}}
+
+    def identity(self, row: DatasetRow) -> Hashable:
+        """Class and configuration of a row's environment: equal for equal environments, also after a resume."""
+        env = self.of(row)
+        config = json.dumps(env.env_config, sort_keys=True, default=lambda value: getattr(value, "__qualname__", ""))
+        return class_path(type(env)), derive_seed("game", config)
+
+    def label(self, row: DatasetRow) -> str:
+        """What metrics call a row's environment: the row's own ``environment``, as ``mix`` names it, else its class."""
+        name = row.get("environment")
+        return name if isinstance(name, str) and name else type(self.of(row)).__name__
+
+    def trials(
+        self,
+        rows: Sequence[DatasetRow],
+        seeds: Sequence[int],
+        *,
+        max_turn_tokens: int | None = None,
+        max_completion_length: int | None = None,
+    ) -> list[Trial]:
+        """Build one trial a row, not started yet; a row whose task has no seed of its own gets that of ``seeds``."""
+        trials: list[Trial] = []
+        for index, (row, seed) in enumerate(zip(rows, seeds, strict=True)):
+            task = dict(row["task_data"])
+            if task.get("seed") is None:
+                task["seed"] = seed
+            [trial] = self.of(row).trials(
+                [task], max_turn_tokens=max_turn_tokens, max_completion_length=max_completion_length
+            )
+            trial.task_index = index
+            trials.append(trial)
+        return trials
+
+    def check_starts(
+        self, rows: Sequence[DatasetRow], trajectories: Sequence[Trajectory], groups: Sequence[int]
+    ) -> None:
+        """Warn once an environment if rollouts of one task group began with different prompts.
+
+        Args:
+            rows: The rows that were played, (B,).
+            trajectories: Their rollouts, (B,), each with its index as ``task_index``.
+            groups: The task group of each, (B,).
+        """
+        played: dict[int, tuple[MultistepEnv, list[Trajectory]]] = {}
+        for row, trajectory in zip(rows, trajectories, strict=True):
+            env = self.of(row)
+            played.setdefault(id(env), (env, []))[1].append(trajectory)
+        for env, own in played.values():
+            env.check_starts(own, lambda trajectory: groups[trajectory.task_index])
+
+
+def group_seeds(num_rows: int, num_rollouts: int, *parts: object, first: int = 0) -> list[int]:
+    """Derive one seed a row, equal for the ``num_rollouts`` consecutive rows of a task group, hashed from ``parts``.
+
+    ``first`` is the index of the first row among those of all ranks.
+    """
+    return [derive_seed("group", *parts, index // num_rollouts) for index in range(first, first + num_rows)]
+
+
+def _check_options(env: MultistepEnv, template_options: Mapping[str, Any]) -> None:
+    own = env.env_config["chat_template_kwargs"]
+    if own != template_options:
+        raise ConfigError(
+            f"GRPOEnvConfig(chat_template_kwargs={shown(template_options)}) and env, which was built with "
+            f"env_config['chat_template_kwargs']={shown(own)}, differ: give the environment the same, or leave it out "
+            "of the settings, for the environment writes every prompt"
+        )
+
+
+def same_tokenizer(one: Any, other: Any) -> bool:
+    """Whether two tokenizers, of which the first may be None, have the same ids and chat template."""
+    if one is None:
+        return False
+    return one is other or bool(one.get_vocab() == other.get_vocab() and one.chat_template == other.chat_template)

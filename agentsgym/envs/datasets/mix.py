@@ -1,0 +1,282 @@
+"""Mix the tasks of several environments into one dataset, whose order keeps their shares at every place.
+
+::
+
+    {"math": (ToolEnv, config), "lake": rows, …} ─▶ schedule (which one next) ─▶ rows with the column "environment"
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.dataset_rows import ROW_COLUMNS, check_task_keys, class_path, plain_part
+from agentsgym.envs.datasets.registry import find, register
+from agentsgym.errors import AgentsGymError, ConfigError, did_you_mean
+from agentsgym.fields import is_int, is_positive_number, or_none, require
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import sentence_of, shown
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+logger = logging.getLogger(__name__)
+
+#: The column that names the source of a row: what metrics by environment are called.
+LABEL_COLUMN = "environment"
+Row = dict[str, Any]
+_SHAPES = (
+    "dataset rows, an environment, its class, or a tuple (class, env_config) or (class, env_config, tasks or options)"
+)
+
+
+def mix(
+    sources: Mapping[str, Any],
+    *,
+    weights: Mapping[str, float] | None = None,
+    seed: int = 0,
+    size: int | None = None,
+    split: Literal["train", "eval"] = "train",
+) -> Dataset:
+    """Mix tasks of several environments into one dataset.
+
+    Which source comes next is scheduled, not drawn: with W the sum of the weights, the first t rows hold
+    ``t · weight / W`` rows of each source, off by less than 1, so that any stretch of rows is off by less than 2
+    (Tijdeman 1980, "The chairman assignment problem"). A source's own rows come in a shuffled order, each once before
+    any comes again.
+
+    The trainer shuffles its rows unless ``GRPOEnvConfig(shuffle_dataset=False)`` says otherwise; the shares then hold
+    over a pass, not in each batch.
+
+    Args:
+        sources: By name, each of these: rows (a dataset or a list of dicts with ``env_class_path`` and ``task_data``);
+            an environment, or its class, whose own tasks are taken; ``(class, env_config)``; ``(class, env_config,
+            tasks)`` with a list of ``task_data``; ``(class, env_config, options)`` with a dict of keyword arguments for
+            its ``get_train_dataset``. A class that is not registered yet is.
+        weights: A positive number for each source; None for equal shares.
+        seed: Orders the rows of each source, and the schedule where two sources are equally due.
+        size: Number of rows; None for as many as the sources have together.
+        split: Which of their own tasks environments are asked for.
+
+    Returns:
+        Rows of ``env_class_path``, ``env_config`` and ``task_data``, with the name of the source as ``environment``
+        (``"outer/inner"`` where a source is mixed itself). Other columns of a source are kept, None in the others.
+
+    Raises:
+        ConfigError: There is no source, one has no rows or is none of the shapes or cannot stand in rows, or a weight,
+            an option or a key of ``env_config`` is wrong.
+    """
+    require("size", size, or_none(is_int(1)), "a positive int or None")
+    require("seed", seed, lambda value: type(value) is int, "an int")
+    require("split", split, lambda value: value in ("train", "eval"), "'train' or 'eval'")
+    if not isinstance(sources, Mapping) or not sources:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"mix takes at least one source by name, got {shown(sources)}")
+    for name in sources:
+        if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"a source's name must be a text without '/', got {shown(name)}")
+    whole = _whole_weights(sources, weights)
+    rows = {name: _rows(name, source, split) for name, source in sources.items()}
+    count = sum(map(len, rows.values())) if size is None else size
+    order = {name: _passes(name, len(own), count, seed) for name, own in rows.items()}
+    names = list(rows)
+    ranked = sorted(names, key=lambda name: derive_seed("mix", seed, name))
+    taken = dict.fromkeys(names, 0)
+    mixed: list[Row] = []
+    for place in schedule([whole[name] for name in ranked], count):
+        name = ranked[place]
+        mixed.append(rows[name][order[name][taken[name]]])
+        taken[name] += 1
+    return _dataset(mixed)
+
+
+def schedule(weights: Sequence[int], count: int) -> list[int]:
+    """Say which source comes at each place, so that every beginning holds each source's share, off by less than 1.
+
+    Tijdeman's rule: of the N sources that are not more than ``1 - 1 / (2N - 2)`` ahead if they come now, the one that
+    is due first. With W the sum of the weights and c how often a source came, it may come at place t as soon as
+    ``w·t/W - c >= 1 / (2N - 2)``, and has to before ``w·t/W - c`` is more than ``1 - 1 / (2N - 2)``.
+
+    Args:
+        weights: Positive, (N,).
+        count: How many places.
+
+    Returns:
+        Indices of sources, (count,).
+
+    >>> schedule([2, 1, 1], 8)
+    [0, 1, 2, 0, 0, 1, 2, 0]
+    """
+    if len(weights) == 1:
+        return [0] * count
+    total, parts = sum(weights), 2 * len(weights) - 2
+    taken = [0] * len(weights)
+    order: list[int] = []
+    for place in range(1, count + 1):
+        _, chosen = min(
+            (-((1 - parts * (num + 1)) * total // (parts * weight)), i)  # one behind the last place in time
+            for i, (weight, num) in enumerate(zip(weights, taken, strict=True))
+            if parts * (weight * place - num * total) >= total
+        )
+        taken[chosen] += 1
+        order.append(chosen)
+    return order
+
+
+def _whole_weights(sources: Mapping[str, Any], weights: Any) -> dict[str, int]:
+    """The weights as whole numbers, in the same proportions exactly."""
+    if weights is None:
+        return dict.fromkeys(sources, 1)
+    if not isinstance(weights, Mapping):
+        raise ConfigError(f"weights must be a dict of a number for each source, got {shown(weights)}")
+    given = cast("Mapping[str, Any]", weights)
+    for name in given:
+        if name not in sources:
+            raise ConfigError(f"weights has {shown(name)}, which is no source{did_you_mean(str(name), sources)}")
+    for name in sources:
+        if name not in given:
+            raise ConfigError(f"weights has no number for the source {shown(name)}")
+        require(
+            f"weights[{name!r}]", given[name], is_positive_number, "a number above 0 (a source of none is left out)"
+        )
+    exact = {name: Fraction(given[name]) for name in sources}
+    scale = math.lcm(*(weight.denominator for weight in exact.values()))
+    return {name: int(weight * scale) for name, weight in exact.items()}
+
+
+def _passes(name: str, size: int, count: int, seed: int) -> list[int]:
+    """Row indices of a source, pass by pass, each in an order of its own; at least ``count`` of them."""
+    generator = random.Random(derive_seed("mix rows", seed, name))
+    order: list[int] = []
+    while len(order) < count:
+        order += generator.sample(range(size), size)
+    return order
+
+
+def _rows(name: str, source: Any, split: str) -> list[Row]:
+    try:
+        rows = _foreign_rows(source, split)
+        checked = [_row(name, row, f"row {index}") for index, row in enumerate(rows)]
+    except NotImplementedError as error:  # an environment without tasks of its own
+        raise ConfigError(f"the source {name!r} has no tasks: {error}; or (class, env_config, tasks)") from error
+    except AgentsGymError as error:
+        raise ConfigError(f"the source {name!r}: {sentence_of(error)}") from error
+    if not checked:
+        raise ConfigError(f"the source {name!r} must hold at least one row, got none")
+    return checked
+
+
+def _foreign_rows(source: Any, split: str) -> Iterable[Any]:
+    if isinstance(source, MultistepEnv):
+        return _tasks_of_instance(source, split)
+    if _is_environment_class(source):
+        return _own_tasks(source, {}, {}, split)
+    if isinstance(source, tuple):
+        return _of_tuple(cast("tuple[Any, ...]", source), split)
+    if isinstance(source, str | Mapping) or not isinstance(source, Sized) or not isinstance(source, Iterable):
+        raise ConfigError(f"it must be {_SHAPES}; got {shown(cast('object', source))}")
+    return cast("Iterable[Any]", source)
+
+
+def _tasks_of_instance(env: MultistepEnv, split: str) -> Iterable[Any]:
+    parts: list[str] = vars(env)["_called_parts"]
+    if parts:
+        raise ConfigError(
+            f"it was made with {', '.join(parts)}, which cannot stand in a row, and rows are all that a mixture holds: "
+            "make it of JSON values alone, or write a subclass that needs no more and give that"
+        )
+    return _own_tasks(type(env), env.given_config, {}, split)
+
+
+def _of_tuple(source: tuple[Any, ...], split: str) -> Iterable[Any]:
+    env_class: Any
+    env_class, config, third = (*source, None, None, None)[:3]
+    if not _is_environment_class(env_class) or len(source) > 3 or not isinstance(config, Mapping | None):
+        raise ConfigError(f"it must be {_SHAPES}; got {shown(source)}")
+    if third is None or isinstance(third, Mapping):
+        return _own_tasks(env_class, cast("Any", config) or {}, cast("Any", third) or {}, split)
+    if isinstance(third, str) or not isinstance(third, Iterable):
+        raise ConfigError(f"the third of (class, env_config, tasks) must be a list of task_data, got {shown(third)}")
+    row = {"env_class_path": _registered_path(env_class), "env_config": _plain(cast("Any", config) or {})}
+    _check_config(env_class, row["env_config"])
+    return [{**row, "task_data": task} for task in cast("Iterable[Any]", third)]
+
+
+def _is_environment_class(value: Any) -> TypeGuard[type[MultistepEnv]]:
+    return isinstance(value, type) and issubclass(value, MultistepEnv)
+
+
+def _own_tasks(
+    env_class: type[MultistepEnv], config: Mapping[str, Any], options: Mapping[str, Any], split: str
+) -> Iterable[Any]:
+    _registered_path(env_class)
+    make = env_class.get_train_dataset if split == "train" else env_class.get_eval_dataset
+    return make(_plain(config), **options)
+
+
+def _plain(config: Mapping[str, Any]) -> Row:
+    plain = plain_part(config) or {}
+    for key in config:
+        if key not in plain:
+            raise ConfigError(f"env_config[{key!r}] must be a JSON value to stand in a row, got {shown(config[key])}")
+    return plain
+
+
+def _check_config(env_class: type[MultistepEnv], config: Any) -> None:
+    """Build an environment once, as a class that has tasks of its own does when it makes them."""
+    try:
+        env_class(None, {**config})
+    except AgentsGymError:
+        raise
+    except Exception:  # the user's constructor, which may need a tokenizer
+        logger.debug("%s cannot be built without a tokenizer to check env_config", env_class, exc_info=True)
+
+
+def _registered_path(env_class: type[MultistepEnv]) -> str:
+    path = class_path(env_class)
+    try:
+        known = find(path)
+    except ConfigError:
+        known = register(env_class)
+    if known is not env_class:
+        raise ConfigError(f"env_class_path {shown(path)} is taken by another class")
+    return path
+
+
+def _row(source: str, row: Any, name: str) -> Row:
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"{name} must be a dict, got {shown(row)}")
+    fields: Row = dict(cast("Mapping[str, Any]", row))
+    path, config = fields.get("env_class_path"), fields.get("env_config")
+    if not isinstance(path, str):
+        raise ConfigError(
+            f"{name} has no 'env_class_path' (it has {shown(sorted(map(str, fields)))}): where all tasks are of one "
+            "class, give (class, env_config, tasks)"
+        )
+    try:
+        json.dumps(fields)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} holds what JSON cannot: {sentence_of(error)}") from error
+    find(path)
+    if not isinstance(config, Mapping | None):
+        raise ConfigError(f"{name} must have a dict or None as its 'env_config', got {shown(config)}")
+    check_task_keys(fields.get("task_data"), f"{name}['task_data']", None)
+    inner = fields.get(LABEL_COLUMN)
+    own = {"env_class_path": path, "env_config": dict(cast("Any", config) or {}), "task_data": fields["task_data"]}
+    others = {key: value for key, value in fields.items() if key not in (*ROW_COLUMNS, LABEL_COLUMN)}
+    return {**own, LABEL_COLUMN: f"{source}/{inner}" if isinstance(inner, str) else source, **others}
+
+
+def _dataset(rows: list[Row]) -> Dataset:
+    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that a game does not need
+
+    columns: dict[str, Any] = {"env_class_path": Value("string"), "env_config": Json(), "task_data": Json()}
+    columns |= {LABEL_COLUMN: Value("string")}
+    columns |= {key: Json() for row in rows for key in row if key not in columns}
+    filled = [{key: row.get(key) for key in columns} for row in rows]
+    return Dataset.from_list(filled, features=Features(columns))  # pyright: ignore[reportUnknownMemberType]

@@ -1,0 +1,237 @@
+"""Find the environment that a name means, on a command line or in a configuration file."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from agentsgym.envs.dataset_rows import BUILT_IN, registered_classes
+from agentsgym.errors import ConfigError
+from agentsgym.interruptions import is_interruption
+from agentsgym.texts import sentence_of, shown
+
+if TYPE_CHECKING:
+    from agentsgym.envs.base import MultistepEnv
+
+ENVIRONMENTS = Path(__file__).parent
+#: The group of a packaged environment, and its class: ``TextArena`` names ``agentsgym.envs.TextArena.TextArenaEnv``.
+GROUPS = {path.split(".")[2]: path for path in sorted(BUILT_IN)}
+#: What follows the colon in ``GROUP:GAME`` is this key of ``env_config``, or this option of the dataset.
+GAME_KEYS = {"TextArena": "game", "TextWorld": "kind", "Gymnasium": "id"}
+DATASET_KEYS = {"ReasoningEvals": "task", "ScienceWorld": "tasks"}
+#: Games of Gymnasium that come with it, need nothing else, and whose random and optimal play are known.
+GYMNASIUM_GAMES = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "Taxi-v4")
+#: What TextWorld makes without being given files.
+TEXT_WORLD_KINDS = ("custom", "coin_collector", "treasure_hunter", "cooking", "simple")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedEnv:
+    """What a name means.
+
+    Attributes:
+        name: As it was typed.
+        env_class: The class.
+        env_config: What the name says of the configuration, with what the options say.
+        dataset_options: What the name says of the tasks.
+    """
+
+    name: str
+    env_class: type[MultistepEnv]
+    env_config: dict[str, Any] = field(default_factory=dict[str, Any])
+    dataset_options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def build(self, tokenizer: Any = None) -> MultistepEnv:
+        """Make the environment.
+
+        Raises:
+            ConfigError: The configuration is not valid.
+            MissingDependencyError: It needs a package that is not installed.
+        """
+        return self.env_class(tokenizer, self.env_config)
+
+
+def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
+    """Find what a name means.
+
+    Args:
+        name: ``TwentyQuestions``, ``TextArena:Wordle-v0``, a class's dotted path, the name of an entry point, or
+            ``path/to/file.py:Class`` (the class may be left out where the file has one environment).
+        env_config: Keys of ``env_config`` from other options.
+
+    Raises:
+        ConfigError: Nothing has that name; the nearest names are given.
+    """
+    given = env_config or {}
+    head, _, game = name.partition(":")
+    if head.endswith(".py") or ".py:" in name:
+        path, _, class_name = name.rpartition(":") if ".py:" in name else (name, "", "")
+        return NamedEnv(name=name, env_class=_class_of_file(Path(path), class_name), env_config=given)
+    path = GROUPS.get(head, head)
+    env_class = _find_class(path, name)
+    if not game:
+        return NamedEnv(name=name, env_class=env_class, env_config=given)
+    if head in DATASET_KEYS:
+        return NamedEnv(
+            name=name, env_class=env_class, env_config=given, dataset_options={DATASET_KEYS[head]: game.split(",")}
+        )
+    if head not in GAME_KEYS:
+        raise ConfigError(f"{shown(head)} has no games to choose with a colon, got {shown(name)}")
+    key = GAME_KEYS[head]
+    if given.get(key, game) != game:
+        raise ConfigError(f"the game is given twice: {shown(game)} in {shown(name)}, and {key}={given[key]!r}")
+    return NamedEnv(name=name, env_class=env_class, env_config={**given, key: game})
+
+
+def name_of_env(class_path: str | None, env_config: Mapping[str, Any]) -> str | None:
+    """Name an environment as :func:`find_env` knows it; a class that it does not know by its own name alone.
+
+    >>> name_of_env("agentsgym.envs.TextArena.TextArenaEnv", {"game": "Wordle-v0"}), name_of_env("games.Guess", {})
+    ('TextArena:Wordle-v0', 'Guess')
+    """
+    groups = [group for group, path in GROUPS.items() if path == class_path]
+    if not groups:
+        return None if class_path is None else class_path.rpartition(".")[2]
+    game = env_config.get(GAME_KEYS.get(groups[0], ""))
+    return groups[0] if game is None else f"{groups[0]}:{game}"
+
+
+def known_names() -> list[str]:
+    """Every name of an environment that there is, without loading any."""
+    import importlib.metadata  # noqa: PLC0415
+
+    entry_points = [entry.name for entry in importlib.metadata.entry_points(group="agentsgym.envs")]
+    games = [f"TextArena:{game}" for game in text_arena_games()]
+    others = [f"Gymnasium:{game}" for game in GYMNASIUM_GAMES]
+    others += [f"TextWorld:{kind}" for kind in TEXT_WORLD_KINDS]
+    return [*GROUPS, *others, *games, *entry_points, *registered_classes()]
+
+
+def text_arena_games() -> dict[str, Any]:
+    """The entries of TextArena's catalogue, read without the rest of that package."""
+    text = (ENVIRONMENTS / "TextArena" / "catalogue.json").read_text(encoding="utf-8")
+    return json.loads(text)["games"]
+
+
+def completions(incomplete: str) -> list[str]:
+    """The names that a shell may offer: games only once their group is typed."""
+    names = known_names()
+    return [one for one in names if one.startswith(incomplete) and (":" not in one or ":" in incomplete)] or [
+        one for one in names if one.startswith(incomplete)
+    ]
+
+
+def nearest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """The known names that a misspelt one may mean, in any case, with a group or without; the likeliest first."""
+    names = list(dict.fromkeys(known))
+    low = word.lower()
+    lowered: dict[str, str] = {name.lower(): name for name in names}
+    parts = {name.lower().partition(":")[2] or name.lower(): name for name in names}
+    found = [lowered[one] for one in difflib.get_close_matches(low, lowered, n=most, cutoff=0.6)]
+    found += [parts[one] for one in difflib.get_close_matches(low, parts, n=most, cutoff=0.7)]
+    first = [lowered[low]] if low in lowered else []
+    return list(dict.fromkeys([*first, *found]))[:most]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """End a sentence about an unknown name with the nearest known ones."""
+    near = nearest(word, known)
+    return f"; did you mean {' or '.join(near)}?" if near else "; agentsgym envs lists what there is"
+
+
+def _find_class(path: str, name: str) -> type[MultistepEnv]:
+    from agentsgym.envs.datasets.registry import find  # noqa: PLC0415
+
+    try:
+        return find(path)
+    except ConfigError as error:
+        unknown = error
+    if "." in path:
+        try:
+            return find(path, allow_import=True)  # whoever types a path may import it; a dataset's rows may not
+        except ConfigError as error:
+            unknown = error
+    reason = f" ({sentence_of(unknown.__cause__ or unknown, 200)})" if "." in path else ""
+    known = [*known_names(), *BUILT_IN]
+    raise ConfigError(f"there is no environment {shown(name)}{reason}{did_you_mean(name, known)}") from unknown
+
+
+def _class_of_file(path: Path, class_name: str) -> type[MultistepEnv]:
+    from agentsgym.envs.base import MultistepEnv  # noqa: PLC0415
+
+    module = _module_of_file(path)
+    found: dict[str, type[MultistepEnv]] = {
+        name: value
+        for name, value in cast("dict[str, object]", vars(module)).items()
+        if isinstance(value, type) and issubclass(value, MultistepEnv) and value.__module__ == module.__name__
+    }
+    if class_name in found:
+        return found[class_name]
+    if not class_name and len(found) == 1:
+        return next(iter(found.values()))
+    if class_name:
+        raise ConfigError(f"{path} has no environment {shown(class_name)}; it has {', '.join(found) or 'none'}")
+    raise ConfigError(f"{path} has {len(found)} environments: write {path}:CLASS{_among(found)}")
+
+
+def _among(names: Iterable[str]) -> str:
+    listed = ", ".join(names)
+    return f" with one of {listed}" if listed else ""
+
+
+def _module_of_file(path: Path) -> Any:
+    """Import a file as Python does a script: its folder's other modules can be imported from it."""
+    if not path.is_file():
+        raise ConfigError(f"there is no file {shown(str(path))}{_files_beside(path)}")
+    name = path.stem
+    known = sys.modules.get(name)
+    if known is not None:
+        if _is_file_of(known, path):
+            return known
+        raise ConfigError(f"{path} has the name of another module, {name!r}, that is loaded already: rename the file")
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules[name] = module  # a copy of an environment finds its class by this name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if is_interruption(error):
+            raise
+        place = "".join(f", line {line}" for line in _lines_of(error, path))
+        raise ConfigError(f"{path}{place} raised {type(error).__name__}: {sentence_of(error)}") from error
+    return module
+
+
+def _is_file_of(module: Any, path: Path) -> bool:
+    origin = getattr(module, "__file__", None)
+    return origin is not None and Path(origin).resolve() == path.resolve()
+
+
+def _files_beside(path: Path) -> str:
+    near = nearest(path.name, [one.name for one in path.parent.glob("*.py")]) if path.parent.is_dir() else []
+    return f"; did you mean {path.parent / near[0]}?" if near else ""
+
+
+def _lines_of(error: BaseException, path: Path) -> Iterator[int]:
+    """The last line of the file that the error came through."""
+    trace, line = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError):
+        line = error.lineno
+    if line is not None:
+        yield line

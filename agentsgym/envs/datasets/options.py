@@ -1,0 +1,197 @@
+"""Make dataset rows out of tasks: which are trained on and which evaluated, in which order, with which seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+
+from agentsgym.envs.dataset_rows import ConfiguredEnv
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import Field, is_int, is_number, one_of, or_none, require
+from agentsgym.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Part = Literal["train", "eval"]
+Item = TypeVar("Item")
+Env = TypeVar("Env", bound=ConfiguredEnv)
+
+
+class DrawnOptions(TypedDict, total=False):
+    """Options of a dataset whose tasks are drawn, as many as wanted.
+
+    Attributes:
+        size: Number of rows.
+        seed: Draws the tasks; those of training and evaluation never meet.
+    """
+
+    size: int
+    seed: int
+
+
+class CommonOptions(TypedDict, total=False):
+    """Options of a dataset of finitely many tasks.
+
+    Attributes:
+        size: Number of rows; by default one a task.
+        seed: Orders the tasks and makes their seeds; it never moves one between training and evaluation.
+        split: ``"disjoint"``: training and evaluation share no task; ``"all"``: both have all.
+        eval_fraction: What ``"disjoint"`` keeps for evaluation, in (0, 1).
+    """
+
+    size: int | None
+    seed: int
+    split: str
+    eval_fraction: float
+
+
+def _is_inner_fraction(value: Any) -> bool:
+    return is_number(0)(value) and 0 < value < 1
+
+
+SEED_OPTION: Mapping[str, Field] = {"seed": Field(default=0, expected="an int >= 0", valid=is_int(0))}
+#: What every dataset of finitely many tasks takes: how many rows, in which order, and what is kept for evaluation.
+COMMON_OPTIONS: Mapping[str, Field] = {
+    "size": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
+    **SEED_OPTION,
+    "split": Field(default="disjoint", expected="'disjoint' or 'all'", valid=one_of("disjoint", "all")),
+    "eval_fraction": Field(default=0.2, expected="a number in (0, 1)", valid=_is_inner_fraction),
+}
+
+
+def drawn_options(size: int) -> dict[str, Field]:
+    """Give the options of a dataset whose tasks are drawn, as many as wanted: ``size`` rows by default, and a seed."""
+    return {"size": Field(default=size, expected="a positive int", valid=is_int(1)), **SEED_OPTION}
+
+
+def row_env(env_class: Callable[..., Env], env_config: Mapping[str, Any] | None, *keys: str) -> Env:
+    """Build the environment of rows, which are plain JSON: it may not have a callable at one of ``keys``.
+
+    Raises:
+        ConfigError: It has one, or the configuration is not valid.
+    """
+    env = env_class(env_config=env_config)
+    for key in keys:
+        if callable(env.env_config[key]):
+            raise ConfigError(f"env_config[{key!r}] cannot be in a dataset row: give it to the environment itself")
+    return env
+
+
+def checked_options(given: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Fill in and check the options of rows.
+
+    Args:
+        given: What the user wrote.
+        fields: Every option that there is.
+
+    Raises:
+        ConfigError: An option is unknown, or its value is not valid.
+
+    >>> checked_options({"sise": 3}, drawn_options(100))
+    Traceback (most recent call last):
+    agentsgym.errors.ConfigError: the dataset has no option 'sise'; did you mean 'size'?
+    """
+    for name in given:
+        if name not in fields:
+            raise ConfigError(f"the dataset has no option {name!r}{did_you_mean(name, fields)}")
+    settings = {name: field.default for name, field in fields.items()} | dict(given)
+    for name, field in fields.items():
+        require(name, settings[name], field.valid, field.expected)
+    return settings
+
+
+def part_of(
+    names: Sequence[str], part: Part, settings: Mapping[str, Any], things: str, *, topic: str | None = None
+) -> list[str]:
+    """Take the names of training or of evaluation; which is which depends on the names and ``topic`` alone.
+
+    Args:
+        names: The names of all; one may stand there several times.
+        part: Whose are wanted.
+        settings: The checked options, ``split`` and ``eval_fraction`` among them.
+        things: What is named, in the plural, for errors.
+        topic: Keeps the parts of one environment apart from those of another; ``things`` by default.
+
+    Raises:
+        ConfigError: There are too few to share out.
+    """
+    if settings["split"] == "all":
+        return list(names)
+    distinct = sorted({*names}, key=lambda name: derive_seed(f"{topic or things} split", name))
+    if len(distinct) < 2:
+        raise ConfigError(
+            f"split='disjoint' needs at least 2 different {things}, got {len(distinct)}; split='all' takes any"
+        )
+    num_eval = min(max(1, math.floor(len(distinct) * settings["eval_fraction"] + 0.5)), len(distinct) - 1)
+    kept = set(distinct[:num_eval])
+    return [name for name in names if (name in kept) == (part == "eval")]
+
+
+def rows_of(
+    tasks: Sequence[Mapping[str, Any]],
+    env_class_path: str,
+    env_config: Mapping[str, Any] | None,
+    part: Part,
+    settings: Mapping[str, Any],
+) -> Dataset:
+    """Make ``size`` rows (by default one a task), every task as often as the others, ± 1, shuffled by ``seed``.
+
+    Task seeds are even for training and odd for evaluation: the two never meet.
+
+    Raises:
+        ConfigError: Something of it is not plain JSON.
+    """
+    generator = random.Random(derive_seed("rows", env_class_path, part, settings["seed"]))
+    order = shuffled(tasks, settings["size"], generator)
+    seeds = (task_seed(part, "task", env_class_path, settings["seed"], index) for index in range(len(order)))
+    seeded = [{**task, "seed": seed} for task, seed in zip(order, seeds, strict=True)]
+    return dataset_of(seeded, env_class_path, env_config)
+
+
+def shuffled(items: Sequence[Item], size: int | None, generator: random.Random) -> list[Item]:
+    """Put ``size`` of the items, by default all, in a random order, each as often as the others, ± 1."""
+    count = len(items) if size is None else size
+    order: list[Item] = []
+    while len(order) < count:
+        order += generator.sample(items, len(items))
+    return order[:count]
+
+
+def dataset_of(
+    tasks: Iterable[Mapping[str, Any]], env_class_path: str, env_config: Mapping[str, Any] | None
+) -> Dataset:
+    """Make a dataset row of each task of one environment, in order.
+
+    Raises:
+        ConfigError: Something of it is not plain JSON.
+    """
+    config = dict(env_config or {})
+    return dataset_of_rows(
+        {"env_class_path": env_class_path, "env_config": config, "task_data": dict(task)} for task in tasks
+    )
+
+
+def dataset_of_rows(rows: Iterable[Mapping[str, Any]]) -> Dataset:
+    """Make rows a dataset: a column of JSON each for ``env_config`` and ``task_data``, so that all rows go together.
+
+    Raises:
+        ConfigError: Something of it is not plain JSON.
+    """
+    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that a game does not need
+
+    listed = [dict(row) for row in rows]
+    try:
+        json.dumps(listed)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the tasks and env_config of dataset rows must be plain JSON: {error}") from error
+    columns: dict[str, Any] = {"env_class_path": Value("string"), "env_config": Json(), "task_data": Json()}
+    return Dataset.from_list(listed, features=Features(columns))  # pyright: ignore[reportUnknownMemberType]
+
+
+def task_seed(part: Part, *key: Hashable) -> int:
+    """Derive a task's seed from ``key``: even for training, odd for evaluation, so that the two never meet."""
+    return derive_seed(*key) // 4 * 2 + (part == "eval")

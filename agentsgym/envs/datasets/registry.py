@@ -1,0 +1,96 @@
+"""Build a dataset row's environment: only registered classes, since a dataset must not be able to import code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.dataset_rows import BUILT_IN, DatasetRow, class_path, drop_null_columns, registered_classes
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.texts import sentence_of, shown
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ENTRY_POINT_GROUP = "agentsgym.envs"
+
+
+def register(env_class: type[MultistepEnv], path: str | None = None) -> type[MultistepEnv]:
+    """Let dataset rows name a class of your own; usable as a decorator.
+
+    Args:
+        env_class: The environment.
+        path: Its ``env_class_path``; by default module and name.
+
+    Raises:
+        ConfigError: It is no environment, or another class has that path.
+    """
+    if not (isinstance(env_class, type) and issubclass(env_class, MultistepEnv)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"register takes a subclass of MultistepEnv, got {shown(env_class)}")
+    key = path or class_path(env_class)
+    if registered_classes().get(key, env_class) is not env_class or key in BUILT_IN:
+        raise ConfigError(f"env_class_path {shown(key)} is taken by another class")
+    registered_classes()[key] = env_class
+    return env_class
+
+
+def find(path: str, *, allow_import: bool = False) -> type[MultistepEnv]:
+    """The class that ``path`` names.
+
+    Args:
+        path: An ``env_class_path``.
+        allow_import: Import a path that nobody registered. Only for datasets you trust as much as code.
+
+    Raises:
+        ConfigError: The path is unknown, or is no environment.
+    """
+    if path in registered_classes():
+        return registered_classes()[path]
+    if path in BUILT_IN or allow_import:
+        return _imported(path)
+    entry_points = {entry.name: entry for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    if path in entry_points:
+        return _checked(path, entry_points[path].load())
+    known = {*BUILT_IN, *registered_classes(), *entry_points}
+    raise ConfigError(
+        f"env_class_path {shown(path)} is not registered{did_you_mean(path, known)}"
+        " (agentsgym.register adds a class of yours; allow_import=True imports one you trust)"
+    )
+
+
+def make(
+    row: DatasetRow | str, tokenizer: PreTrainedTokenizerBase | None = None, *, allow_import: bool = False
+) -> MultistepEnv:
+    """Build the environment that a dataset row (or an ``env_class_path`` alone) names.
+
+    Raises:
+        ConfigError: The row has no ``env_class_path``, or the path or its ``env_config`` is not valid.
+    """
+    if isinstance(row, str):
+        row = {"env_class_path": row}
+    if not isinstance(row, Mapping) or not isinstance(row.get("env_class_path"), str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"a row must be a dict with an 'env_class_path' (str), got {shown(row)}")
+    env_class = find(row["env_class_path"], allow_import=allow_import)
+    config = row.get("env_config")
+    is_dict = isinstance(config, Mapping)
+    return env_class(tokenizer, drop_null_columns(cast("DatasetRow", config), env_class) if is_dict else config)
+
+
+def _imported(path: str) -> type[MultistepEnv]:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: no absolute module name
+        raise ConfigError(f"env_class_path {shown(path)} cannot be imported: {sentence_of(error)}") from error
+    return _checked(path, found)
+
+
+def _checked(path: str, found: object) -> type[MultistepEnv]:
+    if isinstance(found, type) and issubclass(found, MultistepEnv):
+        return found
+    raise ConfigError(
+        f"env_class_path {shown(path)} must name a subclass of MultistepEnv, got {shown(cast('object', found))}"
+    )

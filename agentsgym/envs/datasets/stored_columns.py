@@ -1,0 +1,37 @@
+"""What a rollout store keeps of an environment, beside its rollouts."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from agentsgym.envs.dataset_rows import class_path
+
+if TYPE_CHECKING:
+    from agentsgym.envs.base import MultistepEnv
+    from agentsgym.types import Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+def stored_columns(env: MultistepEnv, trajectory: Trajectory) -> dict[str, Any]:
+    """Give the columns that say which environment a rollout is of: its class, its configuration and its tools.
+
+    Args:
+        env: The environment.
+        trajectory: The rollout. One that failed does not ask for tools, which may be why it did.
+    """
+    return {
+        "env_class_path": class_path(type(env)),
+        "env_config": env.env_config,
+        "tools": None if trajectory.failed else _tools(env),
+    }
+
+
+def _tools(env: MultistepEnv) -> Any:
+    """The schemas; None without tools, and where they cannot be read here: the rollout is kept all the same."""
+    try:
+        return env.tool_schemas or None
+    except Exception:  # an environment of one's own, or a server that another process reached
+        logger.exception("rollouts of %s are stored without the schemas of its tools", type(env).__name__)
+        return None

@@ -1,1 +1,0 @@
-"""What random and optimal play are worth, and how to compute it."""

@@ -1,0 +1,1 @@
+"""What several environments share: engines in processes, text worlds, exact play, numbers in texts."""

@@ -1,0 +1,181 @@
+"""Sessions in processes of engines: placed, replayed where another's fault ended their process, and freed."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentsgym.envs.shared.child_process import ChildEndedError
+from agentsgym.envs.shared.engines.worker import EngineError, Worker
+from agentsgym.errors import EnvError
+from agentsgym.texts import shown
+
+
+@dataclass(eq=False, slots=True)
+class _Session:
+    """One game in play: what it takes to replay it, where it lives, and whether it has been begun there."""
+
+    game: dict[str, Any]
+    commands: list[str] = field(default_factory=list[str])
+    worker: Worker | None = None
+    slot: int = -1
+    is_begun: bool = False
+
+
+class EngineProcesses:
+    """Plays games in processes of engines, many sessions in each; may be called by many threads at once.
+
+    Processes start at first use, and another one where all are busy, up to a number. One that dies or takes too long
+    fails the call that it worked on, and that session with it; its other sessions go on in another process, where
+    their commands are replayed.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        *,
+        num_processes: int = 1,
+        step_timeout_s: float = 60.0,
+        start_timeout_s: float = 120.0,
+        max_games_per_process: int | None = None,
+        max_sessions_per_process: int | None = None,
+    ) -> None:
+        """Set up; nothing is started.
+
+        Args:
+            engine: The class of the engines, as ``"module:Class"``: see :class:`~agentsgym.envs.shared.engines.Engine`.
+            num_processes: The most processes; more are started where all are full.
+            step_timeout_s: Seconds that a command may take.
+            start_timeout_s: Seconds that loading and beginning a game may take.
+            max_games_per_process: Games after which a process is replaced, once its sessions are over; None for never.
+            max_sessions_per_process: Sessions that live in a process at once; None for any number.
+        """
+        self._engine = engine
+        self._num_processes = num_processes
+        self._step_timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
+        self._max_games, self._max_sessions = max_games_per_process, max_sessions_per_process
+        self._lock = threading.Lock()  # of the lists; a worker's own is held while it works
+        self._workers: list[Worker] = []
+        self._sessions: dict[str, _Session] = {}
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes that run."""
+        with self._lock:
+            return [worker.pid for worker in self._workers if worker.pid is not None and not worker.is_over]
+
+    def begin(self, session_id: str, game: dict[str, Any]) -> dict[str, Any]:
+        """Begin a game, in an engine that is idle where there is one.
+
+        Args:
+            session_id: A name for the session; one of that name that is in play ends.
+            game: What the engine's ``start`` takes, JSON values.
+
+        Returns:
+            The engine's answer.
+
+        Raises:
+            EnvError: The engine raised, its process died or took too long, or none can be started.
+        """
+        self.end(session_id)
+        session = _Session(game)
+        with self._lock:
+            self._sessions[session_id] = session
+        return self._guarded(session_id, session, None)
+
+    def step(self, session_id: str, command: str) -> dict[str, Any]:
+        """Play a command of a session; arguments, result and errors as of :meth:`begin`."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise EnvError(f"the engine has no game of the session {session_id!r}: it was not begun, or has ended")
+        return self._guarded(session_id, session, command)
+
+    def end(self, session_id: str) -> None:
+        """End a session, if it is in play; its engine is used for another one."""
+        with self._lock:
+            session = self._sessions.pop(session_id, None)
+            if session is not None:
+                self._leave(session)
+
+    def close(self) -> None:
+        """End all processes; the sessions in play go on in new ones."""
+        with self._lock:
+            workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.end()
+
+    def forget(self) -> None:
+        """Start anew in a process that was forked off; nothing of what runs belongs to it."""
+        self._lock = threading.Lock()
+        workers, self._workers, self._sessions = self._workers, [], {}
+        for worker in workers:
+            worker.forget()
+
+    def _guarded(self, session_id: str, session: _Session, command: str | None) -> dict[str, Any]:
+        """Play; whatever is raised, the session is over."""
+        doing = "when the game was begun" if command is None else f"at the command {shown(command)}"
+        try:
+            return self._play(session, command)
+        except EngineError as error:
+            self.end(session_id)
+            raise EnvError(f"the engine failed {doing}: {error}") from error
+        except ChildEndedError as error:
+            self.end(session_id)
+            limit_s = self._start_timeout_s if command is None else self._step_timeout_s
+            why = f"took longer than {limit_s:g} s and was ended" if error.was_killed else error.how
+            raise EnvError(f"the engine's process {why} {doing}") from error
+        except BaseException:
+            self.end(session_id)
+            raise
+
+    def _play(self, session: _Session, command: str | None) -> dict[str, Any]:
+        """Begin the session where it lives, unless it is begun, and play one more command, if there is one."""
+        while True:
+            worker = self._place(session)
+            with worker.lock:
+                if worker.is_over:
+                    continue  # ended while this thread waited for its turn
+                slot, answer = {"slot": session.slot}, dict[str, Any]()
+                if not session.is_begun:
+                    answer = worker.ask({**slot, "game": session.game}, self._start_timeout_s)
+                    for earlier in session.commands:
+                        worker.ask({**slot, "command": earlier}, self._step_timeout_s)
+                    session.is_begun = True
+                if command is not None:
+                    answer = worker.ask({**slot, "command": command}, self._step_timeout_s)
+                    session.commands.append(command)
+                return answer
+
+    def _place(self, session: _Session) -> Worker:
+        """Find the session's process, or another one where that has ended."""
+        with self._lock:
+            if session.worker is None or session.worker.is_over:
+                self._workers = [worker for worker in self._workers if not worker.is_over]
+                session.worker = self._choose()
+                session.slot, session.is_begun = session.worker.take_slot(), False
+            return session.worker
+
+    def _choose(self) -> Worker:
+        open_to_more = [worker for worker in self._workers if not self._is_full(worker)]
+        idle = [worker for worker in open_to_more if not worker.lock.locked()]
+        if not idle and (not open_to_more or len(self._workers) < self._num_processes):
+            idle = [Worker(self._engine)]
+            self._workers += idle
+        return min(idle or open_to_more, key=lambda worker: worker.num_sessions)
+
+    def _is_full(self, worker: Worker) -> bool:
+        is_crowded = self._max_sessions is not None and worker.num_sessions >= self._max_sessions
+        return is_crowded or self._is_worn(worker)
+
+    def _is_worn(self, worker: Worker) -> bool:
+        return self._max_games is not None and worker.num_games >= self._max_games
+
+    def _leave(self, session: _Session) -> None:
+        worker = session.worker
+        if worker is None:
+            return
+        worker.free_slot(session.slot)
+        if self._is_worn(worker) and not worker.num_sessions:
+            self._workers = [one for one in self._workers if one is not worker]
+            worker.end()

@@ -1,0 +1,52 @@
+"""The processes of engines that a Python process has, by engine and settings."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import Any
+
+from agentsgym.envs.shared.engines.memory import RememberingProcesses
+from agentsgym.envs.shared.engines.processes import EngineProcesses
+
+_shared: dict[tuple[Any, ...], EngineProcesses | RememberingProcesses] = {}
+_shared_lock = threading.Lock()
+
+
+def shared_processes(
+    engine: str, *, remember_mb: float = 0.0, **settings: Any
+) -> EngineProcesses | RememberingProcesses:
+    """Find this process's processes of an engine and settings, made at first use and ended at exit.
+
+    An environment calls this whenever it needs them and keeps nothing, so that it can be pickled and forked.
+
+    Args:
+        engine: As of :class:`EngineProcesses`.
+        remember_mb: Megabytes of answers that are remembered: see :class:`RememberingProcesses`; 0 for none.
+        **settings: As of :class:`EngineProcesses`.
+    """
+    key = (engine, remember_mb, *sorted(settings.items()))
+    with _shared_lock:
+        if key not in _shared:
+            processes = EngineProcesses(engine, **settings)
+            _shared[key] = RememberingProcesses(processes, remember_mb) if remember_mb else processes
+        return _shared[key]
+
+
+def close_shared() -> None:
+    """End all shared processes of engines; the next game starts new ones."""
+    for processes in [*_shared.values()]:
+        processes.close()
+
+
+def _forget_shared() -> None:
+    global _shared_lock  # noqa: PLW0603  # a thread of the other process may hold it
+    _shared_lock = threading.Lock()
+    for processes in _shared.values():
+        processes.forget()
+
+
+atexit.register(close_shared)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_shared)

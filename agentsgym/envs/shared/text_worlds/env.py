@@ -1,0 +1,178 @@
+"""What the environments over engines of text worlds share: sessions in processes, prompts, commands, rewards."""
+
+from __future__ import annotations
+
+import uuid
+from abc import abstractmethod
+from collections.abc import Collection, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from agentsgym.agents.base import Agent
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.contract import State
+from agentsgym.envs.shared.engines import EngineProcesses, RememberingProcesses, shared_processes
+from agentsgym.envs.shared.engines.settings import check_installed, process_fields
+from agentsgym.envs.shared.text_worlds.commands import listed, read_command
+from agentsgym.envs.shared.text_worlds.players import ImitationPlayer, RandomPlayer, ReferencePlayer
+from agentsgym.fields import Field, is_bool
+
+NEW_GAME = "A new game begins.\n\n"
+NO_COMMAND = "You said no command. Answer with one command in one line."
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def engine_fields(*, admissible_commands: bool, num_processes: int) -> dict[str, Field]:
+    """Give the keys of ``env_config`` that every such environment has, with the defaults of one."""
+    return {
+        "admissible_commands": Field(default=admissible_commands, expected="True or False", valid=is_bool),
+        **process_fields(num_processes),
+    }
+
+
+class TextWorldBase(MultistepEnv):
+    """An environment whose game an engine plays, in a process of its own.
+
+    An engine's answers have ``text``, ``admissible`` (the commands that can be given; empty where they are not
+    listed), ``policy`` (commands that win from here, where they are known), ``won``, ``lost``, ``score`` and
+    ``progress`` (1 when won) and ``key``; that of ``start`` also ``walkthrough``, that of ``step`` ``understood``.
+
+    Attributes:
+        engine: The engine's class, as ``"module:Class"``.
+        packages: What must be installed.
+        extra: What installs it.
+    """
+
+    engine: ClassVar[str]
+    packages: ClassVar[Collection[str]]
+    extra: ClassVar[str]
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
+    ) -> None:
+        """Check the configuration; no engine is started yet. Arguments as for every environment.
+
+        Raises:
+            ConfigError: As for every environment.
+            MissingDependencyError: The engine is not installed.
+        """
+        super().__init__(tokenizer, env_config)
+        self._check_installed()
+        self._name = uuid.uuid4().hex
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_name": uuid.uuid4().hex})
+
+    def _in_engine(self, session_id: str) -> str:
+        """Name a session among those of all environments that share the processes."""
+        return f"{self._name} {session_id}"
+
+    def _check_installed(self) -> None:
+        check_installed(self.packages, self.extra)
+
+    def _processes(self) -> EngineProcesses | RememberingProcesses:
+        config = self.env_config
+        keys = ("num_processes", "step_timeout_s", "start_timeout_s")
+        return shared_processes(self.engine, **{key: config[key] for key in keys}, **self._process_limits())
+
+    def _process_limits(self) -> dict[str, int]:
+        """Give further limits of :class:`~agentsgym.envs.shared.engines.EngineProcesses`."""
+        return {}
+
+    @abstractmethod
+    def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
+        """Say which game a task is, for the engine."""
+
+    def _refusal(self, state: State, command: str) -> str | None:
+        """Say why a command is not handed to the engine; None if it is."""
+        return None
+
+    def _paid(self, answer: Mapping[str, Any]) -> float:
+        """What has been earned up to here; a turn is paid how much more it is than at the turn before, from 0 on."""
+        return answer["score"]
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
+        self._check_task(task_data)
+        game = self._game_of(task_data)
+        answer = self._processes().begin(self._in_engine(session_id), game)
+        return {
+            "first": answer,
+            "answer": answer,
+            "paid": 0.0,
+            "followed": 0,
+            "num_commands": 0,
+            "shown": self._shown(answer),
+            "done": False,
+        }
+
+    def _shown(self, answer: Mapping[str, Any]) -> str:
+        if not (self.env_config["admissible_commands"] and answer["admissible"]):
+            return answer["text"]
+        return f"{answer['text']}\n\n{listed(answer['admissible'])}"
+
+    def _format_prompt(self, state: State, step: int) -> str:
+        config = self.env_config
+        is_next = step == 0 and config["keep_history"] and config["episodes_per_trial"] > 1
+        return f"{NEW_GAME}{state['shown']}" if is_next else state["shown"]
+
+    def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
+        command = read_command(action)
+        refusal = NO_COMMAND if command is None else self._refusal(state, command)
+        before = state["answer"]
+        if command is None or refusal is not None:
+            shown = self._shown({**before, "text": refusal})
+            return {**state, "shown": shown}, 0.0, False, {**_info(before), "invalid": True}
+        answer = self._processes().step(self._in_engine(session_id), command)
+        done = bool(answer["won"] or answer["lost"])
+        info = {**_info(answer), "command": command}
+        if not answer["understood"]:
+            info["invalid"] = True
+        paid = self._paid(answer)
+        next_state = {
+            **state,
+            "paid": paid,
+            "answer": answer,
+            "followed": _followed(state, command, answer),
+            "num_commands": state["num_commands"] + 1,
+            "shown": "" if done else self._shown(answer),
+        }
+        return next_state, paid - state["paid"], done, info
+
+    def _state_key(self, state: State) -> Hashable:
+        """The facts of the world and the score, hashed: with equal keys, the same is left to do."""
+        return state["answer"]["key"]
+
+    def _potential(self, state: State) -> float:
+        """The progress: 1 at the end of the game, where it is won."""
+        return state["answer"]["progress"]
+
+    def _close_episode(self, session_id: str, state: State) -> None:
+        self._processes().end(self._in_engine(session_id))
+
+    def random_player(self, seed: int = 0) -> Agent:
+        """Make the player that gives one of the possible commands, each equally likely."""
+        return RandomPlayer(self, seed)
+
+    def reference_player(self, seed: int = 0) -> ReferencePlayer:
+        """Make the player that follows the walkthrough."""
+        return ReferencePlayer(self, seed)
+
+    def imitation_player(self, seed: int = 0) -> ImitationPlayer:
+        """Make the player that follows the walkthrough and now and then leaves it, to show the way back."""
+        return ImitationPlayer(self, seed)
+
+
+def _info(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {"success": bool(answer["won"]), "score": answer["score"]}
+
+
+def _followed(state: State, command: str, answer: Mapping[str, Any]) -> int | None:
+    """How many commands of the walkthrough have been given; None where something else was done to the world."""
+    followed: int | None = state["followed"]
+    if followed is None:
+        return None
+    walkthrough: list[str] = state["first"]["walkthrough"]
+    if followed < len(walkthrough) and command == walkthrough[followed]:
+        return followed + 1
+    return followed if answer["key"] == state["answer"]["key"] else None

@@ -1,0 +1,145 @@
+"""The environments of a recipe: each found and built once, with its tasks and its players."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentsgym.envs.dataset_rows import tasks_of_rows
+from agentsgym.envs.datasets.mix import mix
+from agentsgym.envs.datasets.naming import NamedEnv, find_env
+from agentsgym.envs.datasets.own_tasks import tasks_of
+from agentsgym.errors import AgentsGymError
+from agentsgym.recipes.sections import PlacedError
+from agentsgym.seeding import derive_seed
+from agentsgym.texts import sentence_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from agentsgym.envs.base import MultistepEnv
+    from agentsgym.recipes.recipe import EnvironmentPart, Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """An environment of a recipe.
+
+    Attributes:
+        label: What it is called.
+        weight: Its share beside the others.
+        named: Its class and configuration.
+        env: The environment without a tokenizer.
+        dataset: Options of its dataset.
+        index: Its place in the recipe.
+    """
+
+    label: str
+    weight: float
+    named: NamedEnv
+    env: MultistepEnv
+    dataset: Mapping[str, Any]
+    index: int
+
+    def tasks(self, split: str, most: int, *, seed: int) -> list[dict[str, Any]]:
+        """Give tasks of its own, each of which it can play, each with a seed.
+
+        Raises:
+            PlacedError: There are none, or its dataset cannot be made.
+        """
+        rows = tasks_of(self.env, split, self.dataset, most, seed=seed)
+        tasks = tasks_of_rows(self.env, rows, "tasks")
+        for index, task in enumerate(tasks):
+            if task.get("seed") is None:
+                task["seed"] = derive_seed("recipe", split, seed, index)
+            self.env.check_task(task, f"tasks[{index}]")
+        return tasks
+
+
+class Worlds:
+    """All environments of a recipe."""
+
+    def __init__(self, recipe: Recipe, *, seed: int, num_train_tasks: int) -> None:
+        """Find and build them, and make their tasks.
+
+        Args:
+            recipe: The recipe.
+            seed: Of tasks and of the order of a mixture.
+            num_train_tasks: How many tasks are trained on at most, of each.
+
+        Raises:
+            PlacedError: Something means no environment, or it cannot be built, or has no tasks.
+        """
+        self._seed = seed
+        self._worlds: list[World] = []
+        self.train: dict[str, list[dict[str, Any]]] = {}
+        self.eval: dict[str, list[dict[str, Any]]] = {}
+        for index, part in enumerate(recipe.environments):
+            try:
+                world = _world(part, recipe.folder, index, {one.label for one in self._worlds})
+                self.train[world.label] = world.tasks("train", num_train_tasks, seed=seed)
+                self.eval[world.label] = world.tasks("eval", recipe.evaluation.num_tasks, seed=seed)
+            except PlacedError:
+                raise
+            except AgentsGymError as error:
+                raise PlacedError(("environments", index), f"cannot be used: {sentence_of(error)}") from error
+            self._worlds.append(world)
+
+    def __getitem__(self, index: int) -> World:
+        return self._worlds[index]
+
+    def __iter__(self) -> Iterator[World]:
+        return iter(self._worlds)
+
+    def __len__(self) -> int:
+        return len(self._worlds)
+
+    def train_rows(self) -> Dataset:
+        """Rows to train on: of one environment its tasks, of several a mixture by weight."""
+        if len(self) > 1:
+            return self._mixed(self.train)
+        from datasets import Dataset, Features, Json  # noqa: PLC0415  # slow to import
+
+        features: Any = {"task_data": Json()}
+        rows = [{"task_data": task} for task in self.train[self[0].label]]
+        return Dataset.from_list(rows, features=Features(features))  # pyright: ignore[reportUnknownMemberType]
+
+    def eval_rows(self) -> Dataset:
+        """Rows of all environments to evaluate on, each environment with all its tasks."""
+        sizes = {name: len(tasks) for name, tasks in self.eval.items()}
+        return self._mixed(self.eval, weights=sizes, size=sum(sizes.values()))
+
+    def _mixed(
+        self, tasks: Mapping[str, Any], *, weights: Mapping[str, float] | None = None, size: int | None = None
+    ) -> Dataset:
+        sources = {one.label: (one.named.env_class, one.named.env_config, tasks[one.label]) for one in self}
+        return mix(sources, weights=weights or {one.label: one.weight for one in self}, seed=self._seed, size=size)
+
+
+def _world(part: EnvironmentPart, folder: Path, index: int, taken: set[str]) -> World:
+    """Find and build an environment."""
+    named = _named(part, folder)
+    label = part.label or named.name.rpartition("/")[2] or f"environment {index}"
+    if label in taken:
+        if part.label:
+            raise PlacedError(("environments", index, "label"), f"is taken: another is called {label!r} too")
+        label = f"{label} {index}"
+    return World(
+        label=label,
+        weight=part.weight,
+        named=named,
+        env=named.build(),
+        dataset={**named.dataset_options, **part.dataset},
+        index=index,
+    )
+
+
+def _named(part: EnvironmentPart, folder: Path) -> NamedEnv:
+    if isinstance(part.class_, type):
+        return NamedEnv(name=part.class_.__name__, env_class=part.class_, env_config=part.env_config)
+    name: str = part.class_
+    if ".py" in name:
+        name = str(folder / name)  # an absolute path stays as it is
+    return find_env(name, part.env_config)

@@ -1,0 +1,154 @@
+"""Check ``knowledge.csv`` and ``properties.csv``: ``python -m tools.check_knowledge``.
+
+Prints how each property divides the objects, or every fault with its file and line, and then exits with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentsgym.envs.TwentyQuestions.gamemaster import Language, Meaning, phrases
+from agentsgym.envs.TwentyQuestions.knowledge import (
+    OBJECT_COLUMNS,
+    OBJECTS_FILE,
+    PHRASE_KINDS,
+    PROPERTIES_FILE,
+    VALUES,
+    KnowledgeBase,
+    object_of,
+    read_knowledge,
+    read_rows,
+)
+from agentsgym.envs.TwentyQuestions.parsing import Reader, core, normalize
+
+FIRST_ROW_LINE = 2
+PROPERTY_COLUMNS = ("property", "question", *PHRASE_KINDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One fault and where it stands."""
+
+    path: Path
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path.name}:{self.line}: {self.text}"
+
+
+def check_files(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPERTIES_FILE) -> list[Finding]:
+    """Every fault of the two files; faults of form hide those of meaning until they are mended."""
+    found = [*_check_form(objects_path, properties_path)]
+    if found:
+        return found
+    knowledge = read_knowledge(objects_path, properties_path)
+    found = [*_check_rows(objects_path), *_check_balance(knowledge, objects_path)]
+    return [*found, *_check_names(knowledge, objects_path), *_check_questions(knowledge, properties_path)]
+
+
+def balance(knowledge: KnowledgeBase) -> dict[str, Counter[str]]:
+    """Count how often each value occurs, by property."""
+    return {key: Counter(known.values[key] for known in knowledge.objects.values()) for key in knowledge.properties}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the files named on the command line, by default those that come with the game."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("objects", nargs="?", type=Path, default=OBJECTS_FILE)
+    parser.add_argument("properties", nargs="?", type=Path, default=PROPERTIES_FILE)
+    options = parser.parse_args(arguments)
+    found = check_files(options.objects, options.properties)
+    if found:
+        print(*found, sep="\n", file=sys.stderr)
+        return 1
+    knowledge = read_knowledge(options.objects, options.properties)
+    print(f"{len(knowledge.objects)} objects, {len(knowledge.properties)} properties: no fault")
+    for key, counts in balance(knowledge).items():
+        print(f"{key:12}", *(f"{value} {counts[value]:3}" for value in VALUES), sep="  ")
+    return 0
+
+
+def _check_form(objects_path: Path, properties_path: Path) -> Iterator[Finding]:
+    properties = read_rows(properties_path)
+    keys = [row.get("property") or "" for row in properties]
+    for path, wanted in ((objects_path, (*OBJECT_COLUMNS, *keys)), (properties_path, PROPERTY_COLUMNS)):
+        with path.open(encoding="utf-8") as file:
+            columns = tuple(file.readline().rstrip("\r\n").split(","))
+        if columns != wanted:
+            odd = sorted(set(columns) ^ set(wanted)) or "their order"
+            yield Finding(path=path, line=1, text=f"the columns differ from the expected ones in {odd}")
+        with path.open(newline="", encoding="utf-8") as file:
+            for line, cells in enumerate(csv.reader(file), FIRST_ROW_LINE - 1):
+                if len(cells) != len(columns):
+                    text = f"the row must have {len(columns)} cells, got {len(cells)}"
+                    yield Finding(path=path, line=line, text=text)
+
+
+def _check_rows(path: Path) -> Iterator[Finding]:
+    seen: list[tuple[int, str, dict[str, str]]] = []
+    for line, row in enumerate(read_rows(path), FIRST_ROW_LINE):
+        known = object_of(row)
+        if known.article not in ("a", "an", ""):
+            yield Finding(path=path, line=line, text=f"article must be 'a', 'an' or empty, got {known.article!r}")
+        if row["hard"] not in ("yes", "no"):
+            yield Finding(path=path, line=line, text=f"hard must be 'yes' or 'no', got {row['hard']!r}")
+        for key, value in known.values.items():
+            if value not in VALUES:
+                yield Finding(path=path, line=line, text=f"{key} must be one of {', '.join(VALUES)}, got {value!r}")
+        for other_line, other, values in seen:
+            if not any({values[key], value} == {"yes", "no"} for key, value in known.values.items()):
+                text = f"nothing tells {known.name!r} from {other!r} (line {other_line}) by a yes against a no"
+                yield Finding(path=path, line=line, text=text)
+        seen.append((line, known.name, dict(known.values)))
+
+
+def _check_balance(knowledge: KnowledgeBase, path: Path) -> Iterator[Finding]:
+    for key, counts in balance(knowledge).items():
+        if not (counts["yes"] and counts["no"]):
+            yield Finding(path=path, line=1, text=f"{key} must be yes for some object and no for another")
+
+
+def _check_names(knowledge: KnowledgeBase, path: Path) -> Iterator[Finding]:
+    language = Language(knowledge)
+    reader = Reader(knowledge, lambda question: language.understand(question) is not None)
+    owners: dict[str, str] = {}
+    for line, known in enumerate((object_of(row) for row in read_rows(path)), FIRST_ROW_LINE):
+        for name in dict.fromkeys(known.names):
+            owner = owners.setdefault(normalize(name), known.name)
+            if owner != known.name or not name:
+                yield Finding(path=path, line=line, text=f"the name {name!r} is empty or that of {owner!r} too")
+            elif reader.canonical(name) != known.name:
+                yield Finding(path=path, line=line, text=f"{name!r} is read as {reader.canonical(name)!r}")
+        if language.understand(known.guess):
+            yield Finding(path=path, line=line, text=f"the guess {known.guess!r} is read as a question")
+
+
+def _check_questions(knowledge: KnowledgeBase, path: Path) -> Iterator[Finding]:
+    language = Language(knowledge)
+    asked: dict[str, str] = {}
+    meant: dict[tuple[str, str], Meaning] = {}
+    for line, entry in enumerate(knowledge.properties.values(), FIRST_ROW_LINE):
+        owner = asked.setdefault(core(normalize(entry.question)), entry.key)
+        if owner != entry.key:
+            yield Finding(path=path, line=line, text=f"{entry.question!r} is the question of {owner} too")
+        found = {(meaning.key, meaning.opposite) for meaning in language.meanings(entry.question)}
+        if found != {(entry.key, False)}:
+            yield Finding(
+                path=path, line=line, text=f"{entry.question!r} is understood as {sorted(found) or 'nothing'}"
+            )
+        for form, phrase, opposite in phrases(entry):
+            meaning = Meaning(key=entry.key, opposite=opposite)
+            first = meant.setdefault((form, phrase), meaning)
+            if first != meaning:
+                yield Finding(path=path, line=line, text=f"the phrase {phrase!r} belongs to {first.key} too")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
