@@ -41,7 +41,7 @@ from agentsgym import Action, Agent, GRPOEnvConfig, GRPOEnvTrainer, MultistepEnv
 from agentsgym.credit.assignment import AdvantageAssigner
 from agentsgym.tiny import tiny_policy
 from agentsgym.training.generation.batch import Phase
-from agentsgym.training.lifecycle.shutdown import end_process_group
+from agentsgym.training.lifecycle.restartable import end_process_group
 from agentsgym.training.metrics.rollouts import RolloutSummary, rollout_metrics
 
 NUM_TURNS = 32

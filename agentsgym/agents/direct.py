@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.agents.answers import action_from_ids
+from agentsgym.agents.answers import action_from_ids, as_ids, stop_token_ids
 from agentsgym.agents.base import Agent
 from agentsgym.agents.eval_mode import evaluation_mode
-from agentsgym.agents.stop_tokens import as_ids, stop_token_ids
 from agentsgym.agents.vllm.engine import Engine
 from agentsgym.errors import AgentError, ConfigError, TemplateError
 from agentsgym.texts import shown

@@ -16,9 +16,8 @@ from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import Budget, chat_format_of
 from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
 from agentsgym.envs.play import OnFinish, make_trials, play_begun_episode, play_under_policy
-from agentsgym.envs.starts import StartChecks, start_state
+from agentsgym.envs.starts import StartChecks, check_task, start_state
 from agentsgym.envs.subclass import called_config, called_parts, given_and_valid, prepare_class
-from agentsgym.envs.task_checks import check_task
 from agentsgym.envs.trial import Trial
 from agentsgym.envs.user_checks import check_initialized, check_single_stream, check_tokenizer
 from agentsgym.errors import check_options

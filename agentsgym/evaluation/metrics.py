@@ -12,11 +12,10 @@ import numpy as np
 
 from agentsgym._lazy import called_later
 from agentsgym.envs.anchors import Anchors
-from agentsgym.evaluation import votes
 from agentsgym.evaluation.breakdown import RolloutOutcome, by_label, by_role
 from agentsgym.evaluation.intervals import Estimate, bootstrap_intervals, cluster_totals, without_spread
 from agentsgym.evaluation.optimality import anchors_of_info, fraction_with_interval
-from agentsgym.evaluation.passing import pass_at_k, pass_at_k_interval, pass_hat_k, pass_hat_k_interval
+from agentsgym.evaluation.passing import maj_at_k, pass_at_k, pass_at_k_interval, pass_hat_k, pass_hat_k_interval
 from agentsgym.types import StopReason, Trajectory
 
 if TYPE_CHECKING:
@@ -119,8 +118,8 @@ class Evaluation:
         return pass_hat_k_interval(self.trajectories, k, clusters=self.clusters or None, confidence=self.confidence)
 
     def maj_at_k(self, k: int) -> float:
-        """Estimate how often the most frequent answer is right: see :func:`~agentsgym.evaluation.votes.maj_at_k`."""
-        return votes.maj_at_k(self.trajectories, k)
+        """Estimate how often the most frequent answer is right: see :func:`~agentsgym.evaluation.passing.maj_at_k`."""
+        return maj_at_k(self.trajectories, k)
 
     def _estimates(self) -> list[tuple[str, Estimate | None]]:
         return [

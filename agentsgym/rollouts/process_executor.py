@@ -11,11 +11,9 @@ from typing import Any
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError, EnvError, EpisodeError
 from agentsgym.interruptions import is_interruption
 from agentsgym.rollouts.interfaces import Finished, Input, Raised, SchedulerPort
-from agentsgym.rollouts.placement import Placement
 from agentsgym.rollouts.remote_trial import RemoteTrial
-from agentsgym.rollouts.worker_set import WorkerLimits, WorkerSet
-from agentsgym.rollouts.workers.handle import WorkerHandle
-from agentsgym.rollouts.workers.memory import resident_mb
+from agentsgym.rollouts.worker_set import Placement, WorkerLimits, WorkerSet
+from agentsgym.rollouts.workers.handle import WorkerHandle, resident_mb
 from agentsgym.rollouts.workers.wire import (
     CLOSED,
     LOADED,

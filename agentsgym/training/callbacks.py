@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +11,41 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
-from agentsgym.reports.notebook import LiveDisplay, in_notebook
 from agentsgym.reports.plots import learning_curve
 from agentsgym.reports.plots.style import check_path
 
 if TYPE_CHECKING:
     from agentsgym.evaluation.metrics import Estimate
+
+
+def in_notebook() -> bool:
+    """Whether this process answers a notebook, whose displays can be updated; a terminal's IPython does not.
+
+    IPython is not imported: whoever runs in a notebook has it loaded.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+class LiveDisplay:
+    """Shows one thing in the cell that runs, in the place of what it showed before; outside of a notebook nothing."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, thing: Any) -> None:
+        """Show it.
+
+        Args:
+            thing: Anything that a notebook can draw, a :class:`~agentsgym.reports.plots.style.Picture` for example.
+        """
+        if not in_notebook():
+            return
+        if self._handle is None:
+            self._handle = sys.modules["IPython"].display.display(thing, display_id=True)
+        else:
+            self._handle.update(thing)
 
 
 _REDRAW_EVERY_S, _REDRAW_NOTEBOOK_EVERY_S = 30.0, 3.0  # a drawing takes a third of a second

@@ -24,13 +24,11 @@ from agentsgym.ranks import all_gather_objects, count_real_rollouts, raise_on_al
 from agentsgym.training._trl import TRLSeam, environment
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.generation.asynchronous import build_generator
-from agentsgym.training.generation.batch import GenerationBatch, Phase
-from agentsgym.training.generation.played import PlayedEvaluation
+from agentsgym.training.generation.batch import GenerationBatch, Phase, PlayedEvaluation
 from agentsgym.training.generation.preflight import build_environments, check_env
 from agentsgym.training.generation.summaries import packed_values, unpacked_values
-from agentsgym.training.lifecycle.generators import preserve_rng_state
 from agentsgym.training.lifecycle.restartable import RestartableTrainer
-from agentsgym.training.lifecycle.resuming import generations_before
+from agentsgym.training.lifecycle.resuming import generations_before, preserve_rng_state
 from agentsgym.training.loss import MicrobatchLoss, row_sum, sort_by_length
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics

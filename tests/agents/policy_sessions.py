@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from agentsgym.agents.answers import stop_token_ids
 from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
 from agentsgym.agents.policy.decoding_strategy import select_strategy
-from agentsgym.agents.stop_tokens import stop_token_ids
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action, TurnRequest
 

@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from agentsgym.agents.answers import stop_token_ids
 from agentsgym.agents.direct import DirectOutputAgent
 from agentsgym.agents.policy.agent import PolicyAgent
-from agentsgym.agents.stop_tokens import stop_token_ids
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import Action, Message, TurnRequest
 

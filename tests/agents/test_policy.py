@@ -25,8 +25,8 @@ from policy_sessions import (
 )
 from transformers import T5Config, T5ForConditionalGeneration
 
+from agentsgym.agents.answers import stop_token_ids
 from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
-from agentsgym.agents.stop_tokens import stop_token_ids
 from agentsgym.errors import ConfigError
 from agentsgym.types import TurnRequest
 

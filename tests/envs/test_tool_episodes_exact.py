@@ -13,8 +13,8 @@ from test_tool_conversations import EXACT, THINKING
 from tool_chat import tool_family
 from tool_functions import Calls, call
 
+from agentsgym.agents.answers import stop_token_ids
 from agentsgym.agents.base import Agent
-from agentsgym.agents.stop_tokens import stop_token_ids
 from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.PriceList import ReferencePlayer as Shopper
 from agentsgym.envs.Search import ReferencePlayer as Searcher

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agentsgym.training.lifecycle.shutdown import end_process_group
+from agentsgym.training.lifecycle.restartable import end_process_group
 
 PLAIN = ("--multi_gpu",)
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.training.generation.in_flight import GroupsInFlight
-from agentsgym.training.generation.task_order import TaskOrder
+from agentsgym.training.generation.in_flight import GroupsInFlight, TaskOrder
 
 
 @st.composite

@@ -12,13 +12,13 @@ from weakref import WeakSet
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from agentsgym.agents.answers import stop_token_ids
 from agentsgym.agents.base import Agent
 from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.agents.policy.decoding import CachedPrefix, Decoder
 from agentsgym.agents.policy.decoding_strategy import select_strategy
 from agentsgym.agents.policy.sampling import Sampler, SamplingParams, StopText, seen_tokens
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
-from agentsgym.agents.stop_tokens import stop_token_ids
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed

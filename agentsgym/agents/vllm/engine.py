@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from agentsgym.agents.answers import sampled_action, with_calls_of_ids
-from agentsgym.agents.stop_tokens import as_ids
+from agentsgym.agents.answers import as_ids, sampled_action, with_calls_of_ids
 from agentsgym.errors import AgentError, ConfigError, TemplateError
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tokens.chat_format import ChatFormat

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from agentsgym.agents.answers import action_from_ids
+from agentsgym.agents.answers import action_from_ids, as_ids, stop_token_ids
 from agentsgym.agents.policy.sampling import StopText
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
-from agentsgym.agents.stop_tokens import as_ids, stop_token_ids
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import Action, TurnRequest
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from agentsgym.envs.thoughts import without_thoughts
+from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.errors import ConfigError, EnvError
 from agentsgym.fields import is_int
 from agentsgym.texts import shown

@@ -25,7 +25,7 @@ from agentsgym.envs.OpenEnv.seeds import check_seed
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, as_server, registered_server
 from agentsgym.envs.OpenEnv.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.OpenEnv.wire import RefusedActionError, load_websockets
-from agentsgym.envs.thoughts import without_thoughts
+from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.envs.Tools.calls import Plan, plan_of
 from agentsgym.envs.Tools.env import TOOL_FIELDS
 from agentsgym.envs.Tools.results import ToolResult, cut

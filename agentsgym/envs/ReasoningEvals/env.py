@@ -19,8 +19,7 @@ from agentsgym.envs.ReasoningEvals.extraction import (
 from agentsgym.envs.ReasoningEvals.generated import check_generated, make_item
 from agentsgym.envs.ReasoningEvals.grading import GRADES, Verdict, by_callable, by_generator, check_installed, kind_of
 from agentsgym.envs.ReasoningEvals.tasks import DatasetOptions, are_choices, task_dataset
-from agentsgym.envs.shared.numbers import canonical
-from agentsgym.envs.thoughts import without_thoughts
+from agentsgym.envs.shared.numbers import canonical, without_thoughts
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, is_bool, is_int, is_number, is_positive_number
 from agentsgym.texts import sentence_of, shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from agentsgym.envs.thoughts import without_thoughts
+from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.types import Action, ToolCall
 
 TOOL = "search"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.envs.TextArena.catalogue import GameEntry, catalogue
 from agentsgym.envs.TextArena.games import GameMaker, PlayedGame, base_id, game_seed
 from agentsgym.envs.TextArena.isolation import GameContext
@@ -25,7 +26,6 @@ from agentsgym.envs.TextArena.players import (
     named_agent,
 )
 from agentsgym.envs.TextArena.tasks import DatasetOptions, task_dataset
-from agentsgym.envs.thoughts import without_thoughts
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_str, or_none
 from agentsgym.seeding import derive_seed

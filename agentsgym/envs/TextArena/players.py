@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.envs.conversation import Conversation
+from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.envs.TextArena.games import PlayedGame
 from agentsgym.envs.TextArena.moves import example_moves, filled_moves, listed_moves, usual_moves
-from agentsgym.envs.thoughts import without_thoughts
 from agentsgym.errors import AgentError, ConfigError, EnvError, did_you_mean
 from agentsgym.fields import is_int
 from agentsgym.seeding import derive_seed

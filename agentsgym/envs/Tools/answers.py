@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, cast
 
-from agentsgym.envs.shared.numbers import as_number
-from agentsgym.envs.thoughts import without_thoughts
+from agentsgym.envs.shared.numbers import as_number, without_thoughts
 
 _BEFORE = "\"'`([{<*_~\\" + string.whitespace  # what may open an answer and says nothing
 _BEHIND = "\"'`)]}>*_~\\.,;:!?" + string.whitespace  # no sign of a number, unit or name: 5%, C#, .5

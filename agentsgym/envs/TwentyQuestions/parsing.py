@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agentsgym.envs.thoughts import without_thoughts
+from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase
 
 

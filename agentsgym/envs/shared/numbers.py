@@ -8,6 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+
+def without_thoughts(text: str) -> str:
+    """Give what the agent says behind its thoughts; nothing while it is still thinking.
+
+    >>> without_thoughts("<think>Is it 3?</think>4"), without_thoughts("<think>Is it 3?"), without_thoughts("4")
+    ('4', '', '4')
+    """
+    _, closed, said = text.rpartition("</think>")
+    return said if closed or "<think>" not in text else ""
+
+
 _MAX_LENGTH = 400
 _MAX_EXPONENT = 400  # beyond what a float holds, and no more digits than are read in no time
 _TOLERANCE = Fraction(1, 10**6)

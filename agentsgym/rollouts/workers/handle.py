@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from agentsgym.errors import ConfigError
 from agentsgym.rollouts.interfaces import GRACE_S
 from agentsgym.rollouts.workers.channel import BrokenChannelError, Channel, make_pipe
 from agentsgym.rollouts.workers.main import serve
-from agentsgym.rollouts.workers.memory import resident_mb
 from agentsgym.rollouts.workers.owner_watch import LOST_CONNECTION
 from agentsgym.rollouts.workers.wire import (
     CLOSE,
@@ -31,6 +31,33 @@ from agentsgym.rollouts.workers.wire import (
     SHUTDOWN,
     WorkItem,
 )
+
+MEGABYTE = 1_000_000
+
+
+def resident_mb(pid: int) -> float | None:
+    """Megabytes (10^6 bytes) of a process's resident set, pages that it shares with others included; None if it ended.
+
+    Raises:
+        ConfigError: It cannot be measured on this system.
+    """
+    if Path("/proc/self/statm").exists():
+        try:
+            pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
+        except (OSError, IndexError):
+            return None
+        return pages * os.sysconf("SC_PAGE_SIZE") / MEGABYTE
+    try:
+        import psutil  # noqa: PLC0415  # needed elsewhere than on Linux alone
+    except ImportError as error:
+        raise ConfigError(
+            "the memory of processes is measured with psutil on this system: pip install psutil"
+        ) from error
+    try:
+        return psutil.Process(pid).memory_info().rss / MEGABYTE
+    except psutil.Error:
+        return None
+
 
 # Imported once, in the process that all workers are forked from, if this process has a use for them: a worker that
 # takes another's place then begins in a tenth of a second.

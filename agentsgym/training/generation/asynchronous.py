@@ -28,8 +28,7 @@ from agentsgym.ranks import KeptError, all_gather_objects
 from agentsgym.training.generation.ahead import Group, PlayedGroup, RolloutsAhead, of_batch
 from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.generator import RolloutGenerator
-from agentsgym.training.generation.in_flight import GroupsInFlight
-from agentsgym.training.generation.task_order import TaskOrder
+from agentsgym.training.generation.in_flight import GroupsInFlight, TaskOrder
 from agentsgym.training.metrics.staleness import StalenessSums, staleness_metrics
 
 if TYPE_CHECKING:

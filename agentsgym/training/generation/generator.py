@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.trial import Trial
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.curriculum import Curriculum
-    from agentsgym.training.generation.task_order import TaskOrder
+    from agentsgym.training.generation.in_flight import TaskOrder
     from agentsgym.types import Trajectory
 
 logger = logging.getLogger(__name__)

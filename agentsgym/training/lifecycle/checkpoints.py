@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
     from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.training.curriculum import Curriculum
-    from agentsgym.training.generation.task_order import TaskOrder
+    from agentsgym.training.generation.in_flight import TaskOrder
     from agentsgym.training.policy.value_head import ValueModel
 
 _ESTIMATOR_FILE = "estimator.json"

@@ -24,8 +24,8 @@ from transformers import TrainerCallback
 
 from agentsgym.ranks import BrokenOffError
 from agentsgym.rollouts.interfaces import GRACE_S
-from agentsgym.training.lifecycle.generators import take_generator_states
 from agentsgym.training.lifecycle.pace import CyclePace
+from agentsgym.training.lifecycle.resuming import take_generator_states
 from agentsgym.training.lifecycle.signals import Notice, SignalWatch
 
 if TYPE_CHECKING:

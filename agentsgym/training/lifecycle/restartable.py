@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
+from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
+from accelerate import PartialState
 from trl import GRPOTrainer
 
-from agentsgym.errors import ConfigError
+from agentsgym.errors import AgentsGymError, ConfigError
 from agentsgym.training._trl import NoTelemetry
 from agentsgym.training.finite import NumberCheck
+from agentsgym.training.lifecycle.checkpoint_files import CheckpointWriter
 from agentsgym.training.lifecycle.checkpoints import (
     load_checkpoint,
     load_curriculum,
@@ -25,8 +31,6 @@ from agentsgym.training.lifecycle.checkpoints import (
 )
 from agentsgym.training.lifecycle.preemption import Memory, Preemption, WatchBoundaries
 from agentsgym.training.lifecycle.resuming import RestoreDataOrder, ResumePoint, facts_of, find_resume_point
-from agentsgym.training.lifecycle.shutdown import OpenRun
-from agentsgym.training.lifecycle.writing import CheckpointWriter
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -40,6 +44,50 @@ if TYPE_CHECKING:
     from agentsgym.training.curriculum import Curriculum
     from agentsgym.training.generation.generator import RolloutGenerator
     from agentsgym.training.policy.value_head import ValueModel
+
+
+_open: WeakSet[OpenRun] = WeakSet()
+
+
+class OpenRun:
+    """A trainer's mark that it is open; the group of processes ends with the last one of the process."""
+
+    def __init__(self) -> None:
+        """Open it; the mark is gone with whoever holds it."""
+        _open.add(self)
+
+    def check(self) -> None:
+        """Raise :class:`AgentsGymError` if it is closed."""
+        if self not in _open:
+            raise AgentsGymError("this trainer is closed, its pool and its process group with it: build another")
+
+    def close(self, release: Callable[[], None], *, after_error: bool) -> None:
+        """Collective unless after an error: free what is held; the last one's ranks leave the group together.
+
+        A second time nothing is done.
+
+        Args:
+            release: Ends what keeps running, and drops what holds the group.
+            after_error: Whether other ranks may have nothing to wait for: then none is waited for.
+        """
+        if self not in _open:
+            return
+        _open.discard(self)
+        if not after_error:
+            PartialState().wait_for_everyone()  # none leaves while another sends
+        try:
+            release()
+        finally:
+            gc.collect()
+        if not _open:
+            end_process_group()
+
+
+def end_process_group() -> None:
+    """End this process's part in the group, threads included, unless something still holds the group."""
+    gc.collect()
+    if dist.is_available() and dist.is_initialized():
+        PartialState().destroy_process_group()
 
 
 class RestartableTrainer(NoTelemetry, GRPOTrainer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from agentsgym.envs.thoughts import without_thoughts
+from agentsgym.envs.shared.numbers import without_thoughts
 
 MOST_CHARS = 200  # of a command
 _TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.S | re.I)
