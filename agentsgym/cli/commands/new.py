@@ -14,7 +14,7 @@ import typer
 
 from agentsgym.cli.console import FailureError, UsageError, cell, out, reported
 
-_TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATES = Path(__file__).parent.parent / "templates"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from agentsgym.texts import sentence_of, shown
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
 
-ENVIRONMENTS = Path(__file__).parent
+ENVIRONMENTS = Path(__file__).parent.parent
 #: The group of a packaged environment, and its class: ``TextArena`` names ``agentsgym.envs.TextArena.TextArenaEnv``.
 GROUPS = {path.split(".")[2]: path for path in sorted(BUILT_IN)}
 #: What follows the colon in ``GROUP:GAME`` is this key of ``env_config``, or this option of the dataset.
