@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from pathlib import Path
@@ -17,7 +16,7 @@ from agentsgym.training.config import GRPOEnvConfig
 README = Path(__file__).parents[2] / "README.md"
 # What a game says, and numbers that a policy may say.
 TEXTS = [
-    "Guess: a number from 1 to 20.",
+    "Guess a number from 1 to 20.",
     "Name one number.",
     "Right.",
     "Higher.",
@@ -25,7 +24,6 @@ TEXTS = [
     *(f"Is it {number}?" for number in range(1, 21)),
 ]
 SHORTER = {
-    '"Qwen/Qwen3-0.6B"': '"model"',
     "max_steps=200": 'max_steps=2, logging_steps=1, use_cpu=True, report_to="none"',
     "max_turn_tokens=64": "max_turn_tokens=4",
 }
@@ -36,6 +34,7 @@ def test_the_trainer_of_the_readme_trains(tmp_path: Path, monkeypatch: pytest.Mo
     for given, shorter in SHORTER.items():
         assert training.count(given) == 1
         training = training.replace(given, shorter)
+    training = training.replace("Qwen/Qwen3-0.6B", "model")
     monkeypatch.chdir(tmp_path)
     model, tokenizer = tiny_policy(TEXTS, hidden_size=32, num_heads=2)
     model.save_pretrained("model")
@@ -55,8 +54,10 @@ def test_the_trainer_of_the_readme_trains(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_step_of_the_readme_has_several_tasks_and_a_rate_of_its_own() -> None:
     _, training = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-    settings = dict(re.findall(r"^        (\w+)=([^,\n]+),", training, re.MULTILINE))
-    args = GRPOEnvConfig(**{name: ast.literal_eval(value) for name, value in settings.items()})
+    lines = [line for line in training.splitlines() if line.startswith(("batch =", "args ="))]
+    names: dict[str, Any] = {"GRPOEnvConfig": GRPOEnvConfig}
+    exec("\n".join(lines), names)
+    args: GRPOEnvConfig = names["args"]
     assert args.learning_rate > GRPOConfig.learning_rate
     assert cast("int", args.generation_batch_size) // args.num_generations == 8
     assert args.steps_per_cycle == 1
