@@ -29,16 +29,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command("envs", short_help="List the environments, or show one.")(envs)
-app.command("check", short_help="Find what in an environment breaks the contract.")(check)
-app.command("new", short_help="Write an environment of your own that runs.")(new)
-app.command("eval", short_help="Play many games and report how well agents play.")(evaluate)
-app.command("play", short_help="Play in the terminal, or watch an agent.")(play)
-app.command("audit", short_help="Check stored rollouts for what training relies on.")(audit)
-app.command("export", short_help="Write stored rollouts for other tools and for fine-tuning.")(export)
-app.command("replay", short_help="Play stored rollouts again, and say where they differ.")(replay)
+app.command("check", short_help="Check an environment for what would break training.")(check)
+app.command("new", short_help="Create the files of a new environment.")(new)
+app.command("eval", short_help="Evaluate agents: win rate, reward and turns, with intervals.")(evaluate)
+app.command("play", short_help="Play in the terminal, or watch an agent play.")(play)
+app.command("audit", short_help="Check stored rollouts for errors that would affect training.")(audit)
+app.command("export", short_help="Export stored rollouts to other tools, or as fine-tuning data.")(export)
+app.command("replay", short_help="Replay stored rollouts and report any differences.")(replay)
 app.command("compare", short_help="Compare two runs, task by task.")(compare)
-app.command("view", short_help="Look at stored rollouts on a page.")(view)
-app.command("train", short_help="Train a policy as a file says.")(train)
+app.command("view", short_help="View stored rollouts in the browser.")(view)
+app.command("train", short_help="Train a policy from a configuration file.")(train)
 
 
 def _version(value: bool) -> None:
@@ -55,7 +55,7 @@ def agentsgym_command(
 ) -> None:
     """Environments, evaluation and training of language-model agents over many turns.
 
-    Exit codes: 0 for done, 1 for failed, 2 for a command line that asks for what there is not.
+    Exit codes: 0 for success, 1 for failure, 2 for invalid usage.
     """
 
 

@@ -32,7 +32,7 @@ Environment = Annotated[
     str,
     typer.Argument(
         metavar="ENV",
-        help="A name (agentsgym envs lists them), GROUP:GAME, a path of a class, or FILE.py:CLASS.",
+        help="Environment: a name from `agentsgym envs`, GROUP:GAME, a class's dotted path, or FILE.py:CLASS.",
         autocompletion=_environments,
         show_default=False,
     ),
@@ -43,24 +43,26 @@ Config = Annotated[
         "--config",
         "-c",
         metavar="KEY=VALUE",
-        help="A key of env_config; the value is JSON, or else a text. Repeatable.",
+        help="Key of env_config; the value is parsed as JSON, else taken as text. Repeatable.",
     ),
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config-file", metavar="FILE", help="Keys of env_config, as YAML or JSON.")
+    Path | None, typer.Option("--config-file", metavar="FILE", help="YAML or JSON file with keys of env_config.")
 ]
 TaskFile = Annotated[
     Path | None,
-    typer.Option("--tasks", metavar="FILE", help="Tasks or dataset rows, as JSON or JSONL, in place of ENV's own."),
+    typer.Option(
+        "--tasks", metavar="FILE", help="JSON or JSONL file of tasks or dataset rows, used instead of ENV's own tasks."
+    ),
 ]
 DatasetOptions = Annotated[
     list[str] | None,
-    typer.Option("--dataset", metavar="KEY=VALUE", help="An option of ENV's own dataset of tasks. Repeatable."),
+    typer.Option("--dataset", metavar="KEY=VALUE", help="Option of ENV's own dataset of tasks. Repeatable."),
 ]
 Split = Annotated[
     str,
     typer.Option(
-        "--split", metavar="train|eval", help="Which of ENV's own tasks.", autocompletion=one_of("train", "eval")
+        "--split", metavar="train|eval", help="Split of ENV's own tasks.", autocompletion=one_of("train", "eval")
     ),
 ]
 AgentName = Annotated[
@@ -69,7 +71,7 @@ AgentName = Annotated[
         "--agent",
         "-a",
         metavar="AGENT",
-        help="random, reference, scripted:FILE, policy:PATH-OR-NAME, policy:tiny or openai:MODEL.",
+        help="Agent: random, reference, scripted:FILE, policy:PATH-OR-NAME, policy:tiny or openai:MODEL.",
         autocompletion=_agents,
     ),
 ]
@@ -79,38 +81,40 @@ AgentNames = Annotated[
         "--agent",
         "-a",
         metavar="AGENT",
-        help="random, reference, scripted:FILE, policy:PATH-OR-NAME, policy:tiny or openai:MODEL. Repeatable.",
+        help="Agent: random, reference, scripted:FILE, policy:PATH-OR-NAME, policy:tiny or openai:MODEL. Repeatable.",
         autocompletion=_agents,
     ),
 ]
 BaseUrl = Annotated[
-    str | None, typer.Option("--base-url", metavar="URL", help="Of an OpenAI-compatible server, for openai:MODEL.")
+    str | None,
+    typer.Option("--base-url", metavar="URL", help="Base URL of an OpenAI-compatible server, for openai:MODEL."),
 ]
 ApiKeyVariable = Annotated[
     str | None,
-    typer.Option("--api-key-env", metavar="NAME", help="The environment variable that holds the server's key."),
+    typer.Option("--api-key-env", metavar="NAME", help="Environment variable that holds the server's API key."),
 ]
 Temperature = Annotated[
-    float | None, typer.Option("--temperature", metavar="T", min=0.0, help="Of a policy or a server's model.")
+    float | None,
+    typer.Option("--temperature", metavar="T", min=0.0, help="Sampling temperature of a policy or a server's model."),
 ]
 MaxTurnTokens = Annotated[
-    int | None, typer.Option("--max-turn-tokens", metavar="N", min=1, help="The budget of one turn.")
+    int | None, typer.Option("--max-turn-tokens", metavar="N", min=1, help="Token budget of one turn.")
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of tasks, players and intervals.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Random seed for tasks, agents and intervals.")]
 Where = Annotated[
     list[str] | None,
     typer.Option(
         "--where",
         metavar="COLUMN=VALUE",
-        help="Only rollouts with this value in this column; !=, <, <=, > and >= do too. Repeatable.",
+        help="Use only rollouts whose COLUMN has this VALUE; !=, <, <=, > and >= work too. Repeatable.",
     ),
 ]
-StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="The folder of a rollout store.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a rollout store.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def key_values(given: list[str] | None, option: str) -> dict[str, Any]:
-    """Read ``KEY=VALUE`` texts; a value that is no JSON is the text itself.
+    """Read ``KEY=VALUE`` texts; a value that is not JSON is taken as text.
 
     >>> key_values(["size=3", "game=Wordle-v0", 'objects=["clock"]'], "--config")
     {'size': 3, 'game': 'Wordle-v0', 'objects': ['clock']}

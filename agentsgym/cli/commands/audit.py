@@ -17,11 +17,11 @@ def audit(
     where: options.Where = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option("--tokenizer", metavar="PATH-OR-NAME", help="Check that every token id is one of its own."),
+        typer.Option("--tokenizer", metavar="PATH-OR-NAME", help="Tokenizer to check every token id against."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check in stored rollouts everything that training relies on: spans, masks, log-probabilities, rewards, messages.
+    """Check everything in stored rollouts that training relies on: spans, masks, log-probabilities, rewards, messages.
 
     The exit code is 1 if anything is wrong, or a file of the store cannot be read.
     """

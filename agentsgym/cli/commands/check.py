@@ -23,22 +23,26 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
     agent: options.AgentName = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option("--tokenizer", metavar="PATH-OR-NAME", help="Check tokens and chat template with it too."),
+        typer.Option(
+            "--tokenizer",
+            metavar="PATH-OR-NAME",
+            help="Model or tokenizer whose tokens and chat template are checked as well.",
+        ),
     ] = None,
     max_tasks: Annotated[
-        int, typer.Option("--max-tasks", metavar="N", min=1, help="How many tasks are played at most.")
+        int, typer.Option("--max-tasks", metavar="N", min=1, help="Maximum number of tasks to play.")
     ] = 6,
     limit_s: Annotated[
         float | None,
-        typer.Option("--limit-s", metavar="SECONDS", min=0.001, help="Seconds that playing may take at most."),
+        typer.Option("--limit-s", metavar="SECONDS", min=0.001, help="Time limit for playing, in seconds."),
     ] = 300.0,
-    strict: Annotated[bool, typer.Option("--strict", help="Let warnings count as errors.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Play some tasks of an environment in every way, and report what breaks the contract.
+    """Play some tasks of an environment in every way, and report what would break training.
 
-    The exit code is 1 if anything does.
+    The exit code is 1 if anything is found.
     """
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions, make_player, tokenizer_of  # noqa: PLC0415

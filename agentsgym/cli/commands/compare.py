@@ -17,30 +17,37 @@ if TYPE_CHECKING:
 _PERCENT, _NUMBER = "{:z.1%}", "{:z.2f}"
 WhereA = Annotated[
     list[str] | None,
-    typer.Option("--where-a", metavar="COLUMN=VALUE", help="The same of the first run alone. Repeatable."),
+    typer.Option(
+        "--where-a", metavar="COLUMN=VALUE", help="Filter like --where, applied to the first run only. Repeatable."
+    ),
 ]
 WhereB = Annotated[
     list[str] | None,
-    typer.Option("--where-b", metavar="COLUMN=VALUE", help="The same of the second run alone. Repeatable."),
+    typer.Option(
+        "--where-b", metavar="COLUMN=VALUE", help="Filter like --where, applied to the second run only. Repeatable."
+    ),
 ]
 
 
 @reported
 def compare(  # noqa: PLR0913, PLR0917  # options of a command
-    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="The folder of a rollout store.", show_default=False)],
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of a rollout store.", show_default=False)],
     run_b: Annotated[
-        Path | None, typer.Argument(metavar="RUN_B", help="Another; left out: the same.", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="RUN_B", help="Folder of the second rollout store; by default the first.", show_default=False
+        ),
     ] = None,
     where: options.Where = None,
     where_a: WhereA = None,
     where_b: WhereB = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=0, help="How many changed tasks are listed at most.")
+        int, typer.Option("--limit", "-n", metavar="N", min=0, help="Maximum number of changed tasks to list.")
     ] = 20,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the intervals.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Random seed for the intervals.")] = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare two runs, or two agents of one, on the tasks that both played, and list the tasks that changed.
+    """Compare two runs, or two agents of one run, on the tasks that both played, and list the tasks that changed.
 
     The differences are RUN_B minus RUN_A, with 95 % intervals over the shared tasks.
     """

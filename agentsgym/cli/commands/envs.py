@@ -23,11 +23,17 @@ _COLORS = {"ok": "green", "words": "green", "gamemaster": "yellow", "missing": "
 def envs(  # noqa: PLR0913, PLR0917  # options of a command
     environment: Annotated[
         str | None,
-        typer.Argument(metavar="ENV", help="One environment, to be shown in detail.", show_default=False),
+        typer.Argument(metavar="ENV", help="Environment to show in detail.", show_default=False),
     ] = None,
-    text: Annotated[str | None, typer.Option("--text", metavar="WORD", help="Only those with this word.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            "--text", metavar="WORD", help="Show only environments whose name or description contains this word."
+        ),
+    ] = None,
     players: Annotated[
-        int | None, typer.Option("--players", metavar="N", min=1, help="Only those that so many can play.")
+        int | None,
+        typer.Option("--players", metavar="N", min=1, help="Show only environments for this number of players."),
     ] = None,
     status: Annotated[
         str | None,
@@ -38,13 +44,15 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
             autocompletion=options.one_of(*_STATUSES),
         ),
     ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Only those that run and need no server.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Every game too, without any of these filters.")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Show only environments that are installed and need no server.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also show every game of each group, unfiltered.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """List the environments, or show one with its settings and tasks.
 
-    Without a filter, groups of games stand for their games.
+    Without a filter, only the groups are listed, not their games.
     """
     from agentsgym.cli.catalogue import entries  # noqa: PLC0415
     from agentsgym.cli.naming import find_env, nearest  # noqa: PLC0415

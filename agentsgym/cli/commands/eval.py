@@ -25,10 +25,10 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     environment: options.Environment,
     agent: options.AgentNames = None,
     num_tasks: Annotated[
-        int, typer.Option("--num-tasks", "-n", metavar="N", min=1, help="How many tasks at most.")
+        int, typer.Option("--num-tasks", "-n", metavar="N", min=1, help="Maximum number of tasks.")
     ] = 100,
     num_rollouts: Annotated[
-        int, typer.Option("--num-rollouts", "-k", metavar="N", min=1, help="Games of each task.")
+        int, typer.Option("--num-rollouts", "-k", metavar="N", min=1, help="Episodes per task.")
     ] = 1,
     config: options.Config = None,
     config_file: options.ConfigFile = None,
@@ -41,35 +41,47 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     max_turn_tokens: options.MaxTurnTokens = None,
     cluster_by: Annotated[
         str | None,
-        typer.Option("--cluster-by", metavar="KEY", help="Tasks that are equal in this key are one to the intervals."),
+        typer.Option(
+            "--cluster-by", metavar="KEY", help="Cluster tasks with equal values of this key when computing intervals."
+        ),
     ] = None,
     max_failed: Annotated[
         float,
         typer.Option(
-            "--max-failed", metavar="SHARE", min=0.0, max=1.0, help="End when a larger share of the games has failed."
+            "--max-failed",
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            help="Stop when a larger fraction of the episodes has failed.",
         ),
     ] = 0.1,
     max_concurrent: Annotated[
         int | None,
-        typer.Option("--max-concurrent", metavar="N", min=1, help="Games that are played at once.", show_default="256"),
+        typer.Option(
+            "--max-concurrent",
+            metavar="N",
+            min=1,
+            help="Maximum number of episodes played at once.",
+            show_default="256",
+        ),
     ] = None,
     references: Annotated[
-        bool, typer.Option("--references/--no-references", help="Play ENV's random and reference players beside.")
+        bool, typer.Option("--references/--no-references", help="Also evaluate ENV's random and reference players.")
     ] = True,
     store: Annotated[
         Path | None,
-        typer.Option("--store", metavar="PATH", help="The folder of a rollout store, which keeps every game."),
+        typer.Option("--store", metavar="PATH", help="Folder of a rollout store in which every episode is kept."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Play only what the store does not hold yet, or holds as failed.")
+        bool, typer.Option("--resume", help="Play only episodes that are missing or failed in the store.")
     ] = False,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Play many games and report win rate, reward, turns, pass@k and pass^k with 95 % intervals over tasks.
+    """Play many episodes and report win rate, reward, turns, pass@k and pass^k with 95 % intervals over tasks.
 
-    What was played when something ends it early is shown all the same, and the exit code is 1, after SIGTERM 143. With
-    --store it is kept too, and the same command with --resume goes on there.
+    If the run ends early, the results so far are shown, and the exit code is 1 (143 after SIGTERM). With --store they
+    are also kept, and the same command with --resume continues from there.
     """
     from agentsgym.cli.games import MAX_CONCURRENT, Plan  # noqa: PLC0415
     from agentsgym.cli.naming import find_env  # noqa: PLC0415

@@ -27,7 +27,7 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--to",
             metavar="|".join(_FORMATS),
-            help="Whole rollouts, examples as TRL's trainers read them, logs of Inspect, or curves in trackio.",
+            help="Whole rollouts (jsonl), examples for TRL's trainers (sft, dpo, kto), Inspect logs, or trackio.",
             autocompletion=options.one_of(*_FORMATS),
             show_default=False,
         ),
@@ -38,7 +38,7 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
             "--output",
             "-o",
             metavar="FILE",
-            help="Of all but trackio; it must not be there yet. For inspect FILE.eval, FILE.json or a folder.",
+            help="Output file (not used with trackio); must not exist. For inspect: FILE.eval, FILE.json or a folder.",
         ),
     ] = None,
     where: options.Where = None,
@@ -47,22 +47,24 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--min-reward",
             metavar="R",
-            help="Of a rollout that counts as won, in place of what the environment says; for sft and kto.",
+            help="Count a rollout as won from this reward on, not by the environment's verdict; for sft and kto.",
         ),
     ] = None,
     project: Annotated[
-        str | None, typer.Option("--project", metavar="NAME", help="Of trackio; it is made if there is none.")
+        str | None, typer.Option("--project", metavar="NAME", help="Trackio project (created if missing).")
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option("--run", metavar="NAME", help="Of trackio, in place of the stored run's or the agent's name."),
+        typer.Option(
+            "--run", metavar="NAME", help="Trackio run name; by default the stored run's or the agent's name."
+        ),
     ] = None,
 ) -> None:
-    """Write stored rollouts for other tools: whole, as examples for fine-tuning, or for Inspect or trackio.
+    """Export stored rollouts: whole, as fine-tuning data, or for Inspect or trackio.
 
-    jsonl: whole rollouts. sft: the conversations that were won. dpo: of rollouts of one task, the answers in which the
-    better and the worse first differ. kto: every answer, with whether its rollout was won. inspect: conversations and
-    scores, for inspect view. trackio: metrics by step, and every rollout as a trace, in trackio's database on this
+    jsonl: whole rollouts. sft: the conversations that were won. dpo: for each task, the answers in which a better and a
+    worse rollout first differ. kto: every answer, labeled by whether its rollout was won. inspect: conversations and
+    scores, for `inspect view`. trackio: metrics by step, and every rollout as a trace, in trackio's database on this
     machine. Nothing is overwritten or sent anywhere.
     """
     from agentsgym.cli.stores import open_store  # noqa: PLC0415

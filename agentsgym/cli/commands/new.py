@@ -87,12 +87,12 @@ def _filled(template: str, names: NewNames) -> str:
 
 @reported
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the class, as in GuessAWord.", show_default=False)],
-    folder: Annotated[Path, typer.Option("--folder", metavar="FOLDER", help="Where the files are written.")] = Path(),
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Class name, as in GuessAWord.", show_default=False)],
+    folder: Annotated[Path, typer.Option("--folder", metavar="FOLDER", help="Folder to write the files to.")] = Path(),
 ) -> None:
-    """Write an environment that runs, its test, and a configuration to train it.
+    """Create an environment that runs, its test, and a training configuration.
 
-    Nothing is overwritten.
+    Existing files are never overwritten.
     """
     names = names_from(name)
     paths = write_files(folder, files_of(names))

@@ -36,18 +36,20 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     max_turn_tokens: options.MaxTurnTokens = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", metavar="N", min=0, help="Chooses the task; by default each game is another."),
+        typer.Option(
+            "--seed", metavar="N", min=0, help="Random seed that selects the task; by default a new one each time."
+        ),
     ] = None,
     store: Annotated[
         Path | None,
         typer.Option(
-            "--store", metavar="PATH", help="The folder of a rollout store, which keeps the game once it is over."
+            "--store", metavar="PATH", help="Folder of a rollout store in which the finished episode is kept."
         ),
     ] = None,
 ) -> None:
-    """Play a game in the terminal, or watch --agent play one.
+    """Play an environment in the terminal, or watch --agent play it.
 
-    Type an answer and press Enter; a line that ends with a backslash goes on in the next. Tools are called as
+    Type an answer and press Enter; a line that ends with a backslash continues on the next. Tools are called as
     name(argument=value), or as JSON. Ctrl-D or Ctrl-C leaves.
     """
     from agentsgym.cli.naming import find_env  # noqa: PLC0415

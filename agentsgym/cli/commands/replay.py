@@ -24,20 +24,22 @@ _MOST_SHOWN, _BEFORE = 50, 15  # characters of a text that differs, and of them 
 def replay(  # options of a command
     path: options.StorePath,
     where: options.Where = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="How many at most.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Maximum number of rollouts to replay.")
+    ] = None,
     environment: Annotated[
         str | None,
         typer.Option(
             "--env",
             metavar="ENV",
-            help="The environment to play in, with each record's configuration; by default the one that the record "
+            help="Environment to play in, with each record's configuration; by default the one that the record "
             "names, if it is the package's or registered.",
         ),
     ] = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Play the actions of stored rollouts again, and say where the environment differs from what is on record.
+    """Replay the actions of stored rollouts, and report where the environment differs from the record.
 
     The exit code is 1 if any rollout differs, or none can be replayed.
     """

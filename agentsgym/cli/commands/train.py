@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 @reported
 def train(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="A file of YAML, as agentsgym new writes one.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="CONFIG", help="YAML configuration file, such as `agentsgym new` creates.", show_default=False
+        ),
     ],
     set_values: Annotated[
         list[str] | None,
@@ -35,10 +38,10 @@ def train(
 ) -> None:
     """Train a policy: evaluate, imitate, train, evaluate again.
 
-    Everything is written to output_dir, evaluations as soon as they are over. Ctrl-C in the warm start or in training
-    keeps the policy as it is then; the last evaluation and the files are made all the same, and the exit code is 1.
+    Everything is written to output_dir; each evaluation as soon as it is done. Ctrl-C during the warm start or training
+    keeps the policy as it is then; the final evaluation and the files are still written, and the exit code is 1.
 
-    On several processes: accelerate launch -m agentsgym.cli.app train CONFIG.
+    On several processes or GPUs: accelerate launch -m agentsgym.cli.app train CONFIG.
     """
     from agentsgym.cli.players import quiet_transformers  # noqa: PLC0415
     from agentsgym.recipes.train import prepare  # noqa: PLC0415

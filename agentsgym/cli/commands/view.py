@@ -20,7 +20,7 @@ def view(  # noqa: PLR0913, PLR0917  # options of a command
     where: options.Where = None,
     output: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write a page there, and serve nothing."),
+        typer.Option("--out", "-o", metavar="FILE", help="Write a single HTML page to FILE instead of serving one."),
     ] = None,
     limit: Annotated[
         int | None,
@@ -28,25 +28,27 @@ def view(  # noqa: PLR0913, PLR0917  # options of a command
             "--limit",
             metavar="N",
             min=1,
-            help="The newest of so many rollouts; by default 50000, and 1000 of a page that is written.",
+            help="Show only the N newest rollouts [default: 50000, or 1000 with --out].",
         ),
     ] = None,
     port: Annotated[
-        int, typer.Option("--port", metavar="P", min=0, max=65535, help="Of 127.0.0.1; 0 for one that is free.")
+        int, typer.Option("--port", metavar="P", min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")
     ] = 0,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            "--tokenizer", metavar="PATH", help="A tokenizer.json, or its folder, for rollouts that keep none."
+            "--tokenizer",
+            metavar="PATH",
+            help="Path of a tokenizer.json, or its folder, for rollouts stored without a tokenizer.",
         ),
     ] = None,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the browser.")] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Look at stored rollouts: conversations, every token with its credit, task groups, and what-if.
+    """View stored rollouts: conversations, the credit of every token, task groups, and what-if.
 
-    The page is served on this machine alone until Ctrl-C, or written to a file that holds everything it shows. It loads
-    nothing from anywhere.
+    The page is served on this machine until Ctrl-C, or written to a self-contained file. It loads nothing from the
+    network.
     """
     from agentsgym.cli.stores import open_store  # noqa: PLC0415
 
