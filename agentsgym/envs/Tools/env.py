@@ -311,7 +311,7 @@ class ToolEnv(MultistepEnv):
         for name in () if parallel == "all" else parallel:
             if name not in names:
                 raise ConfigError(f"env_config['parallel_tools'] names {shown(name)}{did_you_mean(name, names)}")
-        bare = [] if self._makes_calls() else [one for one in tools if isinstance(one, Mapping)]
+        bare: list[Any] = [] if self._makes_calls() else [one for one in tools if isinstance(one, Mapping)]
         for schema in schemas_of(bare, self._name):
             raise ConfigError(
                 f"{self._name} has a schema of the tool {schema['function']['name']!r} alone: override _call_tool, "
