@@ -27,8 +27,12 @@ class AnswerTooLongError(AnswerError):
     """An answer is longer than may be."""
 
 
+class RedirectError(AnswerError):
+    """An answer points elsewhere, where the conversation is not sent."""
+
+
 def bounded_client(openai: Any, timeout_s: float, max_bytes: int) -> Any:
-    """Make the HTTP client of an ``openai`` client, which reads no more of an answer than ``max_bytes``.
+    """Make the HTTP client of an ``openai`` client: it reads no more than ``max_bytes`` and stays with its server.
 
     Args:
         openai: The ``openai`` package.
@@ -41,6 +45,8 @@ def bounded_client(openai: Any, timeout_s: float, max_bytes: int) -> Any:
 
 def _limiting_hook(stream_class: type[Any], max_bytes: int) -> Callable[[Any], Awaitable[None]]:
     async def limit(response: Any) -> None:
+        if response.has_redirect_location:
+            _check_redirect(response.request.url, response.request.url.join(response.headers["location"]))
         is_answer = 200 <= response.status_code < 300
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
         pieces = _decoded(response.stream, encoding)
@@ -49,6 +55,18 @@ def _limiting_hook(stream_class: type[Any], max_bytes: int) -> Callable[[Any], A
         response.encoding = "utf-8"  # whatever it says: some codecs take hours for a megabyte
 
     return limit
+
+
+def _check_redirect(asked: Any, there: Any) -> None:
+    """Refuse to send what was asked here to another server, or without encryption."""
+    ports = {"http": 80, "https": 443}
+    (here, port), (host, other_port) = ((one.host, one.port or ports.get(one.scheme)) for one in (asked, there))
+    is_upgrade = (asked.scheme, port, there.scheme, other_port) == ("http", 80, "https", 443)
+    if here != host or ((asked.scheme, port) != (there.scheme, other_port) and not is_upgrade):
+        raise RedirectError(
+            f"it redirects to {there.scheme}://{host}:{other_port}, another server, to which the conversation is not "
+            "sent: give that server's address as base_url if it is the one you mean"
+        )
 
 
 def _stream_class(openai: Any) -> type[Any]:

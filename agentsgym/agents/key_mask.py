@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from urllib.parse import quote, quote_plus, unquote, urlsplit
+from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit
 
 _RUN = 8  # characters in common with a secret, from which on they are masked
 _MASK = "***"
@@ -21,6 +21,7 @@ _ANNOUNCED = (
     r"(?:\b(?:end|start|begin)\w*\s+(?:in|with|by|on)|\b(?:prefix|suffix)(?:\s+is)?"
     r"|\b(?:first|last|final)(?:\s+\w+)?\s+(?:characters|letters|digits)(?:\s+are)?)\W{1,3}"
 )
+_KEY_NAME = re.compile("key|token|secret|sig|pass|pwd|auth|cred|code", re.IGNORECASE)  # of a parameter in a URL
 _PUNCTUATION = ".,:;()[]{}<>"
 
 
@@ -81,11 +82,16 @@ class KeyMask:
 
 
 def url_secrets(url: str) -> Iterator[str]:
-    """The user name and the password in a URL, as they stand there and decoded."""
+    """The user name, the password and the keys in a URL's query, as they stand there and decoded."""
     try:
-        authority = urlsplit(url).netloc
+        parts = urlsplit(url)
+        authority, query = parts.netloc, parts.query
     except ValueError:
-        authority = url
+        authority, query = url, url.partition("?")[2]
+    for name, _, value in (parameter.partition("=") for parameter in query.split("&")):
+        if _KEY_NAME.search(unquote(name)):
+            yield value
+            yield unquote_plus(value)
     for part in authority.rpartition("@")[0].split(":"):
         yield part
         yield unquote(part)

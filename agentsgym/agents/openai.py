@@ -283,7 +283,7 @@ class OpenAIAgent(AsyncAgent):
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options as fields of a request."""
     if unknown := sorted(options.keys() - _OPTIONS):
-        hint = did_you_mean(unknown[0], _OPTIONS)
+        hint = did_you_mean(unknown[0], {*_OPTIONS, *(OpenAIAgent.__init__.__kwdefaults__ or {})})
         raise ConfigError(f"{shown(unknown[0])} is no option of OpenAIAgent (extra_body takes a server's own){hint}")
     extra: Any = options.get("extra_body") or {}
     if not isinstance(extra, Mapping):

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from agentsgym.agents.answer_limits import AnswerError, AnswerTooLongError, bounded_client
+from agentsgym.agents.answer_limits import AnswerError, AnswerTooLongError, RedirectError, bounded_client
 from agentsgym.agents.event_loop import agents_loop
 from agentsgym.agents.openai_server import Server
 from agentsgym.agents.usage import Meter, as_mapping
@@ -174,7 +174,8 @@ class Client:
             return RequestError(f"no answer came within {self._server.timeout_s:g} s", status=None)
         reason: Any = error.__cause__ or error
         if isinstance(reason, AnswerError):
-            return RequestError(str(reason), status=422 if isinstance(reason, AnswerTooLongError) else 200)
+            is_final = isinstance(reason, AnswerTooLongError | RedirectError)
+            return RequestError(str(reason), status=422 if is_final else 200)
         if isinstance(error, self._openai.APIConnectionError):
             return RequestError(f"the connection failed ({type(reason).__name__}: {self._brief(reason)})", status=None)
         cause = f"it answered {error.status_code}: {self._brief(_message(error))}"

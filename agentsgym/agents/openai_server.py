@@ -90,7 +90,7 @@ class Server:
         return _copy_of, ({**values, "api_key": _LEFT_OUT if isinstance(self.api_key, str) else self.api_key},)
 
     def mask(self) -> KeyMask:
-        """What masks the key, and the user name and password in the URL."""
+        """What masks the key, and the user name, the password and the keys in the URL."""
         key = self.key
         return KeyMask([*(() if key == NO_KEY else (key,)), *url_secrets(self._whole_url)])
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from agentsgym.agents.key_mask import without_credentials
 from agentsgym.cli.console import UsageError, usage
 from agentsgym.cli.naming import NamedEnv
 from agentsgym.errors import ConfigError, did_you_mean
@@ -77,27 +78,38 @@ def make_player(name: str, named: NamedEnv, options: PlayerOptions) -> Player:
     make, takes = _MAKERS[kind]
     if bool(rest) != bool(takes):
         raise UsageError(f"an agent is written {kind}:{takes}" if takes else f"{kind} takes nothing behind a colon")
-    if options.base_url is not None and kind != "openai":
-        raise UsageError(f"--base-url is for openai:MODEL, got the agent {shown(name)}")
+    for option, value in _settings(options).items():
+        if value is not None and kind not in _TAKEN_BY[option]:
+            takers = " and ".join(f"{one}:{_MAKERS[one][1]}" for one in _TAKEN_BY[option])
+            raise UsageError(f"{option} is for {takers}, got the agent {shown(name)}")
     with usage():
         env, agent = make(rest, named, options)
     return Player(label=name, env=env, agent=agent, kept_as=kept_name(name, options))
 
 
 def kept_name(name: str, options: PlayerOptions) -> str:
-    """Name an agent in a store: as it is typed, with the options that make it another.
+    """Name an agent in a store: as it is typed, with the options that make it another, but for keys in an address.
 
     >>> kept_name("random", PlayerOptions()), kept_name("policy:tiny", PlayerOptions(seed=3, temperature=0.5))
     ('random', 'policy:tiny --temperature 0.5 --seed 3')
+    >>> kept_name("openai:gpt", PlayerOptions(base_url="https://me:PW@host/v1?api-key=S"))
+    'openai:gpt --base-url https://host/v1'
     """
     kind = name.partition(":")[0]
-    given = {
-        "--base-url": options.base_url,
-        "--temperature": options.temperature if kind in {"policy", "openai"} else None,
-        "--max-turn-tokens": options.max_turn_tokens if kind in {"policy", "openai"} else None,
-        "--seed": options.seed or None if kind in {"policy", "random", "reference"} else None,
-    }
+    given = _settings(options)
+    del given["--api-key-env"]
+    given["--seed"] = options.seed or None if kind in {"policy", "random", "reference"} else None
     return " ".join([name, *(f"{option} {value}" for option, value in given.items() if value is not None)])
+
+
+def _settings(options: PlayerOptions) -> dict[str, Any]:
+    """What the options say of some agents alone, an address without its user, password and query."""
+    return {
+        "--base-url": None if options.base_url is None else without_credentials(options.base_url),
+        "--api-key-env": options.api_key_variable,
+        "--temperature": options.temperature,
+        "--max-turn-tokens": options.max_turn_tokens,
+    }
 
 
 def _random(_: str, named: NamedEnv, options: PlayerOptions) -> tuple[MultistepEnv, Any]:
@@ -182,6 +194,14 @@ _MAKERS: dict[str, tuple[Callable[[str, NamedEnv, PlayerOptions], tuple[Any, Any
     "scripted": (_scripted, "FILE"),
     "policy": (_policy, "PATH-OR-NAME"),
     "openai": (_openai, "MODEL"),
+}
+
+
+_TAKEN_BY = {
+    "--base-url": ("openai",),
+    "--api-key-env": ("openai",),
+    "--temperature": ("policy", "openai"),
+    "--max-turn-tokens": ("policy", "openai"),
 }
 
 

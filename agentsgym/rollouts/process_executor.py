@@ -303,7 +303,7 @@ class ProcessExecutor:
                 place = self._workers.replace(worker, self.on_message)
             remote.worker = place
             place.residents.add(remote.index)
-            place.hosted.add(remote.trial.session_id)
+            place.host(remote.trial.session_id)
             if not (remote.has_requested or place.has_env(remote.env_name)):
                 self._port.stop_clock(remote.index)
             else:

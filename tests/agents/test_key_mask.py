@@ -87,4 +87,6 @@ def test_the_password_of_an_address_is_a_secret_too() -> None:
     mask = KeyMask(url_secrets(url))
     assert mask.masked("wrong: somebody, hunter@2hunter or hunter%402hunter") == "wrong: ***, *** or ***"
     assert without_credentials(url) == "https://gateway.example/v1"
+    mask = KeyMask(url_secrets("https://host/v1?api-version=2024-02-01&api-key=abc%2Bdefgh&sig=klmn+opqr"))
+    assert mask.masked("2024-02-01: abc%2Bdefgh, abc+defgh, klmn opqr") == "2024-02-01: ***, ***, ***"
     assert without_credentials("somebody:hunter2@gateway.example") == "gateway.example"

@@ -265,3 +265,29 @@ def test_a_server_without_completions_is_no_refusal() -> None:
         (trajectory,) = GuessEnv(chat_tokenizer("chatml")).rollout(tasks(5), agent)
         agent.close()
     assert trajectory.success
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", None])
+def test_a_redirect_to_another_server_is_refused_and_one_to_another_path_followed(host: str | None) -> None:
+    with serving(lambda asked: chat("stolen")) as other:
+        port = other.url.rpartition(":")[2].partition("/")[0]
+        place = "/v1/elsewhere" if host is None else f"http://me:password@{host}:{port}/v1/elsewhere?key=a-secret"
+
+        def answer(asked: Asked) -> Reply:
+            return chat("here") if asked.path == "/v1/elsewhere" else Reply({}, status=307, headers={"Location": place})
+
+        with serving(answer) as served:
+            agent = agent_of(served)
+            (given,) = agent.act([request()])
+            agent.close()
+        if host is None:
+            assert isinstance(given, Action)
+            assert given.text == "here"
+            return
+        assert isinstance(given, AgentError)
+        wanted = f"it redirects to http://{host}:{port}, another server, to which the conversation is not sent"
+        assert wanted in str(given)
+        assert "secret" not in str(given)
+        assert "password" not in str(given)
+        assert len(served.asked) == 1
+    assert not other.asked

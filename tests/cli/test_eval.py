@@ -185,6 +185,15 @@ def test_a_signal_shows_what_was_played(tmp_path: Path, sent: signal.Signals, sa
         ([], "eval needs an agent"),
         (["-a", "random", "--cluster-by", "sekret"], "--cluster-by: task 0 has no 'sekret'"),
         (["-a", "random", "--base-url", "http://x"], "--base-url is for openai:MODEL"),
+        (
+            ["-a", "random", "--temperature", "0.5"],
+            "--temperature is for policy:PATH-OR-NAME and openai:MODEL, got the",
+        ),
+        (["-a", "random", "--max-turn-tokens", "5"], "--max-turn-tokens is for policy:PATH-OR-NAME and openai:MODEL"),
+        (
+            ["-a", "policy:tiny", "--api-key-env", "KEY"],
+            "--api-key-env is for openai:MODEL, got the agent 'policy:tiny'",
+        ),
         (["-a", "reference"], "brings no reference player"),
         (["-a", "random", "--split", "test"], "--split is train or eval, got 'test'"),
         (["-a", "random", "--dataset", "size=3"], "has no dataset of its own"),

@@ -41,6 +41,18 @@ def test_a_file_names_its_class(game: Path) -> None:
     assert find_env(str(game)).env_class is named.env_class  # the only one
 
 
+@pytest.mark.parametrize("name", ["guess_of_naming", "guess_of_naming:Guess"])
+def test_a_file_that_is_named_without_its_ending_is_pointed_to(
+    name: str, game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(game.parent)
+    with pytest.raises(UsageError) as raised:
+        find_env(name)
+    meant = name.replace("guess_of_naming", "guess_of_naming.py")
+    assert str(raised.value) == f"there is no environment {name!r}; did you mean {meant}?"
+    assert find_env(meant).env_class.__name__ == "Guess"
+
+
 def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.metadata.EntryPoint(
         "my.game", "agentsgym.envs.TwentyQuestions:TwentyQuestionsEnv", "agentsgym.envs"

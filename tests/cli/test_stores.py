@@ -115,6 +115,23 @@ def test_a_server_that_was_down_is_asked_again_for_what_is_missing(game: str, tm
     assert results(again)["results"] == found["results"]
 
 
+def test_no_key_in_an_address_reaches_a_store_or_a_message(game: str, tmp_path: Path) -> None:
+    def answer(asked: Asked) -> Reply:
+        said = f"no {asked.path} for {asked.headers.get('authorization')}"
+        return chat("3") if asked.number < 4 else Reply({"error": {"message": said}}, status=400)
+
+    tasks = tasks_of(tmp_path / "tasks.json", [3] * 5)
+    with serving(answer) as served:
+        url = f"{served.url.replace('://', '://me:PW-of-mine@')}?api-key=S-of-mine"
+        command = ("eval", game, "-a", "openai:gpt", "--base-url", url, *tasks, "--max-concurrent", "1")
+        done = ran(*command, "--store", tmp_path / "store", "--no-references", "--max-failed", "1")
+    (stored,) = {record.agent for record in RolloutStore(tmp_path / "store").records()}
+    assert stored == f"openai:gpt --base-url {served.url}"
+    files = [path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert not any(b"of-mine" in content for content in files)
+    assert "of-mine" not in done.words
+
+
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_an_evaluation_that_was_ended_goes_on(tmp_path: Path, sent: signal.Signals) -> None:
     num_games, stop_after = 700, 400

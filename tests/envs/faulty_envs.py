@@ -157,6 +157,21 @@ class PaysARoleThatNobodyHas(Sound):
         return next_state, reward, done, {**info, "rewards": {"X": reward, "Y": -reward}}
 
 
+class DoesNotSayWhoseTheRewardIs(Sound):
+    def _role(self, state: dict[str, Any]) -> str:
+        return "XO"[state["turn"] % 2]
+
+    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Step:
+        next_state, _, done, info = super()._step_episode(session_id, state, action)
+        return {**next_state, "turn": state["turn"] + 1}, 0.5, done, info
+
+
+class SaysWhoseTheRewardIs(DoesNotSayWhoseTheRewardIs):
+    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Step:
+        next_state, reward, done, info = super()._step_episode(session_id, state, action)
+        return next_state, reward, done, {**info, "rewards": {"X": reward, "O": reward}}
+
+
 class Breaks(Sound):
     def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Step:
         raise OSError("the board is gone")

@@ -47,6 +47,15 @@ def babble() -> str:
     return "said"
 
 
+@server.tool()
+def complain(lines: int) -> str:
+    """Print lines to stderr."""
+    for number in range(lines):
+        sys.stderr.write(f"complaint {number}\n")
+    sys.stderr.flush()
+    return "complained"
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))

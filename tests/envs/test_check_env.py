@@ -27,7 +27,7 @@ def found(env_class: Any, tasks: Any = TASKS, **options: Any) -> EnvReport:
 
 
 @pytest.mark.parametrize("tokenizer", [None, "chatml"])
-@pytest.mark.parametrize("env_class", [envs.Sound, envs.PlaysTwice, TwentyQuestionsEnv])
+@pytest.mark.parametrize("env_class", [envs.Sound, envs.PlaysTwice, envs.SaysWhoseTheRewardIs, TwentyQuestionsEnv])
 def test_a_sound_environment_gives_no_findings(env_class: Any, tokenizer: Any) -> None:
     tasks = None if env_class is TwentyQuestionsEnv else TASKS
     report = check_env(env_class, tasks, tokenizer=tokenizer and chat_tokenizer(tokenizer), raise_on="warning")
@@ -51,6 +51,12 @@ def test_a_sound_environment_with_a_tool_gives_no_findings() -> None:
         (envs.SharesOneDict, "state-isolation", "_initialize_episode", "two sessions the very same dict"),
         (envs.PaysNan, "finite-rewards", "_step_episode", "_step_episode pays nan"),
         (envs.PaysARoleThatNobodyHas, "roles", "_step_episode", "pays the role 'Y', and the roles of the turns are"),
+        (
+            envs.DoesNotSayWhoseTheRewardIs,
+            "roles",
+            "_step_episode",
+            "turns of the roles 'O' and 'X', and no reward says",
+        ),
         (envs.LosesItsLuckInPickles, "pickling", "", "plays another episode"),
         (envs.Breaks, "failed", "", "raised OSError: the board is gone"),
         (envs.HasAToolWithoutTypes, "tools", "_tools", "untyped"),

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from agentsgym import ScriptedAgent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.datasets.registry import class_path, find, make, register
-from agentsgym.errors import ConfigError
+from agentsgym.errors import ConfigError, TaskError
 
 SOURCE = """
     import sys
@@ -75,6 +76,15 @@ def test_a_registered_class_is_made_from_its_path_or_a_row() -> None:
     row = {"env_class_path": path, "env_config": {"error_allowance": 4}, "task_data": {}}
     assert make(row).env_config["error_allowance"] == 4
     assert make({"env_class_path": path, "env_config": None}).env_config["error_allowance"] == 1
+
+
+def test_a_row_without_a_task_builds_its_environment_and_cannot_be_played() -> None:
+    row = {"env_class_path": f"{register(Near).__module__}.Near", "env_config": {"error_allowance": 4}}
+    env = make(row)
+    with pytest.raises(
+        TaskError, match=r"^task_data_list\[0\] is a dataset row and must have a 'task_data' \(a dict\)"
+    ):
+        env.rollout([row], ScriptedAgent(["x"]))
 
 
 def test_what_a_table_fills_a_row_with_is_left_out() -> None:

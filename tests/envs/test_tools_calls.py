@@ -392,6 +392,7 @@ def test_a_session_object_that_still_runs_an_earlier_call_takes_no_other() -> No
         ([lambda a: a], {}, "no JSON schema can be made"),
         ([add], {"parallel_tools": ["ad"]}, "did you mean 'add'"),
         ([add], {"tool_timeout_s": 0}, "tool_timeout_s"),
+        ([], {"tools": [add]}, r"are given to the constructor, as in ToolEnv\(tools=\[add\]\)\), got"),
         ([add], {"submit_tool": "add"}, "two tools of ToolEnv are called 'add'"),
     ],
 )

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tool_functions import Calls, add, call, divide, play, results
 
 from agentsgym import ConfigError, EnvProcessPool, EnvThreadPool, TaskError, make
+from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.Tools import SessionTools, ToolEnv, ToolResult, register_tools, tasks_from
 from agentsgym.envs.Tools.answers import is_same, matches
 from agentsgym.envs.Tools.process import Process
@@ -175,12 +176,64 @@ def test_an_answer_behind_the_call_that_ended_the_task_does_not_count() -> None:
     env.close()
 
 
-def test_functions_may_come_from_the_class() -> None:
-    class Adds(ToolEnv):
-        def _tools(self) -> list[Any]:
-            return [add]
+class Counting:
+    """Counts the calls of one episode."""
 
-    assert results(play(Adds(), ADD, "7")) == ["7"]
+    def __init__(self, task_data: dict[str, Any], rng: Any) -> None:
+        self.count = 0
+
+    def tick(self) -> int:
+        """Count."""
+        self.count += 1
+        return self.count
+
+
+@pytest.mark.parametrize("tools", [[add], add, [add, SessionTools(tools_class=Counting)], {"name": "add"}, None, []])
+def test_tools_may_come_from_the_class(tools: Any) -> None:
+    class Adds(ToolEnv):
+        def _tools(self) -> Any:
+            return tools
+
+    env = Adds()
+    if tools in ({"name": "add"}, None, []):
+        with pytest.raises(ConfigError, match=r"^Adds has (no tools|a schema of the tool 'add' alone)"):
+            play(env, "7")
+        return
+    assert results(play(env, ADD, "7")) == ["7"]
+    if len(env.tool_schemas) == 2:
+        assert results(play(env, [call("tick")], [call("tick"), *ADD], "7")) == ["1", "2", "7"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "problem"),
+    [
+        (Counting, r"got <class .*Counting'>: write SessionTools\(tools_class=Counting\)$"),
+        ([add, "add"], "got 'add'$"),
+        (3, "got 3$"),
+    ],
+)
+def test_a_class_whose_tools_are_none_is_told_what_they_may_be(tools: Any, problem: str) -> None:
+    class Adds(ToolEnv):
+        def _tools(self) -> Any:
+            return tools
+
+    with pytest.raises(ConfigError, match=r"^Adds\._tools\(\) must return .* SessionTools and McpServer, " + problem):
+        play(Adds(), "7")
+
+
+def test_the_question_and_the_answer_stay_known_beside_a_class_s_own_fields() -> None:
+    class Shop(ToolEnv):
+        task_fields = ("stock",)
+
+    class Bakery(Shop):
+        task_fields = ("bread", "question")
+
+    assert set(Shop.task_fields) == {"stock", "question", "answer"}
+    assert play(Shop(tools=add), "7", answer=7).success
+    assert sorted(Bakery.task_fields) == ["answer", "bread", "question"]
+    with pytest.raises(TaskError, match=r"\['stocks'\] is unknown; did you mean 'stock'"):
+        Shop(tools=add).check_task({"question": "What?", "stocks": {}})
+    assert "question" not in PriceListEnv.task_fields
 
 
 @given(st.text(max_size=6))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import gc
+import logging
 import os
 import pickle
 import signal
@@ -70,7 +72,7 @@ def test_tools_of_a_server_in_another_process_and_functions_are_called_side_by_s
     assert results(trajectory) == ["3", "7"]
     assert trajectory.info["success"] is True
     names = [schema["function"]["name"] for schema in shop.tool_schemas]
-    assert names == ["price", "tick", "sleep", "die", "babble", "add"]
+    assert names == ["price", "tick", "sleep", "die", "babble", "complain", "add"]
     assert shop.tool_schemas[0]["function"]["parameters"]["required"] == ["good"]
 
 
@@ -98,6 +100,63 @@ def test_a_server_that_ended_while_nobody_called_is_started_again_before_the_nex
     env.close()
     assert [trajectory.error for trajectory in trajectories] == [None] * 4
     assert sorted(results(one)[0][0] for one in trajectories) == ["1", "2", "3", "4"]
+
+
+def test_the_stderr_of_a_program_is_logged_and_its_end_shown_where_it_fails(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    env = ToolEnv(env_config={"tool_timeout_s": 20.0}, tools=stdio())
+    with caplog.at_level(logging.DEBUG, logger=mcp_client.logger.name):
+        [trajectory] = env.rollout(
+            [{"question": "What?"}], Calls([call("complain", lines=1000)], [call("die")], "done")
+        )
+    env.close()
+    assert str(trajectory.error).endswith("complaint 998\ncomplaint 999")
+    assert "complaint 900" not in str(trajectory.error)
+    logged = [record.getMessage() for record in caplog.records if "complaint" in record.getMessage()]
+    assert [text.rpartition(" printed: ")[2] for text in logged] == [f"complaint {n}" for n in range(1000)]
+    assert "complaint" not in "".join(capfd.readouterr())
+
+
+def test_a_program_that_ends_at_once_shows_what_it_printed_and_leaves_nothing_open() -> None:
+    def num_open() -> int:
+        gc.collect()
+        return len([*Path("/proc/self/fd").iterdir()])
+
+    def printed(*command: str) -> str:
+        env = ToolEnv(tools=McpServer(command=command))
+        with pytest.raises(ConfigError, match="cannot be used") as raised:
+            env.check_task({"question": "What?"})
+        env.close()
+        return str(raised.value).partition("; it printed:\n")[2]
+
+    script = "import sys; sys.exit('Set SHOP_KEY\\x1b[2J first')"
+    before = num_open()
+    assert printed(sys.executable, "-c", script) == r"Set SHOP_KEY\x1b[2J first"
+    assert printed("no-such-program") == ""
+    assert num_open() == before
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_class_may_give_a_server_which_is_opened_once_and_closed_with_the_environment(is_listed: bool) -> None:
+    made: list[McpServer] = []
+
+    class Ticking(ToolEnv):
+        def _tools(self) -> Any:
+            made.append(stdio(tools=["tick"]))
+            return [made[-1], add] if is_listed else made[-1]
+
+    env = Ticking(env_config={"tool_timeout_s": 20.0})
+    for _ in range(2):
+        first, second = env.rollout([{"question": "What?"}] * 2, Calls([call("tick")], "done"))
+        assert len({results(one)[0].split()[-1] for one in (first, second)}) == 1
+    assert len(made) == 1
+    [connection] = env._process._connections._shared.values()
+    env.close()
+    assert connection.is_lost()
+    assert [text[0] for text in results(play(env, [call("tick")], "done"))] == ["1"]
+    assert len(made) == 2
+    env.close()
 
 
 def test_a_forked_process_leaves_the_connections_of_its_parent_alone(memory: ToolEnv) -> None:

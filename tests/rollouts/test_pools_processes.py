@@ -43,6 +43,21 @@ def process_ids(pool: EnvProcessPool) -> list[int]:
     return [worker.process.pid for worker in pool.workers()]
 
 
+def test_a_process_keeps_nothing_of_episodes_that_are_over(agent: Any) -> None:
+    def sizes(pool: EnvProcessPool) -> dict[str, int]:
+        (worker,) = pool.workers()
+        return {name: len(value) for name, value in vars(worker).items() if isinstance(value, set | dict | list)}
+
+    env = Playground(TOKENIZER)
+    with EnvProcessPool(1) as pool:
+        found = []
+        for num_episodes in (2, 20):
+            env.rollout(tasks(*["a stop"] * num_episodes), agent, pool=pool)
+            found.append(sizes(pool))
+    assert found[0]["hosted"] == 2  # all that it takes to know that no one was alone there
+    assert found[1] == found[0]
+
+
 @pytest.mark.parametrize(
     ("word", "why"),
     [

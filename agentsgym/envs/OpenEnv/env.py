@@ -235,7 +235,7 @@ class OpenEnvEnv(MultistepEnv):
             self._link.url()  # a program that ended is started again: workers only know where it was
             if config["check_seed"]:
                 arguments, write = self._reset_arguments(tasks[0]), self._how.shown_after_reset
-                check_seed(self._link, self.server.label, class_path(type(self)), arguments, write)
+                check_seed(self._link, self.server, class_path(type(self)), arguments, write)
             if config["check_capacity"]:
                 self._link.check_capacity(num_live)
         except EnvError as error:

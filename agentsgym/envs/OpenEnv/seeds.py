@@ -8,24 +8,29 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentsgym.envs.OpenEnv.link import Link
+from agentsgym.envs.OpenEnv.server import OpenEnvServer
 from agentsgym.errors import EnvError
 from agentsgym.texts import sentence_of, shown
 
 logger = logging.getLogger(__name__)
 
 _SEED = 20_251_021  # any
-_checked: set[tuple[str, str]] = set()  # servers and classes
+_checked: list[tuple[OpenEnvServer, str]] = []  # servers, which cannot be hashed, and classes
 _lock = threading.Lock()
 
 
 def check_seed(
-    link: Link, server: str, env_class: str, arguments: Mapping[str, Any], write: Callable[[Mapping[str, Any]], str]
+    link: Link,
+    server: OpenEnvServer,
+    env_class: str,
+    arguments: Mapping[str, Any],
+    write: Callable[[Mapping[str, Any]], str],
 ) -> None:
     """Warn, once a server and class, if two resets with one seed show the agent different things.
 
     Args:
         link: Opens the connection.
-        server: What the warning calls the server.
+        server: The server that the link leads to.
         env_class: The environment's class.
         arguments: Of a reset, without the seed.
         write: Makes text of an observation.
@@ -36,16 +41,16 @@ def check_seed(
     with _lock:
         if (server, env_class) in _checked:
             return
-        _checked.add((server, env_class))
+        _checked.append((server, env_class))
     try:
         game = link.connect()
     except BaseException:
-        _checked.discard((server, env_class))
+        _checked.remove((server, env_class))
         raise
     try:
         texts = [write(game.reset({**arguments, "seed": _SEED})["observation"]) for _ in range(2)]
     except EnvError as error:  # a task that cannot be reset is its own episodes' failure
-        logger.warning("whether %s goes by its seeds is not known: %s", server, sentence_of(error))
+        logger.warning("whether %s goes by its seeds is not known: %s", server.label, sentence_of(error))
         return
     finally:
         game.close()
@@ -54,7 +59,7 @@ def check_seed(
             "%s does not go by the seed of a reset: two resets with the seed %d showed %s and %s. The rollouts of a "
             "task begin differently, so that baselines over a task group compare different games, and no run can be "
             "repeated",
-            server,
+            server.label,
             _SEED,
             shown(texts[0], 100),
             shown(texts[1], 100),

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+from agentsgym.envs.shared.numbers import SCALE_WORD
+
 Kind = Literal["number", "choice", "text"]
 Extractor = Callable[[str], str | None]
 
@@ -28,8 +30,8 @@ _NAMED_CHOICE = re.compile(
 )
 _SIGN = r"(?:(?:\A|(?<==))\s*[-\u2212+]\s+|(?<![\w.])[-\u2212+]?)"
 _NUMBER = re.compile(
-    rf"{_SIGN}\$?(?:[1-9]\d{{0,2}}(?:[ \u2009\u202f\xa0]\d{{3}})+(?![\d,])|\d[\d,]*)(?:\.\d+)?"
-    r"(?:[eE][-+]?\d+\b|\s?/\s?\d+)?%?|" + _SIGN + r"\.\d+(?:[eE][-+]?\d+\b)?%?"
+    rf"(?:{_SIGN}\$?(?:[1-9]\d{{0,2}}(?:[ \u2009\u202f\xa0]\d{{3}})+(?![\d,])|\d[\d,]*)(?:\.\d+)?"
+    r"(?:[eE][-+]?\d+\b|\s?/\s?\d+)?%?|" + _SIGN + rf"\.\d+(?:[eE][-+]?\d+\b)?%?)(?:(?<!,)[^\S\n]+{SCALE_WORD}\b)*"
 )
 _SIGN_APART = re.compile(r"\A([-\u2212+])\s+")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), (r"\text{", "}"))
@@ -89,6 +91,8 @@ def last_number(text: str) -> str | None:
 
     >>> last_number("3 bags of 1,200 are 3,600."), last_number("x = - 5"), last_number("10 - 5")
     ('3,600', '-5', '5')
+    >>> last_number("That is 2 million people.")
+    '2 million'
     """
     found = _NUMBER.findall(text)
     return _SIGN_APART.sub(r"\1", found[-1].strip()).rstrip(",") if found else None

@@ -40,7 +40,8 @@ _GO_ON = "That is not the end of the task. Call a tool or answer."
 TOOL_FIELDS: dict[str, Field] = {
     "tools": Field(
         default=None,
-        expected="a name, or a list of names, that register_tools knows, or None",
+        expected="a name, or a list of names, that register_tools knows, or None (functions, SessionTools and "
+        "McpServer are given to the constructor, as in ToolEnv(tools=[add]))",
         valid=or_none(lambda value: is_str(value) or is_strings(value)),
     ),
     "parallel_tools": Field(
@@ -111,9 +112,19 @@ class ToolEnv(MultistepEnv):
         """
         self._processes: dict[int, Process] = {}  # by process id
         self._sources: tuple[Source, ...] = ()
-        given = as_sources(tools, f"{type(self).__name__}(tools=…)")
+        given = as_sources(tools, f"{type(self).__name__}(tools=…) takes")
         super().__init__(tokenizer, env_config)
         self._sources = (*given, *registered_tools(self.env_config["tools"]))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep the task's question and answer known beside a class's own ``task_fields``, where they are checked here.
+
+        Raises:
+            ConfigError: As for every environment.
+        """
+        super().__init_subclass__(**kwargs)
+        if cls.task_fields is not None and cls._check_task is ToolEnv._check_task:
+            cls.task_fields = tuple(dict.fromkeys(("question", "answer", *cls.task_fields)))
 
     def __getstate__(self) -> dict[str, Any]:
         """Give what another process needs: it opens servers and starts threads of its own."""
@@ -121,20 +132,14 @@ class ToolEnv(MultistepEnv):
 
     # What a subclass may override
 
-    def _tools(self) -> Sequence[Callable[..., Any] | Mapping[str, Any]] | None:
-        """Give the tools: by default those that were given and named; in a class of one's own typed functions.
+    def _tools(self) -> Any:
+        """Give the tools: by default those that were given and named.
 
-        A JSON schema in the list needs a :meth:`_call_tool` that makes the calls of it.
+        A class of one's own gives typed functions, :class:`SessionTools` and :class:`McpServer`, one or a list; or JSON
+        schemas, with a :meth:`_call_tool` that makes their calls. This is called once in each process, and once more
+        after :meth:`close`, which closes the servers.
         """
-        tools: list[Callable[..., Any] | Mapping[str, Any]] = []
-        for source in self._sources:
-            if isinstance(source, McpServer):
-                tools += self._process.schemas_of(source)
-            elif isinstance(source, SessionTools):
-                tools += source.methods()
-            else:
-                tools.append(source)
-        return tools
+        return self._sources
 
     def _call_tool(self, session_id: str, state: State, call: ToolCall) -> ToolResult:
         """Make one call whose arguments fit its schema; what this raises is the result, and the call has failed.
@@ -188,10 +193,7 @@ class ToolEnv(MultistepEnv):
     # The hooks of an environment
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
-        process = self._process
-        if process.functions is None:
-            process.set_functions([tool for tool in self._tools() or () if callable(tool)])
-        process.begin(session_id, task_data, self.rng(session_id))
+        self._process.begin(session_id, task_data, self.rng(session_id))
         return {
             "task": task_data,
             "pending": None,
@@ -229,9 +231,10 @@ class ToolEnv(MultistepEnv):
             ConfigError: There is no tool, one has no schema, or nothing makes its calls.
         """
         if self._tool_schemas is None:
-            submit, tools = self.env_config["submit_tool"], self._tools() or ()
+            submit = self.env_config["submit_tool"]
+            tools = [tool for source in self._process.tools for tool in self._tools_of(source)]
             schemas = schemas_of([*tools, *([_submit_schema(submit)] if submit else [])], self._name)
-            self._check_tools(tools, [schema["function"]["name"] for schema in schemas])
+            self._check_tools([schema["function"]["name"] for schema in schemas])
             self._tool_schemas = schemas
         return self._tool_schemas
 
@@ -279,13 +282,26 @@ class ToolEnv(MultistepEnv):
         """What this process holds; made anew in a process that was forked off, and once where threads ask together."""
         process = self._processes.get(os.getpid())
         if process is None:
-            made = Process(self._sources, self.env_config["setup_timeout_s"], self.env_config["parallel_tools"])
+            made = Process(self._listed_tools(), self.env_config["setup_timeout_s"], self.env_config["parallel_tools"])
             process = self._processes.setdefault(made.pid, made)  # one step; a lock might be held as the process forks
             if process is made:
                 weakref.finalize(self, process.close)
         return process
 
-    def _check_tools(self, tools: Sequence[Any], names: Sequence[str]) -> None:
+    def _listed_tools(self) -> list[Source | Mapping[str, Any]]:
+        given = self._tools()
+        listed: list[Any] = [*given] if isinstance(given, list | tuple) else [] if given is None else [given]
+        functions = [one for one in listed if not isinstance(one, Mapping)]
+        as_sources(functions, f"{self._name}._tools() must return JSON schemas,")
+        return listed
+
+    def _tools_of(self, source: Source | Mapping[str, Any]) -> Sequence[Callable[..., Any] | Mapping[str, Any]]:
+        if isinstance(source, McpServer):
+            return self._process.schemas_of(source)
+        return source.methods() if isinstance(source, SessionTools) else [source]
+
+    def _check_tools(self, names: Sequence[str]) -> None:
+        tools = self._process.tools
         if not tools:
             raise ConfigError(
                 f"{self._name} has no tools: give it tools=[…], name registered ones in env_config['tools'], or "
@@ -295,18 +311,12 @@ class ToolEnv(MultistepEnv):
         for name in () if parallel == "all" else parallel:
             if name not in names:
                 raise ConfigError(f"env_config['parallel_tools'] names {shown(name)}{did_you_mean(name, names)}")
-        if not self._makes_calls():
-            self._check_made(tools, names)
-
-    def _check_made(self, tools: Sequence[Any], names: Sequence[str]) -> None:
-        """Refuse a tool that nothing calls: a schema alone."""
-        servers = [source for source in self._sources if isinstance(source, McpServer)]
-        made = {schema["function"]["name"] for server in servers for schema in self._process.schemas_of(server)}
-        for tool, name in zip(tools, names, strict=False):
-            if not callable(tool) and name not in made:
-                raise ConfigError(
-                    f"{self._name} has a schema of the tool {name!r} alone: override _call_tool, which makes its calls"
-                )
+        bare: list[Any] = [] if self._makes_calls() else [one for one in tools if isinstance(one, Mapping)]
+        for schema in schemas_of(bare, self._name):
+            raise ConfigError(
+                f"{self._name} has a schema of the tool {schema['function']['name']!r} alone: override _call_tool, "
+                "which makes its calls"
+            )
 
     def _play_calls(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
         return self._play_plan(session_id, state, self._plan(state, action, self.tool_schemas))

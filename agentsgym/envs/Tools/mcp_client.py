@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -19,7 +21,9 @@ from typing import Any, Self, cast
 from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.envs.Tools.results import ToolResult, as_text, failed
 from agentsgym.errors import EnvError, MissingDependencyError
-from agentsgym.texts import sentence_of, shown
+from agentsgym.texts import sentence_of, shown, visible
+
+logger = logging.getLogger(__name__)
 
 _CONNECTION_CLOSED = -32000  # JSON-RPC, as the SDK reports a server that is gone
 _METHOD_NOT_FOUND = -32601  # JSON-RPC: of a server that does not know what a ping is
@@ -27,6 +31,8 @@ _CLOSING_S = 5.0  # how long a server may take to end
 _MOST_PAGES = 1000  # of a list of tools
 _PING_EVERY_S, _PING_LIMIT_S = 1.0, 2.0  # of a server over HTTP, when a session begins
 _GRACE_S = 1.0  # the loop keeps the limit; this is for a loop that is blocked, by a server object that computes
+_TAIL_LINES, _TAIL_LENGTH = 20, 500  # of a program's stderr, shown where it fails
+_LAST_WORDS_S = 0.5  # a program that ended has closed its stderr, but its children may hold it open
 
 
 class Connection:
@@ -41,6 +47,7 @@ class Connection:
         self.schemas: list[dict[str, Any]] = []
         self.error: BaseException | None = None
         self._server, self._loop = server, loop
+        self._stderr = None if server.command is None else _Stderr(server.label)
         self._session: Any = None
         self._pinged_s = time.monotonic()
         self._ready: Future[None] = Future()
@@ -57,13 +64,13 @@ class Connection:
         try:
             self._ready.result(limit_s)
         except FutureTimeoutError:
+            problem = f"{self._server.label} has not named its tools within {limit_s:g} s{self._printed()}"
             self.close(wait=False)
-            raise EnvError(f"{self._server.label} has not named its tools within {limit_s:g} s") from None
+            raise EnvError(problem) from None
         except Exception as error:
             cause = _root(error)
-            raise EnvError(
-                f"{self._server.label} cannot be used: {type(cause).__name__}: {sentence_of(cause)}"
-            ) from error
+            problem = f"{self._server.label} cannot be used: {type(cause).__name__}: {sentence_of(cause, 300)}"
+            raise EnvError(f"{problem}{self._printed()}") from error
 
     def call(self, name: str, arguments: Mapping[str, Any], limit_s: float | None) -> ToolResult:
         """Call a tool; what the tool or the server says went wrong is a result that failed.
@@ -79,6 +86,10 @@ class Connection:
         except (FutureTimeoutError, TimeoutError):
             future.cancel()
             return failed(f"{name} took longer than {limit_s:g} s")
+        except Exception as error:
+            if self.error is None:
+                raise
+            raise self._gone(error) from error
         finally:
             future.cancel()  # matters where the waiting was interrupted
 
@@ -112,7 +123,7 @@ class Connection:
     async def _serve(self) -> None:
         """Hold the connection open: what opens it must close it in the same task."""
         try:
-            async with _open(self._server, self._lose) as session:
+            async with _open(self._server, self._stderr, self._lose) as session:
                 self._session = session
                 self.schemas = await _list_tools(session, self._server)
                 self._ready.set_result(None)
@@ -146,12 +157,43 @@ class Connection:
         except Exception as error:
             if _is_gone(error):
                 self.error = self.error or error
-                raise self._gone(error) from error
+                raise
             return failed(sentence_of(error))
         return _result(answer)
 
     def _gone(self, error: BaseException) -> EnvError:
-        return EnvError(f"{self._server.label} is gone: {type(error).__name__}: {sentence_of(error)}".rstrip(": "))
+        problem = f"{self._server.label} is gone: {type(error).__name__}: {sentence_of(error, 300)}".rstrip(": ")
+        return EnvError(f"{problem}{self._printed()}")
+
+    def _printed(self) -> str:
+        text = self._stderr.tail() if self._stderr else ""
+        return f"; it printed:\n{text}" if text else ""
+
+
+class _Stderr:
+    """The stderr of a server's program, kept off the terminal: its lines are logged, and errors show the last ones.
+
+    Attributes:
+        file: The end that the program writes to; closed here once the program has it.
+    """
+
+    def __init__(self, label: str) -> None:
+        read, write = os.pipe()
+        self.file = os.fdopen(write, "w")
+        self._label, self._lines = label, deque[str](maxlen=_TAIL_LINES)
+        self._thread = threading.Thread(target=self._read, args=(read,), name="agentsgym-mcp-stderr", daemon=True)
+        self._thread.start()
+
+    def tail(self) -> str:
+        """Give the last lines; those of a program that ended are waited for."""
+        self._thread.join(_LAST_WORDS_S)
+        return visible("".join([*self._lines]))[-_TAIL_LENGTH:].strip()
+
+    def _read(self, read: int) -> None:
+        with open(read, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                self._lines.append(line)
+                logger.debug("%s printed: %s", self._label, visible(line.rstrip()))
 
 
 class Connections:
@@ -280,7 +322,7 @@ class _WatchedStream:
 
 
 @contextlib.asynccontextmanager
-async def _open(server: McpServer, ended: Callable[[], None]) -> AsyncGenerator[Any]:
+async def _open(server: McpServer, stderr: _Stderr | None, ended: Callable[[], None]) -> AsyncGenerator[Any]:
     """Open a session with a server and begin the conversation."""
     mcp = load_mcp()
     if server.server is not None:
@@ -288,7 +330,7 @@ async def _open(server: McpServer, ended: Callable[[], None]) -> AsyncGenerator[
             yield session
         return
     session_class = mcp.ClientSession
-    async with _streams(server) as given, session_class(_WatchedStream(given[0], ended), given[1]) as session:
+    async with _streams(server, stderr) as given, session_class(_WatchedStream(given[0], ended), given[1]) as session:
         await session.initialize()
         yield session
 
@@ -305,15 +347,17 @@ def _in_memory(server: Any) -> contextlib.AbstractAsyncContextManager[Any]:
 
 
 @contextlib.asynccontextmanager
-async def _streams(server: McpServer) -> AsyncGenerator[Any]:
+async def _streams(server: McpServer, stderr: _Stderr | None) -> AsyncGenerator[Any]:
     mcp = load_mcp()
-    if server.command is not None:
+    if server.command is not None and stderr is not None:
         program, *arguments = server.command
         parameters = mcp.StdioServerParameters(
             command=program, args=arguments, env=dict(server.env) or None, cwd=server.cwd
         )
-        async with mcp.stdio_client(parameters) as streams:
-            yield streams
+        with stderr.file:
+            async with mcp.stdio_client(parameters, errlog=stderr.file) as streams:
+                stderr.file.close()
+                yield streams
         return
     from mcp.client import streamable_http  # noqa: PLC0415  # an extra
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,21 +35,24 @@ class Process:
     Attributes:
         pid: The process it belongs to.
         runner: Threads for calls.
-        functions: The tools that are plain functions; None until they are known.
+        tools: The environment's tools, as :class:`~agentsgym.envs.Tools.env.ToolEnv` gave them.
     """
 
-    def __init__(self, sources: Sequence[Source], limit_s: float | None = None, parallel_names: Names = ()) -> None:
+    def __init__(
+        self, tools: Sequence[Source | Mapping[str, Any]], limit_s: float | None = None, parallel_names: Names = ()
+    ) -> None:
         """Take what the environment was given.
 
         Args:
-            sources: Where tools come from.
+            tools: Where tools come from; a bare schema has nothing here that makes its calls.
             limit_s: How long making, and closing, a session's object may take.
             parallel_names: The tools whose calls run side by side beside those marked so, or ``"all"``.
         """
         self.pid = os.getpid()
         self.runner = Runner("calls of tools", "env_config['tool_timeout_s']")
-        self.functions: dict[str, Tool] | None = None
-        self._sources = [one for one in sources if isinstance(one, SessionTools | McpServer)]
+        self.tools = tools
+        self._sources = [one for one in tools if isinstance(one, SessionTools | McpServer)]
+        self._functions: dict[str, Tool] | None = None  # once there is a session: by then they were checked
         self._limit_s, self._parallel_names = limit_s, parallel_names
         self._connections = Connections()
         self._sessions: dict[str, _Session] = {}
@@ -65,10 +68,6 @@ class Process:
         except EnvError as error:
             raise ConfigError(sentence_of(error)) from error
 
-    def set_functions(self, functions: Sequence[Callable[..., Any]]) -> None:
-        """Note the tools that are plain functions."""
-        self.functions = function_tools(functions, self._parallel_names)
-
     def begin(self, session_id: str, task_data: dict[str, Any], generator: random.Random) -> None:
         """Make a session's tools: its own objects, its own or the shared servers.
 
@@ -76,7 +75,9 @@ class Process:
             EnvError: A server cannot be started, or an object is not made within the limit of time.
         """
         self.end(session_id)
-        functions = self.functions or {}
+        if self._functions is None:
+            self._functions = function_tools([one for one in self.tools if callable(one)], self._parallel_names)
+        functions = self._functions
         session = self._sessions[session_id] = _Session({**functions} if self._sources else functions)
         try:
             for source in self._sources:

@@ -136,7 +136,7 @@ def register_tools(name: str, tools: Sources) -> None:
     Raises:
         ConfigError: These are no tools, or other tools have that name.
     """
-    sources = as_sources(tools, f"register_tools({name!r})")
+    sources = as_sources(tools, f"register_tools({name!r}) takes")
     if _registered.get(name, sources) != sources:
         raise ConfigError(f"other tools are registered as {shown(name)}: give these another name")
     _registered[name] = sources
@@ -156,19 +156,23 @@ def registered_tools(names: str | Sequence[str] | None) -> tuple[Source, ...]:
     return tuple(source for name in chosen for source in _registered[name])
 
 
-def as_sources(tools: Any, name: str) -> tuple[Source, ...]:
+def as_sources(tools: Any, who: str) -> tuple[Source, ...]:
     """Check what was given as tools.
+
+    Args:
+        tools: One or several.
+        who: How the sentence of an error begins: ``"ToolEnv(tools=…) takes"``.
 
     Raises:
         ConfigError: Something is no tool.
     """
     given = (tools,) if _is_source(tools) else tools
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-        raise ConfigError(f"{name} takes functions, SessionTools or McpServer, one or a list, got {shown(tools)}")
+        raise ConfigError(f"{who} functions, SessionTools or McpServer, one or a list, got {shown(tools)}")
     for one in cast("Sequence[Any]", given):
         if not _is_source(one):
             hint = f": write SessionTools(tools_class={one.__name__})" if isinstance(one, type) else ""
-            raise ConfigError(f"{name} takes functions, SessionTools and McpServer, got {shown(one)}{hint}")
+            raise ConfigError(f"{who} functions, SessionTools and McpServer, got {shown(one)}{hint}")
     return tuple(cast("Sequence[Source]", given))
 
 

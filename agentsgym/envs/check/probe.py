@@ -212,7 +212,10 @@ class HookProbe:
 def place_of_tool(env: MultistepEnv, names: Sequence[str]) -> str:
     """File and line of the first of some tools that is a function; empty if none is."""
     untyped: Any = env
-    functions = {str(getattr(tool, "__name__", "")): tool for tool in untyped._tools() or () if callable(tool)}
+    given = untyped._tools()
+    sources: list[Any] = [*given] if isinstance(given, list | tuple) else [given]  # pyright: ignore[reportUnknownVariableType]
+    tools: list[Any] = [tool for one in sources for tool in (one.methods() if hasattr(one, "methods") else [one])]
+    functions = {str(getattr(tool, "__name__", "")): tool for tool in tools if callable(tool)}
     codes = (getattr(functions.get(name), "__code__", None) for name in names)
     return next((f"{code.co_filename}:{code.co_firstlineno}" for code in codes if code is not None), "")
 

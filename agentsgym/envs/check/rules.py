@@ -103,8 +103,18 @@ def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add) -> None:
         add("token-budget", "_format_prompt", text, False)
 
 
-def look_at_roles(probe: HookProbe) -> None:
-    """Find payments to roles that nobody has."""
+def look_at_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
+    """Find payments to roles that nobody has, and episodes of several roles whose rewards do not say whose they are."""
+    for one in trajectories:
+        roles = sorted({str(turn.role) for turn in one.turns})
+        pays = one.final_reward != 0 or any(one.turn_rewards)
+        if pays and len(roles) > 1 and not (one.final_rewards or one.failed):
+            text = (
+                f"an episode has turns of the roles {' and '.join(map(shown, roles))}, and no reward says whose it is, "
+                "which training refuses: return info['rewards'] = {role: reward} from _step_episode in each step that "
+                "gives a reward"
+            )
+            probe.add("roles", "_step_episode", text, is_error=True)
     known = {role for role in probe.roles if role is not None}
     for role, hook in probe.paid_roles.items():
         if role not in known:

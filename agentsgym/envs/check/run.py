@@ -56,8 +56,8 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     hook or tool uses Python's or numpy's global generator), ``state-isolation`` (sessions do not read or change each
     other), ``json-tasks``, ``finite-rewards``, ``done-sticks`` (an episode that is over stays over), ``prompt-purity``
     (prompts do not repeat what was said before), ``token-budget``, ``tools`` (their schemas can be made, and the chat
-    template shows them), ``roles`` (``info["rewards"]`` pays roles that exist), ``pickling``, ``failed`` (no episode
-    fails) and ``time-limit``.
+    template shows them), ``roles`` (``info["rewards"]`` pays roles that exist, and is given where there are several),
+    ``pickling``, ``failed`` (no episode fails) and ``time-limit``.
 
     Args:
         env: The environment, or its class.
@@ -222,7 +222,7 @@ class _Checker:
             rules.look_at_prompts(trajectory, self._add)
             rules.look_at_tokens(self._env, trajectory, self._add)
         rules.look_at_tools(self._env, alone, self._add)
-        rules.look_at_roles(self._probe)
+        rules.look_at_roles(self._probe, alone)
 
     def _add(self, check: str, hook: str, text: str, is_error: bool = True, about: str = "") -> None:
         self._probe.add(check, hook, text, is_error=is_error, about=about)

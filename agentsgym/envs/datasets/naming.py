@@ -158,8 +158,11 @@ def _find_class(path: str, name: str) -> type[MultistepEnv]:
         except ConfigError as error:
             unknown = error
     reason = f" ({sentence_of(unknown.__cause__ or unknown, 200)})" if "." in path else ""
-    known = [*known_names(), *BUILT_IN]
-    raise ConfigError(f"there is no environment {shown(name)}{reason}{did_you_mean(name, known)}") from unknown
+    if f"{path}.py" in {one.name for one in Path().glob("*.py")}:
+        meant = f"; did you mean {path}.py{name.removeprefix(path)}?"
+    else:
+        meant = did_you_mean(name, [*known_names(), *BUILT_IN])
+    raise ConfigError(f"there is no environment {shown(name)}{reason}{meant}") from unknown
 
 
 def _class_of_file(path: Path, class_name: str) -> type[MultistepEnv]:

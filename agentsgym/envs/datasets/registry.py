@@ -66,6 +66,8 @@ def make(
 ) -> MultistepEnv:
     """Build the environment that a dataset row (or an ``env_class_path`` alone) names.
 
+    No task is read: a row without ``task_data`` builds the environment too, and is refused where it is to be played.
+
     Raises:
         ConfigError: The row has no ``env_class_path``, or the path or its ``env_config`` is not valid.
     """

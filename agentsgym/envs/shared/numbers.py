@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -32,7 +33,11 @@ _SCIENTIFIC = re.compile(r"(?P<digits>[-+]?(?:\d+\.?\d*|\.\d+))[eE](?P<exponent>
 _RATIO = re.compile(r"(?P<over>[-+]?\d+)\s*/\s*(?P<under>\d+)|(?P<sign>[-+]?)\\[dt]?frac\{(?P<a>-?\d+)\}\{(?P<b>\d+)\}")
 _GAPS = re.compile(_GAP)
 _SIGN = re.compile(r"\A(?:\\?\$)?\s*([-+]?)\s*(?:\\?\$)?\s*")
-_FIRST_WORD = re.compile(r"\s+(?=\(?[^\W\d_])|\Z")
+#: What scales a number: "2 million" is 2,000,000. "dozen" is left out: "how many dozen?" is answered with "3 dozen".
+SCALE_WORD = r"(?i:(?:hundred|thousand|million|billion|trillion)s?)"
+_SCALED = re.compile(rf"(?P<digits>.*?[\d.}}])(?P<scales>(?:(?:\s|\\[,;:! ]|~)*{SCALE_WORD})+)")
+_DECIMAL_COMMA = re.compile(r"(\d),(?=\d{1,2}\Z)")  # "1,5" alone may be two numbers; "1,5 million" is one
+_FIRST_WORD = re.compile(rf"\s+(?=\(?[^\W\d_])(?!{SCALE_WORD}(?:\s|\Z))|\Z")
 _PERCENT = re.compile(r"\s*\\?%\Z")
 _LATEX_TEXT = re.compile(r"\\(?:text|mathrm|textrm)\s*\{([^{}\\]*)\}")
 _UNIT = re.compile(r"\(?(?:[^\W\d_]{2,}|[mgshlLNJWVKCF])(?:['\u2019/.-][^\W\d_]+)*[,.;)]*")
@@ -69,13 +74,23 @@ class Number:
 def as_number(text: str) -> Number | None:
     r"""Read a whole number, a decimal (``2.5``, ``1e-3``) or a ratio (``3/4``, ``\frac{3}{4}``); None for else.
 
-    A sign may stand in front of a dollar or behind it, and apart from its digits.
+    A sign may stand in front of a dollar or behind it, and apart from its digits. Behind the number may stand
+    "thousand", "million" and the like; there a comma before one or two last digits is a decimal comma.
 
-    >>> as_number("$1,250.50")
-    Number(value=Fraction(2501, 2), is_rounded=True)
+    >>> as_number("$1,250.50"), as_number("2 million")
+    (Number(value=Fraction(2501, 2), is_rounded=True), Number(value=Fraction(2000000, 1), is_rounded=False))
     """
     if len(text) > _MAX_LENGTH:
         return None
+    scaled = _SCALED.fullmatch(_LATEX_TEXT.sub(r" \1", text).strip())
+    if scaled is None:
+        return _unscaled(text)
+    number = _unscaled(_DECIMAL_COMMA.sub(r"\1.", scaled["digits"]))
+    scales = [_MULTIPLES[word] for word in re.findall("|".join(_MULTIPLES), scaled["scales"].lower())]
+    return number and Number(number.value * math.prod(scales), number.is_rounded)
+
+
+def _unscaled(text: str) -> Number | None:
     text = _SIGN.sub(r"\1", text.strip().replace("\u2212", "-"))
     if plain := _PLAIN.fullmatch(text):
         is_rounded = bool(plain["decimals"] or plain["only_decimals"])

@@ -106,8 +106,8 @@ class WorkerHandle:
         droppable_envs: Those of them that it may drop.
         outbox: What it is to do next.
         residents: The trials that live in it, by their index.
-        hosted: Those that ever lived there in this run and in those before: a process that only one trial has ever
-            known can have been broken by none other.
+        hosted: The first two that ever lived there, in this run and in those before: a process that only one trial
+            has ever known can have been broken by none other.
         num_ended: How many trials came to their end in it.
         fresh_mb: Megabytes that it held before it played; None where that cannot be measured.
     """
@@ -153,6 +153,11 @@ class WorkerHandle:
                 time.sleep(_BETWEEN_ATTEMPTS_S)
             else:
                 return
+
+    def host(self, session_id: object) -> None:
+        """Note a trial that moves in; of more than two nothing is kept, since they would pile up with every episode."""
+        if len(self.hosted) < 2:
+            self.hosted.add(session_id)
 
     def has_env(self, name: str) -> bool:
         """Whether a trial of that environment can begin there at once."""

@@ -16,6 +16,7 @@ from agentsgym import (
     EnvProcessPool,
     EnvThreadPool,
     OpenEnvEnv,
+    OpenEnvServer,
     ScriptedAgent,
     StopReason,
     ToolCall,
@@ -31,7 +32,7 @@ from agentsgym.envs.play import prepare_play
 @pytest.fixture(autouse=True)
 def quick_and_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ports come again: what is remembered of a server is another one's."""
-    monkeypatch.setattr(seeds, "_checked", set())
+    monkeypatch.setattr(seeds, "_checked", [])
     monkeypatch.setattr(link, "_FULL_GRACE_S", 0.05)
 
 
@@ -206,6 +207,16 @@ def test_a_server_that_ignores_seeds_is_warned_of_once(caplog: pytest.LogCapture
     [record] = [one for one in caplog.records if one.name == seeds.logger.name]
     assert "does not go by the seed of a reset" in record.getMessage()
     assert "'game 1' and 'game 2'" in record.getMessage()
+
+
+def test_programs_whose_long_commands_differ_at_the_end_are_each_checked(caplog: pytest.LogCaptureFixture) -> None:
+    with Stub(Unseeded).running() as stub, caplog.at_level(logging.WARNING, logger=seeds.logger.name):
+        for name in ("one", "two", "one"):
+            server = OpenEnvServer(command=["serve", "x" * 200], env={"GAME": name})
+            seeds.check_seed(link.Link(server, stub.url), server, "games:Env", {}, str)
+            server = OpenEnvServer(command=["serve", "x" * 200, name])
+            seeds.check_seed(link.Link(server, stub.url), server, "games:Env", {}, str)
+    assert len(caplog.records) == 4
 
 
 def test_a_server_that_goes_by_its_seeds_is_not_warned_of(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:

@@ -46,7 +46,7 @@ UNCHECKED = {"check_seed": False, "check_capacity": False}
 @pytest.fixture(autouse=True)
 def quick_and_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ports come again: what is remembered of a server is another one's."""
-    monkeypatch.setattr(seeds, "_checked", set())
+    monkeypatch.setattr(seeds, "_checked", [])
     monkeypatch.setattr(link, "_FULL_GRACE_S", 0.05)
 
 

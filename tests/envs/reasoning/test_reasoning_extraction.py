@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.envs.ReasoningEvals.extraction import EXTRACTORS, cleaned, extracted, gold_answer, in_box
+from agentsgym.envs.ReasoningEvals.extraction import EXTRACTORS, cleaned, extracted, gold_answer, in_box, last_number
 from agentsgym.envs.shared.numbers import as_number, canonical
 
 
@@ -152,6 +154,51 @@ def test_numbers_are_compared_by_value(one: str, other: str, are_equal: bool) ->
     ["", "x", "1 8", "1,00", "1/0", "1e9999999", "1e-9999", "1 00", "1,000 000", "٣x", "9" * 401, "nan", "1.2.3"],
 )
 def test_other_texts_are_no_numbers(text: str) -> None:
+    assert as_number(text) is None
+
+
+SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+
+
+@given(
+    st.decimals(-9999, 9999, places=3),
+    st.sampled_from([*SCALES]),
+    st.sampled_from(["{} {}", "${} {}s", r"{}\text{{ {}}}"]),
+)
+def test_a_scaled_number_is_the_product_and_no_other(number: Decimal, scale: str, form: str) -> None:
+    written = form.format(number, scale)
+    scaled = as_number(written)
+    assert scaled is not None
+    assert scaled.value == Fraction(number) * SCALES[scale]
+    assert canonical(written) == str(scaled.value)
+    for other in [as_number(str(number)), *(as_number(f"{number} {one}") for one in SCALES if one != scale)]:
+        assert other is not None
+        assert scaled.equals(other) == (number == 0)
+
+
+@given(
+    st.integers(0, 10**6), st.sampled_from([*SCALES]), st.sampled_from(["", " people", ".", "s of them", ", no more"])
+)
+def test_the_last_number_keeps_the_word_that_scales_it(number: int, scale: str, behind: str) -> None:
+    found = last_number(f"Of 7 cities it has {number} {scale}{behind}")
+    assert found is not None
+    read = as_number(found)
+    assert read is not None
+    assert read.value == number * SCALES[scale]
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [("They are 3 millionaires", "3"), ("3,\nmillion", "3"), ("3\nMillions of them", "3"), ("3 dozen", "3")],
+)
+def test_other_words_behind_the_last_number_do_not_scale_it(said: str, number: str) -> None:
+    assert last_number(said) == number
+
+
+@pytest.mark.parametrize(
+    "text", ["million", "2 millionth", "1,5,5 million", "2 million 5", "2 to 3 million", "2 dozen"]
+)
+def test_what_is_not_one_scaled_number_is_no_number(text: str) -> None:
     assert as_number(text) is None
 
 

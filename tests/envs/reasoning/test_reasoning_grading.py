@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from agentsgym import ScriptedAgent
+from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv, grading
 from agentsgym.envs.ReasoningEvals import grader as grader_module
-from agentsgym.envs.ReasoningEvals import grading
 from agentsgym.envs.ReasoningEvals.grader import Grader, shared
 from agentsgym.envs.ReasoningEvals.grading import GRADES, Verdict
 
@@ -66,6 +67,26 @@ LIMIT_S = 20.0  # an answer takes milliseconds; a busy machine is to fail no tes
         ("18 thousand", "18", False),
         ("18 thousand dollars", "18,000", True),
         ("18 squared", "18", False),
+        ("2000000", "2 million", True),
+        ("2,000,000 people", "2 million", True),
+        ("2 million", "2000000", True),
+        ("2 million people", "2000000", True),
+        ("2 million, say", "2000000", True),
+        ("$2 million", "2000000", True),
+        ("$2,000,000", r"2\text{ million}", True),
+        ("2.5 million", "2500000", True),
+        ("2,500 thousand", "2.5 million", True),
+        ("1,5 million", "1500000", True),
+        ("1,5 million euros", "1.5 million", True),
+        ("2", "2 million", False),
+        ("2 million", "2", False),
+        ("2 billion", "2 million", False),
+        ("2.5 million", "2 million", False),
+        ("15 million", "1,5 million", False),
+        ("1,5", "1.5 million", False),
+        ("1,5", "1.5", False),
+        ("2 million or 3 million", "2 million", False),
+        ("2 million 500 thousand", "2 million", False),
         (r"18\%", "0.18", True),
         (" ".join(map(str, range(1000))), "18", False),
         (r"\frac{", "1/2", False),
@@ -75,6 +96,15 @@ LIMIT_S = 20.0  # an answer takes milliseconds; a busy machine is to fail no tes
 )
 def test_auto_accepts_what_is_equal_and_nothing_else(answer: str, gold: str, is_right: bool) -> None:
     assert GRADES["auto"](answer, gold, LIMIT_S).score == is_right
+
+
+@pytest.mark.parametrize("answer", ["2 million", "So it is 2 million.", "It has $2,000,000", "#### 2000000"])
+@pytest.mark.parametrize("gold", ["2 million", "2000000", "2,000 thousand"])
+def test_a_scaled_answer_is_right_however_it_is_written(answer: str, gold: str) -> None:
+    env = ReasoningEvalsEnv()
+    for said, is_right in [(answer, True), ("So it is 2.", False), (answer.replace("2", "3"), False)]:
+        [rollout] = env.rollout([{"question": "How many?", "answer": gold}], ScriptedAgent([said]))
+        assert rollout.info["success"] is is_right
 
 
 def test_what_is_cheap_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
