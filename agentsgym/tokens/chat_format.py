@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 from agentsgym.errors import TemplateError
 from agentsgym.tokens.chat_template import Template
 from agentsgym.tokens.control_tokens import SECOND_PRIVATE_USE, Piece, Scaffold, Vocabulary
-from agentsgym.tokens.sentinels import Change, Roles
+from agentsgym.tokens.sentinels import Roles, slot
 from agentsgym.tokens.template_warnings import warn_if_no_template, warn_if_tools_are_hidden
 from agentsgym.tokens.tool_format import ToolFormat
 from agentsgym.tokens.tool_messages import strings_in, with_strings
-from agentsgym.tokens.turn_ends import ENDED_BY_TEXT, TurnEnd, find_turn_end, without_end
+from agentsgym.tokens.turn_ends import ENDED_BY_TEXT, TurnEnd, common_prefix, find_turn_end, without_end
 from agentsgym.tokens.unmarked_controls import is_mark, unmarked_controls
 from agentsgym.types import FinishReason, Message
 
@@ -64,20 +64,21 @@ class ChatFormat:
             (drops thinking, trims): the record then differs from its full render, and is what the agent saw.
         vocabulary_size: Every id of the tokenizer is smaller.
         text_before_end: Plain text in front of the end-of-turn token, part of a text turn (``" "`` for ``" </s>"``).
-        answer_trim: How the template trims the agent's answers, applied to those given as text; None if not.
     """
 
     __slots__ = (
+        "_answer",
+        "_closed_answer",
         "_end",
         "_first",
         "_later",
+        "_lead",
         "_observed",
         "_refusal",
         "_template",
         "_tool_format",
         "_trusted",
         "_vocabulary",
-        "answer_trim",
         "end_of_turn_id",
         "end_of_turn_ids",
         "rewrites_history",
@@ -116,7 +117,8 @@ class ChatFormat:
         self._tool_format: ToolFormat | None = None
         self._refusal: str | None = None
         self.rewrites_history = False
-        self.answer_trim: Change | None = None
+        self._lead = ""  # what the template prints between its prompt and an answer, control tokens left out
+        self._answer = self._closed_answer = self._bare(("assistant",), self._vocabulary)
         if self._template is not None:
             self._learn(self._template)
         self.end_of_turn_ids, self.text_before_end = self._end.ids, self._end.before
@@ -268,7 +270,11 @@ class ChatFormat:
         today = "" if template is None else template.today(roles)
         known = self._first.get(roles)
         if known is None or known[0] != today:
-            scaffold = self._bare(roles) if template is None else self._scaffold(template, roles, None, first=True)
+            scaffold = (
+                self._bare(roles, self._observed)
+                if template is None
+                else self._scaffold(template, roles, None, first=True)
+            )
             known = self._first[roles] = today, scaffold
         return known[1]
 
@@ -282,13 +288,17 @@ class ChatFormat:
         scaffold = self._later.get((roles, ended_by))
         if scaffold is None:
             template = self._template
-            scaffold = self._bare(roles) if template is None else self._scaffold(template, roles, ended_by, first=False)
+            scaffold = (
+                self._bare(roles, self._observed)
+                if template is None
+                else self._scaffold(template, roles, ended_by, first=False)
+            )
             self._later[roles, ended_by] = scaffold
         return scaffold
 
-    def _bare(self, roles: Roles) -> Scaffold:
+    def _bare(self, roles: Roles, vocabulary: Vocabulary) -> Scaffold:
         """Without a template: one piece a message, nothing around it."""
-        encode = self._observed.encode_first
+        encode = vocabulary.encode_first
         return Scaffold([], tuple(Piece("", ((n, ""),), None, encode, []) for n in range(len(roles))), None, None, None)
 
     def observation(self, messages: Sequence[Message], ended_by: int | None) -> tuple[Scaffold, list[str]]:
@@ -306,17 +316,23 @@ class ChatFormat:
         roles = tuple([message["role"] for message in messages])
         return self.later(roles, ended_by), [message["content"] for message in messages]
 
-    def answer(self, message: Message) -> tuple[list[int], tuple[int, ...]]:
-        """The ids of an answer that was given as text, and those of its end of turn.
+    def answer(self, message: Message) -> tuple[list[int], list[int]]:
+        """The ids of an answer that was given as text, in front of its end of turn and with it.
 
         Raises:
             TemplateError: The template does not take the calls of the answer.
         """
         if self._tool_format is not None and ("tool_calls" in message or "reasoning_content" in message):
             return self._tool_format.write(message)
-        text = message["content"]
-        trimmed = text if self.answer_trim is None else self.answer_trim(text)
-        return self.encode(trimmed + self.text_before_end), self.end_of_turn_ids
+        token_ids = _written(self._answer, message)
+        if self._end.text:  # which may merge with the answer
+            return token_ids, _written(self._closed_answer, message)
+        return token_ids, [*token_ids, *self.end_of_turn_ids]
+
+    def cut_text(self, ids: Sequence[int]) -> str:
+        """The text of the first ids of an answer that was given as text, without what the template puts in front."""
+        text = self.decode(ids)
+        return text[len(common_prefix(text, self._lead)) :]
 
     @property
     def prints_calls(self) -> bool:
@@ -360,11 +376,35 @@ class ChatFormat:
         except TemplateError as error:
             self.rewrites_history, self._refusal = True, str(error)
         try:
-            self.answer_trim = template.answer_trim()
             self._end = find_turn_end(template, self._vocabulary)
+            self._learn_answer(template)
             self._tool_format = ToolFormat(template, self._vocabulary, self._observed, self._end, self.later)
         except TemplateError as error:
             raise TemplateError(self._refusal or str(error)) from error
+
+    def _learn_answer(self, template: Template) -> None:
+        """Find what the template prints around an answer: it is given as text what a model would have sampled."""
+        try:
+            asked, lead = template.answer_lead()
+        except TemplateError:  # of a conversation that is rendered anew each turn, until it is as long as these
+            asked, lead = "", ""
+        self._lead = self._vocabulary.pattern.sub("", lead)
+        # A control token at the end of the prompt may swallow the white space that the answer begins with.
+        last = next((match for match in self._vocabulary.pattern.finditer(asked) if match.end() == len(asked)), None)
+        trim = template.answer_trim()
+
+        def answer(behind: str) -> Scaffold:
+            before = last[0] if last else ""
+            head, pieces = self._vocabulary.pieces(f"{before}{lead}{slot(0)}{behind}", first=False)
+            return Scaffold(head[1:] if last else head, pieces, None if trim is None else (trim,), None, None)
+
+        self._answer, self._closed_answer = answer(self._end.before), answer(self._end.text)
+
+
+def _written(scaffold: Scaffold, message: Message) -> list[int]:
+    token_ids: list[int] = []
+    scaffold.write([message["content"]], token_ids)
+    return token_ids
 
 
 def _hidden_in(tools: Sequence[Mapping[str, Any]], observed: Vocabulary) -> tuple[Any, dict[int, str]]:
