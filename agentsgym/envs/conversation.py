@@ -110,3 +110,19 @@ def chat_format_of(
     if tools and chat_format.prints_calls:
         reader_of(chat_format).check_reads_calls()
     return chat_format
+
+
+def check_tool_use(tokenizer: Any, config: Mapping[str, Any]) -> None:
+    """See that calls and results can go on record, whatever the tools will be.
+
+    Raises:
+        ConfigError: The chat template prints calls that cannot be read back.
+        TemplateError: It does not allow exact tokens, or prints results in no way that can be appended.
+    """
+    chat_format = chat_format_of(tokenizer, config)
+    if chat_format is None:
+        return
+    if chat_format.prints_calls:
+        reader_of(chat_format).check_reads_calls()
+    if config["history"] != "rerender":
+        chat_format.check_results()

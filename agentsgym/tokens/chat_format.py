@@ -316,6 +316,15 @@ class ChatFormat:
         roles = tuple([message["role"] for message in messages])
         return self.later(roles, ended_by), [message["content"] for message in messages]
 
+    def check_results(self) -> None:
+        """See that results of tools can go on record, one message a call.
+
+        Raises:
+            TemplateError: The template prints them in no way that can be appended.
+        """
+        if self._tool_format is not None:
+            self._tool_format.way(("tool",))
+
     def answer(self, message: Message) -> tuple[list[int], list[int]]:
         """The ids of an answer that was given as text, in front of its end of turn and with it.
 
