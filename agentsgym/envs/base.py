@@ -20,13 +20,14 @@ from agentsgym.envs.starts import StartChecks, start_state
 from agentsgym.envs.subclass import called_config, called_parts, given_and_valid, prepare_class
 from agentsgym.envs.task_checks import check_task
 from agentsgym.envs.trial import Trial
-from agentsgym.envs.user_checks import check_initialized, check_single_stream, check_tokenizer
+from agentsgym.envs.user_checks import check_initialized, check_single_stream, check_tokenizer, check_vocabularies
 from agentsgym.errors import check_options
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import Field, is_int, require
 from agentsgym.rollouts.interfaces import Pool
 from agentsgym.seeding import derive_seed, episode_generator
 from agentsgym.tokens.transcript import ChatFormat
+from agentsgym.tokens.unknown_words import warn_of_unknown_words
 from agentsgym.types import Action, Message, Trajectory
 
 if TYPE_CHECKING:
@@ -279,13 +280,15 @@ class MultistepEnv(ABC):
 
         Raises:
             TaskError: There is no list, it is empty, or a task cannot be played; nothing has been played then.
-            ConfigError: ``num_rollouts`` or a limit is no positive number, the agent is none, a row is of another
-                class or configuration, or this environment cannot be sent to the pool's processes.
+            ConfigError: ``num_rollouts`` or a limit is no positive number, the agent is none or reads the ids of
+                another tokenizer, a row is of another class or configuration, or this environment cannot be sent to
+                the pool's processes.
             TemplateError: The chat template does not take a conversation's first prompt.
             TooManyFailuresError: More rollouts failed than ``failures`` allows, or no task group is large enough.
         """
         actor, policy = as_agent(agent), as_policy(failures)
         check_options(limits, self.rollout, self.trials)
+        check_vocabularies(self.tokenizer, actor)
         trials = self.trials(task_data_list, num_rollouts, **limits)
         policy.check_size(num_rollouts)
         times: dict[str, Any] = {"turn_timeout_s": turn_timeout_s, "episode_timeout_s": episode_timeout_s}
@@ -389,5 +392,10 @@ class MultistepEnv(ABC):
     def check_starts(
         self, trajectories: Iterable[Trajectory], group_of: Callable[[Trajectory], Hashable] | None = None
     ) -> None:
-        """Warn once if finished rollouts of one task group, by default of one ``task_index``, began differently."""
+        """Warn once if finished rollouts of one task group, by default of one ``task_index``, began differently.
+
+        And once a tokenizer if they hold words that it cannot read.
+        """
+        trajectories = [*trajectories]
+        warn_of_unknown_words(self.tokenizer, trajectories)
         self._starts.see_rollouts(trajectories, group_of or (lambda trajectory: trajectory.task_index))

@@ -12,6 +12,7 @@ from agentsgym.envs.check.plays import observations
 from agentsgym.envs.check.probe import HookProbe
 from agentsgym.errors import AgentsGymError
 from agentsgym.texts import sentence_of, shown
+from agentsgym.tokens.unknown_words import named, unknown_id, unknown_words
 from agentsgym.types import StopReason, Trajectory
 
 Add = Callable[..., None]
@@ -82,8 +83,8 @@ def look_at_prompts(trajectory: Trajectory, add: Add) -> None:
         add("prompt-purity", "_format_prompt", _repeats(1, "rules that every prompt gives", rules), False)
 
 
-def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add) -> None:
-    """Find first prompts that leave no room, and words that the tokenizer does not know."""
+def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_answers: bool) -> None:
+    """Find first prompts that leave no room, and words that the tokenizer does not know, also those of answers."""
     tokenizer: Any = env.tokenizer
     if tokenizer is None:
         return
@@ -94,13 +95,15 @@ def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add) -> None:
         elif num_prompt > limit / 2:
             text = f"the first prompt has {num_prompt} tokens, more than half of {name} = {limit}"
             add("token-budget", "_format_prompt", text, False)
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    mask = trajectory.agent_token_mask
-    if unknown is not None and any(i == unknown and not m for i, m in zip(trajectory.token_ids, mask, strict=True)):
-        texts = (message["content"] for one in observations(trajectory) for message in one)
-        words = dict.fromkeys(word for text in texts for word in text.split() if _is_unknown(tokenizer, word))
-        text = f"the tokenizer does not know what the prompts say, such as {', '.join(map(shown, [*words][:3]))}"
-        add("token-budget", "_format_prompt", text, False)
+    if unknown_id(tokenizer) in trajectory.token_ids:
+        texts = [message["content"] for one in observations(trajectory) for message in one]
+        answers = [trajectory.messages[turn.message_index]["content"] for turn in trajectory.turns if with_answers]
+        shown_words = unknown_words(tokenizer, texts)
+        own_words = [word for word in unknown_words(tokenizer, answers) if word not in shown_words]
+        for what, words in (("the prompts say", shown_words), ("the agent says", own_words)):
+            if words:
+                text = f"the tokenizer does not know what {what}, such as {named(words)}"
+                add("token-budget", "_format_prompt", text, False, about=what)
 
 
 def look_at_roles(probe: HookProbe) -> None:
@@ -170,8 +173,3 @@ def _repeats(turn: int, what: str, text: str) -> str:
         f"the prompt of turn {turn} repeats {what}, {shown(text, 60)}: _format_prompt gives only what is new, and "
         "the conversation keeps the rest"
     )
-
-
-def _is_unknown(tokenizer: Any, word: str) -> bool:
-    ids = (tokenizer(form, add_special_tokens=False)["input_ids"] for form in (word, f" {word}"))
-    return all(tokenizer.unk_token_id in own for own in ids)

@@ -217,10 +217,11 @@ class _Checker:
             self._add("pickling", "", text)
 
     def _look(self, alone: Sequence[Trajectory]) -> None:
+        with_answers = not isinstance(self._agent, ExploringAgent)  # which says what nobody would
         for trajectory in alone:
             rules.look_at_failure(trajectory, self._add)
             rules.look_at_prompts(trajectory, self._add)
-            rules.look_at_tokens(self._env, trajectory, self._add)
+            rules.look_at_tokens(self._env, trajectory, self._add, with_answers=with_answers)
         rules.look_at_tools(self._env, alone, self._add)
         rules.look_at_roles(self._probe)
 
