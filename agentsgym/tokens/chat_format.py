@@ -221,6 +221,16 @@ class ChatFormat:
         conversation, hidden = self._hide(self.as_taken(messages))
         return self._observed.encode_printed(self._template.whole(conversation, ask=ask), hidden)
 
+    def printed(self, messages: Sequence[Message]) -> str:
+        """Print a whole conversation and the generation prompt as ``tokenizer.apply_chat_template`` does.
+
+        Raises:
+            TemplateError: There is no template, or it cannot print the conversation.
+        """
+        if self._template is None:
+            raise TemplateError("without a chat template nothing is printed around messages")
+        return self._template.whole(self.as_taken(messages), ask=True)
+
     def as_taken(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         """Put a conversation into the form that the template takes: of a conversation without tools, it is the same.
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check.plays import observations
 from agentsgym.envs.check.probe import HookProbe
-from agentsgym.errors import AgentsGymError
+from agentsgym.errors import AgentsGymError, TemplateError
 from agentsgym.texts import sentence_of, shown
+from agentsgym.tokens.transcript import Transcript
+from agentsgym.tokens.turn_ends import common_prefix
 from agentsgym.tokens.unknown_words import named, unknown_id, unknown_words
-from agentsgym.types import StopReason, Trajectory
+from agentsgym.types import Action, Message, StopReason, ToolCall, Trajectory
 
 Add = Callable[..., None]
 _MIN_RULES, _MIN_REPEATED = 40, 16  # characters; shorter texts may be said again by chance
@@ -104,6 +107,54 @@ def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_
             if words:
                 text = f"the tokenizer does not know what {what}, such as {named(words)}"
                 add("token-budget", "_format_prompt", text, False, about=what)
+
+
+def look_at_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -> None:
+    """Find text answers that are recorded in another way than the chat template prints them in history."""
+    tokenizer: Any = env.tokenizer
+    if tokenizer is None or not tokenizer.chat_template or env.env_config["history"] == "rerender":
+        return
+    chat_format: Any = env.chat_format
+    try:
+        transcript = _as_text(chat_format, messages)
+        printed = tokenizer.encode(chat_format.printed(transcript.messages), add_special_tokens=False)
+    except TemplateError:
+        return  # what the game does is taken: an episode that is not fails by itself
+    # The last answer of a conversation may end by another token than those before it (gpt-oss); text merges elsewhere.
+    end, pairs = chat_format.end_of_turn_id, [*zip_longest(transcript.token_ids, printed)]
+    recorded, printed = (
+        tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        for ids in (transcript.token_ids, printed)
+    )
+    if recorded != printed and any(one not in (other, end) for one, other in pairs):
+        start = len(common_prefix(recorded, printed))
+        text = (
+            f"behind {shown(recorded[max(0, start - 40) : start], 60)} text answers are recorded with "
+            f"{shown(recorded[start:], 60)} where the chat template prints {shown(printed[start:], 60)}, and a policy "
+            "learns from demonstrations what is recorded: give thoughts apart (Action.reasoning), or set "
+            "tokenizer.chat_template to one whose generation prompt is what stands in front of answers in history"
+        )
+        add("chat-template", "", text, False)
+
+
+def _as_text(chat_format: Any, messages: Sequence[Message]) -> Transcript:
+    """Record a conversation as that of an agent which answers in text, up to what it would be asked next."""
+    transcript, start = Transcript(chat_format), 0
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            transcript.observe(messages[start:index])
+            transcript.act(_action_of(message))
+            start = index + 1
+    transcript.observe([*messages[start:]] or [{"role": "user", "content": "Go on."}])
+    return transcript
+
+
+def _action_of(message: Message) -> Action:
+    calls = [
+        ToolCall(name=call["function"]["name"], arguments=call["function"]["arguments"], id=call["id"])
+        for call in message.get("tool_calls", ())
+    ]
+    return Action(text=message["content"], reasoning=message.get("reasoning_content"), tool_calls=calls)
 
 
 def look_at_roles(probe: HookProbe) -> None:
