@@ -95,7 +95,8 @@ def chat_format_of(
     """Find out how the tokenizer writes a conversation, as a configuration wants it; None without a tokenizer.
 
     Raises:
-        ConfigError: There are tools, and the chat template prints calls that cannot be read back.
+        ConfigError: There are tools, and the chat template prints calls that cannot be read back; or a token is not to
+            be guarded that carries a role, a turn, a call or a thought.
         TemplateError: The chat template does not allow exact tokens.
     """
     if tokenizer is None:
@@ -104,6 +105,7 @@ def chat_format_of(
         tokenizer,
         append=config["history"] != "rerender",
         guard_added_tokens=config["guard_added_tokens"],
+        unguarded_tokens=config["unguarded_tokens"],
         tools=tools,
         template_options=config["chat_template_kwargs"],
     )

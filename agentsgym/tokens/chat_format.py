@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from agentsgym.errors import TemplateError
+from agentsgym.errors import ConfigError, TemplateError
+from agentsgym.texts import shown
 from agentsgym.tokens.chat_template import Template
 from agentsgym.tokens.control_tokens import SECOND_PRIVATE_USE, Piece, Scaffold, Vocabulary
 from agentsgym.tokens.sentinels import Roles, slot
 from agentsgym.tokens.template_warnings import warn_if_no_template, warn_if_tools_are_hidden
 from agentsgym.tokens.tool_format import ToolFormat
-from agentsgym.tokens.tool_messages import strings_in, with_strings
+from agentsgym.tokens.tool_messages import TEXT_FORM, strings_in, with_strings
 from agentsgym.tokens.turn_ends import ENDED_BY_TEXT, TurnEnd, common_prefix, find_turn_end, without_end
 from agentsgym.tokens.unmarked_controls import is_mark, unmarked_controls
 from agentsgym.types import FinishReason, Message
@@ -38,14 +39,32 @@ class _Vocabularies:
         self.fits = _fingerprint(tokenizer)
         plain = Template(self.tokenizer) if self.tokenizer.chat_template else None  # tools print what agents say
         self.own = Vocabulary(self.tokenizer, unmarked_controls(self.tokenizer, plain) if plain else frozenset[str]())
-        self._guarded: Vocabulary | None = None
+        self._guarded: dict[frozenset[str], Vocabulary] = {}
 
-    def guarded(self) -> Vocabulary:
-        """What is encoded with it holds no added token, but words and white space."""
-        if self._guarded is None:
-            names = [*filter(is_mark, self.tokenizer.get_added_vocab())]
-            self._guarded = Vocabulary(self.tokenizer, names) if {*names} - {*self.own.controls} else self.own
-        return self._guarded
+    def guarded(self, unguarded: Sequence[str]) -> Vocabulary:
+        """What is encoded with it holds no added token, but words, white space and those that are named.
+
+        Raises:
+            ConfigError: One that is named is no added token, or a message could forge turns, calls or thoughts by it.
+        """
+        spared = frozenset(unguarded)
+        if spared not in self._guarded:
+            added = self.tokenizer.get_added_vocab()
+            self._check_unguarded(spared, added)
+            names = {name for name in added if is_mark(name)} - spared
+            self._guarded[spared] = Vocabulary(self.tokenizer, names) if names - {*self.own.controls} else self.own
+        return self._guarded[spared]
+
+    def _check_unguarded(self, names: Collection[str], added: Collection[str]) -> None:
+        printed = f"{self.tokenizer.chat_template}{TEXT_FORM}"
+        for name in sorted(names):
+            if name not in added:
+                raise ConfigError(f"unguarded_tokens must be added tokens of the tokenizer, got {shown(name)}")
+            if name in self.own.controls or name in printed:
+                raise ConfigError(
+                    f"unguarded_tokens must be tokens that carry no role, turn, call or thought, got {shown(name)}, "
+                    "which is marked special or stands in the chat template"
+                )
 
 
 class ChatFormat:
@@ -95,6 +114,7 @@ class ChatFormat:
         vocabularies: _Vocabularies,
         *,
         guard_added_tokens: bool = False,
+        unguarded_tokens: Sequence[str] = (),
         tools: Sequence[Mapping[str, Any]] = (),
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -103,7 +123,7 @@ class ChatFormat:
         self.template_options: Mapping[str, Any] = {**(template_options or {})}
         # What tools return must not spell a token of calls or results. The system message is the environment's own.
         self._trusted = {"assistant"} if guard_added_tokens or not tools else {"assistant", "system"}
-        observed = vocabularies.guarded() if guard_added_tokens or tools else vocabularies.own
+        observed = vocabularies.guarded(unguarded_tokens) if guard_added_tokens or tools else vocabularies.own
         shown, hidden = _hidden_in(self.tools, observed)
         self._vocabulary = vocabularies.own.revealing(hidden)
         self._observed = self._vocabulary if observed is vocabularies.own else observed.revealing(hidden)
@@ -134,6 +154,7 @@ class ChatFormat:
         *,
         append: bool = True,
         guard_added_tokens: bool = False,
+        unguarded_tokens: Sequence[str] = (),
         tools: Sequence[Mapping[str, Any]] = (),
         template_options: Mapping[str, Any] | None = None,
     ) -> ChatFormat:
@@ -146,10 +167,13 @@ class ChatFormat:
             guard_added_tokens: Whether the spelling of any added token stays text in what the agent is shown, also of
                 one that only agents say (``<think>``, ``<tool_call>``). Words and white space are excepted; what the
                 agent itself says keeps its tokens. With tools it is so in all but the system message anyway.
+            unguarded_tokens: Added tokens that stay tokens there all the same, such as the HTML tags of Gemma.
             tools: JSON schemas that the template shows the agent.
             template_options: Further variables of the template (``enable_thinking``, …).
 
         Raises:
+            ConfigError: A token of ``unguarded_tokens`` is not an added token, or carries a role, a turn, a call or a
+                thought.
             TemplateError: The chat template does not print the messages of a plain conversation once and unchanged.
         """
         found = _FORMATS.get(tokenizer)
@@ -158,11 +182,17 @@ class ChatFormat:
                 warn_if_no_template(tokenizer)
             found = _FORMATS[tokenizer] = _Vocabularies(tokenizer), {}
         shared, formats = found
-        key = json.dumps([guard_added_tokens, [*tools], {**(template_options or {})}], default=repr)
+        key = json.dumps(
+            [guard_added_tokens, [*unguarded_tokens], [*tools], {**(template_options or {})}], default=repr
+        )
         known = formats.get(key)
         if known is None:
             known = formats[key] = cls(
-                shared, guard_added_tokens=guard_added_tokens, tools=tools, template_options=template_options
+                shared,
+                guard_added_tokens=guard_added_tokens,
+                unguarded_tokens=unguarded_tokens,
+                tools=tools,
+                template_options=template_options,
             )
             warn_if_tools_are_hidden(known.tokenizer, known.tools, known.template_options)
         if append and known._refusal is not None:

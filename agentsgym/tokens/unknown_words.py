@@ -50,8 +50,10 @@ def warn_of_unknown_words(tokenizer: Any, trajectories: Iterable[Trajectory]) ->
         tokenizer: The one that they were recorded with; None for none.
         trajectories: Any rollouts.
     """
-    unknown = None if tokenizer is None else unknown_id(tokenizer)
-    if unknown is None or tokenizer in _WARNED:
+    if tokenizer is None or tokenizer in _WARNED:
+        return
+    unknown = unknown_id(tokenizer)
+    if unknown is None:
         return
     found = islice((one for one in trajectories if unknown in one.token_ids), _MAX_READ)
     words = unknown_words(tokenizer, (message["content"] for one in found for message in one.messages))
