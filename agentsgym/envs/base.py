@@ -19,13 +19,14 @@ from agentsgym.envs.play import OnFinish, make_trials, play_begun_episode, play_
 from agentsgym.envs.starts import StartChecks, check_task, start_state
 from agentsgym.envs.subclass import called_config, called_parts, given_and_valid, prepare_class
 from agentsgym.envs.trial import Trial
-from agentsgym.envs.user_checks import check_initialized, check_single_stream, check_tokenizer
+from agentsgym.envs.user_checks import check_initialized, check_single_stream, check_tokenizer, check_vocabularies
 from agentsgym.errors import check_options
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import Field, is_int, require
 from agentsgym.rollouts.interfaces import Pool
 from agentsgym.seeding import derive_seed, episode_generator
 from agentsgym.tokens.transcript import ChatFormat
+from agentsgym.tokens.unknown_words import warn_of_unknown_words
 from agentsgym.types import Action, Message, Trajectory
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class MultistepEnv(ABC):
     - ``keep_history``: whether the episodes of a trial share one conversation.
     - ``chat_template_kwargs``: further variables of the chat template, for every prompt.
     - ``guard_added_tokens``: whether spellings of added tokens, such as ``<think>``, stay plain text in what the agent
-      is shown.
+      is shown; ``unguarded_tokens``: those that become tokens there all the same, such as ``<table>``.
     - ``history``: what the agent sees of what came before: all of it as it was, as the template renders it afresh, or
       what a function of the messages returns.
     """
@@ -278,13 +279,15 @@ class MultistepEnv(ABC):
 
         Raises:
             TaskError: There is no list, it is empty, or a task cannot be played; nothing has been played then.
-            ConfigError: ``num_rollouts`` or a limit is no positive number, the agent is none, a row is of another
-                class or configuration, or this environment cannot be sent to the pool's processes.
+            ConfigError: ``num_rollouts`` or a limit is no positive number, the agent is none or reads the ids of
+                another tokenizer, a row is of another class or configuration, or this environment cannot be sent to
+                the pool's processes.
             TemplateError: The chat template does not take a conversation's first prompt.
             TooManyFailuresError: More rollouts failed than ``failures`` allows, or no task group is large enough.
         """
         actor, policy = as_agent(agent), as_policy(failures)
         check_options(limits, self.rollout, self.trials)
+        check_vocabularies(self.tokenizer, actor)
         trials = self.trials(task_data_list, num_rollouts, **limits)
         policy.check_size(num_rollouts)
         times: dict[str, Any] = {"turn_timeout_s": turn_timeout_s, "episode_timeout_s": episode_timeout_s}
@@ -388,5 +391,10 @@ class MultistepEnv(ABC):
     def check_starts(
         self, trajectories: Iterable[Trajectory], group_of: Callable[[Trajectory], Hashable] | None = None
     ) -> None:
-        """Warn once if finished rollouts of one task group, by default of one ``task_index``, began differently."""
+        """Warn once if finished rollouts of one task group, by default of one ``task_index``, began differently.
+
+        And once a tokenizer if they hold words that it cannot read.
+        """
+        trajectories = [*trajectories]
+        warn_of_unknown_words(self.tokenizer, trajectories)
         self._starts.see_rollouts(trajectories, group_of or (lambda trajectory: trajectory.task_index))

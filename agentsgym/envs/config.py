@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import Field, choice_field, is_bool, is_int, is_str, one_of, or_none
+from agentsgym.fields import Field, choice_field, is_bool, is_int, is_str, is_strings, one_of, or_none
 from agentsgym.texts import shown
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ COMMON_FIELDS: dict[str, Field] = {
     "keep_history": Field(default=False, expected="True or False", valid=is_bool),
     "chat_template_kwargs": Field(default={}, expected="a dict of options of the chat template", valid=_is_options),
     "guard_added_tokens": Field(default=False, expected="True or False", valid=is_bool),
+    "unguarded_tokens": Field(default=[], expected="a list of added tokens of the tokenizer", valid=is_strings),
     "history": Field(
         default="append",
         expected="'append', 'rerender' or a function from messages to messages",

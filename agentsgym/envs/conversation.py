@@ -95,7 +95,8 @@ def chat_format_of(
     """Find out how the tokenizer writes a conversation, as a configuration wants it; None without a tokenizer.
 
     Raises:
-        ConfigError: There are tools, and the chat template prints calls that cannot be read back.
+        ConfigError: There are tools, and the chat template prints calls that cannot be read back; or a token is not to
+            be guarded that carries a role, a turn, a call or a thought.
         TemplateError: The chat template does not allow exact tokens.
     """
     if tokenizer is None:
@@ -104,9 +105,26 @@ def chat_format_of(
         tokenizer,
         append=config["history"] != "rerender",
         guard_added_tokens=config["guard_added_tokens"],
+        unguarded_tokens=config["unguarded_tokens"],
         tools=tools,
         template_options=config["chat_template_kwargs"],
     )
     if tools and chat_format.prints_calls:
         reader_of(chat_format).check_reads_calls()
     return chat_format
+
+
+def check_tool_use(tokenizer: Any, config: Mapping[str, Any]) -> None:
+    """See that calls and results can go on record, whatever the tools will be.
+
+    Raises:
+        ConfigError: The chat template prints calls that cannot be read back.
+        TemplateError: It does not allow exact tokens, or prints results in no way that can be appended.
+    """
+    chat_format = chat_format_of(tokenizer, config)
+    if chat_format is None:
+        return
+    if chat_format.prints_calls:
+        reader_of(chat_format).check_reads_calls()
+    if config["history"] != "rerender":
+        chat_format.check_results()

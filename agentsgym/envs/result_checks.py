@@ -29,6 +29,10 @@ def _is_message(message: Any) -> bool:
     return isinstance(fields.get("role"), str) and isinstance(fields.get("content"), str)
 
 
+def _has_parts(message: Any) -> bool:
+    return isinstance(message, dict) and isinstance(cast("dict[str, Any]", message).get("content"), list)
+
+
 def _is_plain(message: Any) -> bool:
     if type(message) is not dict:
         return False
@@ -188,7 +192,10 @@ def as_messages(prompt: Any) -> list[Message]:
     except BaseException as error:
         raise failure_of_value("_format_prompt", error) from error
     if messages is None:
-        raise EnvError(f"_format_prompt must return a str or a list of at least one message, got {shown(prompt)}")
+        wanted = "a str or a list of at least one message"
+        if isinstance(given, list) and any(map(_has_parts, cast("list[Any]", given))):
+            wanted += " whose content is a str (a list of parts is not taken, only text is recorded)"
+        raise EnvError(f"_format_prompt must return {wanted}, got {shown(prompt)}")
     return messages
 
 

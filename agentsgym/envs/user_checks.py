@@ -93,6 +93,29 @@ def check_tokenizer(tokenizer: Any, env_class: type[Any]) -> None:
         )
 
 
+def check_vocabularies(tokenizer: Any, agent: Any) -> None:
+    """Check that an agent which reads token ids reads those of the environment's tokenizer.
+
+    Args:
+        tokenizer: The environment's, or None.
+        agent: Any agent; it reads ids if it has ``stop_token_ids`` and a tokenizer of its own.
+
+    Raises:
+        ConfigError: Its tokenizer has other ids.
+    """
+    own = getattr(agent, "tokenizer", None)
+    if tokenizer is None or own is None or own is tokenizer or not hasattr(agent, "stop_token_ids"):
+        return
+    known = own.get_vocab()
+    strange = [name for name, token_id in tokenizer.get_vocab().items() if known.get(name) != token_id]
+    if strange:
+        raise ConfigError(
+            f"the environment has another tokenizer than {type(agent).__name__}, which reads its token ids: "
+            f"{len(strange)} tokens, such as {shown(strange[0])}, have other ids or none there; build the environment "
+            "with agent.tokenizer"
+        )
+
+
 class NotInitializedError(ConfigError, AttributeError):
     """The constructor of the base class has not run: a wrong class, and a missing attribute for ``hasattr``."""
 

@@ -16,7 +16,12 @@ from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.tokens.transcript import Transcript
 from agentsgym.types import Action, Trajectory, Turn
 
-_DEFAULTS: Final[Mapping[str, Any]] = {"history": "append", "guard_added_tokens": False, "chat_template_kwargs": {}}
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "history": "append",
+    "guard_added_tokens": False,
+    "unguarded_tokens": [],
+    "chat_template_kwargs": {},
+}
 
 
 class Encoder:

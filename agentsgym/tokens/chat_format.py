@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from agentsgym.errors import TemplateError
+from agentsgym.errors import ConfigError, TemplateError
+from agentsgym.texts import shown
 from agentsgym.tokens.chat_template import Template
 from agentsgym.tokens.control_tokens import SECOND_PRIVATE_USE, Piece, Scaffold, Vocabulary
-from agentsgym.tokens.sentinels import Change, Roles
+from agentsgym.tokens.sentinels import Roles, slot
 from agentsgym.tokens.template_warnings import warn_if_no_template, warn_if_tools_are_hidden
 from agentsgym.tokens.tool_format import ToolFormat
-from agentsgym.tokens.tool_messages import strings_in, with_strings
-from agentsgym.tokens.turn_ends import ENDED_BY_TEXT, TurnEnd, find_turn_end, without_end
+from agentsgym.tokens.tool_messages import TEXT_FORM, strings_in, with_strings
+from agentsgym.tokens.turn_ends import ENDED_BY_TEXT, TurnEnd, common_prefix, find_turn_end, without_end
 from agentsgym.tokens.unmarked_controls import is_mark, unmarked_controls
 from agentsgym.types import FinishReason, Message
 
@@ -38,14 +39,32 @@ class _Vocabularies:
         self.fits = _fingerprint(tokenizer)
         plain = Template(self.tokenizer) if self.tokenizer.chat_template else None  # tools print what agents say
         self.own = Vocabulary(self.tokenizer, unmarked_controls(self.tokenizer, plain) if plain else frozenset[str]())
-        self._guarded: Vocabulary | None = None
+        self._guarded: dict[frozenset[str], Vocabulary] = {}
 
-    def guarded(self) -> Vocabulary:
-        """What is encoded with it holds no added token, but words and white space."""
-        if self._guarded is None:
-            names = [*filter(is_mark, self.tokenizer.get_added_vocab())]
-            self._guarded = Vocabulary(self.tokenizer, names) if {*names} - {*self.own.controls} else self.own
-        return self._guarded
+    def guarded(self, unguarded: Sequence[str]) -> Vocabulary:
+        """What is encoded with it holds no added token, but words, white space and those that are named.
+
+        Raises:
+            ConfigError: One that is named is no added token, or a message could forge turns, calls or thoughts by it.
+        """
+        spared = frozenset(unguarded)
+        if spared not in self._guarded:
+            added = self.tokenizer.get_added_vocab()
+            self._check_unguarded(spared, added)
+            names = {name for name in added if is_mark(name)} - spared
+            self._guarded[spared] = Vocabulary(self.tokenizer, names) if names - {*self.own.controls} else self.own
+        return self._guarded[spared]
+
+    def _check_unguarded(self, names: Collection[str], added: Collection[str]) -> None:
+        printed = f"{self.tokenizer.chat_template}{TEXT_FORM}"
+        for name in sorted(names):
+            if name not in added:
+                raise ConfigError(f"unguarded_tokens must be added tokens of the tokenizer, got {shown(name)}")
+            if name in self.own.controls or name in printed:
+                raise ConfigError(
+                    f"unguarded_tokens must be tokens that carry no role, turn, call or thought, got {shown(name)}, "
+                    "which is marked special or stands in the chat template"
+                )
 
 
 class ChatFormat:
@@ -64,20 +83,21 @@ class ChatFormat:
             (drops thinking, trims): the record then differs from its full render, and is what the agent saw.
         vocabulary_size: Every id of the tokenizer is smaller.
         text_before_end: Plain text in front of the end-of-turn token, part of a text turn (``" "`` for ``" </s>"``).
-        answer_trim: How the template trims the agent's answers, applied to those given as text; None if not.
     """
 
     __slots__ = (
+        "_answer",
+        "_closed_answer",
         "_end",
         "_first",
         "_later",
+        "_lead",
         "_observed",
         "_refusal",
         "_template",
         "_tool_format",
         "_trusted",
         "_vocabulary",
-        "answer_trim",
         "end_of_turn_id",
         "end_of_turn_ids",
         "rewrites_history",
@@ -94,6 +114,7 @@ class ChatFormat:
         vocabularies: _Vocabularies,
         *,
         guard_added_tokens: bool = False,
+        unguarded_tokens: Sequence[str] = (),
         tools: Sequence[Mapping[str, Any]] = (),
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -102,7 +123,7 @@ class ChatFormat:
         self.template_options: Mapping[str, Any] = {**(template_options or {})}
         # What tools return must not spell a token of calls or results. The system message is the environment's own.
         self._trusted = {"assistant"} if guard_added_tokens or not tools else {"assistant", "system"}
-        observed = vocabularies.guarded() if guard_added_tokens or tools else vocabularies.own
+        observed = vocabularies.guarded(unguarded_tokens) if guard_added_tokens or tools else vocabularies.own
         shown, hidden = _hidden_in(self.tools, observed)
         self._vocabulary = vocabularies.own.revealing(hidden)
         self._observed = self._vocabulary if observed is vocabularies.own else observed.revealing(hidden)
@@ -116,7 +137,8 @@ class ChatFormat:
         self._tool_format: ToolFormat | None = None
         self._refusal: str | None = None
         self.rewrites_history = False
-        self.answer_trim: Change | None = None
+        self._lead = ""  # what the template prints between its prompt and an answer, control tokens left out
+        self._answer = self._closed_answer = self._bare(("assistant",), self._vocabulary)
         if self._template is not None:
             self._learn(self._template)
         self.end_of_turn_ids, self.text_before_end = self._end.ids, self._end.before
@@ -132,6 +154,7 @@ class ChatFormat:
         *,
         append: bool = True,
         guard_added_tokens: bool = False,
+        unguarded_tokens: Sequence[str] = (),
         tools: Sequence[Mapping[str, Any]] = (),
         template_options: Mapping[str, Any] | None = None,
     ) -> ChatFormat:
@@ -144,10 +167,13 @@ class ChatFormat:
             guard_added_tokens: Whether the spelling of any added token stays text in what the agent is shown, also of
                 one that only agents say (``<think>``, ``<tool_call>``). Words and white space are excepted; what the
                 agent itself says keeps its tokens. With tools it is so in all but the system message anyway.
+            unguarded_tokens: Added tokens that stay tokens there all the same, such as the HTML tags of Gemma.
             tools: JSON schemas that the template shows the agent.
             template_options: Further variables of the template (``enable_thinking``, …).
 
         Raises:
+            ConfigError: A token of ``unguarded_tokens`` is not an added token, or carries a role, a turn, a call or a
+                thought.
             TemplateError: The chat template does not print the messages of a plain conversation once and unchanged.
         """
         found = _FORMATS.get(tokenizer)
@@ -156,11 +182,17 @@ class ChatFormat:
                 warn_if_no_template(tokenizer)
             found = _FORMATS[tokenizer] = _Vocabularies(tokenizer), {}
         shared, formats = found
-        key = json.dumps([guard_added_tokens, [*tools], {**(template_options or {})}], default=repr)
+        key = json.dumps(
+            [guard_added_tokens, [*unguarded_tokens], [*tools], {**(template_options or {})}], default=repr
+        )
         known = formats.get(key)
         if known is None:
             known = formats[key] = cls(
-                shared, guard_added_tokens=guard_added_tokens, tools=tools, template_options=template_options
+                shared,
+                guard_added_tokens=guard_added_tokens,
+                unguarded_tokens=unguarded_tokens,
+                tools=tools,
+                template_options=template_options,
             )
             warn_if_tools_are_hidden(known.tokenizer, known.tools, known.template_options)
         if append and known._refusal is not None:
@@ -219,6 +251,16 @@ class ChatFormat:
         conversation, hidden = self._hide(self.as_taken(messages))
         return self._observed.encode_printed(self._template.whole(conversation, ask=ask), hidden)
 
+    def printed(self, messages: Sequence[Message]) -> str:
+        """Print a whole conversation and the generation prompt as ``tokenizer.apply_chat_template`` does.
+
+        Raises:
+            TemplateError: There is no template, or it cannot print the conversation.
+        """
+        if self._template is None:
+            raise TemplateError("without a chat template nothing is printed around messages")
+        return self._template.whole(self.as_taken(messages), ask=True)
+
     def as_taken(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         """Put a conversation into the form that the template takes: of a conversation without tools, it is the same.
 
@@ -268,7 +310,11 @@ class ChatFormat:
         today = "" if template is None else template.today(roles)
         known = self._first.get(roles)
         if known is None or known[0] != today:
-            scaffold = self._bare(roles) if template is None else self._scaffold(template, roles, None, first=True)
+            scaffold = (
+                self._bare(roles, self._observed)
+                if template is None
+                else self._scaffold(template, roles, None, first=True)
+            )
             known = self._first[roles] = today, scaffold
         return known[1]
 
@@ -282,13 +328,17 @@ class ChatFormat:
         scaffold = self._later.get((roles, ended_by))
         if scaffold is None:
             template = self._template
-            scaffold = self._bare(roles) if template is None else self._scaffold(template, roles, ended_by, first=False)
+            scaffold = (
+                self._bare(roles, self._observed)
+                if template is None
+                else self._scaffold(template, roles, ended_by, first=False)
+            )
             self._later[roles, ended_by] = scaffold
         return scaffold
 
-    def _bare(self, roles: Roles) -> Scaffold:
+    def _bare(self, roles: Roles, vocabulary: Vocabulary) -> Scaffold:
         """Without a template: one piece a message, nothing around it."""
-        encode = self._observed.encode_first
+        encode = vocabulary.encode_first
         return Scaffold([], tuple(Piece("", ((n, ""),), None, encode, []) for n in range(len(roles))), None, None, None)
 
     def observation(self, messages: Sequence[Message], ended_by: int | None) -> tuple[Scaffold, list[str]]:
@@ -306,17 +356,32 @@ class ChatFormat:
         roles = tuple([message["role"] for message in messages])
         return self.later(roles, ended_by), [message["content"] for message in messages]
 
-    def answer(self, message: Message) -> tuple[list[int], tuple[int, ...]]:
-        """The ids of an answer that was given as text, and those of its end of turn.
+    def check_results(self) -> None:
+        """See that results of tools can go on record, one message a call.
+
+        Raises:
+            TemplateError: The template prints them in no way that can be appended.
+        """
+        if self._tool_format is not None:
+            self._tool_format.way(("tool",))
+
+    def answer(self, message: Message) -> tuple[list[int], list[int]]:
+        """The ids of an answer that was given as text, in front of its end of turn and with it.
 
         Raises:
             TemplateError: The template does not take the calls of the answer.
         """
         if self._tool_format is not None and ("tool_calls" in message or "reasoning_content" in message):
             return self._tool_format.write(message)
-        text = message["content"]
-        trimmed = text if self.answer_trim is None else self.answer_trim(text)
-        return self.encode(trimmed + self.text_before_end), self.end_of_turn_ids
+        token_ids = _written(self._answer, message)
+        if self._end.text:  # which may merge with the answer
+            return token_ids, _written(self._closed_answer, message)
+        return token_ids, [*token_ids, *self.end_of_turn_ids]
+
+    def cut_text(self, ids: Sequence[int]) -> str:
+        """The text of the first ids of an answer that was given as text, without what the template puts in front."""
+        text = self.decode(ids)
+        return text[len(common_prefix(text, self._lead)) :]
 
     @property
     def prints_calls(self) -> bool:
@@ -360,11 +425,35 @@ class ChatFormat:
         except TemplateError as error:
             self.rewrites_history, self._refusal = True, str(error)
         try:
-            self.answer_trim = template.answer_trim()
             self._end = find_turn_end(template, self._vocabulary)
+            self._learn_answer(template)
             self._tool_format = ToolFormat(template, self._vocabulary, self._observed, self._end, self.later)
         except TemplateError as error:
             raise TemplateError(self._refusal or str(error)) from error
+
+    def _learn_answer(self, template: Template) -> None:
+        """Find what the template prints around an answer: it is given as text what a model would have sampled."""
+        try:
+            asked, lead = template.answer_lead()
+        except TemplateError:  # of a conversation that is rendered anew each turn, until it is as long as these
+            asked, lead = "", ""
+        self._lead = self._vocabulary.pattern.sub("", lead)
+        # A control token at the end of the prompt may swallow the white space that the answer begins with.
+        last = next((match for match in self._vocabulary.pattern.finditer(asked) if match.end() == len(asked)), None)
+        trim = template.answer_trim()
+
+        def answer(behind: str) -> Scaffold:
+            before = last[0] if last else ""
+            head, pieces = self._vocabulary.pieces(f"{before}{lead}{slot(0)}{behind}", first=False)
+            return Scaffold(head[1:] if last else head, pieces, None if trim is None else (trim,), None, None)
+
+        self._answer, self._closed_answer = answer(self._end.before), answer(self._end.text)
+
+
+def _written(scaffold: Scaffold, message: Message) -> list[int]:
+    token_ids: list[int] = []
+    scaffold.write([message["content"]], token_ids)
+    return token_ids
 
 
 def _hidden_in(tools: Sequence[Mapping[str, Any]], observed: Vocabulary) -> tuple[Any, dict[int, str]]:

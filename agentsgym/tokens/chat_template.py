@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations, groupby
+from itertools import combinations, groupby, takewhile
 from typing import Any, TypeVar
 
 from agentsgym.errors import TemplateError
-from agentsgym.texts import sentence_of, shortened
+from agentsgym.texts import sentence_of, shortened, shown
 from agentsgym.tokens.sentinels import (
     ANSWER,
     ANSWERED,
@@ -93,6 +93,7 @@ class Template:
         if "strftime_now" in source:
             clock = f"{{% macro strftime_now(format) %}}{ANOTHER_TIME}{{% endmacro %}}"
             self.frozen["chat_template"] = clock + tokenizer.get_chat_template(tools=self._given.get("tools"))
+        self._unasked = ""  # the generation prompt that it prints without being asked to
         self._blocks = False  # whether it wants [{"type": "text", "text": …}] for a content
         try:
             unpad(self.render(padded(("user",))), ("user",))
@@ -102,10 +103,11 @@ class Template:
                 unpad(self.render(padded(("user",))), ("user",))
             except TemplateError:
                 self._blocks = False
+        self._unasked = self._find_unasked()
         self._words = self._words_acted_on(source)
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True, **options: Any) -> str:
-        """Run the template; ``ask`` adds the generation prompt.
+        """Run the template; ``ask`` adds the generation prompt, which is cut off else if the template adds it anyway.
 
         Raises:
             TemplateError: The template raised.
@@ -114,9 +116,10 @@ class Template:
         if self._blocks:
             conversation = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
         try:
-            return self._tokenizer.apply_chat_template(
+            text = self._tokenizer.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=ask, **self._given, **options
             )
+            return text if ask else text.removesuffix(self._unasked)
         except Exception as error:
             roles = shortened(", ".join(message["role"] for message in messages), 200)
             why = f"{type(error).__name__}: {sentence_of(error)}"
@@ -198,6 +201,21 @@ class Template:
         taken = take_padding(self.render([QUESTION, answer, QUESTION]), 0)
         return taken[1] if taken and taken[1] in STRIPS.values() else None
 
+    def answer_lead(self) -> tuple[str, str]:
+        """Find what the template prints in history between its generation prompt and an answer: a space, a header.
+
+        Returns:
+            The generation prompt, with all that stands in front of it, and what follows; empty if that depends on the
+            turn, or is a thought, which is the agent's own to say or to leave.
+        """
+        leads: set[str] = set()
+        for conversation in ([QUESTION, REPLY, QUESTION], [QUESTION]):
+            asked = self.render(conversation, **self.frozen)
+            before, _ = self.around_answer([*conversation, ANSWERED, QUESTION])
+            leads.add(before[len(asked) :] if before.startswith(asked) else "")
+        lead = leads.pop()
+        return asked, lead if not leads and "think>" not in lead else ""
+
     def rewrites_history(self) -> bool:
         """Whether a full render of a conversation differs from the first prompt and what was appended to it.
 
@@ -227,6 +245,37 @@ class Template:
                 f"{(before + found + after)!r} for the answer {ANSWER!r}"
             )
         return before, after
+
+    def _find_unasked(self) -> str:
+        """Find the generation prompt that the template prints behind every conversation, asked to or not.
+
+        Behind an answer stands the end of its turn and then this prompt, or what opens a user's message. That is known
+        from the beginning of a conversation, and what is left in front of it is the end.
+
+        Raises:
+            TemplateError: It prints one, and where the end of a turn ends cannot be told.
+        """
+        user = {"role": "user", "content": slot(0)}
+        try:
+            asked, bare = (self.render([user], ask=ask) for ask in (True, False))
+            before, last = self.around_answer([QUESTION, ANSWERED], ask=False)
+            behind = self.after_answer([QUESTION, ANSWERED, user])
+        except TemplateError:
+            return ""  # said where it is used
+        names = map(re.escape, sorted(self._tokenizer.get_added_vocab(), key=len, reverse=True))
+        tokens = re.compile(f"({'|'.join(names) or '(?!)'})")
+        opening, between = (tokens.split(text.partition(slot(0))[0])[::-1] for text in (bare, behind))
+        num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(opening, between, strict=False)))
+        end = "".join(between[num_same:][::-1])
+        prompt = last[len(end) :] if last.startswith(end) else ""
+        if asked != bare or not prompt.strip() or not before.rstrip().endswith(prompt.rstrip()):
+            return ""
+        if not end:
+            raise TemplateError(
+                f"the chat template ends with {shown(prompt)} whether it is asked for a generation prompt or not, so "
+                "that the end of an answer cannot be told from it: print it under {% if add_generation_prompt %}"
+            )
+        return prompt
 
     def _opening(self, roles: Roles) -> Printed:
         first = padded(roles)

@@ -140,8 +140,8 @@ class ToolFormat:
                 observation.append(message)
         return taken + [self._tools.as_taken(m) for m in self._as_possible(observation)]
 
-    def write(self, message: Message) -> tuple[list[int], tuple[int, ...]]:
-        """The ids of an answer that has calls or reasoning, in the template's own form, and those of its end.
+    def write(self, message: Message) -> tuple[list[int], list[int]]:
+        """The ids of an answer that has calls or reasoning, in the template's own form, without its end and with it.
 
         Raises:
             TemplateError: The template does not take the answer.
@@ -150,7 +150,11 @@ class ToolFormat:
         texts = strings_in(message)
         masked, hidden = self._vocabulary.hide(texts)
         answer = self._tools.answer(with_strings(message, dict(zip(texts, masked, strict=True))))
-        return self._vocabulary.encode_printed(answer, hidden, first=False), end
+        encode = self._vocabulary.encode_printed
+        token_ids = encode(answer, hidden, first=False)
+        if self._turn_end.text and end:
+            return token_ids, encode(answer + self._turn_end.text, hidden, first=False)
+        return token_ids, [*token_ids, *end]
 
     def _answer_as_taken(self, message: Message) -> dict[str, Any]:
         if "tool_calls" in message and not self.prints_calls:

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from agentsgym.types import Message, ToolCall
 
+TEXT_FORM = "<tool_call></tool_call><tool_response></tool_response>"  # its marks
 _MADE_ID = re.compile(r"call(\d{5,9})")
 
 

@@ -235,14 +235,17 @@ class Transcript:
 
     def _write(self, chat_format: ChatFormat, answer: Message, limit: int | None) -> Message:
         """Append the tokens of an answer that was given as text; returns it, or what the limit left of it."""
-        token_ids, end = chat_format.answer(answer)
-        if limit is not None and len(token_ids) + len(end) > limit:
+        said, closed = chat_format.answer(answer)
+        if limit is not None and len(closed) > limit:
             self._ended_by = None
-            self.token_ids += token_ids[:limit]
-            if len(token_ids) <= limit:
+            self.token_ids += said[:limit]
+            if len(said) <= limit:
                 return answer
             self.was_cut = True
-            return {"role": "assistant", "content": chat_format.decode(token_ids[:limit])}
-        self._ended_by = (ENDED_BY_TEXT if chat_format.end_of_turn_id is None else end[-1]) if end else None
-        self.token_ids += [*token_ids, *end]
+            return {"role": "assistant", "content": chat_format.cut_text(said[:limit])}
+        if closed == said:
+            self._ended_by = None
+        else:
+            self._ended_by = ENDED_BY_TEXT if chat_format.end_of_turn_id is None else closed[-1]
+        self.token_ids += closed
         return answer

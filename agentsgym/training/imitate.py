@@ -31,6 +31,7 @@ from trl import SFTConfig, SFTTrainer
 
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
+from agentsgym.tokens.unknown_words import warn_of_unknown_words
 from agentsgym.training.finite import NumberCheck
 from agentsgym.types import Trajectory
 
@@ -65,13 +66,16 @@ def imitate(
         The trainer's state; ``log_history`` holds the losses.
 
     Raises:
-        ConfigError: There is nothing to train on, a trajectory is too long, or ``args`` asks for packing.
+        ConfigError: There is nothing to train on, a trajectory is too long or was recorded with a tokenizer of more ids
+            than the model has, or ``args`` asks for packing.
         NonFiniteError: A loss, a gradient or a weight became NaN or infinite.
     """
     args = imitation_config() if args is None else args
     if args.packing:
         raise ConfigError("imitation lays out its own rows and needs packing=False, got packing=True")
     rows = imitation_rows(trajectories, observation_loss=observation_loss)
+    _check_ids(rows, model)
+    warn_of_unknown_words(tokenizer, trajectories)
     lengths = [len(row["input_ids"]) for row in rows]
     _check_length(max(lengths), args)
     with _left_as_found(model):
@@ -211,6 +215,16 @@ def tiny_imitation_config(num_steps: int, **settings: Any) -> SFTConfig:
         "logging_steps": 100,
     }
     return imitation_config(**(defaults | settings))
+
+
+def _check_ids(rows: Sequence[dict[str, list[int]]], model: PreTrainedModel) -> None:
+    largest = max(max(row["input_ids"]) for row in rows)
+    num_rows: int = model.config.get_text_config().vocab_size
+    if largest >= num_rows:
+        raise ConfigError(
+            f"a trajectory has the token id {largest} and the model has embeddings for {num_rows} ids: record the "
+            "demonstrations with the model's own tokenizer"
+        )
 
 
 def _check_length(longest: int, args: SFTConfig) -> None:

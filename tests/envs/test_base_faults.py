@@ -53,6 +53,12 @@ NONSENSE = [
         ("_format_prompt", value, f"_format_prompt must return a str or a list of at least one message, got {value!r}")
         for value in (None, 3, [], ["a"], [{"role": "user"}], [{"role": "user", "content": None}], {"role": "user"})
     ],
+    (
+        "_format_prompt",
+        [{"role": "user", "content": [{"type": "text", "text": "Where?"}]}],
+        "_format_prompt must return a str or a list of at least one message whose content is a str (a list of parts is "
+        "not taken, only text is recorded), got [{'role': 'user', 'content': [{'type': 'text', 'text': 'Where?'}]}]",
+    ),
     ("_system_prompt", 3, "_system_prompt must return a str or None, got 3"),
     ("_state_key", [1], "_state_key must return something hashable, got [1]"),
     ("_role", {}, "_role must return something hashable, got {}"),

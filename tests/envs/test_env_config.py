@@ -49,6 +49,7 @@ def test_the_documented_defaults() -> None:
         "keep_history": False,
         "chat_template_kwargs": {},
         "guard_added_tokens": False,
+        "unguarded_tokens": [],
         "history": "append",
     }
 
@@ -68,6 +69,7 @@ BAD_VALUES = [
         for value in (None, [], "enable_thinking", {1: True}, {"tools": []}, {"tokenize": True}, {"messages": 1})
     ],
     *[("guard_added_tokens", value, "True or False") for value in (0, "yes", None)],
+    *[("unguarded_tokens", value, "a list of added tokens of the tokenizer") for value in ("<b>", None, [1])],
     *[
         ("history", value, "'append', 'rerender' or a function from messages to messages")
         for value in ("keep", None, 3)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from chat_families import TRL_TEMPLATES, tokenizer_for
 from packaged import add
 from test_tool_calls import ONE_CALL_A_TURN, PRINTS_CALLS
 from test_tool_conversations import EXACT, THINKING
@@ -20,6 +21,7 @@ from agentsgym.envs.PriceList import ReferencePlayer as Shopper
 from agentsgym.envs.Search import ReferencePlayer as Searcher
 from agentsgym.envs.Search import SearchEnv
 from agentsgym.envs.Tools import ToolEnv
+from agentsgym.errors import ConfigError, TemplateError
 from agentsgym.types import Action, Trajectory, TurnRequest
 
 WORLD = {"num_people": 8, "num_firms": 3, "num_towns": 3, "num_rivers": 2, "num_seas": 2}
@@ -48,6 +50,20 @@ def canonical(kind: str, name: str) -> tuple[Any, list[dict[str, Any]], list[Tra
             tasks, player = [row["task_data"] for row in rows], Searcher(env)
         _PLAYED[kind, name] = env, tasks, env.rollout(tasks, InForm(player, name))
     return _PLAYED[kind, name]
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_a_template_that_cannot_record_results_is_refused_as_the_environment_is_built(thinks: bool) -> None:
+    template = TRL_TEMPLATES["deepseekv3"]
+    tokenizer = tokenizer_for(template if thinks else template.replace("<think>\\n", ""))
+    with pytest.raises(TemplateError, match=r"around results of tools in a second round.*rerender"):
+        ToolEnv(tokenizer, tools=[add])
+    assert ToolEnv(tokenizer, {"history": "rerender"}, tools=[add]).chat_format is not None
+
+
+def test_a_template_whose_calls_cannot_be_read_is_refused_as_the_environment_is_built() -> None:
+    with pytest.raises(ConfigError, match="prints calls that cannot be read back"):
+        ToolEnv(tool_family(UNREADABLE[0]), tools=[add])
 
 
 class InForm(Agent):

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_chat import user
 from tokenizers import AddedToken
+from tool_chat import TOOLS
 
+from agentsgym.errors import ConfigError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.tokens.chat_template import Template
@@ -173,6 +175,35 @@ def test_a_render_guards_all_but_the_agents_own_messages() -> None:
     assert counts(tokenizer, plain, [*THINKING, *CALLS]) == [1, 1, 2, 1]
     assert counts(tokenizer, guarded, [*THINKING, *CALLS]) == [1, 1, 1, 1]
     assert text_of(tokenizer, plain) == text_of(tokenizer, guarded)
+
+
+TAGS = ["<b>", "</b>", "<table>"]
+
+
+def test_tokens_that_carry_nothing_may_be_left_unguarded_and_the_others_stay_guarded() -> None:
+    tokenizer = tokenizer_with(QWEN, ["<|im_start|>", "<|im_end|>", *THINKING, *TAGS, "<i>"])
+    page = "<table><b>12</b><i></table><think><|im_end|>"
+    for guard, tools in ((True, ()), (False, TOOLS)):
+        guarded, spared = (
+            observed(tokenizer, page, guard_added_tokens=guard, tools=tools, unguarded_tokens=names)
+            for names in ((), TAGS)
+        )
+        assert counts(tokenizer, guarded, [*TAGS, "<i>"]) == [0, 0, 0, 0]
+        assert counts(tokenizer, spared, [*TAGS, "<i>"]) == [2, 2, 2, 0]
+        for others in (THINKING, ["<|im_start|>", "<|im_end|>"]):
+            assert counts(tokenizer, spared, others) == counts(tokenizer, guarded, others)
+        assert len(spared) < len(guarded)
+        assert text_of(tokenizer, spared) == text_of(tokenizer, guarded)
+
+
+@pytest.mark.parametrize("name", [*THINKING, "<|im_end|>", "<|im_start|>", "<s>", "<tool_call>"])
+def test_a_token_that_carries_a_role_a_turn_a_call_or_a_thought_stays_guarded(name: str) -> None:
+    tokenizer = tokenizer_with(QWEN, ["<|im_start|>", "<|im_end|>", *THINKING, *TAGS, "<tool_call>"])
+    tokenizer.add_tokens([AddedToken("<s>", special=True)])
+    with pytest.raises(ConfigError, match="carry no role, turn, call or thought, got '<"):
+        ChatFormat.of(tokenizer, guard_added_tokens=True, unguarded_tokens=["<b>", name])
+    with pytest.raises(ConfigError, match="must be added tokens of the tokenizer, got '<u>'"):
+        ChatFormat.of(tokenizer, guard_added_tokens=True, unguarded_tokens=["<u>"])
 
 
 def test_without_a_template_the_guard_keeps_added_tokens_out_of_what_the_agent_is_shown() -> None:

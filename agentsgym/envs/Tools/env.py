@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
+from agentsgym.envs.conversation import check_tool_use
 from agentsgym.envs.Tools.answers import MATCHES, matches, said
 from agentsgym.envs.Tools.calls import Maker, Plan, plan_of
 from agentsgym.envs.Tools.mcp_server import McpServer
@@ -108,12 +109,14 @@ class ToolEnv(MultistepEnv):
                 ``env_config["tools"]`` names.
 
         Raises:
-            ConfigError: A key or a tool is not valid.
+            ConfigError: A key or a tool is not valid, or the chat template prints calls that cannot be read back.
+            TemplateError: The chat template does not allow exact tokens, or not of what tools return.
         """
         self._processes: dict[int, Process] = {}  # by process id
         self._sources: tuple[Source, ...] = ()
         given = as_sources(tools, f"{type(self).__name__}(tools=…) takes")
         super().__init__(tokenizer, env_config)
+        check_tool_use(self.tokenizer, self.env_config)
         self._sources = (*given, *registered_tools(self.env_config["tools"]))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check.plays import observations
 from agentsgym.envs.check.probe import HookProbe
-from agentsgym.errors import AgentsGymError
+from agentsgym.errors import AgentsGymError, TemplateError
 from agentsgym.texts import sentence_of, shown
-from agentsgym.types import StopReason, Trajectory
+from agentsgym.tokens.transcript import Transcript
+from agentsgym.tokens.turn_ends import common_prefix
+from agentsgym.tokens.unknown_words import named, unknown_id, unknown_words
+from agentsgym.types import Action, Message, StopReason, ToolCall, Trajectory
 
 Add = Callable[..., None]
 _MIN_RULES, _MIN_REPEATED = 40, 16  # characters; shorter texts may be said again by chance
@@ -82,8 +86,8 @@ def look_at_prompts(trajectory: Trajectory, add: Add) -> None:
         add("prompt-purity", "_format_prompt", _repeats(1, "rules that every prompt gives", rules), False)
 
 
-def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add) -> None:
-    """Find first prompts that leave no room, and words that the tokenizer does not know."""
+def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_answers: bool) -> None:
+    """Find first prompts that leave no room, and words that the tokenizer does not know, also those of answers."""
     tokenizer: Any = env.tokenizer
     if tokenizer is None:
         return
@@ -94,13 +98,63 @@ def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add) -> None:
         elif num_prompt > limit / 2:
             text = f"the first prompt has {num_prompt} tokens, more than half of {name} = {limit}"
             add("token-budget", "_format_prompt", text, False)
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    mask = trajectory.agent_token_mask
-    if unknown is not None and any(i == unknown and not m for i, m in zip(trajectory.token_ids, mask, strict=True)):
-        texts = (message["content"] for one in observations(trajectory) for message in one)
-        words = dict.fromkeys(word for text in texts for word in text.split() if _is_unknown(tokenizer, word))
-        text = f"the tokenizer does not know what the prompts say, such as {', '.join(map(shown, [*words][:3]))}"
-        add("token-budget", "_format_prompt", text, False)
+    if unknown_id(tokenizer) in trajectory.token_ids:
+        texts = [message["content"] for one in observations(trajectory) for message in one]
+        answers = [trajectory.messages[turn.message_index]["content"] for turn in trajectory.turns if with_answers]
+        shown_words = unknown_words(tokenizer, texts)
+        own_words = [word for word in unknown_words(tokenizer, answers) if word not in shown_words]
+        for what, words in (("the prompts say", shown_words), ("the agent says", own_words)):
+            if words:
+                text = f"the tokenizer does not know what {what}, such as {named(words)}"
+                add("token-budget", "_format_prompt", text, False, about=what)
+
+
+def look_at_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -> None:
+    """Find text answers that are recorded in another way than the chat template prints them in history."""
+    tokenizer: Any = env.tokenizer
+    if tokenizer is None or not tokenizer.chat_template or env.env_config["history"] == "rerender":
+        return
+    chat_format: Any = env.chat_format
+    try:
+        transcript = _as_text(chat_format, messages)
+        printed = tokenizer.encode(chat_format.printed(transcript.messages), add_special_tokens=False)
+    except TemplateError:
+        return  # what the game does is taken: an episode that is not fails by itself
+    # The last answer of a conversation may end by another token than those before it (gpt-oss); text merges elsewhere.
+    end, pairs = chat_format.end_of_turn_id, [*zip_longest(transcript.token_ids, printed)]
+    recorded, printed = (
+        tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        for ids in (transcript.token_ids, printed)
+    )
+    if recorded != printed and any(one not in (other, end) for one, other in pairs):
+        start = len(common_prefix(recorded, printed))
+        text = (
+            f"behind {shown(recorded[max(0, start - 40) : start], 60)} text answers are recorded with "
+            f"{shown(recorded[start:], 60)} where the chat template prints {shown(printed[start:], 60)}, and a policy "
+            "learns from demonstrations what is recorded: give thoughts apart (Action.reasoning), or set "
+            "tokenizer.chat_template to one whose generation prompt is what stands in front of answers in history"
+        )
+        add("chat-template", "", text, False)
+
+
+def _as_text(chat_format: Any, messages: Sequence[Message]) -> Transcript:
+    """Record a conversation as that of an agent which answers in text, up to what it would be asked next."""
+    transcript, start = Transcript(chat_format), 0
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            transcript.observe(messages[start:index])
+            transcript.act(_action_of(message))
+            start = index + 1
+    transcript.observe([*messages[start:]] or [{"role": "user", "content": "Go on."}])
+    return transcript
+
+
+def _action_of(message: Message) -> Action:
+    calls = [
+        ToolCall(name=call["function"]["name"], arguments=call["function"]["arguments"], id=call["id"])
+        for call in message.get("tool_calls", ())
+    ]
+    return Action(text=message["content"], reasoning=message.get("reasoning_content"), tool_calls=calls)
 
 
 def look_at_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
@@ -180,8 +234,3 @@ def _repeats(turn: int, what: str, text: str) -> str:
         f"the prompt of turn {turn} repeats {what}, {shown(text, 60)}: _format_prompt gives only what is new, and "
         "the conversation keeps the rest"
     )
-
-
-def _is_unknown(tokenizer: Any, word: str) -> bool:
-    ids = (tokenizer(form, add_special_tokens=False)["input_ids"] for form in (word, f" {word}"))
-    return all(tokenizer.unk_token_id in own for own in ids)

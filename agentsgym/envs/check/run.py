@@ -55,9 +55,10 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     ``deterministic`` (the same task and actions give the same episode, from the same state), ``global-random`` (no
     hook or tool uses Python's or numpy's global generator), ``state-isolation`` (sessions do not read or change each
     other), ``json-tasks``, ``finite-rewards``, ``done-sticks`` (an episode that is over stays over), ``prompt-purity``
-    (prompts do not repeat what was said before), ``token-budget``, ``tools`` (their schemas can be made, and the chat
-    template shows them), ``roles`` (``info["rewards"]`` pays roles that exist, and is given where there are several),
-    ``pickling``, ``failed`` (no episode fails) and ``time-limit``.
+    (prompts do not repeat what was said before), ``token-budget``, ``chat-template`` (text answers are recorded as it
+    prints them), ``tools`` (their schemas can be made, and the chat template shows them), ``roles``
+    (``info["rewards"]`` names roles that exist, and is given where there are several), ``pickling``, ``failed`` (no
+    episode fails) and ``time-limit``.
 
     Args:
         env: The environment, or its class.
@@ -217,10 +218,14 @@ class _Checker:
             self._add("pickling", "", text)
 
     def _look(self, alone: Sequence[Trajectory]) -> None:
+        with_answers = not isinstance(self._agent, ExploringAgent)  # which says what nobody would
         for trajectory in alone:
             rules.look_at_failure(trajectory, self._add)
             rules.look_at_prompts(trajectory, self._add)
-            rules.look_at_tokens(self._env, trajectory, self._add)
+            rules.look_at_tokens(self._env, trajectory, self._add, with_answers=with_answers)
+        played = [one.messages for one in alone if one.turns and not one.failed]
+        if played:
+            rules.look_at_template(self._env, played[0], self._add)
         rules.look_at_tools(self._env, alone, self._add)
         rules.look_at_roles(self._probe, alone)
 
