@@ -389,7 +389,8 @@ class GRPOEnvTrainer(RestartableTrainer):
         """Collective where log-probabilities were compared, or completions are shown: log the batch."""
         seam, rollouts, is_training = self._seam, batch.rollouts, phase.is_training
         if is_training:
-            self._diagnostics.check(advantages.rollouts, [rollout.num_agent_tokens for rollout in rollouts])
+            num_tokens = [rollout.num_agent_tokens for rollout in rollouts]
+            self._diagnostics.check(advantages.rollouts, num_tokens, is_flat=advantages.is_flat)
         self._diagnostics.warn_of_text(sum(not rollout.exact for rollout in rollouts), len(rollouts))
         metrics = rollout_metrics([*rollouts, *batch.replaced]) | advantages.metrics | dict(batch.metrics)
         metrics |= seam.count_tokens(sum(rollout.num_row_tokens for rollout in rollouts), is_training=is_training)
