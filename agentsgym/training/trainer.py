@@ -35,7 +35,7 @@ from agentsgym.training.loss import MicrobatchLoss, row_sum, sort_by_length
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
 from agentsgym.training.metrics.rollouts import evaluation_metrics, rollout_metrics
-from agentsgym.training.policy.build import build_value_model, check_model, check_parts
+from agentsgym.training.policy.build import build_value_model, check_model, check_parts, check_sharding
 from agentsgym.training.policy.value_head import StepValueHead
 from agentsgym.training.reporting.reports import Reports
 from agentsgym.training.reporting.trackers import begin_trackio
@@ -264,6 +264,11 @@ class GRPOEnvTrainer(RestartableTrainer):
     ) -> torch.Tensor:
         """Weigh whole rows as TRL's VESPO does, by the sign of the sum of a row's advantages."""
         return GRPOTrainer.get_gamma_weights(advantages=row_sum(advantages, mask), mask=mask, **kwargs)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator, which must shard the weights where that was asked for."""
+        check_sharding(self.args)
+        super().create_accelerator_and_postprocess()
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Create TRL's optimizer, and add the value head's parameters with a learning rate of their own."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
+from accelerate import PartialState
+from accelerate.utils import DistributedType, str_to_bool
 from torch import nn
 
 from agentsgym.agents.policy.build import refuse_prompt_learning
@@ -51,6 +54,21 @@ def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None)
         raise ConfigError(
             "beta needs a reference model, which TRL loads from the model's path, and this model has none: "
             "save it with save_pretrained and load it with from_pretrained first"
+        )
+
+
+def check_sharding(args: GRPOEnvConfig) -> None:
+    """Raise :class:`ConfigError` where accelerate would silently train without the FSDP that was asked for.
+
+    It is checked before there is an accelerator, which sets the launcher's variable wherever ``args.fsdp`` is set.
+    """
+    is_launched = bool(str_to_bool(os.environ.get("ACCELERATE_USE_FSDP", "false")))
+    state = PartialState()
+    if (args.fsdp or is_launched) and state.distributed_type in {DistributedType.NO, DistributedType.MULTI_CPU}:
+        raise ConfigError(
+            f"{f'fsdp={args.fsdp!r}' if args.fsdp else 'FSDP, which the launcher set,'} shards weights over processes "
+            f"that have an accelerator each, and here (processes: {state.num_processes}, device: {state.device.type}) "
+            "every process would hold all of them: start with `accelerate launch` on accelerators, or leave FSDP out"
         )
 
 
