@@ -69,7 +69,8 @@ class HugeRewards(GuessNumber):
 
 def test_rewards_that_overflow_are_named_by_rollout(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, env_class=HugeRewards)
-    with pytest.raises(TooManyFailuresError, match=r"_step_episode's reward must lie within ±3\.4e\+38, .* got -?1e\+200"):
+    named = r"_step_episode's reward must lie within ±3\.4e\+38, .* got -?1e\+200"
+    with pytest.raises(TooManyFailuresError, match=named):
         trainer.train()
 
 
