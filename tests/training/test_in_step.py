@@ -137,9 +137,7 @@ def test_fsdp1_is_refused_and_the_error_says_what_to_use(tmp_path: Path) -> None
         check_parts(*policy(), settings(tmp_path), accelerator, has_aux_loss=False, has_own_scheduler=False)
 
 
-def test_sharding_that_accelerate_would_leave_aside_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sharding_that_accelerate_would_leave_aside_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"fsdp=True shards .*processes: 1, device: cpu\) every process would"):
         trainer_of(tmp_path, fsdp=True)
     assert trainer_of(tmp_path).accelerator.distributed_type == DistributedType.NO  # nothing of it is left
