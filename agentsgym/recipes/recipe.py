@@ -117,11 +117,16 @@ class EvaluationPart:
         num_tasks: How many tasks at most.
         num_rollouts: Games of each, by the policy. The random and the reference player play each once.
         store: Whether all these games are kept in the run's rollout store; None: if those of training are.
+        env_config: Keys that replace those of every environment while it is evaluated, such as
+            ``{"opponent": "random"}`` for one that is trained in self-play.
     """
 
     num_tasks: int = field(default=200, metadata=must_be(_WHOLE, is_int(1)))
     num_rollouts: int = field(default=1, metadata=must_be(_WHOLE, is_int(1)))
     store: bool | None = field(default=None, metadata=must_be("true, false, or null", or_none(is_bool)))
+    env_config: dict[str, Any] = field(
+        default_factory=dict[str, Any], metadata=must_be("keys and their values", is_mapping)
+    )
 
     def __post_init__(self) -> None:
         check_section(self)
