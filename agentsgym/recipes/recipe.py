@@ -134,7 +134,7 @@ class EvaluationPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training run.
+    """A training run, as :func:`agentsgym.train` plays it: for configurations that are made in Python, not in a file.
 
     Attributes:
         environments: What is trained on, one or several.
@@ -228,7 +228,19 @@ def _recipe(values: dict[str, Any], own: Mapping[str, Any]) -> Recipe:
             sections[name] = _section(section, values[name], name)
         elif name == "evaluation":
             sections.pop(name, None)
+    _check_names(values)
     return read_section(Recipe, sections)
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    """Refuse a key of a section that stands outside of it, and name its place."""
+    from agentsgym.training.config import GRPOEnvConfig  # noqa: PLC0415  # slow to import
+
+    sections = {"training": GRPOEnvConfig, "warm_start": WarmStart, "evaluation": EvaluationPart}
+    for name in values.keys() - {one.name for one in dataclasses.fields(Recipe)}:
+        for place, section in sections.items():
+            if name in {one.name for one in dataclasses.fields(section)}:
+                raise PlacedError((name,), f"is unknown here; did you mean '{place}.{name}'?")
 
 
 def _section(section: type[Any], values: Any, *keys: str | int) -> Any:

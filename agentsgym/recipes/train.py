@@ -50,6 +50,8 @@ def train(
 ) -> TrainingRun:
     """Train a policy as a configuration says, and write what came of it to ``output_dir``.
 
+    For whole runs without a script: ``agentsgym train`` is the same on the command line.
+
     The policy is evaluated beside the environments' random and reference players, where they have them; imitates, if
     there is a warm start; is evaluated, trained, and evaluated again. ``summary.json``, ``learning_curve.png``,
     ``transcripts_before.txt``, ``transcripts_after.txt`` and ``model/`` are written. Ctrl-C or SIGTERM in the warm

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Never, cast
 
 import torch
 from trl import GRPOTrainer
@@ -25,7 +25,7 @@ from agentsgym.training._trl import TRLSeam, environment
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.generation.asynchronous import build_generator
 from agentsgym.training.generation.batch import GenerationBatch, Phase
-from agentsgym.training.generation.environments import build_environments, check_env
+from agentsgym.training.generation.environments import build_environments, check_datasets, check_env
 from agentsgym.training.generation.played import PlayedEvaluation
 from agentsgym.training.generation.summaries import packed_values, unpacked_values
 from agentsgym.training.lifecycle.generators import preserve_rng_state
@@ -43,6 +43,7 @@ from agentsgym.training.storing import TrainingStore
 from agentsgym.training.tensors.importance import gap_metrics
 from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
 from agentsgym.training.tensors.token_batch import TokenBatch, trl_batch
+from agentsgym.training.validation import refuse_trl_arguments
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -60,6 +61,9 @@ if TYPE_CHECKING:
 
 class GRPOEnvTrainer(RestartableTrainer):
     """TRL's ``GRPOTrainer`` for environments: plays the rows, and gives each turn's tokens their own advantage.
+
+    For scripts in which everything beside training is your own; :class:`~agentsgym.training.run.TrainingRun` adds
+    evaluation, warm starts and files, and :func:`agentsgym.train` makes a whole run of a configuration.
 
     Everything else is TRL's: losses, KL, gradient accumulation, ``num_iterations``, evaluation, checkpoints, logging.
 
@@ -91,6 +95,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         optimizers: As in TRL.
         peft_config: As in TRL: adapters to train in place of the weights; with ``args.beta`` above 0 the reference is
             the model without them. A ``PeftModel`` as ``model`` continues with the adapter it has.
+        **refused: None: TRL's other arguments, such as ``reward_funcs``, are refused with the reason.
 
     Raises:
         ConfigError: A row or a setting cannot be trained with, or a dataset is empty.
@@ -111,11 +116,12 @@ class GRPOEnvTrainer(RestartableTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         peft_config: PeftConfig | None = None,
+        **refused: Never,
     ) -> None:
         """Set up training; nothing is played. The docstring of the class has the arguments."""
         args = GRPOEnvConfig() if args is None else args
-        if train_dataset is None:
-            raise ConfigError("train_dataset is missing: pass rows with 'task_data', e.g. Env.get_train_dataset()")
+        refuse_trl_arguments(refused)
+        check_datasets(train_dataset, eval_dataset)
         if not isinstance(args, GRPOEnvConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
                 f"args must be a GRPOEnvConfig, which has every field of TRL's, got a {type(args).__name__}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
@@ -48,6 +49,8 @@ def build_value_model(model: Any, args: GRPOEnvConfig, accelerator: Accelerator)
 
 def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None) -> None:
     """Raise :class:`ConfigError` for an adapter that is not supported, or a reference model that is missing."""
+    if isinstance(peft_config, Mapping):
+        raise ConfigError("peft_config must be a configuration of PEFT, got a dict: pass LoraConfig(**peft_config)")
     adapters = [*getattr(model, "peft_config", {}).values(), *([] if peft_config is None else [peft_config])]
     refuse_prompt_learning(adapters)
     if args.beta != 0.0 and not adapters and not isinstance(model, str) and not model.config.name_or_path:
