@@ -300,6 +300,16 @@ def test_the_file_of_the_page_can_be_run_as_it_is(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == [tmp_path / "tools.yaml"]
 
 
+def test_the_mixture_of_the_page_can_be_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "mixing.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
+    (tmp_path / "mixed.yaml").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    course = prepare(tmp_path / "mixed.yaml")
+    assert [world.label for world in course.worlds] == ["PriceList", "Gymnasium:FrozenLake-v1"]
+    assert course.run.args.max_steps == 100
+
+
 def test_noise_is_the_share_of_episodes_that_the_random_player_plays(tmp_path: Path) -> None:
     warm_start = {"player": "reference", "noise": 0.25, "num_episodes": 8, "max_steps": 1}
     course = prepare(recipe(tmp_path, warm_start=warm_start))

@@ -66,7 +66,7 @@ def check_sharding(args: GRPOEnvConfig) -> None:
     It is checked before there is an accelerator, which sets the launcher's variable wherever ``args.fsdp`` is set.
     """
     is_launched = bool(str_to_bool(os.environ.get("ACCELERATE_USE_FSDP", "false")))
-    state = PartialState()
+    state: Any = PartialState()
     if (args.fsdp or is_launched) and state.distributed_type in {DistributedType.NO, DistributedType.MULTI_CPU}:
         raise ConfigError(
             f"{f'fsdp={args.fsdp!r}' if args.fsdp else 'FSDP, which the launcher set,'} shards weights over processes "
