@@ -316,9 +316,14 @@ def _texts_of(source: Any, tasks: Any, agent: Any, num_episodes: int) -> Any:
         if not rows or not all(isinstance(row, Mapping) for row in rows):
             return rows or own
         return _texts_of_rows(cast("list[Mapping[str, Any]]", rows), agent, num_episodes)
-    texts = list(source.vocabulary_texts()) if isinstance(source, HasVocabulary) else []
+    return environment_texts(source, tasks, agent, num_episodes)
+
+
+def environment_texts(env: MultistepEnv, tasks: Any = None, agent: Any = None, num_episodes: int = 256) -> list[str]:
+    """Give the texts whose words a tiny policy of an environment is made of, as :func:`tiny_policy` finds them."""
+    texts = list(env.vocabulary_texts()) if isinstance(env, HasVocabulary) else []
     if not texts or tasks is not None or agent is not None:
-        texts += recorded_texts(source, tasks, agent, num_episodes, call_text)
+        texts += recorded_texts(env, tasks, agent, num_episodes, call_text)
     return texts
 
 

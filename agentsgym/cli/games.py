@@ -120,7 +120,7 @@ def play_games(player: Player, plan: Plan) -> Games:
                 on_resume=resumed,
             )
         except AgentsGymError as error:
-            ended_by = sentence_of(error)
+            ended_by = sentence_of(error).replace("max_failed_fraction = ", "--max-failed ")
         except KeyboardInterrupt:
             ended_by = "stopped by Ctrl-C"
         except Terminated:

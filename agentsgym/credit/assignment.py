@@ -72,6 +72,11 @@ class TokenAdvantages:
     num_tokens: int
     metrics: dict[str, float]
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether no rollout of any rank has an advantage other than zero; true of an evaluation too."""
+        return not any(value for name, value in self.metrics.items() if name.startswith("advantage"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnAdvantages:

@@ -63,8 +63,9 @@ def grpo(
     """The final reward against its task group's mean, ``A_k = (R - mean_g R) / (std_g R + 1e-4)`` (GRPO, 2402.03300).
 
     The same number for every turn. With ``scale="none"`` it is the form of Dr. GRPO (2503.20783), in expectation
-    ``(n - 1) / n`` times the gradient of a group of n; the division by the group's spread bends the direction. A
-    group of one gets 0.
+    ``(n - 1) / n`` times the gradient of a group of n; the division by the group's spread bends the direction. With
+    several seats, n counts the rollouts in which a seat moves: where one does not move in all of them, its gradient
+    shrinks more than that of the others, and the direction bends too (:func:`rloo` is exact). A group of one gets 0.
 
     Args:
         rollouts: The batch.

@@ -13,6 +13,8 @@ from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
 from agentsgym.types import LEAST_LOGPROB, MOST_LOGPROB, Action, Message
 
+_LARGEST = 3.4e38
+
 
 def is_conversation(messages: Any) -> TypeGuard[list[Message]]:
     """Whether it is a list of at least one chat message."""
@@ -249,7 +251,7 @@ def as_hashable(name: str, value: Any) -> Hashable:
 
 
 def as_number(name: str, value: Any) -> float:
-    """A finite number, or an :class:`EnvError` that names it."""
+    """A finite number that single precision holds, or an :class:`EnvError` that names it."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except BaseException as error:  # the conversion is the foreign object's own
@@ -258,6 +260,8 @@ def as_number(name: str, value: Any) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise EnvError(f"{name} must be a finite number, got {shown(value)}")
+    if abs(number) > _LARGEST:  # sums and squares of what is smaller are finite doubles
+        raise EnvError(f"{name} must lie within ±{_LARGEST:g}, the range of single precision, got {shown(value)}")
     return number
 
 

@@ -53,6 +53,8 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
 ) -> Evaluation:
     """Play rows of several environments at once, each in its own, and report every environment and the whole.
 
+    For rows that name their environment; :func:`agentsgym.evaluate` takes one environment and its tasks.
+
     Args:
         agent: An :class:`~agentsgym.agents.base.Agent`, or any object with ``get_action(messages, agent_state)``.
         rows: Dataset rows, as :func:`agentsgym.mix` makes them; a column ``environment`` names their parts.

@@ -54,6 +54,7 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
 ) -> Evaluation:
     """Play each task ``num_rollouts`` times and report win rate, reward and turns with 95 % intervals.
 
+    For one environment and its tasks; :func:`agentsgym.evaluate_mixed` takes rows that each name their own.
     Whatever error ends it, the rollouts that were finished until then are the error's ``trajectories``.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ class World:
         weight: Its share beside the others.
         named: Its class and configuration.
         env: The environment without a tokenizer.
+        eval_named: Its class and the configuration that it is evaluated with.
+        eval_env: The environment that is evaluated, without a tokenizer.
         dataset: Options of its dataset.
         index: Its place in the recipe.
     """
@@ -40,6 +42,8 @@ class World:
     weight: float
     named: NamedEnv
     env: MultistepEnv
+    eval_named: NamedEnv
+    eval_env: MultistepEnv
     dataset: Mapping[str, Any]
     index: int
 
@@ -49,12 +53,13 @@ class World:
         Raises:
             PlacedError: There are none, or its dataset cannot be made.
         """
-        rows = tasks_of(self.env, split, self.dataset, most, seed=seed)
-        tasks = tasks_of_rows(self.env, rows, "tasks")
+        env = self.env if split == "train" else self.eval_env
+        rows = tasks_of(env, split, self.dataset, most, seed=seed)
+        tasks = tasks_of_rows(env, rows, "tasks")
         for index, task in enumerate(tasks):
             if task.get("seed") is None:
                 task["seed"] = derive_seed("recipe", split, seed, index)
-            self.env.check_task(task, f"tasks[{index}]")
+            env.check_task(task, f"tasks[{index}]")
         return tasks
 
 
@@ -78,7 +83,7 @@ class Worlds:
         self.eval: dict[str, list[dict[str, Any]]] = {}
         for index, part in enumerate(recipe.environments):
             try:
-                world = _world(part, recipe.folder, index, {one.label for one in self._worlds})
+                world = _world(recipe, part, index, {one.label for one in self._worlds})
                 self.train[world.label] = world.tasks("train", num_train_tasks, seed=seed)
                 self.eval[world.label] = world.tasks("eval", recipe.evaluation.num_tasks, seed=seed)
             except PlacedError:
@@ -99,7 +104,7 @@ class Worlds:
     def train_rows(self) -> Dataset:
         """Rows to train on: of one environment its tasks, of several a mixture by weight."""
         if len(self) > 1:
-            return self._mixed(self.train)
+            return self._mixed({one.label: one.named for one in self}, self.train)
         from datasets import Dataset, Features, Json  # noqa: PLC0415  # slow to import
 
         features: Any = {"task_data": Json()}
@@ -109,28 +114,45 @@ class Worlds:
     def eval_rows(self) -> Dataset:
         """Rows of all environments to evaluate on, each environment with all its tasks."""
         sizes = {name: len(tasks) for name, tasks in self.eval.items()}
-        return self._mixed(self.eval, weights=sizes, size=sum(sizes.values()))
+        named = {one.label: one.eval_named for one in self}
+        return self._mixed(named, self.eval, weights=sizes, size=sum(sizes.values()))
 
     def _mixed(
-        self, tasks: Mapping[str, Any], *, weights: Mapping[str, float] | None = None, size: int | None = None
+        self,
+        named: Mapping[str, NamedEnv],
+        tasks: Mapping[str, Any],
+        *,
+        weights: Mapping[str, float] | None = None,
+        size: int | None = None,
     ) -> Dataset:
-        sources = {one.label: (one.named.env_class, one.named.env_config, tasks[one.label]) for one in self}
+        sources = {label: (one.env_class, one.env_config, tasks[label]) for label, one in named.items()}
         return mix(sources, weights=weights or {one.label: one.weight for one in self}, seed=self._seed, size=size)
 
 
-def _world(part: EnvironmentPart, folder: Path, index: int, taken: set[str]) -> World:
+def _world(recipe: Recipe, part: EnvironmentPart, index: int, taken: set[str]) -> World:
     """Find and build an environment."""
-    named = _named(part, folder)
+    named = _named(part, recipe.folder)
     label = part.label or named.name.rpartition("/")[2] or f"environment {index}"
     if label in taken:
         if part.label:
             raise PlacedError(("environments", index, "label"), f"is taken: another is called {label!r} too")
         label = f"{label} {index}"
+    env = named.build()
+    eval_named, eval_env = named, env
+    if recipe.evaluation.env_config:
+        eval_named = replace(named, env_config={**named.env_config, **recipe.evaluation.env_config})
+        try:
+            eval_env = eval_named.build()
+        except AgentsGymError as error:
+            problem = f"cannot be used for {label!r}: {sentence_of(error)}"
+            raise PlacedError(("evaluation", "env_config"), problem) from error
     return World(
         label=label,
         weight=part.weight,
         named=named,
-        env=named.build(),
+        env=env,
+        eval_named=eval_named,
+        eval_env=eval_env,
         dataset={**named.dataset_options, **part.dataset},
         index=index,
     )

@@ -117,11 +117,16 @@ class EvaluationPart:
         num_tasks: How many tasks at most.
         num_rollouts: Games of each, by the policy. The random and the reference player play each once.
         store: Whether all these games are kept in the run's rollout store; None: if those of training are.
+        env_config: Keys that replace those of every environment while it is evaluated, such as
+            ``{"opponent": "random"}`` for one that is trained in self-play.
     """
 
     num_tasks: int = field(default=200, metadata=must_be(_WHOLE, is_int(1)))
     num_rollouts: int = field(default=1, metadata=must_be(_WHOLE, is_int(1)))
     store: bool | None = field(default=None, metadata=must_be("true, false, or null", or_none(is_bool)))
+    env_config: dict[str, Any] = field(
+        default_factory=dict[str, Any], metadata=must_be("keys and their values", is_mapping)
+    )
 
     def __post_init__(self) -> None:
         check_section(self)
@@ -129,7 +134,7 @@ class EvaluationPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training run.
+    """A training run, as :func:`agentsgym.train` plays it: for configurations that are made in Python, not in a file.
 
     Attributes:
         environments: What is trained on, one or several.
@@ -223,7 +228,19 @@ def _recipe(values: dict[str, Any], own: Mapping[str, Any]) -> Recipe:
             sections[name] = _section(section, values[name], name)
         elif name == "evaluation":
             sections.pop(name, None)
+    _check_names(values)
     return read_section(Recipe, sections)
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    """Refuse a key of a section that stands outside of it, and name its place."""
+    from agentsgym.training.config import GRPOEnvConfig  # noqa: PLC0415  # slow to import
+
+    sections = {"training": GRPOEnvConfig, "warm_start": WarmStart, "evaluation": EvaluationPart}
+    for name in values.keys() - {one.name for one in dataclasses.fields(Recipe)}:
+        for place, section in sections.items():
+            if name in {one.name for one in dataclasses.fields(section)}:
+                raise PlacedError((name,), f"is unknown here; did you mean '{place}.{name}'?")
 
 
 def _section(section: type[Any], values: Any, *keys: str | int) -> Any:

@@ -48,6 +48,8 @@ _MAX_CONCURRENT = 256
 class TrainingRun:
     """Evaluates a policy, warms it up, trains it, and writes what came of it; each step is one call.
 
+    For scripts that choose the steps of a run themselves; :func:`agentsgym.train` takes them from a configuration.
+
     Ctrl-C or SIGTERM in a warm start or in training ends that step and keeps the policy as it is then; the steps of
     learning that follow do nothing, the evaluations and the summary are made as ever, and ``phases.status`` is what the
     process is to exit with. While episodes are played outside of training, a signal ends the process as it always does.

@@ -37,7 +37,7 @@ class Phases:
         seconds: By name, as a clock on the wall measures them; those of a part that is measured again add up.
         cpu_seconds: By name, of this process, all its threads together.
         interrupted: Whether a phase was stopped.
-        status: What the process is to exit with: 0, or 143 after SIGTERM.
+        status: What the process is to exit with: 0, or 143 after SIGTERM (129 after SIGHUP in training).
     """
 
     def __init__(self, *, is_quiet: bool = False) -> None:
@@ -78,7 +78,7 @@ class Phases:
 
         Args:
             handle_sigterm: Whether SIGTERM ends what is inside at once. False around a ``GRPOEnvTrainer``: it handles
-                SIGTERM itself, and saves a checkpoint first, unless somebody else already does.
+                SIGTERM and SIGHUP itself, and saves a checkpoint first, unless somebody else already does.
         """
         terminable = _sigterm_ends() if handle_sigterm else nullcontext()
         try:
@@ -86,7 +86,8 @@ class Phases:
                 yield
         except (KeyboardInterrupt, SystemExit) as stopped:
             self.interrupted = True
-            self.status = 0 if isinstance(stopped, KeyboardInterrupt) else 128 + signal.SIGTERM
+            signum = getattr(stopped, "signum", signal.SIGTERM)
+            self.status = 0 if isinstance(stopped, KeyboardInterrupt) else 128 + signum
             if not self._is_quiet:
                 print("\nstopped here; keeping the policy as it is now (Ctrl-C again to quit)", flush=True)
 

@@ -7,15 +7,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Generator, Mapping
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentsgym.agents.exploring import ExploringAgent
 from agentsgym.agents.policy.loading import limit_threads
-from agentsgym.envs.players import anchors_of, has_random_player
+from agentsgym.envs.players import anchors_of, has_random_player, random_player
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import pooled
 from agentsgym.recipes.environments import Worlds
@@ -27,21 +30,27 @@ from agentsgym.recipes.scripts import load_policy
 from agentsgym.recipes.sections import PlacedError
 from agentsgym.recipes.warm_start import open_store, played_lessons, player_of, stored_lessons
 from agentsgym.texts import sentence_of, shown
-from agentsgym.tiny import HasVocabulary, tiny_model, tiny_policy
+from agentsgym.tiny import HasVocabulary, environment_texts, tiny_model, tiny_policy
 
 if TYPE_CHECKING:
+    from agentsgym.envs.base import MultistepEnv
     from agentsgym.evaluation.metrics import Evaluation
     from agentsgym.recipes.environments import World
     from agentsgym.store.reader import RolloutStore
     from agentsgym.training.config import GRPOEnvConfig
 
 _REFERENCES = ("random", "reference")
+_NUM_READ = 64  # tasks, to see which words the embedded policy does not know
+
+logger = logging.getLogger(__name__)
 
 
 def train(
     config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mapping[str, Any] | None = None
 ) -> TrainingRun:
     """Train a policy as a configuration says, and write what came of it to ``output_dir``.
+
+    For whole runs without a script: ``agentsgym train`` is the same on the command line.
 
     The policy is evaluated beside the environments' random and reference players, where they have them; imitates, if
     there is a warm start; is evaluated, trained, and evaluated again. ``summary.json``, ``learning_curve.png``,
@@ -115,16 +124,13 @@ class Course:
         elif recipe.warm_start is not None:
             for world in self.worlds:
                 player_of(world, recipe.warm_start.player, args.seed)
-        if recipe.model == "tiny":
-            if models.load_in_4bit:
-                raise PlacedError(("model_settings", "load_in_4bit"), "is for a model that is loaded, not for 'tiny'")
-            policy = _tiny_policy(recipe, self.worlds, args.seed)
-        else:
-            with _in_section("model"):
-                policy = _loaded(recipe, models, args)
+        is_tiny = recipe.model == "tiny"
+        if is_tiny and models.load_in_4bit:
+            raise PlacedError(("model_settings", "load_in_4bit"), "is for a model that is loaded, not for 'tiny'")
+        policy = _tiny_policy(recipe, self.worlds, args.seed) if is_tiny else _loaded(recipe, models, args)
         limit_threads(policy[0])
         self.run = TrainingRun(policy, args, models, store_evaluations=recipe.evaluation.store)
-        self.env = None if len(self.worlds) > 1 else self.worlds[0].named.build(self.run.tokenizer)
+        self.env, self.eval_env = _alone(self.worlds, self.run.tokenizer)
         self.stored = None if store is None else stored_lessons(self.run.tokenizer, store)
         self.references: dict[str, dict[str, Evaluation]] = {}
 
@@ -138,6 +144,8 @@ class Course:
         if self.run.is_main:
             make_folder(self.run.output)
         try:
+            if self.recipe.model == "tiny" and self.run.is_main:
+                self.warn_of_unknown_words()
             self.evaluate_references()
             self.warm_up()
             self.learn()
@@ -151,10 +159,27 @@ class Course:
     def _write_summary(self) -> None:
         self.run.write_summary(configuration=as_values(self.recipe))
 
+    def warn_of_unknown_words(self) -> None:
+        """Play some tasks at random, and warn where the embedded policy reads words as the unknown token alone."""
+        for world in self.worlds:
+            for env, tasks in _played_envs(world, self.worlds):
+                num_words, unknown = _unknown_words(self.run.tokenizer, env, tasks, self.run.args.seed)
+                if unknown:
+                    logger.warning(
+                        "the embedded policy cannot tell apart %d of the %d words that %s writes in %d tasks, such as "
+                        "%s, since each is the unknown token to it: put them into the environment's "
+                        "vocabulary_texts(), or train a model whose tokenizer knows them",
+                        sum(unknown.values()),
+                        num_words,
+                        world.label,
+                        min(len(tasks), _NUM_READ),
+                        ", ".join(shown(word) for word, _ in unknown.most_common(5)),
+                    )
+
     def evaluate_references(self) -> None:
         """Let the environments' own players play the tasks of the evaluation, where there are such players."""
         for world in self.worlds:
-            env = world.named.build(self.run.tokenizer)
+            env = world.eval_named.build(self.run.tokenizer)
             for name in _REFERENCES:
                 player = _reference(world, name, self.run.args.seed, env)
                 if player is not None:
@@ -188,11 +213,12 @@ class Course:
     def evaluate(self, name: str) -> Any:
         """Evaluate the policy as it is now."""
         run, num_rollouts = self.run, self.recipe.evaluation.num_rollouts
-        if self.env is None:
+        if self.eval_env is None:
             found = run.evaluate(name, None, self.worlds.eval_rows(), num_rollouts=num_rollouts)
         else:
             tasks = self.worlds.eval[self.worlds[0].label]
-            found = run.evaluate(name, self.env, tasks, num_rollouts=num_rollouts, references=anchors_of(self.env))
+            anchors = anchors_of(self.eval_env)
+            found = run.evaluate(name, self.eval_env, tasks, num_rollouts=num_rollouts, references=anchors)
         run.write_transcripts(name)
         self._write_summary()
         return found
@@ -224,24 +250,60 @@ def _check_tiny(sizes: Mapping[str, Any]) -> None:
 def _tiny_policy(recipe: Recipe, worlds: Worlds, seed: int) -> Any:
     """Make the embedded policy of the environments' words; one that gives none is played by who is imitated."""
     name = recipe.warm_start.player if recipe.warm_start is not None and not recipe.warm_start.from_store else "random"
-    players = {one.label: player_of(one, name, seed) for one in worlds if not isinstance(one.env, HasVocabulary)}
+    texts: list[str] = []
+    for world in worlds:
+        for env, tasks in _played_envs(world, worlds):
+            player = None if isinstance(env, HasVocabulary) else player_of(world, name, seed, env)
+            with _in_section("tiny"):
+                texts += environment_texts(env, tasks=player and tasks, agent=player)
     with _in_section("tiny"):
-        sizes = {"seed": seed, **recipe.tiny}
-        if len(worlds) > 1:
-            return tiny_policy(worlds.eval_rows(), agent=players, **sizes)
-        world: World = worlds[0]
-        player = players.get(world.label)
-        return tiny_policy(world.env, tasks=player and worlds.train[world.label], agent=player, **sizes)
+        return tiny_policy(texts, **{"seed": seed, **recipe.tiny})
+
+
+def _alone(worlds: Worlds, tokenizer: Any) -> tuple[MultistepEnv | None, MultistepEnv | None]:
+    """Build the environment of a run that has one, to be trained on and to be evaluated; None for a mixture."""
+    if len(worlds) > 1:
+        return None, None
+    [world] = worlds
+    env = world.named.build(tokenizer)
+    return env, env if world.eval_named is world.named else world.eval_named.build(tokenizer)
+
+
+def _played_envs(world: World, worlds: Worlds) -> Iterator[tuple[MultistepEnv, Sequence[Mapping[str, Any]]]]:
+    """Give the environment that is trained on with its tasks, and, where it differs, the one that is evaluated."""
+    yield world.env, worlds.train[world.label]
+    if world.eval_env is not world.env:
+        yield world.eval_env, worlds.eval[world.label]
+
+
+def _unknown_words(
+    tokenizer: Any, env: MultistepEnv, tasks: Sequence[Mapping[str, Any]], seed: int
+) -> tuple[int, Counter[str]]:
+    """Count the words that an environment writes, and those of them that a tokenizer does not know."""
+    player = random_player(env, seed) if has_random_player(type(env)) else ExploringAgent(seed=seed)
+    sample = tasks[:: max(1, len(tasks) // _NUM_READ)][:_NUM_READ]
+    num_words, unknown = 0, Counter[str]()
+    for trajectory in env.rollout(sample, player, max_concurrent=_NUM_READ):
+        for message in trajectory.messages:
+            if message["role"] != "assistant":
+                text = message["content"]
+                encoded = tokenizer(text, return_offsets_mapping=True)
+                num_words += len(encoded["input_ids"])
+                for token_id, (start, stop) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+                    if token_id == tokenizer.unk_token_id:
+                        unknown[text[start:stop].strip()] += 1
+    return num_words, unknown
 
 
 def _loaded(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:
     beside = recipe.folder / recipe.model
     source = str(beside) if beside.is_dir() else recipe.model
-    try:
-        return load_policy(source, models, trust_remote_code=args.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(sentence_of(error, 300).split())
-        raise ConfigError(f"cannot be loaded from {source!r}: {reason}") from error
+    with _in_section("model"):
+        try:
+            return load_policy(source, models, trust_remote_code=args.trust_remote_code)
+        except (OSError, ValueError, KeyError) as error:
+            reason = " ".join(sentence_of(error, 300).split())
+            raise ConfigError(f"cannot be loaded from {source!r}: {reason}") from error
 
 
 def _reference(world: World, name: str, seed: int, env: Any) -> Any:

@@ -68,6 +68,10 @@ class RolloutWriter:
         self._flush_every, self._flush_seconds = flush_every, flush_seconds
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise StoreError(
+                f"there can be no rollout store at {self.path}: it is a file, and a store is a folder"
+            ) from error
         except OSError as error:
             raise StoreError(f"there can be no rollout store at {self.path}: {error}") from error
         warn_of_unfinished(self.path)

@@ -98,7 +98,8 @@ class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, VLLMSettings, A
             at the first failure.
         episode_retries: How many times a failed rollout is played again at most, before the batch is used.
         retry_seed: ``"same"``: from the same start; ``"new"``: from another, which its group need not share.
-        preemption_grace_s: Seconds from a SIGTERM or Ctrl-C to the end of the run; None to always finish the cycle.
+        preemption_grace_s: Seconds from a signal (SIGTERM, SIGHUP, Ctrl-C) to the end of the run; None to always finish
+            the cycle.
         drift_interval: Every so many generation batches the sampler's log-probabilities are compared with the trained
             model's own (the metrics ``sampling/…``), at the cost of one scoring pass where the loss does not need it
             anyway; 0 for never.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Never, cast
 
 import torch
 from trl import GRPOTrainer
@@ -25,7 +25,7 @@ from agentsgym.training._trl import TRLSeam, environment
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.generation.asynchronous import build_generator
 from agentsgym.training.generation.batch import GenerationBatch, Phase, PlayedEvaluation
-from agentsgym.training.generation.preflight import build_environments, check_env
+from agentsgym.training.generation.preflight import build_environments, check_datasets, check_env
 from agentsgym.training.generation.summaries import packed_values, unpacked_values
 from agentsgym.training.lifecycle.restartable import RestartableTrainer
 from agentsgym.training.lifecycle.resuming import generations_before, preserve_rng_state
@@ -33,7 +33,7 @@ from agentsgym.training.loss import MicrobatchLoss, row_sum, sort_by_length
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
 from agentsgym.training.metrics.rollouts import evaluation_metrics, rollout_metrics
-from agentsgym.training.policy.build import build_value_model, check_model, check_parts
+from agentsgym.training.policy.build import build_value_model, check_model, check_parts, check_sharding
 from agentsgym.training.policy.value_head import StepValueHead
 from agentsgym.training.reporting.reports import Reports
 from agentsgym.training.reporting.trackers import begin_trackio
@@ -41,6 +41,7 @@ from agentsgym.training.storing import TrainingStore
 from agentsgym.training.tensors.importance import gap_metrics
 from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
 from agentsgym.training.tensors.token_batch import TokenBatch, trl_batch
+from agentsgym.training.validation import refuse_trl_arguments
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
 
 class GRPOEnvTrainer(RestartableTrainer):
     """TRL's ``GRPOTrainer`` for environments: plays the rows, and gives each turn's tokens their own advantage.
+
+    For scripts in which everything beside training is your own; :class:`~agentsgym.recipes.run.TrainingRun` adds
+    evaluation, warm starts and files, and :func:`agentsgym.train` makes a whole run of a configuration.
 
     Everything else is TRL's: losses, KL, gradient accumulation, ``num_iterations``, evaluation, checkpoints, logging.
 
@@ -89,6 +93,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         optimizers: As in TRL.
         peft_config: As in TRL: adapters to train in place of the weights; with ``args.beta`` above 0 the reference is
             the model without them. A ``PeftModel`` as ``model`` continues with the adapter it has.
+        **refused: None: TRL's other arguments, such as ``reward_funcs``, are refused with the reason.
 
     Raises:
         ConfigError: A row or a setting cannot be trained with, or a dataset is empty.
@@ -109,11 +114,12 @@ class GRPOEnvTrainer(RestartableTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         peft_config: PeftConfig | None = None,
+        **refused: Never,
     ) -> None:
         """Set up training; nothing is played. The docstring of the class has the arguments."""
         args = GRPOEnvConfig() if args is None else args
-        if train_dataset is None:
-            raise ConfigError("train_dataset is missing: pass rows with 'task_data', e.g. Env.get_train_dataset()")
+        refuse_trl_arguments(refused)
+        check_datasets(train_dataset, eval_dataset)
         if not isinstance(args, GRPOEnvConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
                 f"args must be a GRPOEnvConfig, which has every field of TRL's, got a {type(args).__name__}"
@@ -263,6 +269,11 @@ class GRPOEnvTrainer(RestartableTrainer):
         """Weigh whole rows as TRL's VESPO does, by the sign of the sum of a row's advantages."""
         return GRPOTrainer.get_gamma_weights(advantages=row_sum(advantages, mask), mask=mask, **kwargs)
 
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator, which must shard the weights where that was asked for."""
+        check_sharding(self.args)
+        super().create_accelerator_and_postprocess()
+
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Create TRL's optimizer, and add the value head's parameters with a learning rate of their own."""
         optimizer = super().create_optimizer(model)
@@ -387,7 +398,8 @@ class GRPOEnvTrainer(RestartableTrainer):
         """Collective where log-probabilities were compared, or completions are shown: log the batch."""
         seam, rollouts, is_training = self._seam, batch.rollouts, phase.is_training
         if is_training:
-            self._diagnostics.check(advantages.rollouts, [rollout.num_agent_tokens for rollout in rollouts])
+            num_tokens = [rollout.num_agent_tokens for rollout in rollouts]
+            self._diagnostics.check(advantages.rollouts, num_tokens, is_flat=advantages.is_flat)
         self._diagnostics.warn_of_text(sum(not rollout.exact for rollout in rollouts), len(rollouts))
         metrics = rollout_metrics([*rollouts, *batch.replaced]) | advantages.metrics | dict(batch.metrics)
         metrics |= seam.count_tokens(sum(rollout.num_row_tokens for rollout in rollouts), is_training=is_training)

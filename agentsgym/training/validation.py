@@ -6,7 +6,7 @@ The settings are typed ``Any``: their class calls :func:`check_settings` when it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.errors import ConfigError, did_you_mean
@@ -57,6 +57,32 @@ _TRL_NUMBERS: Final = {
         is_positive_number,
     ),
 }
+
+
+_REWARDS: Final = "rewards come from the environment: return them from its _step_episode"
+_TOOLS: Final = "tools are those of the environment: pass one, such as ToolEnv, as env"
+_TRL_ARGUMENTS: Final = {
+    "reward_funcs": _REWARDS,
+    "reward_processing_classes": _REWARDS,
+    "tools": _TOOLS,
+    "environment_factory": "pass the environment itself as env",
+    "rollout_func": "the environment is played by `agent`, or by the policy: pass it as env",
+    "quantization_config": "load the model with it, and pass the model",
+}
+
+
+def refuse_trl_arguments(names: Iterable[str]) -> None:
+    """Refuse arguments that only TRL's constructor has.
+
+    Raises:
+        ConfigError: One of TRL's; the message says what is used in its place.
+        TypeError: One that nobody has.
+    """
+    for name in names:
+        if name not in _TRL_ARGUMENTS:
+            raise TypeError(f"GRPOEnvTrainer got an unexpected keyword argument {name!r}")
+        reason = _TRL_ARGUMENTS[name]
+        raise ConfigError(f"{name} is an argument of TRL's trainer that GRPOEnvTrainer does not take: {reason}")
 
 
 def check_settings(args: Any) -> None:

@@ -124,7 +124,7 @@ def test_a_server_that_goes_down_loses_nothing(game: str, tmp_path: Path) -> Non
     assert found["results"]["num_episodes"] == 4
     assert found["results"]["win_rate"] == 1.0
     assert found["results"]["num_failed"] == 1
-    assert "1 of 8 rollouts failed, more than max_failed_fraction = 0.1" in found["ended_by"]
+    assert "1 of 8 rollouts failed, more than --max-failed 0.1 allows" in found["ended_by"]
     assert "openai:gpt finished 5 of 8 games: short ones end first, so these means are not those of all" in done.words
 
 

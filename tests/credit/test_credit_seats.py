@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import two_seats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scored_batches import (
@@ -117,6 +118,22 @@ def test_the_mean_of_all_shrinks_each_seats_gradient_by_the_size_of_its_group(nu
         of_o += ways[others] * away ** (num_rollouts - 1 - others) * (1 - away) ** others * others / (others + 1)
     right = (num_rollouts - 1) / num_rollouts * np.array(seat_gradient("X")) + of_o * np.array(seat_gradient("O"))
     assert np.abs(expected(seen(partial(grpo, **NONE)), num_rollouts) - right).max() < TOLERANCE
+
+
+@pytest.mark.parametrize(("num_rollouts", "cosine"), [(2, 0.9960), (3, 0.9982)])
+def test_the_mean_of_all_bends_the_sum_where_a_seat_does_not_always_move(num_rollouts: int, cosine: float) -> None:
+    """Its own mean shrinks O, which moves in fewer of the rollouts, more than X; the mean of the others neither."""
+    found = {name: expected(seen(partial(one, **NONE)), num_rollouts) for name, one in (("grpo", grpo), ("rloo", rloo))}
+    cosines = {name: one @ GRADIENT / np.linalg.norm(one) / np.linalg.norm(GRADIENT) for name, one in found.items()}
+    assert cosines == {"grpo": pytest.approx(cosine, abs=1e-4), "rloo": pytest.approx(1.0, abs=TOLERANCE)}
+
+
+def test_the_mean_of_all_is_exact_where_every_seat_always_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(two_seats.ACTIONS, (0,), 2)
+    monkeypatch.setitem(two_seats.PAID_TO_X, (0, 0), -0.75)
+    monkeypatch.setitem(two_seats.PAID_TO_X, (0, 1), 1.5)
+    right = np.add(*(two_seats.seat_gradient.__wrapped__(role) for role in "XO")) / 2
+    assert np.abs(expected(seen(partial(grpo, **NONE)), 2) - right).max() < TOLERANCE
 
 
 def test_without_being_told_the_gradient_would_be_another() -> None:

@@ -73,6 +73,14 @@ NONSENSE = [
         for reward in (math.nan, math.inf, None, "1", [1.0], 10**400)
     ],
     *[
+        (
+            "_step_episode",
+            ({}, reward, False, {}),
+            f"_step_episode's reward must lie within ±3.4e+38, the range of single precision, got {reward!r}",
+        )
+        for reward in (1e200, -1e39)
+    ],
+    *[
         ("_step_episode", ({}, 0.0, False, {"success": value}), "info['success'] must be True or False")
         for value in ("no", math.nan)
     ],
@@ -90,6 +98,12 @@ def test_a_game_that_answers_nonsense_fails_its_episode(hook: str, value: Any, m
     env = env_with(hook, lambda self, *arguments: value)
     [trajectory] = env.rollout(tasks(1), Counting())
     assert_failed(env, trajectory, message)
+
+
+def test_the_largest_reward_of_single_precision_fails_nothing() -> None:
+    env = env_with("_step_episode", lambda self, *arguments: ({}, -3.4e38, True, {}))
+    [trajectory] = env.rollout(tasks(1), Counting())
+    assert (trajectory.stop_reason, trajectory.final_reward) == (StopReason.DONE, -3.4e38)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,18 @@ def test_the_newest_whole_checkpoint_is_resumed_and_the_damaged_ones_are_named(
     assert_equal(resumed, straight)
 
 
+@pytest.mark.parametrize(("before", "after"), [("adamw_torch_fused", "sgd"), ("sgd", "adamw_torch")])
+def test_another_optimizer_than_the_checkpoints_is_refused(before: str, after: str, tmp_path: Path) -> None:
+    run(tmp_path, max_steps=1, optim=before)
+    with pytest.raises(ConfigError, match=rf"checkpoint-1 holds .* of optim='{before}', which '{after}' cannot"):
+        run(tmp_path, True, max_steps=2, optim=after)
+
+
+def test_a_run_may_resume_with_an_optimizer_that_keeps_the_same_state(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=1, optim="adamw_torch_fused")
+    assert run(tmp_path, True, max_steps=2, optim="adamw_torch").state.global_step == 2
+
+
 def test_without_a_whole_checkpoint_a_run_begins_only_where_that_is_asked_for(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished / "checkpoint-2", tmp_path / "checkpoint-2")
     (tmp_path / "checkpoint-2" / "scheduler.pt").unlink()

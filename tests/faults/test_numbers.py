@@ -57,6 +57,30 @@ def is_good(folder: Path) -> bool:
     return all(tensor.isfinite().all() for tensor in load_file(folder / "model.safetensors").values())
 
 
+class HugeRewards(GuessNumber):
+    """Gives large rewards, negative and positive in turn."""
+
+    size = 1e200
+
+    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+        state, _, done, info = super()._step_episode(session_id, state, action)
+        return state, self.size * (1 if session_id[-1] in "02468ace" else -1), done, info
+
+
+def test_rewards_that_overflow_are_named_by_rollout(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, env_class=HugeRewards)
+    named = r"_step_episode's reward must lie within ±3\.4e\+38, .* got -?1e\+200"
+    with pytest.raises(TooManyFailuresError, match=named):
+        trainer.train()
+
+
+def test_the_largest_rewards_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HugeRewards, "size", 3e38 / 8)  # the sum over turns is a reward too
+    trainer = trainer_of(tmp_path, env_class=HugeRewards, advantage_estimator="return_to_go", scale_rewards="batch")
+    trainer.train()
+    assert has_moved(trainer)
+
+
 @pytest.mark.parametrize(("value", "said"), [(math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "infinity")])
 def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_used(value: float, said: str, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, max_steps=4, save_strategy="steps", save_steps=1)

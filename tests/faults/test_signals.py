@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C in training: a checkpoint is kept, the run goes on exactly, and the status says what happened."""
+"""Signals in training: a checkpoint is kept, the run goes on exactly, and the status says what happened."""
 
 from __future__ import annotations
 
@@ -220,6 +220,24 @@ def test_ctrl_c_is_a_keyboard_interrupt_that_has_saved(on_turn: Any, tmp_path: P
     assert (caught.value.code, caught.value.signum) == (130, signal.SIGINT)
     assert caught.value.checkpoint is not None
     assert (caught.value.checkpoint / "trainer_state.json").is_file()
+
+
+def test_a_hangup_saves_as_sigterm_does_unless_it_is_ignored(on_turn: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path / "ended")
+    on_turn(after_turns(70, lambda: signal.raise_signal(signal.SIGHUP)))
+    preempted = ended(trainer)
+    assert preempted is not None
+    assert (preempted.code, preempted.signum) == (129, signal.SIGHUP)
+    assert preempted.checkpoint is not None
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        ignoring = trainer_of(tmp_path / "ignored", max_steps=2)
+        on_turn(after_turns(5, lambda: signal.raise_signal(signal.SIGHUP)))
+        assert ended(ignoring) is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ignoring.state.global_step == 2
 
 
 def test_a_second_signal_ends_at_once_and_copies_of_the_first_do_not(

@@ -1,11 +1,13 @@
-"""SIGTERM in processes of their own: at one of two ranks, and what the status of the process says."""
+"""Signals in processes of their own: at one of two ranks, and what the status of the process says."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 from signaled import TURN, at_rank_1, checkpoints, training, while_rank_0_waits
 
-from benchmarks.fault_scenarios.runs import Run
+from benchmarks.fault_scenarios.runs import Run, train
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,34 @@ def test_a_second_signal_ends_a_rank_that_waits_for_another(tmp_path: Path) -> N
     started.signal(signal.SIGKILL, rank=1)
     assert started.wait()
     assert checkpoints(tmp_path / "run") == []
+
+
+def hung_up(rank: int, turn: int) -> None:
+    """The terminal closes, which the kernel tells the process at once."""
+    if turn == TURN:
+        os.close(int(os.environ["TERMINAL"]))
+
+
+def in_a_terminal(folder: Path, **changes: Any) -> None:
+    """Train in a terminal of the process's own, which it prints to."""
+    os.setsid()
+    terminal, own_end = os.openpty()
+    fcntl.ioctl(own_end, termios.TIOCSCTTY, 0)
+    for stream in (0, 1, 2):
+        os.dup2(own_end, stream)
+    os.environ["TERMINAL"] = str(terminal)
+    sys.stdout = sys.stderr = os.fdopen(1, "w")
+    train(folder, **changes)
+
+
+def test_a_run_whose_terminal_closes_saves_although_it_prints(straight: Any, tmp_path: Path) -> None:
+    first = Run(tmp_path / "run", 1, training(hung_up, in_a_terminal, preemption_grace_s=None))
+    assert first.wait()
+    assert [*first.statuses.values()] == [129], first.result()
+    assert len(checkpoints(tmp_path / "run")) == 1
+    second = Run(tmp_path / "run", 1, training())
+    assert second.wait()
+    assert second.result() == straight(1)
 
 
 def test_the_status_says_preempted_where_nobody_catches_it() -> None:

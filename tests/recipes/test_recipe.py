@@ -94,6 +94,8 @@ def test_what_is_wrong_is_named_with_its_line(old: str, new: str, said: str, fil
     [
         ({"environments.1.weight": "x"}, r"mine.yaml: environments\[1\].weight must be a number above 0, got 'x'"),
         ({"environments.2.weight": 1}, r"environments\[2\] is not there to be set: there are 2"),
+        ({"max_steps": 3}, r"max_steps is unknown here; did you mean 'training\.max_steps'\?"),
+        ({"num_rollouts": 3}, r"num_rollouts is unknown here; did you mean 'evaluation\.num_rollouts'\?"),
         ({"warm_start.player.name": 1}, "warm_start.player has no 'name' to be set"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 import recipe_ranks
 import yaml
 from launch import launch
+from number_games import GuessNumber
 from transformers import AutoModelForCausalLM
 
 import agentsgym
@@ -192,9 +193,60 @@ def test_stored_rollouts_are_imitated_where_they_are_of_this_tokenizer(tmp_path:
         agentsgym.train(recipe(tmp_path, warm_start=warm_start, environments=[other]))
 
 
+SELF_PLAY: dict[str, Any] = {
+    "class": "TextArena:TicTacToe-v0",
+    "env_config": {"opponent": "self", "system_prompt": "", "max_steps_per_episode": 9},
+}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_self_play_is_evaluated_against_another_opponent(tmp_path: Path, *, several: bool) -> None:
+    parts = [SELF_PLAY, {**SELF_PLAY, "label": "again"}] if several else [SELF_PLAY]
+    evaluation = {"num_tasks": 2, "num_rollouts": 1, "env_config": {"opponent": "random"}}
+    run = agentsgym.train(recipe(tmp_path, environments=parts, evaluation=evaluation, warm_start=None))
+    for name in ("before", "after"):  # against itself the policy has both seats in every rollout
+        assert all(len(set(one.roles)) == 1 for one in run.evaluations[name].trajectories)
+    alone = prepare(recipe(tmp_path, environments=[SELF_PLAY], evaluation=evaluation, warm_start=None))
+    assert alone.env is not None
+    assert alone.eval_env is not None
+    assert (alone.env.env_config["opponent"], alone.eval_env.env_config["opponent"]) == ("self", "random")
+
+
+class Fields(GuessNumber):
+    """Each task has a word that no other task has."""
+
+    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+        return f"{super()._format_prompt(state, step)} field{state['secret']}"
+
+    def get_train_dataset(self, size: int = 600) -> list[dict[str, Any]]:
+        return [{"seed": seed, "secret": seed} for seed in range(size)]
+
+    get_eval_dataset = get_train_dataset
+
+
+@pytest.mark.parametrize(("size", "is_warned_of"), [(256, False), (600, True)])
+def test_what_the_embedded_policy_cannot_read_is_said_before_anything_is_played(
+    size: int, is_warned_of: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = {"class": Fields, "dataset": {"size": size}}
+    changes = {"environments": [part, PRICES], "warm_start": None, "num_train_tasks": 600}
+    training = {**recipe(tmp_path)["training"], "max_steps": 300}
+    course = prepare(recipe(tmp_path, training=training, **changes))
+    with caplog.at_level("WARNING", logger="agentsgym"):
+        course.warn_of_unknown_words()
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == is_warned_of
+    assert all("words that Fields writes in 64 tasks, such as 'field" in message for message in warned)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        (
+            {"environments": [GAME, PRICES], "evaluation": {"env_config": {"opponent": "random"}}},
+            r"evaluation\.env_config cannot be used for 'TwentyQuestions': .*opponent",
+        ),
+        ({"evaluation": {"env_config": "random"}}, r"evaluation\.env_config must be keys and their values"),
         ({"environments": [{"class": "TwentyQestions"}]}, r"environments\[0\] cannot be used: .*did you mean TwentyQ"),
         ({"environments": [{**GAME, "dataset": {"splitt": "all"}}]}, r"environments\[0\] cannot be used: .*splitt"),
         ({"warm_start": {"player": "nowhere"}}, r"warm_start\.player must be one of random, reference, imitation or"),
@@ -246,6 +298,16 @@ def test_the_file_of_the_page_can_be_run_as_it_is(tmp_path: Path, monkeypatch: p
     )  # fmt: skip
     assert course.run.args.learning_rate == 3e-4
     assert list(tmp_path.iterdir()) == [tmp_path / "tools.yaml"]
+
+
+def test_the_mixture_of_the_page_can_be_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "mixing.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
+    (tmp_path / "mixed.yaml").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    course = prepare(tmp_path / "mixed.yaml")
+    assert [world.label for world in course.worlds] == ["PriceList", "Gymnasium:FrozenLake-v1"]
+    assert course.run.args.max_steps == 100
 
 
 def test_noise_is_the_share_of_episodes_that_the_random_player_plays(tmp_path: Path) -> None:

@@ -295,5 +295,5 @@ def test_a_rollout_that_cannot_be_stored_does_not_take_others_with_it(
 
 def test_a_folder_that_cannot_be_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=r"there can be no rollout store at .*file"):
+    with pytest.raises(StoreError, match=r"no rollout store at .*file: it is a file, and a store is a folder"):
         RolloutStore.writer(tmp_path / "file")

@@ -15,7 +15,7 @@ from games import correcting, logged, settings, tasks, trainer_of
 from test_trl_seam import ROWS, parameter_gradients, prepared
 
 from agentsgym.agents.base import Agent
-from agentsgym.credit.assignment import filter_rollouts
+from agentsgym.credit.assignment import AdvantageAssigner, filter_rollouts
 from agentsgym.credit.registry import ESTIMATORS, get_estimator
 from agentsgym.credit.returns import gigpo
 from agentsgym.credit.scored import ScoredRollout
@@ -240,6 +240,52 @@ def test_ratios_of_long_rows_are_warned_of(
     assert len(warned) == len(words)
     assert all(part in message for part, message in zip(words, warned, strict=True))
     assert warnings_of(tmp_path, caplog, STEADY, **changes) == []
+
+
+FLAT = "all advantages were zero in 10 consecutive generation batches"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "seen"),
+    [([0.0] * 8, "were all 0;"), ([0.5] * 4 + [2.0] * 4, "ranged from 0.5 to 2, without a difference")],
+)
+def test_ten_batches_in_a_row_without_a_signal_are_warned_of_once(
+    rewards: list[float], seen: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = settings(tmp_path, advantage_estimator="grpo", num_generations=4)
+    assigner, diagnostics = AdvantageAssigner(args), Diagnostics(args, args.estimator())
+
+    def play(*final: float) -> bool:
+        batch = [rollout([own]) for own in final]
+        scored = [ScoredRollout.from_trajectory(one, group=index // 4) for index, one in enumerate(batch)]
+        found = assigner.assign(scored, range(8), batch, [2] * 8, is_training=True)
+        diagnostics.check(found.rollouts, is_flat=found.is_flat)
+        return FLAT in caplog.text
+
+    with caplog.at_level(logging.WARNING, logger="agentsgym"):
+        assert not any(play(*rewards) for _ in range(9))
+        assert not play(*rewards[:7], 3.0)  # one rollout that differs ends the row
+        assert not any(play(*rewards) for _ in range(9))
+        assert all(play(*rewards) for _ in range(15))
+    assert caplog.text.count(FLAT) == 1
+    assert seen in caplog.text
+
+
+@pytest.mark.parametrize(("estimator", "is_warned_of"), [("grpo", True), ("reward", False)])
+def test_a_run_whose_rewards_are_all_equal_says_so(
+    estimator: str, is_warned_of: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="agentsgym"):
+        trainer_of(
+            tmp_path,
+            max_steps=10,
+            advantage_estimator=estimator,
+            num_generations=2,
+            per_device_train_batch_size=2,
+            env_config={"max_steps_per_episode": 1},
+            dataset=tasks(8, secret=-1),
+        ).train()
+    assert caplog.text.count(FLAT) == is_warned_of
 
 
 def test_a_run_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import pytest
 import sharded_run
 import torch
 from accelerate.utils import DistributedType
-from games import policy, settings
+from games import policy, settings, trainer_of
 from launch import launch
 from transformers import AutoModelForCausalLM
 
@@ -135,6 +135,15 @@ def test_fsdp1_is_refused_and_the_error_says_what_to_use(tmp_path: Path) -> None
         policy_agent_type(accelerator)
     with pytest.raises(ConfigError, match="training with FSDP1 is refused"):  # whoever plays
         check_parts(*policy(), settings(tmp_path), accelerator, has_aux_loss=False, has_own_scheduler=False)
+
+
+def test_sharding_that_accelerate_would_leave_aside_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"fsdp=True shards .*processes: 1, device: cpu\) every process would"):
+        trainer_of(tmp_path, fsdp=True)
+    assert trainer_of(tmp_path).accelerator.distributed_type == DistributedType.NO  # nothing of it is left
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="FSDP, which the launcher set, shards"):
+        trainer_of(tmp_path)
 
 
 @pytest.mark.parametrize("changes", [{"value_head": "shared", "advantage_estimator": "turn_gae"}, SYNCED])

@@ -53,6 +53,34 @@ def test_missing_rows_are_named(tmp_path: Path) -> None:
         built(tmp_path, train_dataset=None)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        *(
+            ({name: [{"task_data": {"seed": 1}}]}, rf"{name} must be a Dataset .*got a list: pass Dataset\.from_list")
+            for name in ("train_dataset", "eval_dataset")
+        ),
+        (
+            {"eval_dataset": {"easy": ()}},
+            r"eval_dataset\['easy'\] must be a Dataset .*got a tuple: pass Dataset",
+        ),
+        ({"peft_config": {"r": 8}}, r"got a dict: pass LoraConfig\(\*\*peft_config\)"),
+        ({"reward_funcs": [len]}, "reward_funcs is an argument of TRL's .* rewards come from the environment"),
+        ({"environment_factory": GuessNumber}, "pass the environment itself as env"),
+    ],
+)
+def test_what_is_of_another_type_than_wanted_is_told_how_to_be_made(
+    arguments: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        built(tmp_path, **arguments)
+
+
+def test_an_argument_that_no_trainer_has_is_a_type_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="GRPOEnvTrainer got an unexpected keyword argument 'trian_dataset'"):
+        built(tmp_path, trian_dataset=tasks())
+
+
 @pytest.mark.parametrize("argument", ["train_dataset", "eval_dataset"])
 @pytest.mark.parametrize(
     ("row", "complaint"),

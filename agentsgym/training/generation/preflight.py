@@ -45,6 +45,18 @@ def check_env(env: Any) -> None:
         raise ConfigError("env has no tokenizer: build it with the policy's, as in Env(tokenizer, env_config)")
 
 
+def check_datasets(train: Any, evaluation: Any) -> None:
+    """Raise :class:`ConfigError` for a dataset that is missing, or plain rows in place of one."""
+    if train is None:
+        raise ConfigError("train_dataset is missing: pass rows with 'task_data', e.g. Env.get_train_dataset()")
+    for name, dataset in finite_datasets(train_dataset=train, eval_dataset=evaluation):
+        if isinstance(dataset, list | tuple):
+            raise ConfigError(
+                f"{name} must be a Dataset of the package datasets, got a {type(dataset).__name__}: pass "
+                "Dataset.from_list(rows)"
+            )
+
+
 def check_size(train_dataset: Any, *, num_rollouts: int, batch_size: int) -> None:
     """Raise :class:`ConfigError` for a dataset that does not fill one generation batch.
 

@@ -26,7 +26,7 @@ from agentsgym.ranks import BrokenOffError
 from agentsgym.rollouts.interfaces import GRACE_S
 from agentsgym.training.lifecycle.pace import CyclePace
 from agentsgym.training.lifecycle.resuming import take_generator_states
-from agentsgym.training.lifecycle.signals import Notice, SignalWatch
+from agentsgym.training.lifecycle.signals import DEFAULTS, Notice, SignalWatch
 
 if TYPE_CHECKING:
     from agentsgym.training._trl import TRLSeam
@@ -51,12 +51,12 @@ class Memory(Protocol):
 
 
 class Preempted(SystemExit):  # no error: it ends a program as sys.exit does
-    """Training was ended by a signal; uncaught, it ends the process with status 143 (SIGTERM) or 130 (Ctrl-C).
+    """Training was ended by a signal; uncaught, it ends the process with status 128 + its number.
 
-    After Ctrl-C it is a ``KeyboardInterrupt`` too.
+    That is 143 after SIGTERM, 129 after SIGHUP and 130 after Ctrl-C. After Ctrl-C it is a ``KeyboardInterrupt`` too.
 
     Attributes:
-        signum: The signal, ``signal.SIGTERM`` or ``signal.SIGINT``.
+        signum: The signal: ``signal.SIGTERM``, ``signal.SIGHUP`` or ``signal.SIGINT``.
         checkpoint: The newest checkpoint of the run, from which it goes on; None if there is none.
     """
 
@@ -239,12 +239,12 @@ class Preemption:
         has_notice = notice is not None
         is_urgent = notice is not None and not self._fits(notice)
         if self._seam.num_ranks > 1:
-            is_terminated = notice is not None and notice.signum == signal.SIGTERM
-            flags = torch.tensor([has_notice, is_urgent, is_terminated], dtype=torch.int32)
+            came = [notice is not None and notice.signum == signum for signum in DEFAULTS]
+            flags = torch.tensor([has_notice, is_urgent, *came], dtype=torch.int32)
             total: Any = reduce(flags.to(self._seam.device), reduction="sum")
-            has_notice, is_urgent, is_terminated = (number > 0 for number in total.tolist())
+            has_notice, is_urgent, *came = (number > 0 for number in total.tolist())
             if has_notice:
-                self._watch.note(signal.SIGTERM if is_terminated else signal.SIGINT)
+                self._watch.note(next(signum for signum, has_come in zip(DEFAULTS, came, strict=True) if has_come))
         if has_notice and self._watch.notice is not None:
             self._announce(self._watch.notice)
         return is_urgent or (has_notice and not only_if_urgent)

@@ -166,7 +166,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         Raises:
             ConfigError: There is no such checkpoint, it is damaged, or it is of a run that played other tasks.
             CheckpointError: A checkpoint could not be written.
-            Preempted: SIGTERM or Ctrl-C ended the run, which goes on from the exception's ``checkpoint``.
+            Preempted: SIGTERM, SIGHUP or Ctrl-C ended the run, which goes on from the exception's ``checkpoint``.
             NonFiniteError: A loss, a gradient or a weight became NaN or infinite.
             AgentsGymError: The trainer is closed.
         """

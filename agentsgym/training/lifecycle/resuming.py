@@ -210,6 +210,11 @@ def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
                 "its model"
             )
     before, after = then["settings"], now["settings"]
+    if _optimizer_state(before["optim"]) != _optimizer_state(after["optim"]):
+        raise ConfigError(
+            f"{folder} holds the optimizer state of optim={before['optim']!r}, which {after['optim']!r} cannot "
+            "continue: set optim as it was, or start a new run with this checkpoint as its model"
+        )
     changed = [
         f"{name}={after.get(name)!r} (was {before.get(name)!r})"
         for name in sorted(before.keys() | after.keys())
@@ -217,6 +222,17 @@ def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
     ]
     if changed:
         logger.warning("the resumed run has other settings than %s: %s", folder, ", ".join(changed))
+
+
+def _optimizer_state(optim: str) -> str:
+    """Name an optimizer without what changes how it computes and not what it keeps.
+
+    >>> _optimizer_state("adamw_torch_fused"), _optimizer_state("paged_adamw_8bit")
+    ('adamw_torch', 'adamw_8bit')
+    """
+    for part in ("paged_", "_bnb", "_npu", "_xla", "_fused"):
+        optim = optim.replace(part, "")
+    return optim
 
 
 def _check_engine(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:

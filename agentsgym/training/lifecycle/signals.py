@@ -1,4 +1,4 @@
-"""Note SIGTERM and Ctrl-C without ending anything, on all ranks of a run wherever one of them got the signal."""
+"""Note SIGTERM, SIGHUP and Ctrl-C without ending anything, on all ranks wherever one of them got the signal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ import torch.distributed as dist
 
 REPEAT_S: Final = 0.5  # a second signal within it counts as the first: launchers send copies
 _POLL_S: Final = 0.5  # how often a rank looks whether another one got a signal
-_DEFAULTS: Final[dict[int, Any]] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+_HANGUP: Final[dict[int, Any]] = {signal.SIGHUP: signal.SIG_DFL} if hasattr(signal, "SIGHUP") else {}  # not on Windows
+DEFAULTS: Final[dict[int, Any]] = {  # the most urgent first
+    signal.SIGTERM: signal.SIG_DFL,
+    **_HANGUP,
+    signal.SIGINT: signal.default_int_handler,
+}
 _num_watches = itertools.count()  # equal on all ranks, since they train equally often
 
 
@@ -61,7 +66,7 @@ class SignalWatch:
         self._pid = os.getpid()
         number, is_main = next(_num_watches), threading.current_thread() is threading.main_thread()
         if is_main:
-            self._taken = [signum for signum, usual in _DEFAULTS.items() if signal.getsignal(signum) == usual]
+            self._taken = [signum for signum, usual in DEFAULTS.items() if signal.getsignal(signum) == usual]
             for signum in self._taken:
                 signal.signal(signum, self._handle)
         try:
@@ -86,7 +91,7 @@ class SignalWatch:
 
     def _give_back(self) -> None:
         for signum in self._taken:
-            signal.signal(signum, _DEFAULTS[signum])
+            signal.signal(signum, DEFAULTS[signum])
         self._taken = []
 
     def _handle(self, signum: int, _: Any) -> None:
@@ -100,6 +105,7 @@ class SignalWatch:
         elif self._handled_at is None:
             self._handled_at, self._own = now, signum
             self.note(signum)
+            _leave_lost_terminal()
 
 
 @contextlib.contextmanager
@@ -171,6 +177,16 @@ class _Listener(threading.Thread):
         elif notice is None and self._store.check([self._key]):
             self._watch.note(int(self._store.get(self._key)))
             self._has_told = True
+
+
+def _leave_lost_terminal() -> None:
+    """Discard what is printed from here on where the terminal is gone, since each write would raise ``OSError``."""
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError:
+            with open(os.devnull, "wb") as nowhere, contextlib.suppress(OSError):  # noqa: PTH123  # in a signal handler
+                os.dup2(nowhere.fileno(), stream)
 
 
 def _own_store() -> Any:

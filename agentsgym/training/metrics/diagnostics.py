@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, cast
 
 from agentsgym.credit.advantages import step_group_sizes
-from agentsgym.credit.traits import traits_of
+from agentsgym.credit.traits import reads_token_rewards, traits_of
 
 if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LONG_ROLLOUT = 500
+_MANY_FLAT_BATCHES = 10
 
 
 class Diagnostics:
@@ -37,14 +38,22 @@ class Diagnostics:
         self._args = args
         self._estimator = estimator
         self._warned: set[str] = set()
+        self._num_flat = 0  # consecutive batches
 
-    def check(self, rollouts: Sequence[ScoredRollout], num_tokens: Sequence[int] | None = None) -> None:
+    def check(
+        self, rollouts: Sequence[ScoredRollout], num_tokens: Sequence[int] | None = None, *, is_flat: bool = False
+    ) -> None:
         """Warn about the rollouts of this batch.
 
         Args:
             rollouts: Those of all ranks, as the estimator saw them; those that a filter left out are marked as dropped.
             num_tokens: The agent tokens of each rollout, where the estimator saw the roles of one apart.
+            is_flat: Whether all their advantages are zero.
         """
+        is_flat = is_flat and not reads_token_rewards(self._estimator.traits)  # those tokens' rewards are not seen here
+        self._num_flat = self._num_flat + 1 if is_flat else 0
+        if self._num_flat == _MANY_FLAT_BATCHES:
+            self._warn_of_flat([rollout.final_reward for rollout in rollouts if not rollout.failed])
         included = [rollout for rollout in rollouts if rollout.included]
         masked = [one for one in included if self._args.truncation == "mask" and one.truncated]
         if len(masked) == len(included):
@@ -68,6 +77,21 @@ class Diagnostics:
                 num_inexact,
                 num_rollouts,
             )
+
+    def _warn_of_flat(self, rewards: Sequence[float]) -> None:
+        if not rewards:
+            seen = "are missing, as every rollout failed"
+        elif len(set(rewards)) == 1:
+            seen = f"were all {rewards[0]:g}"
+        else:
+            seen = f"ranged from {min(rewards):g} to {max(rewards):g}, without a difference within a task group"
+        self._warn_once(
+            "all advantages were zero in %d consecutive generation batches, so the policy learned nothing from them: "
+            "the rewards of the last batch %s; choose tasks that the policy solves sometimes but not always, reward "
+            "partial progress, warm-start the policy with imitate, or raise num_generations or temperature",
+            _MANY_FLAT_BATCHES,
+            seen,
+        )
 
     def _check_traits(self, rollouts: Sequence[ScoredRollout], traits: EstimatorTraits) -> None:
         name = self._estimator.name

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from accelerate import PartialState
+from accelerate.utils import DistributedType, str_to_bool
 from torch import nn
 
 from agentsgym.agents.build import refuse_prompt_learning
@@ -45,12 +49,29 @@ def build_value_model(model: Any, args: GRPOEnvConfig, accelerator: Accelerator)
 
 def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None) -> None:
     """Raise :class:`ConfigError` for an adapter that is not supported, or a reference model that is missing."""
+    if isinstance(peft_config, Mapping):
+        raise ConfigError("peft_config must be a configuration of PEFT, got a dict: pass LoraConfig(**peft_config)")
     adapters = [*getattr(model, "peft_config", {}).values(), *([] if peft_config is None else [peft_config])]
     refuse_prompt_learning(adapters)
     if args.beta != 0.0 and not adapters and not isinstance(model, str) and not model.config.name_or_path:
         raise ConfigError(
             "beta needs a reference model, which TRL loads from the model's path, and this model has none: "
             "save it with save_pretrained and load it with from_pretrained first"
+        )
+
+
+def check_sharding(args: GRPOEnvConfig) -> None:
+    """Raise :class:`ConfigError` where accelerate would silently train without the FSDP that was asked for.
+
+    It is checked before there is an accelerator, which sets the launcher's variable wherever ``args.fsdp`` is set.
+    """
+    is_launched = bool(str_to_bool(os.environ.get("ACCELERATE_USE_FSDP", "false")))
+    state: Any = PartialState()
+    if (args.fsdp or is_launched) and state.distributed_type in {DistributedType.NO, DistributedType.MULTI_CPU}:
+        raise ConfigError(
+            f"{f'fsdp={args.fsdp!r}' if args.fsdp else 'FSDP, which the launcher set,'} shards weights over processes "
+            f"that have an accelerator each, and here (processes: {state.num_processes}, device: {state.device.type}) "
+            "every process would hold all of them: start with `accelerate launch` on accelerators, or leave FSDP out"
         )
 
 
