@@ -16,7 +16,7 @@ Check = Callable[[Any], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One key of ``env_config``.
+    """One key of ``env_config``, or one field of ``GRPOEnvConfig``.
 
     Attributes:
         default: Its value when it is not given.

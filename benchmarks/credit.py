@@ -68,7 +68,7 @@ class Arm:
 
 
 _OTHERS: Final = {"estimator_kwargs": {"baseline": "others"}}
-_VALUES: Final = {"value_head": "separate", "value_learning_rate": 1e-3}
+_VALUES: Final = {"value_head": "separate", "value_head_kwargs": {"learning_rate": 1e-3}}
 
 #: The first is what TRL's own trainer does: the final reward against its group, the same for every token.
 ARMS: Final[Mapping[str, Arm]] = {

@@ -63,8 +63,7 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
             tokenizer,
             max_turn_tokens=max_turn_tokens,
             stop=stop,
-            server_urls=getattr(args, "vllm_server_base_urls", None) or (),  # not of TRL's settings, as the next
-            sync_timeout_s=getattr(args, "vllm_sync_timeout_s", None),
+            server_urls=getattr(args, "vllm_server_urls", ()),  # not of TRL's settings, as the next
             pauses=getattr(args, "max_staleness", 0) > 0,
         )
     return agent_type(

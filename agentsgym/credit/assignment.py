@@ -37,7 +37,6 @@ class AdvantageSettings(Protocol):
     loss_aggregation: str | None
     max_completion_length: int | None
     invalid_turns: str
-    truncation_penalty: float
     zero_variance_groups: str
     min_group_size: int
     value_head: str | None
@@ -45,6 +44,11 @@ class AdvantageSettings(Protocol):
     @property
     def truncation(self) -> str:
         """The treatment of truncated rollouts: ``"keep"``, ``"penalize"`` or ``"mask"``."""
+        ...
+
+    @property
+    def truncation_penalty(self) -> float:
+        """What ``"penalize"`` subtracts."""
         ...
 
     def estimator(self) -> BoundEstimator | PotentialShaping:

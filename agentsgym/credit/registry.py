@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
+from agentsgym.credit._comparison import check_number
 from agentsgym.credit.bound import BoundEstimator, Estimator, name_of
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.gae import bilevel_gae, turn_gae
@@ -36,6 +37,7 @@ ESTIMATORS: Final[Mapping[str, Estimator]] = {
 }
 
 _NO_OPTIONS = ("discount", "scale", "state")  # given by the caller, or bound here
+_WEIGHT: Final = "potential_weight"  # an option of every estimator, which none of them sees
 
 
 def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) -> BoundEstimator | PotentialShaping:
@@ -47,25 +49,41 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
     Args:
         name_or_callable: A key of :data:`ESTIMATORS`, or a function that looks like
             :class:`~agentsgym.credit.bound.Estimator`; what is bound already is returned as it is.
-        **options: Keywords of the function other than ``discount``, ``scale`` and ``state``.
+        **options: Keywords of the function other than ``discount``, ``scale`` and ``state``; and for every estimator
+            ``potential_weight``, the weight of potential-based shaping
+            (:class:`~agentsgym.credit.shaping.PotentialShaping`), 0 for none.
 
     Raises:
-        ConfigError: It is neither, it has no such option, or (for one of ours) an option's value is not valid.
+        ConfigError: It is neither, it has no such option, or (for one of ours) an option's value is not valid; or it is
+            shaped already, or has an option ``potential_weight`` itself.
 
     >>> get_estimator("gigpo", baseline="others").options
     {'baseline': 'others'}
+    >>> get_estimator("grpo", potential_weight=0.0).options
+    {}
     """
     if isinstance(name_or_callable, BoundEstimator | PotentialShaping):
+        weight = options.pop(_WEIGHT, 0.0)
         if options:
             raise ConfigError(f"the estimator has its options already, got {', '.join(map(repr, options))} as well")
-        return name_or_callable
+        return _with_shaping(name_or_callable, weight)
     function, options = _without_partial(_found(name_or_callable), options)
+    weight = options.pop(_WEIGHT, 0.0)
     takes_state = _check_options(function, options)
     state = EMABaselines() if takes_state and _keeps_state(function, options) else None
     bound = BoundEstimator(function, options, state)
     if function in ESTIMATORS.values():
         bound([], discount=1.0, scale="none")  # they check their options before they look at the rollouts
-    return bound
+    return _with_shaping(bound, weight)
+
+
+def _with_shaping(estimator: BoundEstimator | PotentialShaping, weight: Any) -> BoundEstimator | PotentialShaping:
+    check_number(_WEIGHT, weight)
+    if not weight:
+        return estimator
+    if isinstance(estimator, PotentialShaping):
+        raise ConfigError("advantage_estimator is shaped already: leave potential_weight out")
+    return PotentialShaping(estimator, weight=weight)
 
 
 def _found(name_or_callable: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -97,6 +115,11 @@ def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> 
     if not takes_any and not {"discount", "scale"} <= keywords:
         raise ConfigError(
             f"the estimator {name_of(function)!r} must take the keywords 'discount' and 'scale', got {sorted(keywords)}"
+        )
+    if _WEIGHT in keywords:
+        raise ConfigError(
+            f"the estimator {name_of(function)!r} has an option 'potential_weight', which is the weight of "
+            "potential-based shaping for every estimator: rename it"
         )
     known = keywords.difference(_NO_OPTIONS)
     for option in options:

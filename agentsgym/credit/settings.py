@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from agentsgym.credit.registry import ESTIMATORS, get_estimator
 from agentsgym.credit.shaping import PotentialShaping
@@ -57,6 +57,7 @@ class CreditSettings:
         module = getattr(estimator.function, "__module__", None) or type(estimator.function).__module__
         name = estimator.name if own is estimator.function else f"{module}.{estimator.name}"
         copied = {"options", "potential_weight", "advantage_estimator", "max_completion_length"}
+        copied |= set() if args.truncation == "penalize" else {"truncation_penalty"}  # there is none
         return cls(
             max_completion_length=args.max_completion_length if args.loss_aggregation == "constant" else None,
             advantage_estimator=name,
@@ -89,5 +90,4 @@ class CreditSettings:
         Raises:
             ConfigError: Its name or an option is unknown or not valid.
         """
-        bound = cast("BoundEstimator", get_estimator(self.advantage_estimator, **self.options))
-        return PotentialShaping(bound, weight=self.potential_weight) if self.potential_weight else bound
+        return get_estimator(self.advantage_estimator, **{"potential_weight": self.potential_weight, **self.options})

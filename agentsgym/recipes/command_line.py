@@ -20,6 +20,7 @@ from trl import ModelConfig, TrlParser
 
 from agentsgym.errors import ConfigError
 from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.settings import MOVED
 
 
 @dataclass
@@ -59,19 +60,32 @@ def parse_options(
         trainer; TRL's settings of the model.
 
     Raises:
-        ConfigError: A setting of the model is not supported, or the model is named twice.
+        ConfigError: An argument or a key of the file is unknown, a setting of the model is not supported, or the model
+            is named twice.
     """
     dataclasses: Any = (options_type, GRPOEnvConfig, ModelConfig)
     parser: Any = TrlParser(dataclasses)
     parser.set_defaults(**{"output_dir": output_dir, **common_defaults(), **(defaults or {})})
-    options, args, model_config = parser.parse_args_and_config(argv)
+    options, args, model_config = _parsed(parser, argv)
     if options.model is None and model_config.model_name_or_path is None:
         torch.set_num_threads(1)
         parser.set_defaults(**(tiny_defaults(options) if callable(tiny_defaults) else tiny_defaults))
-        options, args, model_config = parser.parse_args_and_config(argv)
+        options, args, model_config = _parsed(parser, argv)
     _check_model(options, model_config)
     options.model = options.model or model_config.model_name_or_path
     return options, args, model_config
+
+
+def _parsed(parser: Any, argv: Sequence[str] | None) -> Any:
+    """Parse the command line and its file, and explain what is left of them; TRL would only list it."""
+    *parsed, unknown = parser.parse_args_and_config(argv, return_remaining_strings=True)
+    for word in unknown:
+        name = word.removeprefix("--").partition("=")[0].replace("-", "_")
+        if word.startswith("--") and name in MOVED:
+            raise ConfigError(f"--{name} {MOVED[name]}")
+    if unknown:
+        raise ConfigError(f"unknown arguments: {' '.join(unknown)}")
+    return parsed
 
 
 def common_defaults() -> dict[str, Any]:

@@ -12,14 +12,16 @@ from typing import Any, TypeVar
 from trl import ModelConfig, SFTConfig
 
 from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import Field
 from agentsgym.recipes.command_line import check_model_config, common_defaults
 from agentsgym.texts import sentence_of, shown
 from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.settings import MOVED, EnvSettings, number_in
 
 SettingsT = TypeVar("SettingsT")
 
 # Wider than their hints: a command line has one type a setting, and TRL and transformers say less than they take.
-_WIDER: dict[str, Any] = dict.fromkeys(("store_rollouts", "resume_from_checkpoint", "fsdp"), bool | str | None)
+_WIDER: dict[str, Any] = dict.fromkeys(("resume_from_checkpoint", "fsdp"), bool | str | None)
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -83,10 +85,18 @@ def checked_values(settings: type[Any], values: Mapping[str, Any]) -> dict[str, 
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise FieldError(name, f"is unknown{did_you_mean(name, known)}")
-        is_valid = known[name].metadata.get("env_valid")  # of a setting of our own: it may take more than its type says
-        checked[name] = value if is_valid is not None and is_valid(value) else _as(hints[name], value, name)
+            moved = MOVED.get(name) if issubclass(settings, EnvSettings) else None
+            raise FieldError(name, moved or f"is unknown{did_you_mean(name, known)}")
+        check = known[name].metadata.get("check")  # of a setting of our own, which may take more than its type says
+        checked[name] = _as(hints[name], value, name) if check is None else _checked(check, value, name)
     return checked
+
+
+def _checked(check: Field, value: Any, name: str) -> Any:
+    for one in (value, number_in(value)):
+        if check.valid(one):
+            return one
+    raise FieldError(name, f"must be {check.expected}, got {shown(value)}")
 
 
 @functools.cache

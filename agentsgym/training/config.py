@@ -4,174 +4,87 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
+import inspect
 import logging
 import math
 import pickle
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, Final, Self, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import torch
 from trl import GRPOConfig
 
-from agentsgym.batch.layouts import LAYOUTS
-from agentsgym.credit.bound import BoundEstimator
 from agentsgym.credit.registry import get_estimator
-from agentsgym.credit.shaping import PotentialShaping
-from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
-from agentsgym.errors import ConfigError
-from agentsgym.failure_policy import RETRY_SEEDS
-from agentsgym.fields import is_fraction, is_int, is_number, is_positive_number, or_none
-from agentsgym.training.settings.asynchronous import AsyncSettings
-from agentsgym.training.settings.deepspeed import check_launch
-from agentsgym.training.settings.fields import choice as _choice
-from agentsgym.training.settings.fields import number as _number
-from agentsgym.training.settings.pools import PoolSettings
-from agentsgym.training.settings.reporting import ReportSettings
-from agentsgym.training.settings.storing import StoreSettings
-from agentsgym.training.settings.vllm import VLLMSettings
+from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import is_int, is_number, is_positive_number, or_none, require
+from agentsgym.texts import shown
+from agentsgym.training.settings import (
+    ALL_GROUPS,
+    ENV_POOLS,
+    GROUPS,
+    EnvSettings,
+    are_urls,
+    choice,
+    groups_in,
+    number_in,
+    options_in,
+    setting,
+    urls_in,
+)
 from agentsgym.training.tensors.importance import CORRECTIONS, ImportanceCorrection
 from agentsgym.training.tensors.loss_types import LOSS_TYPES, LossType
 from agentsgym.training.validation import check_settings
+from agentsgym.training.zero import check_launch
+
+if TYPE_CHECKING:
+    from agentsgym.credit.bound import BoundEstimator
+    from agentsgym.credit.shaping import PotentialShaping
+    from agentsgym.rollouts.process_pool import EnvProcessPool
+    from agentsgym.rollouts.thread_pool import EnvThreadPool
+
+    URLs = str | list[str]
+else:
+    URLs = str  # a command line has one type for each setting
 
 logger = logging.getLogger(__name__)
 
 _TRLS_BOUNDS: Final = (None, 3.0)  # of a correction under vLLM
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(text, str) and text for text in cast("list[Any]", values))
-
-
-_SECONDS: Final[dict[str, Any]] = {"expected": "a positive number or None", "valid": or_none(is_positive_number)}
-_GRACE: Final[dict[str, Any]] = {"expected": "a non-negative number or None", "valid": or_none(is_number(low=0.0))}
+_NUM_ENV_WORKERS: Final = 8
 
 
 @dataclass
-class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, VLLMSettings, AsyncSettings, GRPOConfig):
-    """TRL's ``GRPOConfig`` with the settings of multi-turn training.
+class GRPOEnvConfig(EnvSettings, GRPOConfig):
+    """TRL's ``GRPOConfig`` with the settings of multi-turn training, :class:`~agentsgym.training.settings.EnvSettings`.
 
     Fields of TRL that matter most here: ``num_generations`` (rollouts a task), ``max_completion_length`` (everything
     after the first prompt, observations included), ``scale_rewards`` (applied to the estimator's own groups),
     ``loss_type``, ``beta``, ``num_iterations``, ``steps_per_generation``. On a machine without accelerator ``bf16`` and
     ``gradient_checkpointing``, both on by TRL's default, are off unless they are set.
 
-    Where the environments run is that of :class:`~agentsgym.training.settings.pools.PoolSettings`, where rollouts are
-    kept that of :class:`~agentsgym.training.settings.storing.StoreSettings`, what is shown and tracked that of
-    :class:`~agentsgym.training.settings.reporting.ReportSettings`, vLLM servers that of
-    :class:`~agentsgym.training.settings.vllm.VLLMSettings`.
-
     Attributes:
-        advantage_estimator: Name of a function of :mod:`agentsgym.credit.advantages`, or one of your own with its
-            signature.
-        estimator_kwargs: Further options of that function, by name.
-        potential_weight: Weight of potential-based shaping by the environment's ``_potential``; 0 for none.
-        discount: γ over turns, in [0, 1].
-        layout: How rollouts become rows: ``"trajectory"`` is one row a rollout; ``"turn"`` one for each stretch in
-            which history only grew, which also trains rollouts whose history was rewritten.
-        loss_aggregation: What the loss is a mean over, in place of the loss type's own: ``"token"``, ``"turn"``,
-            ``"trajectory"``, ``"group"`` or ``"constant"``; None leaves it to the loss type.
-        invalid_turns: ``"keep"``, ``"mask"`` (they are not trained on) or ``"mask_rollout"`` (nor is the rest of their
-            rollouts).
-        truncated_rollouts: Rollouts that a budget ended: ``"keep"``, ``"penalize"`` or ``"mask"``.
-        truncation_penalty: What ``"penalize"`` subtracts from the last turn's reward and from the final reward.
-        zero_variance_groups: Task groups whose final rewards are all equal: ``"keep"``, ``"drop"``, or ``"resample"``
-            by other tasks, and drop what is left.
-        max_resamples: How many times a generation batch is resampled at most.
-        min_group_size: Task groups with fewer rollouts that count are dropped.
         vllm_importance_sampling_correction: Whether tokens are corrected for a sampler that was not the trained model,
             vLLM or another; None for under vLLM alone.
-        vllm_importance_sampling_mode: The weight that corrects: one of
+        vllm_importance_sampling_mode: Weight that corrects: one of
             :data:`agentsgym.training.tensors.importance.CORRECTIONS`.
         vllm_importance_sampling_clip_min: Lower bound of the ratio; None for the mode's own, 0 for none.
-        vllm_importance_sampling_clip_max: Its upper bound; None for the mode's own, infinite for none.
-        value_head: Where ``turn_gae`` and ``bilevel_gae`` get their values from: a head on the policy's own trunk
-            (``"shared"``) or on a copy of it (``"separate"``).
-        value_learning_rate: Learning rate of the head; None for the policy's.
-        value_loss_weight: Weight of the head's loss beside the policy's.
-        max_turn_tokens: The budget of one turn in tokens.
-        stop_strings: Texts that end a turn as its end-of-turn token does; their tokens stay in the turn.
-        turn_timeout_s: Wall-clock seconds of one call of an environment, between two actions; None for no limit.
-        episode_timeout_s: Wall-clock seconds of a rollout; None for no limit.
-        max_failed_fraction: The fraction of failed rollouts in a generation batch above which the run stops; 0 stops it
-            at the first failure.
-        episode_retries: How many times a failed rollout is played again at most, before the batch is used.
-        retry_seed: ``"same"``: from the same start; ``"new"``: from another, which its group need not share.
-        preemption_grace_s: Seconds from a signal (SIGTERM, SIGHUP, Ctrl-C) to the end of the run; None to always finish
-            the cycle.
-        drift_interval: Every so many generation batches the sampler's log-probabilities are compared with the trained
-            model's own (the metrics ``sampling/…``), at the cost of one scoring pass where the loss does not need it
-            anyway; 0 for never.
-        use_cache: Written into the trained model's configuration; the loss runs without a cache in any case.
+        vllm_importance_sampling_clip_max: Upper bound of the ratio; None for the mode's own, infinite for none.
+        vllm_server_base_url: Base URL of a vLLM server, or several, as a list or with commas between them, all of which
+            every rank can reach; a session stays with one of them. None for TRL's host and port. The server at index i
+            gets its weights over port ``vllm_group_port + i``.
+        use_cache: Whether the trained model's configuration enables its cache; the loss runs without one in any case.
 
     Raises:
         ConfigError: A value is not valid, or TRL offers something that would go silently wrong here.
     """
 
-    advantage_estimator: str = field(
-        default="return_to_go",
-        metadata={"help": "How turn rewards become advantages: return_to_go, grpo, rloo, gigpo, rebn, ..."},
-    )
-    # As TRL types its own: a str is JSON from a command line.
-    estimator_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Further options of the estimator, by name."}
-    )
-    potential_weight: float = _number(0.0, "Weight of potential-based shaping.", expected="a number", valid=is_number())
-    discount: float = _number(1.0, "Discount over turns, in [0, 1].", expected="a number in [0, 1]", valid=is_fraction)
-    layout: str = _choice("trajectory", "How rollouts become rows: 'trajectory' or 'turn'.", tuple(LAYOUTS))
-    loss_aggregation: str | None = _choice(
-        None, "What the loss is a mean over; None leaves it to loss_type.", (None, *AGGREGATIONS)
-    )
-    invalid_turns: str = _choice("keep", "'keep', 'mask' or 'mask_rollout'.", tuple(INVALID_TURN_MODES))
-    truncated_rollouts: str = _choice("keep", "'keep', 'penalize' or 'mask'.", ("keep", "penalize", "mask"))
-    truncation_penalty: float = _number(
-        1.0, "What 'penalize' subtracts.", expected="a non-negative number", valid=is_number(low=0.0)
-    )
-    zero_variance_groups: str = _choice("keep", "'keep', 'drop' or 'resample'.", ("keep", "drop", "resample"))
-    max_resamples: int = _number(
-        3, "How often a generation batch is resampled at most.", expected="a positive int", valid=is_int(1)
-    )
-    min_group_size: int = _number(
-        1, "Task groups with fewer rollouts are dropped.", expected="a positive int", valid=is_int(1)
-    )
-    value_head: str | None = _choice(None, "None, 'shared' or 'separate'.", (None, "shared", "separate"))
-    value_learning_rate: float | None = _number(
-        None, "The value head's learning rate.", expected="a positive number or None", valid=or_none(is_positive_number)
-    )
-    value_loss_weight: float = _number(
-        1.0, "Weight of the value head's loss.", expected="a positive number", valid=is_positive_number
-    )
-    max_turn_tokens: int = _number(256, "Token budget of one turn.", expected="a positive int", valid=is_int(1))
-    max_failed_fraction: float = _number(
-        0.1,
-        "Fraction of failed rollouts in a generation batch above which the run stops.",
-        expected="a number in [0, 1]",
-        valid=is_fraction,
-    )
-    episode_retries: int = _number(
-        0, "How often a failed rollout is played again.", expected="a non-negative int", valid=is_int(0)
-    )
-    retry_seed: str = _choice("same", "Where it starts from: 'same' or 'new'.", RETRY_SEEDS)
-    turn_timeout_s: float | None = _number(None, "Limit of one call of an environment.", **_SECONDS)
-    episode_timeout_s: float | None = _number(None, "Limit of one rollout.", **_SECONDS)
-    preemption_grace_s: float | None = _number(25.0, "Time from a SIGTERM to the end.", **_GRACE)
-    stop_strings: list[str] | None = _number(  # noqa: RUF009  # it makes a field
-        None, "Texts that end a turn.", expected="a list of non-empty strings or None", valid=or_none(_are_texts)
-    )
-    drift_interval: int = _number(
-        0,
-        "Compare the sampler's log-probabilities with the model's every so many generation batches.",
-        expected="a non-negative int",
-        valid=is_int(0),
-    )
-
     # TRL's own, with another default.
-    max_completion_length: int | None = _number(
+    max_completion_length: int | None = setting(
         4096,
         "Token budget of everything after the first prompt, observations included.",
-        expected="a positive int",
-        valid=is_int(1),
+        "a positive int",
+        is_int(1),
     )
     gradient_checkpointing: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]  # TRL narrowed it
         default=None,
@@ -181,25 +94,31 @@ class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, VLLMSettings, A
         default=None, metadata={"help": "Pin memory; by default only where there is an accelerator."}
     )
     vllm_importance_sampling_correction: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default=None, metadata={"help": "Correct for the sampler; by default under vLLM alone."}
+        default=None, metadata={"help": "Correction for the sampler; by default under vLLM alone."}
     )
     # TRL's default, the ratio of a whole episode, would mask nearly every long one away.
-    vllm_importance_sampling_mode: str = _choice(
+    vllm_importance_sampling_mode: str = choice(
         "token_truncate",
-        "As TRL names them; the token modes weigh each token by its own ratio.",
+        "Weight that corrects, as TRL names it; the token modes weigh each token by its own ratio.",
         tuple(CORRECTIONS),
     )
-    vllm_importance_sampling_clip_min: float | None = _number(
+    vllm_importance_sampling_clip_min: float | None = setting(
         None,
         "Lower bound of the ratio; by default the mode's own.",
-        expected="a non-negative number or None",
-        valid=or_none(is_number(low=0.0)),
+        "a non-negative number or None",
+        or_none(is_number(0)),
     )
-    vllm_importance_sampling_clip_max: float | None = _number(
+    vllm_importance_sampling_clip_max: float | None = setting(
         None,
         "Upper bound of the ratio; by default the mode's own.",
-        expected="a positive number or None",
-        valid=or_none(lambda value: value == math.inf or is_positive_number(value)),
+        "a positive number or None",
+        or_none(lambda value: value == math.inf or is_positive_number(value)),
+    )
+    vllm_server_base_url: URLs | None = setting(  # pyright: ignore[reportIncompatibleVariableOverride]  # noqa: RUF009
+        None,
+        "Base URL of a vLLM server, or several with commas between them.",
+        "a URL that begins with http:// or https://, several different ones (a list, or commas between them), or None",
+        or_none(are_urls),
     )
     use_cache: bool = field(
         default=True,
@@ -241,14 +160,78 @@ class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, VLLMSettings, A
         """A fresh estimator as the settings name it.
 
         Raises:
-            ConfigError: Its name or an option is unknown, or it is shaped already and ``potential_weight`` is set.
+            ConfigError: Its name or an option is unknown or not valid.
         """
-        estimator = copy.deepcopy(get_estimator(self.advantage_estimator, **_options(self.estimator_kwargs)))
-        if not self.potential_weight:
-            return estimator
-        if isinstance(estimator, PotentialShaping):
-            raise ConfigError("advantage_estimator is shaped already: leave potential_weight at 0")
-        return PotentialShaping(estimator, weight=self.potential_weight)
+        options = options_in("estimator_kwargs", self.estimator_kwargs)
+        return copy.deepcopy(get_estimator(self.advantage_estimator, **options))
+
+    def make_env_pool(self) -> EnvThreadPool | EnvProcessPool | None:
+        """The pool in which the environments run; None for the training process itself.
+
+        Raises:
+            ConfigError: ``env_pool_kwargs`` are not those of the pool, or there is none.
+        """
+        options = options_in("env_pool_kwargs", self.env_pool_kwargs)
+        if self.env_pool is None:
+            if options:
+                raise ConfigError(
+                    f"GRPOEnvConfig.env_pool_kwargs are for env_pool='threads' or 'processes', got {shown(options)} "
+                    "without env_pool"
+                )
+            return None
+        pool = ENV_POOLS[self.env_pool]
+        known = inspect.signature(pool).parameters
+        for name in options:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise ConfigError(
+                    f"GRPOEnvConfig.env_pool_kwargs[{shown(name)}] is unknown to env_pool={self.env_pool!r}{hint}"
+                )
+        try:
+            return pool(**{"num_workers": _NUM_ENV_WORKERS, **options})
+        except ConfigError as error:
+            raise ConfigError(f"GRPOEnvConfig.env_pool_kwargs: {error}") from error
+
+    @property
+    def value_head_options(self) -> dict[str, float]:
+        """The ``learning_rate`` and the ``loss_weight`` of the value head, whether or not there is one.
+
+        Raises:
+            ConfigError: ``value_head_kwargs`` has another key, or a value is not valid.
+        """
+        options = {"learning_rate": self.learning_rate, "loss_weight": 1.0}
+        for name, value in options_in("value_head_kwargs", self.value_head_kwargs).items():
+            place, number = f"GRPOEnvConfig.value_head_kwargs[{shown(name)}]", number_in(value)
+            if name not in options:
+                raise ConfigError(f"{place} is unknown{did_you_mean(name, options)}")
+            require(place, number, is_positive_number, "a positive number")
+            options[name] = number
+        return options
+
+    @property
+    def rollout_folder(self) -> Path | None:
+        """The folder of the rollout store; None for none."""
+        given = str(self.store_rollouts or "")
+        if given.lower() in {"", "false", "none"}:
+            return None
+        return Path(cast("str", self.output_dir)) / "rollouts" if given.lower() == "true" else Path(given)
+
+    @property
+    def vllm_server_urls(self) -> tuple[str, ...]:
+        """The base URLs of the vLLM servers; empty for TRL's host and port."""
+        return urls_in(self.vllm_server_base_url or ())
+
+    @property
+    def tracked_groups(self) -> frozenset[str]:
+        """The groups of metrics that trackers get."""
+        names = groups_in(self.log_metrics)
+        return frozenset(GROUPS if names == (ALL_GROUPS,) else names)
+
+    @property
+    def printed_groups(self) -> frozenset[str]:
+        """The groups of metrics that the terminal gets."""
+        names = groups_in(self.log_metrics)
+        return frozenset({"summary"} if names == (ALL_GROUPS,) else names)
 
     @property
     def loss(self) -> LossType:
@@ -257,11 +240,19 @@ class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, VLLMSettings, A
 
     @property
     def truncation(self) -> str:
-        """The treatment of truncated rollouts, by ``truncated_rollouts`` or TRL's ``mask_truncated_completions``.
+        """The treatment of truncated rollouts, ``"keep"``, ``"mask"`` or ``"penalize"``.
 
-        (TRL's own code judges by a row's last token, which says nothing about an episode; it does not run here.)
+        It is that of ``truncated_rollouts``, or of TRL's ``mask_truncated_completions``. (TRL's own code judges by a
+        row's last token, which says nothing about an episode; it does not run here.)
         """
-        return "mask" if self.mask_truncated_completions else self.truncated_rollouts
+        if self.mask_truncated_completions:
+            return "mask"
+        return str(self.truncated_rollouts) if self.truncated_rollouts in ("keep", "mask") else "penalize"
+
+    @property
+    def truncation_penalty(self) -> float:
+        """What is subtracted from the rewards of truncated rollouts; 0 where none are penalized."""
+        return float(self.truncated_rollouts) if self.truncation == "penalize" else 0.0
 
     @property
     def corrects_for_sampler(self) -> bool:
@@ -327,8 +318,8 @@ class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, VLLMSettings, A
             ConfigError: As :meth:`with_aligned_saving`.
         """
         settings = copy.copy(self.with_aligned_saving())
-        if self.vllm_server_base_urls is not None:
-            settings.vllm_server_base_url = self.vllm_server_base_urls[0]  # TRL has a client of this one
+        if self.vllm_server_urls:
+            settings.vllm_server_base_url = self.vllm_server_urls[0]  # TRL has a client of this one
         settings.vllm_importance_sampling_correction = self.corrects_for_sampler  # pyright: ignore[reportIncompatibleVariableOverride]
         return settings
 
@@ -366,19 +357,6 @@ class GRPOEnvConfig(PoolSettings, StoreSettings, ReportSettings, VLLMSettings, A
         aligned = copy.copy(self)
         aligned.save_steps = rounded
         return aligned
-
-
-def _options(given: Any) -> dict[str, Any]:
-    """Read the options of an estimator, also as JSON from a command line."""
-    try:
-        options = json.loads(given) if isinstance(given, str) else given
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"GRPOEnvConfig.estimator_kwargs must be a dict or one in JSON, got {given!r}") from error
-    if options is not None and not isinstance(options, dict):
-        raise ConfigError(f"GRPOEnvConfig.estimator_kwargs must be a dict or one in JSON, got {given!r}")
-    if unnamed := [name for name in options or () if not isinstance(name, str)]:
-        raise ConfigError(f"GRPOEnvConfig.estimator_kwargs must have the names of options as keys, got {unnamed[0]!r}")
-    return options or {}
 
 
 def _check_picklable(estimator: Any) -> None:

@@ -137,6 +137,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             optimizers=optimizers,
             peft_config=peft_config,
         )
+        self.args.vllm_server_base_url = args.vllm_server_base_url  # of several servers TRL was given the first
         self._seam = TRLSeam(self)
         self._seam.set_up()
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)

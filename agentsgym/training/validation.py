@@ -6,11 +6,13 @@ The settings are typed ``Any``: their class calls :func:`check_settings` when it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import is_positive_number
+from agentsgym.fields import Check, is_positive_number, one_of, require
+from agentsgym.texts import shown
+from agentsgym.training.settings import ALL_GROUPS, GROUPS
 from agentsgym.training.tensors.loss_types import LOSS_TYPES
 
 if TYPE_CHECKING:
@@ -45,18 +47,15 @@ _REFUSED: Final[tuple[Rule, ...]] = (
     ),
 )
 
-# TRL's own settings that must be one of a few names, and those that must be a number, as the end of a sentence.
-_TRL_CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "loss_type": tuple(LOSS_TYPES),
-    "scale_rewards": ("none", "group", "batch"),
-    "importance_sampling_level": ("token", "sequence"),
-}
-_TRL_NUMBERS: Final = {
-    "temperature": (
-        "a positive number (the loss divides by it)",
-        is_positive_number,
-    ),
-}
+# TRL's own settings that must be one of a few names or a number: a check, and the end of the sentence "must be …".
+_TRL_CHECKS: Final[dict[str, tuple[Check, str]]] = {
+    name: (one_of(*names), "one of " + ", ".join(map(repr, names)))
+    for name, names in (
+        ("loss_type", (*LOSS_TYPES,)),
+        ("scale_rewards", ("none", "group", "batch")),
+        ("importance_sampling_level", ("token", "sequence")),
+    )
+} | {"temperature": (is_positive_number, "a positive number (the loss divides by it)")}
 
 
 _REWARDS: Final = "rewards come from the environment: return them from its _step_episode"
@@ -87,15 +86,28 @@ def refuse_trl_arguments(names: Iterable[str]) -> None:
 
 def check_settings(args: Any) -> None:
     """Raise :class:`ConfigError` for a value that is not valid, or values that do not go together."""
-    errors = [*_range_errors(args), *_refusals(args), *_choice_errors(args)]
-    if not errors:
-        args.check_groups()
-        args.estimator()  # raises if it is wrong; the combinations read values that are valid by themselves
-    for name, is_refused, reason in () if errors else _COMBINATIONS:
-        if is_refused(args):
-            errors.append(f"({name}={getattr(args, name)!r}) is refused: {reason}")
-    if errors:
-        raise ConfigError(f"GRPOEnvConfig{errors[0]}")
+    own = ((one.name, one.metadata["check"]) for one in dataclasses.fields(args) if "check" in one.metadata)
+    for name, (valid, expected) in ({name: (one.valid, one.expected) for name, one in own} | _TRL_CHECKS).items():
+        require(f"GRPOEnvConfig.{name}", getattr(args, name), valid, expected)
+    _check_groups(args)
+    for name, is_refused, reason in _REFUSED:
+        _refuse(is_refused(getattr(args, name)), args, name, reason)
+    args.estimator()  # this and the next two raise if they are wrong; the combinations read what is valid by itself
+    args.make_env_pool()
+    _ = args.value_head_options
+    for name, is_refused, reason in _COMBINATIONS:
+        _refuse(is_refused(args), args, name, reason)
+
+
+def _refuse(is_refused: bool, args: Any, name: str, reason: str) -> None:
+    if is_refused:
+        raise ConfigError(f"GRPOEnvConfig({name}={getattr(args, name)!r}) is refused: {reason}")
+
+
+def _check_groups(args: Any) -> None:
+    for name in args.tracked_groups - GROUPS.keys():
+        hint = did_you_mean(name, (ALL_GROUPS, *GROUPS))
+        raise ConfigError(f"GRPOEnvConfig.log_metrics has no group {shown(name)}{hint}")
 
 
 def check_environment(env: MultistepEnv, args: Any) -> None:
@@ -113,30 +125,6 @@ def check_environment(env: MultistepEnv, args: Any) -> None:
             f"{args.estimator().name!r} adds turn rewards up, so that it would count many times: "
             "use turn_credit='final'"
         )
-
-
-def _range_errors(args: Any) -> Iterator[str]:
-    own = {one.name: one.metadata for one in dataclasses.fields(args) if "env_valid" in one.metadata}
-    ranges = {name: (metadata["env_expected"], metadata["env_valid"]) for name, metadata in own.items()}
-    for name, (expected, is_valid) in (ranges | _TRL_NUMBERS).items():
-        value = getattr(args, name)
-        if not is_valid(value):
-            yield f".{name} must be {expected}, got {value!r}"
-
-
-def _refusals(args: Any) -> Iterator[str]:
-    for name, is_refused, reason in _REFUSED:
-        value = getattr(args, name)
-        if is_refused(value):
-            yield f"({name}={value!r}) is refused: {reason}"
-
-
-def _choice_errors(args: Any) -> Iterator[str]:
-    own = {one.name: one.metadata["env_choices"] for one in dataclasses.fields(args) if "env_choices" in one.metadata}
-    for name, choices in (own | _TRL_CHOICES).items():
-        value = getattr(args, name)
-        if value not in choices:
-            yield f".{name} is unknown: {value!r}{did_you_mean(str(value), [choice for choice in choices if choice])}"
 
 
 def _traits(args: Any) -> EstimatorTraits | None:
@@ -189,17 +177,9 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
         "without use_vllm set temperature, top_p, top_k, min_p, repetition_penalty and stop_strings themselves",
     ),
     (
-        "vllm_server_base_urls",
-        lambda args: args.vllm_server_base_urls is not None and not (args.use_vllm and args.vllm_mode == "server"),
-        "they are servers to sample from: set use_vllm=True and vllm_mode='server'",
-    ),
-    (
-        "vllm_server_base_urls",
-        lambda args: (
-            args.vllm_server_base_urls is not None
-            and args.vllm_server_base_url not in (None, args.vllm_server_base_urls[0])
-        ),
-        "vllm_server_base_url names one server, and these are others: leave it out",
+        "vllm_server_base_url",
+        lambda args: bool(args.vllm_server_urls) and not (args.use_vllm and args.vllm_mode == "server"),
+        "a server is sampled from with use_vllm=True and vllm_mode='server': set both",
     ),
     (
         "max_staleness",
@@ -218,7 +198,7 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
     ),
     (
         "truncated_rollouts",
-        lambda args: args.mask_truncated_completions and args.truncated_rollouts == "penalize",
+        lambda args: args.mask_truncated_completions and args.truncated_rollouts not in ("keep", "mask"),
         "mask_truncated_completions=True masks what it penalizes: leave one out",
     ),
     (
@@ -290,14 +270,9 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
         "only turn_gae, bilevel_gae and estimators of your own look at values",
     ),
     (
-        "value_learning_rate",
-        lambda args: args.value_head is None and args.value_learning_rate is not None,
-        "there is no value head to train at it",
-    ),
-    (
-        "value_loss_weight",
-        lambda args: args.value_head is None and args.value_loss_weight != 1,
-        "there is no value head whose loss it would weigh",
+        "value_head_kwargs",
+        lambda args: args.value_head is None and bool(args.value_head_kwargs),
+        "there is no value head to take them: set value_head='shared' or 'separate'",
     ),
     (
         "sync_ref_model",
@@ -321,7 +296,7 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
     ),
     (
         "truncated_rollouts",
-        lambda args: args.truncated_rollouts == "penalize" and _takes_rewards_as_they_are(args),
+        lambda args: args.truncation == "penalize" and _takes_rewards_as_they_are(args),
         "advantage_estimator='reward' takes the per-token rewards as the environment laid them out",
     ),
     (

@@ -69,7 +69,7 @@ def _trainer(folder: str, pool: str) -> GRPOEnvTrainer:
         num_generations=4,
         max_turn_tokens=4,
         env_pool=pool,
-        num_env_workers=3,
+        env_pool_kwargs={"num_workers": 3},
     )
     dataset = env.get_train_dataset(env_config=ENV_CONFIG)
     rows = env.get_eval_dataset(env_config=ENV_CONFIG)

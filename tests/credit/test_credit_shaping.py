@@ -97,3 +97,23 @@ def test_a_weight_that_is_no_number_is_refused() -> None:
             PotentialShaping(return_to_go, weight)
         with pytest.raises(ConfigError, match="potential_weight must be a finite number, got"):
             shaped([], discount=1.0, weight=weight)
+
+
+def test_the_weight_of_shaping_is_an_option_of_any_estimator_that_can_use_it() -> None:
+    for one in ("return_to_go", return_to_go, partial(return_to_go, potential_weight=0.5), get_estimator("gigpo")):
+        found = get_estimator(one, **({} if isinstance(one, partial) else {"potential_weight": 0.5}))
+        assert isinstance(found, PotentialShaping)
+        assert (found.weight, found.options) == (0.5, {})
+    assert get_estimator("grpo", potential_weight=0.0) == get_estimator("grpo")
+    with pytest.raises(ConfigError, match="potential_weight would change nothing for the estimator 'grpo'"):
+        get_estimator("grpo", potential_weight=0.5)
+    with pytest.raises(ConfigError, match="shaped already: leave potential_weight out"):
+        get_estimator(PotentialShaping(return_to_go, 1.0), potential_weight=0.5)
+
+
+def test_an_estimator_with_an_option_of_that_name_is_refused() -> None:
+    def own(rollouts: Any, *, discount: float, scale: str, potential_weight: float = 0.0) -> Any:
+        raise NotImplementedError
+
+    with pytest.raises(ConfigError, match=r"'own' has an option 'potential_weight', .* rename it"):
+        get_estimator(own)

@@ -127,4 +127,4 @@ class TestServerThatIsNotWaitedFor(TestServer):
 
     @classmethod
     def survivable(cls, url: str) -> dict[str, Any]:
-        return {"vllm_server_base_urls": [cls.changes["vllm_server_base_url"], url], "vllm_server_base_url": None}
+        return {"vllm_server_base_url": [cls.changes["vllm_server_base_url"], url]}

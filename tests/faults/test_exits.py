@@ -55,7 +55,7 @@ def test_a_closed_trainer_says_that_it_is_closed(tmp_path: Path) -> None:
 
 def test_closing_frees_the_optimizer_and_ends_the_pool(tmp_path: Path) -> None:
     before = threading.active_count()
-    trainer = trainer_of(tmp_path, env_pool="threads", num_env_workers=3)
+    trainer = trainer_of(tmp_path, env_pool="threads", env_pool_kwargs={"num_workers": 3})
     trainer.train()
     held = weakref.ref(trainer.optimizer)
     trainer.close()

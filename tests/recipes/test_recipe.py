@@ -9,8 +9,9 @@ import pytest
 
 from agentsgym import ConfigError
 from agentsgym.envs.PriceList import PriceListEnv
-from agentsgym.recipes.from_values import training_settings
+from agentsgym.recipes.from_values import FieldError, training_settings
 from agentsgym.recipes.recipe import read_recipe
+from agentsgym.training.settings import MOVED
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL is imported
 
@@ -115,8 +116,24 @@ def test_a_file_that_is_not_there_or_holds_no_keys(tmp_path: Path) -> None:
 
 
 def test_a_number_that_yaml_takes_for_a_text_is_one(tmp_path: Path) -> None:
-    args = training_settings({"learning_rate": "1e-3", "use_cpu": True}, output_dir=str(tmp_path))
+    values = {"learning_rate": "1e-3", "discount": "9e-1", "truncated_rollouts": "1e-1", "use_cpu": True}
+    args = training_settings(values, output_dir=str(tmp_path))
     assert (args.learning_rate, args.logging_steps, args.save_strategy) == (1e-3, 20, "no")
+    assert (args.discount, args.truncation_penalty) == (0.9, 0.1)
+
+
+def test_an_argument_of_the_pool_is_set_by_its_place(file: Path, tmp_path: Path) -> None:
+    recipe = read_recipe(file, {"training.env_pool": "threads", "training.env_pool_kwargs.num_workers": 2})
+    pool = training_settings({"use_cpu": True, **recipe.training}, output_dir=str(tmp_path)).make_env_pool()
+    assert pool is not None
+    assert pool.num_workers == 2
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_setting_of_an_earlier_version_is_refused_with_how_it_is_written_now(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FieldError) as refusal:
+        training_settings({name: 1, "use_cpu": True}, output_dir=str(tmp_path))
+    assert str(refusal.value) == f"{name} {MOVED[name]}"
 
 
 @pytest.mark.parametrize(("given", "folder"), [(True, "out/rollouts"), (False, None), ("games", "games"), (None, None)])
@@ -140,6 +157,9 @@ def test_sharding_is_switched_on_as_in_python(tmp_path: Path) -> None:
         ({"max_steps": "ten"}, "max_steps must be a whole number, got 'ten'"),
         ({"learning_rate": "fast"}, "learning_rate must be a number, got 'fast'"),
         ({"discount": 2.0}, r"discount must be a number in \[0, 1\]"),
+        ({"truncated_rollouts": -1}, "truncated_rollouts must be 'keep', 'mask' or a penalty .*, got -1"),
+        ({"layout": "turns"}, "layout must be one of 'trajectory', 'turn', got 'turns'"),
+        ({"turn_timeout_s": "ten"}, "turn_timeout_s must be a positive number or None, got 'ten'"),
         ({"per_device_train_batch_size": 3, "num_generations": 2}, "num_generations"),
     ],
 )

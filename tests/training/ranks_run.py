@@ -104,7 +104,11 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "evaluated": {"eval_dataset": tasks(3), "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4},
     "streamed": {"eval_dataset": stream(3), "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8},
     "two_episodes": {"env_config": {"episodes_per_trial": 2}},
-    "shared_values": {"advantage_estimator": "turn_gae", "value_head": "shared", "value_learning_rate": 0.05},
+    "shared_values": {
+        "advantage_estimator": "turn_gae",
+        "value_head": "shared",
+        "value_head_kwargs": {"learning_rate": 0.05},
+    },
     "own_values": {
         "advantage_estimator": "bilevel_gae",
         "value_head": "separate",
@@ -124,13 +128,11 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "dataset": impossible(1, 3, 4),
         "shuffle_dataset": False,
         "zero_variance_groups": "resample",
-        "max_resamples": 2,
     },
     "drawn": {
         "dataset": impossible(1, 3, 4),
         "curriculum": Curriculum(lambda row: row["task_data"]["secret"] == 99, window=8, min_results=4),
         "zero_variance_groups": "resample",
-        "max_resamples": 1,
     },
     # Of two groups the second is broken, so that rank 1 of 2 has no row that could be played.
     "silent_rank": {

@@ -197,7 +197,7 @@ def test_a_resumed_training_draws_as_one_that_was_never_interrupted(tmp_path: Pa
 
 
 def test_groups_that_are_played_again_are_drawn_by_the_curriculum_too(tmp_path: Path) -> None:
-    trainer, secrets = played(tmp_path, zero_variance_groups="resample", max_resamples=2, max_steps=4)
+    trainer, secrets = played(tmp_path, zero_variance_groups="resample", max_steps=4)
     trainer.train()
     counted = sum(len(results) for _, results in trainer.curriculum.state_dict()["results"])
     assert len(secrets) > 4 * 8

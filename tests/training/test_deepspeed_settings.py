@@ -15,10 +15,10 @@ from games import policy, settings
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.policy.sharded import ShardedPolicyAgent, policy_agent_type
 from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym.training import zero
 from agentsgym.training.lifecycle.checkpoint_files import write_manifest
 from agentsgym.training.lifecycle.resuming import facts_of, find_resume_point
 from agentsgym.training.policy.build import check_parts
-from agentsgym.training.settings import deepspeed
 
 LAUNCHED = "ACCELERATE_USE_DEEPSPEED"
 
@@ -43,40 +43,40 @@ def given(**values: Any) -> Any:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed seems to be installed, on a machine without an accelerator."""
-    monkeypatch.setattr(deepspeed, "find_spec", lambda name: name)
-    monkeypatch.setattr(deepspeed.torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(zero, "find_spec", lambda name: name)
+    monkeypatch.setattr(zero.torch.accelerator, "is_available", lambda: False)
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deepspeed, "find_spec", lambda name: None)
+    monkeypatch.setattr(zero, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="pip install 'agentsgym\\[deepspeed\\]'"):
-        deepspeed.check_launch(given(deepspeed="zero2.json"))
+        zero.check_launch(given(deepspeed="zero2.json"))
     monkeypatch.setenv(LAUNCHED, "true")
     with pytest.raises(MissingDependencyError, match="pip install 'agentsgym\\[deepspeed\\]'"):
-        deepspeed.check_launch(given())
+        zero.check_launch(given())
 
 
 def test_nothing_is_asked_of_a_run_without_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deepspeed, "find_spec", lambda name: None)
+    monkeypatch.setattr(zero, "find_spec", lambda name: None)
     monkeypatch.setenv(LAUNCHED, "false")
     args = given(use_cpu=True)
-    deepspeed.check_launch(args)
+    zero.check_launch(args)
     assert args.ddp_backend is None
 
 
 @pytest.mark.usefixtures("installed")
 def test_on_cpus_the_launcher_starts_deepspeed_and_the_settings_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="leave it out, and start with `accelerate launch --use_deepspeed"):
-        deepspeed.check_launch(given(deepspeed={"zero_optimization": {"stage": 2}}))
+        zero.check_launch(given(deepspeed={"zero_optimization": {"stage": 2}}))
     monkeypatch.setenv(LAUNCHED, "true")
     with pytest.raises(ConfigError, match="each rank would train a model of its own"):
-        deepspeed.check_launch(given(use_cpu=True))
+        zero.check_launch(given(use_cpu=True))
     monkeypatch.setenv("CXX", "sh")  # on every machine
     args = given()
-    deepspeed.check_launch(args)
+    zero.check_launch(args)
     assert args.ddp_backend == "gloo"
     args = given(ddp_backend="mpi")
-    deepspeed.check_launch(args)
+    zero.check_launch(args)
     assert args.ddp_backend == "mpi"
 
 
@@ -85,13 +85,13 @@ def test_a_missing_compiler_is_told_before_deepspeed_looks_for_it(monkeypatch: p
     monkeypatch.setenv(LAUNCHED, "true")
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match="there is no 'no-such-compiler': install a C\\+\\+ compiler"):
-        deepspeed.check_launch(given())
+        zero.check_launch(given())
 
 
 def test_a_config_that_contradicts_the_settings_is_told_with_both_values(tmp_path: Path) -> None:
     mismatches = ("- ds gradient_accumulation_steps=4 vs hf gradient_accumulation_steps=1",)
     with pytest.raises(ConfigError, match="gradient_accumulation_steps=4 there, and gradient_accumulation_steps=1 in"):
-        deepspeed.check_config(settings(tmp_path), plugin_of(mismatches=mismatches))
+        zero.check_config(settings(tmp_path), plugin_of(mismatches=mismatches))
 
 
 @pytest.mark.parametrize(
@@ -100,16 +100,16 @@ def test_a_config_that_contradicts_the_settings_is_told_with_both_values(tmp_pat
 )
 def test_a_config_that_would_train_otherwise_is_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        deepspeed.check_config(settings(tmp_path), plugin_of(**config))
+        zero.check_config(settings(tmp_path), plugin_of(**config))
 
 
 def test_a_config_that_says_nothing_is_given_what_the_settings_say(tmp_path: Path) -> None:
     plugin = plugin_of()
-    deepspeed.check_config(settings(tmp_path, max_grad_norm=0.5), plugin)
+    zero.check_config(settings(tmp_path, max_grad_norm=0.5), plugin)
     config = plugin.hf_ds_config.config
     assert (config["gradient_clipping"], config["train_micro_batch_size_per_gpu"]) == (0.5, 8)
     plugin = plugin_of(gradient_clipping=0.25, train_batch_size=16)
-    deepspeed.check_config(settings(tmp_path, max_grad_norm=0.5), plugin)
+    zero.check_config(settings(tmp_path, max_grad_norm=0.5), plugin)
     assert plugin.hf_ds_config.config["gradient_clipping"] == 0.25
     assert "train_micro_batch_size_per_gpu" not in plugin.hf_ds_config.config
 
@@ -118,9 +118,9 @@ def test_checkpoints_without_a_whole_model_are_warned_about(tmp_path: Path, capl
     args = settings(tmp_path, save_strategy="steps")
     whole = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}
     with caplog.at_level(logging.WARNING):
-        deepspeed.check_config(args, plugin_of(stage=3, zero_optimization=whole))
+        zero.check_config(args, plugin_of(stage=3, zero_optimization=whole))
         assert not caplog.messages
-        deepspeed.check_config(args, plugin_of(stage=3))
+        zero.check_config(args, plugin_of(stage=3))
     assert "zero_to_fp32.py" in caplog.text
 
 

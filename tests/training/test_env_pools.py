@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import re
 import threading
 import time
 from pathlib import Path
@@ -34,7 +36,7 @@ def weights(trainer: GRPOEnvTrainer) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("pool", ["threads", "processes"])
 def test_where_the_environments_run_does_not_change_what_is_learnt(pool: str, tmp_path: Path) -> None:
-    here, there = trainer_of(tmp_path), trainer_of(tmp_path, env_pool=pool, num_env_workers=2)
+    here, there = trainer_of(tmp_path), trainer_of(tmp_path, env_pool=pool, env_pool_kwargs={"num_workers": 2})
     for trainer in (here, there):
         trainer.train()
     for one, other in zip(weights(here), weights(there), strict=True):
@@ -51,7 +53,7 @@ def test_a_trainers_workers_end_with_its_training_and_its_evaluations(pool: str,
     trainer = trainer_of(
         tmp_path,
         env_pool=pool,
-        num_env_workers=2,
+        env_pool_kwargs={"num_workers": 2},
         max_steps=2,
         eval_dataset=tasks(),
         eval_strategy="steps",
@@ -73,22 +75,58 @@ def test_a_trainers_workers_end_with_its_training_and_its_evaluations(pool: str,
     assert workers() == before
 
 
-def test_the_limits_of_worker_processes_are_settings(tmp_path: Path) -> None:
-    limits = {
-        "env_worker_sessions": 4,
-        "env_worker_memory_mb": 2000,
-        "env_worker_recycle_episodes": 100,
-        "env_worker_recycle_mb": 1500.0,
+def test_a_pool_is_made_with_the_arguments_that_the_settings_have_for_it(tmp_path: Path) -> None:
+    given = {
+        "num_workers": 3,
+        "max_sessions_per_worker": 4,
+        "max_memory_mb": 2000,
+        "recycle_after_episodes": 100,
+        "recycle_above_mb": 1500.0,
     }
-    pool = settings(tmp_path, env_pool="processes", **limits).make_env_pool()
-    assert isinstance(pool, EnvProcessPool)
-    assert pool.limits == WorkerLimits(
-        max_sessions=4, max_memory_mb=2000, recycle_after_episodes=100, recycle_above_mb=1500.0
-    )
-    with pytest.raises(ConfigError, match=r"GRPOEnvConfig\(env_worker_memory_mb=2000\) is for env_pool='processes'"):
-        settings(tmp_path, env_pool="threads", env_worker_memory_mb=2000).make_env_pool()
-    with pytest.raises(ConfigError, match=r"GRPOEnvConfig.env_worker_sessions must be a positive int or None, got 0"):
-        settings(tmp_path, env_worker_sessions=0)
+    for options in (given, json.dumps(given)):
+        pool = settings(tmp_path, env_pool="processes", env_pool_kwargs=options).make_env_pool()
+        assert isinstance(pool, EnvProcessPool)
+        assert pool.num_workers == 3
+        assert pool.limits == WorkerLimits(
+            max_sessions=4, max_memory_mb=2000, recycle_after_episodes=100, recycle_above_mb=1500.0
+        )
+    for kind in ("threads", "processes"):
+        pool = settings(tmp_path, env_pool=kind).make_env_pool()
+        assert pool is not None
+        assert pool.num_workers == 8
+    assert settings(tmp_path).make_env_pool() is None
+
+
+@pytest.mark.parametrize(
+    ("env_pool", "given", "sentence"),
+    [
+        (
+            "processes",
+            {"num_worker": 1},
+            "['num_worker'] is unknown to env_pool='processes'; did you mean 'num",
+        ),
+        (
+            "threads",
+            {"max_memory_mb": 2000},
+            "is unknown to env_pool='threads'; known are 'num_workers'",
+        ),
+        ("processes", {"num_workers": 0}, "env_pool_kwargs: num_workers must be a positive int, got 0"),
+        ("threads", {"num_workers": 1.5}, "env_pool_kwargs: num_workers must be a positive int, got 1.5"),
+        (
+            "processes",
+            {"max_memory_mb": "much"},
+            "env_pool_kwargs: max_memory_mb must be a positive number of megabytes or None, got 'much'",
+        ),
+        ("threads", [1], "env_pool_kwargs must be a dict or one in JSON, got [1]"),
+        ("threads", "{num_workers: 1}", "env_pool_kwargs must be a dict or one in JSON, got '{num_workers: 1}'"),
+        (None, {"num_workers": 2}, "env_pool_kwargs are for env_pool='threads' or 'processes'"),
+    ],
+)
+def test_arguments_that_a_pool_does_not_take_are_refused(
+    env_pool: str | None, given: Any, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        settings(tmp_path, env_pool=env_pool, env_pool_kwargs=given)
 
 
 def test_a_stuck_game_costs_its_own_rollouts(tmp_path: Path) -> None:

@@ -157,7 +157,9 @@ def test_a_discount_of_potentials_does_something(tmp_path: Path, caplog: pytest.
         dataclasses.replace(one, turns=[dataclasses.replace(turn, potential=0.5) for turn in one.turns])
         for one in STEADY
     ]
-    warned = warnings_of(tmp_path, caplog, batch, advantage_estimator="mt_grpo", potential_weight=1.0, discount=0.5)
+    warned = warnings_of(
+        tmp_path, caplog, batch, advantage_estimator="mt_grpo", estimator_kwargs={"potential_weight": 1.0}, discount=0.5
+    )
     assert not [message for message in warned if "discount" in message]
 
 

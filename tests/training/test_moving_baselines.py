@@ -122,7 +122,7 @@ def test_an_estimator_given_to_two_runs_is_copied(tmp_path: Path) -> None:
 def test_values_are_of_the_rewards_that_the_estimator_sees(tmp_path: Path) -> None:
     """Shaping by the setting and shaping by the estimator are the same."""
     shaped = PotentialShaping(get_estimator("turn_gae"), weight=1.0)
-    asked = {"advantage_estimator": "turn_gae", "potential_weight": 1.0, "value_head": "shared"}
+    asked = {"advantage_estimator": "turn_gae", "estimator_kwargs": {"potential_weight": 1.0}, "value_head": "shared"}
     by_setting = settings(tmp_path, **asked).estimator()
     by_estimator = settings(tmp_path, advantage_estimator=shaped, value_head="shared").estimator()
     rollout = ScoredRollout(
@@ -139,4 +139,4 @@ def test_values_are_of_the_rewards_that_the_estimator_sees(tmp_path: Path) -> No
     assert by_setting == by_estimator
     assert by_estimator.function is turn_gae
     with pytest.raises(ConfigError, match="shaped already"):
-        settings(tmp_path, advantage_estimator=shaped, potential_weight=1.0, value_head="shared")
+        settings(tmp_path, advantage_estimator=shaped, estimator_kwargs={"potential_weight": 1.0}, value_head="shared")

@@ -93,14 +93,14 @@ def test_a_policy_of_ones_own_that_samples_alike_trains_alike(tmp_path: Path) ->
 
 
 def test_groups_that_are_played_again_are_prepared_with_seeds_of_their_own(tmp_path: Path) -> None:
-    changes = {"zero_variance_groups": "resample", "max_resamples": 2, "max_steps": 1}
+    changes = {"zero_variance_groups": "resample", "max_steps": 1}
     trainer = trainer_of(tmp_path, dataset=tasks(4, secret=99), **changes)
     agent = trainer.agent = Prepared().sampling(trainer)
     trainer.train()
     starts = [event for event in agent.events if isinstance(event, BatchStart)]
     seed = trainer.args.seed
     batch = (seed, "train", 1)
-    assert [start.seed_parts for start in starts] == [batch, (*batch, "again", 1), (*batch, "again", 2)]
+    assert [start.seed_parts for start in starts] == [batch, *((*batch, "again", attempt) for attempt in (1, 2, 3))]
 
 
 @pytest.mark.parametrize("is_of_trained_weights", [True, False])
@@ -328,12 +328,12 @@ def silent(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) ->
     [
         (critical, {}, "needs values: set value_head"),
         (comparing, {"value_head": "shared"}, "look at values"),
-        (plain, {"truncated_rollouts": "penalize"}, "as the environment laid them out"),
+        (plain, {"truncated_rollouts": 1.0}, "as the environment laid them out"),
         (plain, {"scale_rewards": "batch"}, "so that nothing is scaled"),
     ],
 )
 def test_settings_that_do_not_suit_its_traits_are_refused(
-    estimator: Any, changes: dict[str, str], sentence: str, tmp_path: Path
+    estimator: Any, changes: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         settings(tmp_path, advantage_estimator=estimator, **changes)

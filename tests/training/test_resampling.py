@@ -16,6 +16,7 @@ from test_trl_seam import prepared
 
 from agentsgym.credit.assignment import uninformative_task_groups
 from agentsgym.errors import AgentsGymError, ConfigError
+from agentsgym.training.generation import generator
 from agentsgym.training.generation.batch import GenerationBatch
 from agentsgym.training.trainer import GRPOEnvTrainer
 
@@ -55,10 +56,17 @@ def rounds(trainer: GRPOEnvTrainer) -> list[int]:
     return counts
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is resampled until no group is left to replace."""
+    monkeypatch.setattr(generator, "MAX_RESAMPLES", 20)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_group_of_one_reward_is_replaced_and_the_others_are_left_as_they_are(tmp_path: Path) -> None:
     dataset = mixed()
     rows = rows_of(dataset, 11, 0)
-    kept, trainer = (prepared(tmp_path, dataset=dataset, max_resamples=20, **changes) for changes in ({}, RESAMPLE))
+    kept, trainer = (prepared(tmp_path, dataset=dataset, **changes) for changes in ({}, RESAMPLE))
     counts = rounds(trainer)
     before, batch = generated(kept, rows), generated(trainer, rows)
     assert uninformative(trainer, before) == {0}
@@ -74,9 +82,10 @@ def test_a_group_of_one_reward_is_replaced_and_the_others_are_left_as_they_are(t
     assert tasks_played[4:] == [0] * 4
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_was_drawn_is_what_is_trained_on(tmp_path: Path) -> None:
     dataset = mixed()
-    trainer = prepared(tmp_path, dataset=dataset, max_resamples=20, **RESAMPLE)
+    trainer = prepared(tmp_path, dataset=dataset, **RESAMPLE)
     batch = trainer._generate_and_score_completions(rows_of(dataset, 11, 0))
     metrics = trainer._metrics["train"]
     assert batch["agent_token_mask"].any(1).all()
@@ -94,35 +103,38 @@ def test_a_batch_without_such_groups_is_played_once(tmp_path: Path) -> None:
     assert trainer._metrics["train"]["groups/resampled"] == [0.0]
 
 
-@pytest.mark.parametrize("max_resamples", [1, 2, 5])
-def test_patience_ends_and_what_is_left_is_dropped(
-    max_resamples: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_batch_is_resampled_three_times_and_what_is_left_is_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = tasks(4, secret=IMPOSSIBLE)
-    trainer = prepared(tmp_path, dataset=dataset, max_resamples=max_resamples, **RESAMPLE)
+    trainer = prepared(tmp_path, dataset=dataset, **RESAMPLE)
     counts = rounds(trainer)
     with caplog.at_level(logging.WARNING):
         batch = trainer._generate_and_score_completions(rows_of(dataset, 0, 1))
-    assert counts == [8] * (1 + max_resamples)
+    assert counts == [8] * (1 + 3)
     assert not batch["agent_token_mask"].any()
     assert batch["num_items_in_batch"] == 0
     assert trainer._metrics["train"]["groups/kept"] == [0.0]
-    assert trainer._metrics["train"]["groups/resampled"] == [max_resamples]
+    assert trainer._metrics["train"]["groups/resampled"] == [3]
     assert "no rollout of the generation batch is left" in caplog.text
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_group_that_failed_as_a_whole_is_replaced_too(tmp_path: Path) -> None:
     dataset = Dataset.from_list([{"task_data": {"seed": seed, "cannot_start": seed == 3}} for seed in range(4)])
-    trainer = prepared(tmp_path, dataset=dataset, max_resamples=20, **RESAMPLE)
+    trainer = prepared(tmp_path, dataset=dataset, **RESAMPLE)
     batch = generated(trainer, rows_of(dataset, 3, 0))
     assert all(rollout.failed for rollout in batch.replaced[:4])
     assert not any(rollout.failed for rollout in batch.rollouts)
 
 
-def test_a_failure_among_few_replacements_is_one_among_all_rollouts(tmp_path: Path) -> None:
+def test_a_failure_among_few_replacements_is_one_among_all_rollouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of four rollouts that replace others fails, which is a quarter of them and an eighth of what was played."""
+    monkeypatch.setattr(generator, "MAX_RESAMPLES", 1)
     dataset = tasks(2, secret=IMPOSSIBLE)
-    trainer = prepared(tmp_path, dataset=dataset, max_resamples=1, agent=Breaking(), **RESAMPLE)
+    trainer = prepared(tmp_path, dataset=dataset, agent=Breaking(), **RESAMPLE)
     for limit, is_enough in ((0.2, True), (0.05, False)):
         trainer.args.max_failed_fraction = limit
         trainer.agent.num_calls = 0  # type: ignore[attr-defined]
@@ -150,7 +162,7 @@ def test_equal_seeds_draw_equal_tasks_and_others_do_not(tmp_path: Path) -> None:
     dataset = mixed(60, 30)
     drawn: list[list[int]] = []
     for seed in (3, 3, 4):
-        trainer = prepared(tmp_path, dataset=dataset, max_resamples=1, seed=seed, **RESAMPLE)
+        trainer = prepared(tmp_path, dataset=dataset, seed=seed, **RESAMPLE)
         batches = [generated(trainer, rows_of(dataset, 58, 59)) for _ in range(3)]
         drawn.append([row["task_data"]["seed"] for batch in batches for row in batch.dataset_rows])
     assert drawn[0] == drawn[1] != drawn[2]
@@ -164,7 +176,7 @@ def without_clocks(trainer: GRPOEnvTrainer) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("layout", ["trajectory", "turn"])
 def test_two_runs_are_equal_and_so_is_a_resumed_one(layout: str, tmp_path: Path) -> None:
-    changes = {"dataset": mixed(20, 8), "max_steps": 4, "max_resamples": 2, "layout": layout, **RESAMPLE}
+    changes = {"dataset": mixed(20, 8), "max_steps": 4, "layout": layout, **RESAMPLE}
     first = trainer_of(tmp_path / "first", save_strategy="steps", save_steps=2, **changes)
     first.train()
     second = trainer_of(tmp_path / "second", **changes)

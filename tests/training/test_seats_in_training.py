@@ -166,7 +166,7 @@ def test_a_task_is_played_again_where_no_role_learns_from_it(tmp_path: Path) -> 
 
 def test_truncation_is_held_against_every_seat(tmp_path: Path) -> None:
     games = [game(0.0, 0.0, stop_reason=StopReason.MAX_TURNS), game(1.0, -1.0)]
-    penalized = assigned(tmp_path, games, [0, 0], truncated_rollouts="penalize", truncation_penalty=0.5, **PLAIN)
+    penalized = assigned(tmp_path, games, [0, 0], truncated_rollouts=0.5, **PLAIN)
     assert [of_turns(penalized, i) for i in range(2)] == [[-0.5, -0.5, -0.5], [1.0, -1.0, 1.0]]
 
 

@@ -77,7 +77,7 @@ def test_truncated_rollouts_alone_are_masked_and_an_estimator_sees_them() -> Non
 
 @pytest.mark.parametrize("penalty", [1.0, 0.25])
 def test_a_penalty_comes_off_the_last_turn_and_the_final_reward_of_truncated_rollouts(penalty: float) -> None:
-    settings = args(truncated_rollouts="penalize", truncation_penalty=penalty)
+    settings = args(truncated_rollouts=penalty)
     treated, _ = filter_rollouts(scored(*ENDED), settings)
     assert treated == penalize_truncated(scored(*ENDED), penalty)
     for rollout, is_truncated in zip(treated, TRUNCATED, strict=True):
@@ -125,8 +125,8 @@ def test_groups_that_are_too_small_or_of_one_reward_are_uninformative(
     assert uninformative_task_groups(rollouts, args(**changes)) == groups
 
 
-@pytest.mark.parametrize(("truncated_rollouts", "groups"), [("keep", set()), ("mask", set()), ("penalize", {0})])
-def test_a_group_may_be_of_one_reward_once_it_is_penalized(truncated_rollouts: str, groups: set[int]) -> None:
+@pytest.mark.parametrize(("truncated_rollouts", "groups"), [("keep", set()), ("mask", set()), (1.0, {0})])
+def test_a_group_may_be_of_one_reward_once_it_is_penalized(truncated_rollouts: str | float, groups: set[int]) -> None:
     rows = [ended(DONE, 0.0), ended(StopReason.MAX_TURNS, 1.0)]
     settings = args(zero_variance_groups="drop", truncated_rollouts=truncated_rollouts)
     assert uninformative_task_groups(scored(*rows), settings) == groups
@@ -226,8 +226,7 @@ def test_a_penalty_reaches_the_advantages_and_no_metric_of_the_game(tmp_path: Pa
         tmp_path,
         scale_rewards="none",
         advantage_estimator="grpo",
-        truncated_rollouts="penalize",
-        truncation_penalty=3.0,
+        truncated_rollouts=3.0,
     )
     played, before = recorded(plain, ROWS)
     _, after = recorded(penalized, ROWS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
 from pathlib import Path
@@ -9,14 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from games import settings
 from transformers import HfArgumentParser
-from trl import TrlParser
+from trl import GRPOConfig, TrlParser
 
+from agentsgym.credit.gae import turn_gae
+from agentsgym.credit.registry import get_estimator
+from agentsgym.credit.shaping import PotentialShaping
 from agentsgym.errors import ConfigError
+from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.settings import MOVED
 from agentsgym.training.tensors.importance import ImportanceCorrection
-from agentsgym.training.validation import _REFUSED, _TRL_CHOICES, _TRL_NUMBERS
+from agentsgym.training.validation import _REFUSED, _TRL_CHECKS
 
 # For each setting that is refused, a value that is and the others that TRL wants along with it.
 REFUSED_VALUES: dict[str, dict[str, Any]] = {
@@ -47,33 +54,32 @@ def test_every_tested_refusal_is_one() -> None:
     assert {name for name, _, _ in _REFUSED} == REFUSED_VALUES.keys()
 
 
-METADATA = {one.name: one.metadata for one in dataclasses.fields(GRPOEnvConfig)}
-# How the sentence about each setting that is a number or a text ends, and the names of those that are one of a few.
-EXPECTED = {name: own["env_expected"] for name, own in METADATA.items() if "env_expected" in own}
-EXPECTED |= {name: expected for name, (expected, _) in _TRL_NUMBERS.items()}
-CHOICES = {name: own["env_choices"] for name, own in METADATA.items() if "env_choices" in own} | _TRL_CHOICES
+CHECKS = {
+    one.name: one.metadata["check"].expected for one in dataclasses.fields(GRPOEnvConfig) if "check" in one.metadata
+} | {name: expected for name, (_, expected) in _TRL_CHECKS.items()}
+# The names of each setting that is one of a few; and how the sentence about each of the others ends.
+CHOICES = {
+    name: ast.literal_eval(f"[{expected.removeprefix('one of ')}]")
+    for name, expected in CHECKS.items()
+    if expected.startswith("one of ")
+}
+EXPECTED = {name: expected for name, expected in CHECKS.items() if name not in CHOICES}
 
 # For each of those that are a number or a text: values that it may not have, and some that it may.
 UNWANTED: dict[str, tuple[list[Any], list[Any]]] = {
     "discount": ([1.1, -0.1, float("nan"), "high", None], [0, 0.5, 1.0]),
-    "potential_weight": ([float("inf"), "1", None], [0.5]),
     "max_turn_tokens": ([0, 2.5, True], [1]),
     "max_completion_length": ([0, None], [1]),
     "temperature": ([0.0, -1.0], [0.1]),
     "max_failed_fraction": ([1.5, -0.1], [0.0, 1.0]),
-    "truncation_penalty": ([float("nan"), None, -1.0], [0.0, 2.5]),
-    "max_resamples": ([0, 1.5], [1]),
+    "truncated_rollouts": (
+        [float("nan"), float("inf"), None, -1.0, True, "penalize", "-1", "nan", "masks"],
+        ["keep", "mask", 0, 2.5, "0.5", "1e-1"],
+    ),
     "episode_retries": ([-1, 1.5], [0, 2]),
     "min_group_size": ([0, -1, 1.5], [1, 2]),
-    "value_learning_rate": ([0.0, -1e-3, "high"], [None, 1e-3]),
-    "value_loss_weight": ([0.0, None], [0.5, 1.0]),
     "vllm_importance_sampling_clip_min": ([-0.1, "low", float("inf")], [None, 0.0, 0.5]),
     "vllm_importance_sampling_clip_max": ([0.0, -1.0, "high", float("nan")], [None, 2.5, float("inf")]),
-    "num_env_workers": ([0, 1.5], [1]),
-    "env_worker_sessions": ([0, 1.5], [None, 1]),
-    "env_worker_memory_mb": ([0, "much"], [None, 512.5]),
-    "env_worker_recycle_episodes": ([0, 1.5], [None, 1]),
-    "env_worker_recycle_mb": ([0, "much"], [None, 512.5]),
     "turn_timeout_s": ([0, -1.0], [None, 0.5]),
     "episode_timeout_s": ([float("inf")], [None, 2]),
     "preemption_grace_s": ([-1.0, "soon"], [None, 0.0, 30]),
@@ -82,9 +88,11 @@ UNWANTED: dict[str, tuple[list[Any], list[Any]]] = {
     "log_conversations": ([-1, 1.5, True, None], [0, 3]),
     "store_rollouts": ([1, ""], [None, True, False, "runs/one"]),
     "stop_strings": (["\n", [""], [1]], [None, [], ["\n"]]),
-    "vllm_server_base_urls": (["http://a", [], ["a:8000"], ["http://a", "http://a"]], [None]),
+    "vllm_server_base_url": (
+        ["", "a:8000", [], ["a:8000"], ["http://a", "http://a"], "http://a,http://a", "http://a,", [1], 1],
+        [None, "https://a:8000", "http://a,http://b", "http://a, http://b", ["http://a", "http://b"]],
+    ),
     "max_staleness": ([-1, 0.5, None, True], [0, 6]),
-    "vllm_sync_timeout_s": ([0, "long", None], [0.5, 600]),
 }
 
 
@@ -100,7 +108,7 @@ def test_an_impossible_value_is_named(name: str, expected: str, tmp_path: Path) 
             settings(tmp_path, **{name: value})
         assert str(refusal.value) == f"GRPOEnvConfig.{name} must be {expected}, got {value!r}"
     for value in accepted:
-        along = next((more for key, more in ALONG.items() if key == (name, value)), {})
+        along = next((more for key, more in ALONG.items() if key == (name, value)), ALONG_ANY.get(name, {}))
         assert getattr(settings(tmp_path, **{name: value}, **along), name) == value
 
 
@@ -108,13 +116,14 @@ def test_an_impossible_value_is_named(name: str, expected: str, tmp_path: Path) 
 ALONG: dict[tuple[str, Any], dict[str, Any]] = {
     ("value_head", "shared"): {"advantage_estimator": "turn_gae"},
     ("value_head", "separate"): {"advantage_estimator": "bilevel_gae"},
-    ("value_learning_rate", 1e-3): {"advantage_estimator": "turn_gae", "value_head": "separate"},
-    ("value_loss_weight", 0.5): {"advantage_estimator": "turn_gae", "value_head": "separate"},
     **{
         (f"vllm_importance_sampling_clip_{end}", bound): {"vllm_importance_sampling_correction": True}
         for end, bound in (("min", 0.0), ("min", 0.5), ("max", 2.5), ("max", math.inf))
     },
 }
+
+
+ALONG_ANY: dict[str, dict[str, Any]] = {"vllm_server_base_url": {"use_vllm": True, "vllm_mode": "server"}}
 
 
 @pytest.mark.parametrize(("name", "known"), [(name, known) for name, choices in CHOICES.items() for known in choices])
@@ -123,12 +132,12 @@ def test_every_known_name_is_accepted(name: str, known: str | None, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_an_unknown_name_is_refused_with_the_nearest(name: str, tmp_path: Path) -> None:
-    nearest = [choice for choice in CHOICES[name] if choice][-1]
-    misspelt = f"{nearest}s"
+def test_an_unknown_name_is_refused_with_those_that_are_known(name: str, tmp_path: Path) -> None:
+    misspelt = f"{CHOICES[name][-1]}s"
     with pytest.raises(ConfigError) as refusal:
         settings(tmp_path, **{name: misspelt})
-    assert str(refusal.value) == f"GRPOEnvConfig.{name} is unknown: {misspelt!r}; did you mean {nearest!r}?"
+    known = ", ".join(map(repr, CHOICES[name]))
+    assert str(refusal.value) == f"GRPOEnvConfig.{name} must be one of {known}, got {misspelt!r}"
 
 
 def test_what_trl_also_allows_for_scale_rewards_goes_by_its_name(tmp_path: Path) -> None:
@@ -141,7 +150,74 @@ def test_trls_mask_of_truncated_completions_is_ours_of_truncated_rollouts(tmp_pa
     assert args.truncation == settings(tmp_path, truncated_rollouts="mask").truncation == "mask"
     assert (args.mask_truncated_completions, args.truncated_rollouts) == (True, "keep")  # as they were given
     assert settings(tmp_path).truncation == settings(tmp_path).truncated_rollouts == "keep"
-    assert settings(tmp_path, truncated_rollouts="penalize").truncation == "penalize"
+    for given, penalty in ((0.5, 0.5), ("0.5", 0.5), ("1e-1", 0.1), (0, 0.0)):
+        args = settings(tmp_path, truncated_rollouts=given)
+        assert (args.truncation, args.truncation_penalty) == ("penalize", penalty)
+
+
+def test_no_more_settings_are_added_to_trls_than_a_person_can_look_through() -> None:
+    own = {one.name for one in dataclasses.fields(GRPOEnvConfig)} - {one.name for one in dataclasses.fields(GRPOConfig)}
+    assert len(own) <= 26
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_setting_of_an_earlier_version_is_refused_with_how_it_is_written_now(name: str, tmp_path: Path) -> None:
+    assert name not in {one.name for one in dataclasses.fields(GRPOEnvConfig)}
+    with pytest.raises(ConfigError, match=rf"^GRPOEnvConfig\.{name} is .*(: leave it out|: write )"):
+        settings(tmp_path, **{name: 1})
+
+
+def test_what_is_to_be_written_now_is_accepted(tmp_path: Path) -> None:
+    """The words after "write" are a setting and a value that YAML, which has JSON in it, reads."""
+    along = {
+        "env_pool_kwargs": {"env_pool": "processes"},
+        "value_head_kwargs": {"advantage_estimator": "turn_gae", "value_head": "shared"},
+        **ALONG_ANY,
+    }
+    written = [how.partition(": write ")[2].partition("=") for how in MOVED.values() if ": write " in how]
+    assert len(written) == len(MOVED) - 2
+    for name, _, text in written:
+        value = yaml.safe_load(text)
+        assert getattr(settings(tmp_path, **{name: value}, **along.get(name, {})), name) == value
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, {"learning_rate": 1e-2, "loss_weight": 1.0}),
+        ({"learning_rate": "1e-3"}, {"learning_rate": 1e-3, "loss_weight": 1.0}),  # as YAML reads it
+        ('{"loss_weight": 0.5}', {"learning_rate": 1e-2, "loss_weight": 0.5}),
+    ],
+)
+def test_the_options_of_the_value_head_are_those_of_the_policy_unless_given(
+    given: Any, expected: dict[str, float], tmp_path: Path
+) -> None:
+    head = {"advantage_estimator": "turn_gae", "value_head": "shared"}
+    assert settings(tmp_path, value_head_kwargs=given, **head).value_head_options == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"lr": 1e-3}, r"value_head_kwargs\['lr'\] is unknown; known are 'learning_rate', 'loss_weight'"),
+        ({"learning_rate": 0}, r"value_head_kwargs\['learning_rate'\] must be a positive number, got 0"),
+        ({"loss_weight": None}, r"value_head_kwargs\['loss_weight'\] must be a positive number, got None"),
+        ("learning_rate=1", "value_head_kwargs must be a dict or one in JSON, got 'learning_rate=1'"),
+    ],
+)
+def test_options_that_no_value_head_takes_are_refused(given: Any, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        settings(tmp_path, advantage_estimator="turn_gae", value_head="shared", value_head_kwargs=given)
+
+
+def test_the_weight_of_shaping_is_an_option_of_every_estimator(tmp_path: Path) -> None:
+    for name in ("return_to_go", turn_gae, get_estimator("gigpo", baseline="others")):
+        head = {"value_head": "shared"} if name is turn_gae else {}
+        args = settings(tmp_path, advantage_estimator=name, estimator_kwargs='{"potential_weight": 0.5}', **head)
+        assert args.estimator() == PotentialShaping(get_estimator(name), weight=0.5)
+    for weight in (float("inf"), "1", None):
+        with pytest.raises(ConfigError, match="potential_weight must be a finite number, got"):
+            settings(tmp_path, estimator_kwargs={"potential_weight": weight})
 
 
 def test_an_unknown_estimator_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
@@ -171,10 +247,15 @@ def test_bf16_is_on_where_it_is_asked_for(tmp_path: Path) -> None:
 def test_every_setting_can_be_given_on_the_command_line(parser_class: type[HfArgumentParser], tmp_path: Path) -> None:
     line = f"--output_dir {tmp_path} --use_cpu --advantage_estimator gigpo --discount 0.9 --scale_rewards none"
     line += " --max_turn_tokens 32 --max_completion_length 128 --max_failed_fraction 0.2 --loss_type dr_grpo"
+    line += ' --env_pool threads --env_pool_kwargs {"num_workers":2} --truncated_rollouts 0.5'
+    line += " --use_vllm --vllm_mode server --vllm_server_base_url http://a,http://b"
     [args] = parser_class((GRPOEnvConfig,)).parse_args_into_dataclasses(line.split())
     given = (args.advantage_estimator, args.discount, args.scale_rewards, args.max_turn_tokens)
     assert given == ("gigpo", 0.9, "none", 32)
     assert (args.max_completion_length, args.max_failed_fraction, args.loss_type) == (128, 0.2, "dr_grpo")
+    pool = args.make_env_pool()
+    assert (type(pool), pool.num_workers, args.truncation_penalty) == (EnvThreadPool, 2, 0.5)
+    assert args.vllm_server_urls == ("http://a", "http://b")
 
 
 def test_a_refusal_comes_through_the_command_line_too(tmp_path: Path) -> None:
@@ -218,7 +299,7 @@ def test_a_best_model_that_is_never_saved_is_refused(tmp_path: Path) -> None:
 
 def test_truncated_rollouts_are_not_both_masked_and_penalized(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="mask_truncated_completions=True masks what it penalizes: leave one out"):
-        settings(tmp_path, mask_truncated_completions=True, truncated_rollouts="penalize")
+        settings(tmp_path, mask_truncated_completions=True, truncated_rollouts=1.0)
 
 
 def test_the_correction_follows_the_sampler_in_a_copy_of_the_settings_too(tmp_path: Path) -> None:

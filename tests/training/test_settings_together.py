@@ -28,22 +28,14 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
         {"top_entropy_quantile": 0.5, "layout": "turn"},
         [{"top_entropy_quantile": 0.5}, {"layout": "turn"}],
     ),
-    (
-        "vllm_server_base_urls",
-        "they are servers to sample from",
-        {"vllm_server_base_urls": ["http://a"], "use_vllm": True, "vllm_mode": "colocate"},
-        [{"vllm_server_base_urls": ["http://a"], "use_vllm": True, "vllm_mode": "server"}],
-    ),
-    (
-        "vllm_server_base_urls",
-        "names one server, and these are others",
-        {
-            "vllm_server_base_urls": ["http://a", "http://b"],
-            "vllm_server_base_url": "http://b",
-            "use_vllm": True,
-            "vllm_mode": "server",
-        },
-        [{"vllm_server_base_urls": ["http://a", "http://b"], "use_vllm": True, "vllm_mode": "server"}],
+    *(
+        (
+            "vllm_server_base_url",
+            "is sampled from with use_vllm=True",
+            {"vllm_server_base_url": given, "use_vllm": True, "vllm_mode": "colocate"},
+            [{"vllm_server_base_url": given, "use_vllm": True, "vllm_mode": "server"}],
+        )
+        for given in ("http://a", ["http://a", "http://b"])
     ),
     (
         "max_staleness",
@@ -196,18 +188,12 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
         [{"fp16": True}, {"value_head": "shared", "advantage_estimator": "turn_gae", "bf16": True}],
     ),
     (
-        "value_learning_rate",
+        "value_head_kwargs",
         "no value head",
-        {"value_learning_rate": 1e-3},
-        [{"value_learning_rate": 1e-3, "value_head": "separate", "advantage_estimator": "turn_gae"}],
-    ),
-    (
-        "value_loss_weight",
-        "no value head",
-        {"value_loss_weight": 0.5},
+        {"value_head_kwargs": {"learning_rate": 1e-3}},
         [
-            {"value_loss_weight": 0.5, "value_head": "separate", "advantage_estimator": "turn_gae"},
-            {"value_loss_weight": 1.0},
+            {"value_head_kwargs": options, "value_head": "separate", "advantage_estimator": "turn_gae"}
+            for options in ({"learning_rate": 1e-3}, '{"loss_weight": 0.5}', {})
         ],
     ),
     (
@@ -222,9 +208,9 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     (
         "truncated_rollouts",
         "masks what it penalizes",
-        {"truncated_rollouts": "penalize", "mask_truncated_completions": True},
+        {"truncated_rollouts": 0.5, "mask_truncated_completions": True},
         [
-            {"truncated_rollouts": "penalize"},
+            {"truncated_rollouts": 0.5},
             {"mask_truncated_completions": True},
             {"truncated_rollouts": "mask", "mask_truncated_completions": True},
         ],
@@ -232,9 +218,9 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     (
         "truncated_rollouts",
         "laid them out",
-        {"truncated_rollouts": "penalize", "advantage_estimator": "reward"},
+        {"truncated_rollouts": 0.5, "advantage_estimator": "reward"},
         [
-            {"truncated_rollouts": "penalize"},
+            {"truncated_rollouts": 0.5},
             {"truncated_rollouts": "mask", "advantage_estimator": "reward"},
             {"advantage_estimator": "reward"},
         ],

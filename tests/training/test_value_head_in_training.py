@@ -18,8 +18,8 @@ from agentsgym.training.policy.build import check_parts
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 KINDS = [
-    {"advantage_estimator": "turn_gae", "value_head": "shared", "value_learning_rate": 0.02},
-    {"advantage_estimator": "bilevel_gae", "value_head": "separate", "value_learning_rate": 0.01},
+    {"advantage_estimator": "turn_gae", "value_head": "shared", "value_head_kwargs": {"learning_rate": 0.02}},
+    {"advantage_estimator": "bilevel_gae", "value_head": "separate", "value_head_kwargs": {"learning_rate": 0.01}},
 ]
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["value_head"])
 
@@ -95,7 +95,7 @@ def test_it_has_a_learning_rate_of_its_own(tmp_path: Path) -> None:
 
 @kinds
 def test_its_loss_is_logged_alike_however_a_step_is_cut(kind: dict[str, Any], tmp_path: Path) -> None:
-    still = {**kind, "learning_rate": 0.0, "value_learning_rate": 1e-12, "max_steps": 2}
+    still = {**kind, "learning_rate": 0.0, "value_head_kwargs": {"learning_rate": 1e-12}, "max_steps": 2}
     whole = trained(tmp_path, **still)
     parts = trained(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4, **still)
     assert logged(parts, "value_loss") == pytest.approx(logged(whole, "value_loss"), rel=1e-5)

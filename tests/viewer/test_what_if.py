@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from games import tasks, trainer_of
+from games import settings, tasks, trainer_of
 
 from agentsgym.credit.assignment import AdvantageAssigner
 from agentsgym.credit.settings import CreditSettings
@@ -64,7 +64,7 @@ RUNS: list[dict[str, Any]] = [
     {"advantage_estimator": "rebn", "env_config": {"turn_credit": "final"}},
     {"advantage_estimator": "mt_grpo", "env_config": {"turn_credit": "spread_final"}},
     {"advantage_estimator": "reward", "env_config": {"token_credit": "last"}},
-    {"advantage_estimator": "grpo", "truncated_rollouts": "penalize", "truncation_penalty": 0.25},
+    {"advantage_estimator": "grpo", "truncated_rollouts": 0.25},
     {"advantage_estimator": "return_to_go", "truncated_rollouts": "mask", "loss_aggregation": "turn"},
     {"advantage_estimator": "grpo", "zero_variance_groups": "drop", "loss_aggregation": "constant"},
     {"advantage_estimator": "grpo", "invalid_turns": "mask", "min_group_size": 2},
@@ -76,6 +76,25 @@ def test_the_settings_of_the_run_give_the_advantages_that_it_was_trained_with(
     run: dict[str, Any], tmp_path: Path
 ) -> None:
     assert_is_stored(trained(tmp_path, **run))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, {}),
+        ({"truncated_rollouts": "mask"}, {"truncation": "mask"}),
+        ({"truncated_rollouts": 0.25}, {"truncation": "penalize", "truncation_penalty": 0.25}),
+        ({"truncated_rollouts": "1"}, {"truncation": "penalize"}),  # by one, as a record says that says nothing
+        ({"estimator_kwargs": {"potential_weight": 0.5}}, {"potential_weight": 0.5}),
+    ],
+)
+def test_a_record_keeps_the_fields_that_it_has_always_had(
+    changes: dict[str, Any], kept: dict[str, Any], tmp_path: Path
+) -> None:
+    args = settings(tmp_path, **changes)
+    written = CreditSettings.of(args, args.estimator()).as_dict()
+    assert written == {"advantage_estimator": "return_to_go", "discount": 1.0, "scale_rewards": "group", **kept}
+    assert CreditSettings.from_dict(written).estimator() == args.estimator()
 
 
 def test_rollouts_that_failed_are_left_out_as_in_training(tmp_path: Path) -> None:

@@ -50,7 +50,6 @@ TRAINED: dict[str, dict[str, Any]] = {
     "by_path": {"by_path": True, "beta": 0.1},
     "resampled": {
         "dataset": impossible(1, 3, 4), "shuffle_dataset": False, "zero_variance_groups": "resample",
-        "max_resamples": 2,
     },
     "silent_rank": {
         "dataset": rows([False, True]), "shuffle_dataset": False, "num_rows": 8, "max_failed_fraction": 0.5,

@@ -90,7 +90,7 @@ def trainer_of(
         temperature=TEMPERATURE,
         use_vllm=True,
         vllm_mode="server",
-        vllm_server_base_urls=[server.url for server in servers],
+        vllm_server_base_url=[server.url for server in servers],
         store_rollouts=str(folder / "rollouts"),
         **changes,
     )

@@ -248,7 +248,7 @@ class ServerWeights:
         within(
             self._limit_s,
             functools.partial(self._push_through_client, url),
-            f"pushing the weights to the vLLM server at {url} did not end within vllm_sync_timeout_s = "
+            f"pushing the weights to the vLLM server at {url} did not end within "
             f"{self._limit_s:g} s: it hangs, its process is gone, or the network between them is blocked "
             f"(vllm_group_port); the last checkpoint is intact",
             self._generation.accelerator.device,

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from accelerate import PartialState
 from datasets import IterableDataset
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from agentsgym.types import Trajectory
 
 logger = logging.getLogger(__name__)
+
+MAX_RESAMPLES: Final = 3  # of one generation batch
 
 
 class RolloutGenerator:
@@ -162,7 +164,7 @@ class RolloutGenerator:
         batch = self._batch(rows, trajectories, first, rollouts, ())
         if not (phase.is_training and self._args.zero_variance_groups == "resample"):
             return batch
-        for attempt in range(1, self._args.max_resamples + 1):
+        for attempt in range(1, MAX_RESAMPLES + 1):
             groups = uninformative_task_groups(batch.scored, self._args)
             if not groups:
                 break

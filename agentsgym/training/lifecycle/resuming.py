@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 _OF_NO_CONCERN: Final = (
     *("output_dir", "run_name", "project", "report_to", "disable_tqdm", "log", "save_", "hub_", "push_to_hub"),
     *("eval_", "do_", "per_device_eval", "num_generations_eval", "dataloader_", "resume_from", "max_steps"),
-    *("num_train_epochs", "load_best", "metric_for", "greater_is", "local_rank", "num_env_workers", "env_", "ddp_"),
+    *("num_train_epochs", "load_best", "metric_for", "greater_is", "local_rank", "env_", "ddp_"),
     *("turn_timeout", "episode_timeout", "max_failed", "num_completions", "trackio", "overwrite", "push_", "bf16_"),
     "preemption_",
 )

@@ -186,7 +186,7 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
         row(
             "value_loss",
             "credit",
-            "½ (V - target)² over all targets, times `value_loss_weight`",
+            "½ (V - target)² over all targets, times the head's `loss_weight`",
             "with a value head",
         ),
     ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agentsgym.training.metrics.listed import LISTED
-from agentsgym.training.settings.metric_groups import GROUPS
+from agentsgym.training.settings import GROUPS
 
 __all__ = ["GROUPS", "METRICS", "Metric", "metric_of"]
 

@@ -16,7 +16,7 @@ from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
 from agentsgym.errors import ConfigError
 from agentsgym.training.policy.value_head import ValueModel
-from agentsgym.training.settings.deepspeed import check_config
+from agentsgym.training.zero import check_config
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -41,8 +41,7 @@ def build_value_model(model: Any, args: GRPOEnvConfig, accelerator: Accelerator)
     return ValueModel(
         model,
         args.value_head,
-        learning_rate=args.value_learning_rate or args.learning_rate,
-        loss_weight=args.value_loss_weight,
+        **args.value_head_options,
         context=accelerator.autocast,  # pyright: ignore[reportArgumentType]  # likewise
     )
 

@@ -9,11 +9,6 @@ from typing import Any
 from trl import GRPOConfig
 
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.settings.asynchronous import AsyncSettings
-from agentsgym.training.settings.pools import PoolSettings
-from agentsgym.training.settings.reporting import ReportSettings
-from agentsgym.training.settings.storing import StoreSettings
-from agentsgym.training.settings.vllm import VLLMSettings
 from manual_pages.texts import attributes_of, code, one_line, page, table
 
 WHERE = "reference/config.md"
@@ -23,27 +18,23 @@ _FIRST_OF_GROUP = {
     "layout": "Rows and loss",
     "invalid_turns": "Which rollouts count",
     "value_head": "Value head",
-    "max_turn_tokens": "One turn",
+    "max_turn_tokens": "Sampling",
+    "max_staleness": "Rollouts ahead of training",
     "max_failed_fraction": "Failures and limits of time",
-    "stop_strings": "Sampling",
+    "env_pool": "Where the environments run",
+    "store_rollouts": "Where rollouts are kept",
+    "log_metrics": "What is logged",
 }
-_OF_CLASS = {
-    PoolSettings: "Where the environments run",
-    VLLMSettings: "Several vLLM servers",
-    AsyncSettings: "Rollouts ahead of training",
-    StoreSettings: "Where rollouts are kept",
-    ReportSettings: "What is logged",
-}
-_THEIRS = "Fields of TRL's with another default"
+_THEIRS = "Fields of TRL's with another default or more values"
 
 
 def own_fields() -> list[Field[Any]]:
-    """The fields of ``GRPOEnvConfig`` that TRL's configuration has not, or has with another default."""
+    """The fields of ``GRPOEnvConfig`` that TRL's configuration does not have, or has with another default or check."""
     theirs = {field.name: field.default for field in fields(GRPOConfig)}
     return [
         field
         for field in fields(GRPOEnvConfig)
-        if theirs.get(field.name, MISSING) != field.default or field.name not in theirs
+        if theirs.get(field.name, MISSING) != field.default or field.name not in theirs or "check" in field.metadata
     ]
 
 
@@ -53,7 +44,7 @@ def settings_page() -> str:
     return page(
         "# Every field of `GRPOEnvConfig`",
         "Made from the class itself. It has all fields of TRL's `GRPOConfig` as well; those are listed here where "
-        "their default differs. What they do together is said in [Training](../training.md).",
+        "their default or the values that they take differ. [Training](../training.md) has what they do together.",
         *parts,
     )
 
@@ -63,16 +54,12 @@ def _groups() -> dict[str, list[Field[Any]]]:
     groups: dict[str, list[Field[Any]]] = {}
     title = ""
     for field in own_fields():
-        owner = next((known for known in _OF_CLASS if field.name in known.__annotations__), None)
         if field.name in theirs:
             groups.setdefault(_THEIRS, []).append(field)
-        elif owner:
-            groups.setdefault(_OF_CLASS[owner], []).append(field)
         else:
             title = _FIRST_OF_GROUP.get(field.name, title)
             groups.setdefault(title, []).append(field)
-    order = [*_FIRST_OF_GROUP.values(), *_OF_CLASS.values(), _THEIRS]
-    return {title: groups[title] for title in order}
+    return {title: groups[title] for title in (*_FIRST_OF_GROUP.values(), _THEIRS)}
 
 
 def _table(group: list[Field[Any]]) -> str:
@@ -84,18 +71,12 @@ def _table(group: list[Field[Any]]) -> str:
                 f"`{field.name}`",
                 f"`{field.type}`",
                 code(field.default),
-                _range(field),
+                field.metadata["check"].expected if "check" in field.metadata else "",
                 meanings.get(field.name) or one_line(field.metadata["help"]),
             ]
             for field in group
         ],
     )
-
-
-def _range(field: Field[Any]) -> str:
-    if choices := field.metadata.get("env_choices"):
-        return ", ".join(code(choice) for choice in choices)
-    return str(field.metadata.get("env_expected") or "")
 
 
 def names() -> Iterator[str]:

@@ -1,1 +1,0 @@
-"""The settings of a run in parts that belong together, and how they are declared."""
