@@ -76,13 +76,9 @@ def test_the_page_and_the_layer_test_draw_the_same_line() -> None:
 def functions_named(section: str) -> set[str]:
     """The functions and methods of ours that a text names in backticks."""
     named = set(re.findall(r"`([\w.]+)`", section))
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     files = [ast.parse(file.read_text()) for file in (ROOT / "agentsgym").rglob("*.py")]
-    defined = {
-        node.name
-        for file in files
-        for node in ast.walk(file)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
+    defined = {node.name for file in files for node in ast.walk(file) if isinstance(node, functions)}
     return {name for name in named if name.rpartition(".")[2] in defined}
 
 
