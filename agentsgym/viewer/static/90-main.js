@@ -61,12 +61,25 @@ function show() {
     parts.content.removeAttribute("aria-busy");
     parts.content.replaceChildren();
     app.listView.show(given, result);
+    settle();
     return;
   }
   const wanted = `${view} ${row} ${view === "curves" ? location.hash : ["left", "right"].map((key) => given.get(key))}`;
-  if (app.drawing === wanted) return;
+  if (app.drawing === wanted) return settle();
   app.drawing = wanted;
   draw(view, known ? row : undefined, given, wanted);
+}
+
+/** Name the address in the document once it is shown and nothing of it is outstanding: what tests wait for. */
+function settle() {
+  const root = document.documentElement;
+  delete root.dataset.settled;
+  const look = () => {
+    const isSearching = found.text && !found.complete && !found.error && found.share !== 1;
+    const isLoading = readAddress().view === "list" && app.listView.isLoading;
+    if (!isSearching && !isLoading && !document.querySelector("[aria-busy]")) root.dataset.settled = location.hash;
+  };
+  requestAnimationFrame(() => requestAnimationFrame(look)); // after what a new layout brings about
 }
 
 async function draw(view, row, given, wanted) {
@@ -80,6 +93,7 @@ async function draw(view, row, given, wanted) {
         "Back to the list",
       ),
     );
+    settle();
     return;
   }
   const late = setTimeout(
@@ -108,6 +122,7 @@ async function draw(view, row, given, wanted) {
   parts.content.removeAttribute("aria-busy");
   parts.content.scrollTop = 0;
   if (given.has("turn")) revealTurn(Number(given.get("turn")));
+  settle();
 }
 
 async function rolloutView(view, row, given) {
@@ -264,7 +279,7 @@ async function start() {
   addEventListener("hashchange", show);
   addEventListener("keydown", pressed);
   show();
-  document.documentElement.dataset.ready = "list"; // what tests and the benchmark wait for
+  document.documentElement.dataset.ready = "list"; // what the benchmark waits for
 }
 
 start();
