@@ -50,6 +50,10 @@ def test_a_group_stands_side_by_side_and_shows_where_it_parts(either: Opened) ->
             assert float(cell.locator(".paid .value").get_attribute("title") or "") == played["reward"]
             assert cell.locator(".action").inner_text().startswith(played["text"].split("\n")[0])
             assert ("parts" in (cell.get_attribute("class") or "").split()) == (group["diverges"][member] == turn)
+    for turn in range(rows):
+        count = group["diverges"].count(turn)
+        said = table.locator("tbody tr").nth(turn).get_by_text(re.compile("part"))
+        expect(said).to_have_text([f"≠ {count} of {GROUP} part"] if count else [])
     expect(table.locator("td.alike")).to_have_count(GROUP * group["common_turns"])
     page.get_by_role("link", name="Show only this group in the list").click()
     expect(page.locator(".count b")).to_have_text(str(GROUP))
@@ -266,6 +270,36 @@ def test_narrow_windows_do_not_scroll_sideways(browser: Browser, kept: RolloutSt
                 "[document.documentElement.scrollWidth, document.querySelector('.content').scrollWidth]"
             )
             assert max(wide) <= width, view
+
+
+def test_a_phone_shows_the_conversation_and_not_mostly_heads(browser: Browser, kept: RolloutStore) -> None:
+    with opened(browser, kept, "served", kept.path.parent, viewport={"width": 390, "height": 844}) as shown:
+        page = shown.go(view="conversation", row=ROW)
+        tops = page.evaluate("[...document.querySelectorAll('header')].map(one => one.getBoundingClientRect().bottom)")
+        assert max(tops) < 844 / 5
+        assert min(tops) < 48
+        page.evaluate("document.querySelector('.content').scrollTop = 400")
+        expect(page.locator(".rollout-head")).not_to_be_in_viewport()
+
+
+def test_no_words_of_the_panel_are_cut_and_no_title_of_a_curve_wraps(browser: Browser, tmp_path: Path) -> None:
+    long = "a-name-that-is-longer-than-the-panel-is-wide/of-some-model"
+    with RolloutStore.writer(tmp_path / "kept", source="training") as writer:
+        for index in range(12):
+            own, columns = record_of(index)
+            writer.add(own, **columns, agent=(long, "other")[index % 2], run=f"run-{index // 4}")
+    with opened(browser, RolloutStore(tmp_path / "kept")[:10], "written", tmp_path) as shown:
+        page = shown.go()
+        expect(page.locator(".filters .note")).to_contain_text("chosen from the 12 rollouts of the store")
+        cut = """[...document.querySelectorAll('.filters, .filters p, .filters span, .filters legend')]
+            .filter(one => one.offsetParent && one.scrollWidth > one.clientWidth + 1 && one.clientWidth)
+            .map(one => [one.className, one.textContent])"""
+        assert page.evaluate(cut) == []
+        page.set_viewport_size({"width": 1000, "height": 800})
+        shown.go(view="curves")
+        assert page.locator("figcaption").count() == 5
+        heights = page.evaluate("[...document.querySelectorAll('figcaption')].map(one => one.offsetHeight)")
+        assert max(heights) < 30
 
 
 def test_every_script_is_javascript() -> None:

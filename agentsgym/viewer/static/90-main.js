@@ -147,7 +147,7 @@ function switchTheme(wanted) {
   const next = wanted === undefined ? order[root.dataset.theme] : wanted;
   if (next) root.dataset.theme = next;
   else delete root.dataset.theme;
-  parts.theme.textContent = next ? `theme: ${next}` : "theme: system";
+  parts.theme.replaceChildren(el("span.label", {}, "theme: "), next ?? "system");
   try {
     localStorage.setItem("agentsgym-theme", next ?? "");
   } catch {
@@ -243,7 +243,7 @@ function pressed(event) {
 
 async function start() {
   const main = document.getElementById("app");
-  parts.theme = button("plain", () => switchTheme(), { title: "key d" }, "theme: system");
+  parts.theme = button("plain", () => switchTheme(), { title: "Light, dark, or as the system has it (key d)" });
   parts.help = helpDialog();
   main.replaceChildren(
     el(
