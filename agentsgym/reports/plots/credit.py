@@ -23,6 +23,7 @@ from agentsgym.reports.plots.style import (
     draw_frame,
     drawable,
     finished,
+    leave_room,
     mean_of,
     not_drawn,
     plain,
@@ -124,6 +125,7 @@ def rollout_group(
     grid: list[Axes] = list(picture.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False).flat)
     for index, (axes, trajectory) in enumerate(zip(grid, shown, strict=False)):
         _draw_rollout(axes, trajectory, None if advantages is None else advantages[index])
+    leave_room(grid[0], [bar.get_height() for axes in grid for bar in axes.patches])  # they share their scale
     for axes in grid[len(shown) :]:
         axes.set_visible(False)
     more = f", {len(shown)} of {len(trajectories)} rollouts" if len(shown) < len(trajectories) else ""
@@ -146,6 +148,7 @@ def _draw_signed(axes: Axes, trajectory: Trajectory, name: str, values: Sequence
         axes.bar(places[part != 0], part[part != 0], width=0.9, color=color, zorder=3)
     axes.axhline(0, color=FAINT_INK, linewidth=0.8, zorder=4)
     axes.margins(y=0.08)
+    leave_room(axes, own)
 
 
 def _draw_logprobs(axes: Axes, trajectory: Trajectory, logprobs: Sequence[float]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 
 from agentsgym.errors import ConfigError
-from agentsgym.reports.colors import AXIS, FAINT_INK, INK, LINE
+from agentsgym.reports.colors import AXIS, FAINT_INK, INK, LINE, largest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH_INCHES = 8.0
 _DOTS_PER_INCH = 200
+_ROUNDING = 1e-12  # what sums that are to be 0 leave of numbers about 1
 _HIGHEST = 1e100  # of what is drawn: axes are laid out with squares and differences of numbers
 
 #: (T,) for each trajectory, in the same order.
@@ -89,6 +90,12 @@ def draw_frame(axes: Axes, title: str, x_label: str = "", y_label: str = "", *, 
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(AXIS)
     axes.tick_params(colors=FAINT_INK, length=0, labelsize=9)
+
+
+def leave_room(axes: Axes, values: Sequence[float]) -> None:
+    """Give an axis of numbers that are 0, but for rounding, a scale on which they are."""
+    if largest(values) < _ROUNDING:
+        axes.set_ylim(-1, 1)
 
 
 def draw_legend(axes: Axes, **options: Any) -> None:

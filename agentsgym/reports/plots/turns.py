@@ -25,6 +25,7 @@ from agentsgym.reports.plots.style import (
     draw_legend,
     finished,
     is_drawable,
+    leave_room,
     mean_of,
 )
 from agentsgym.types import Trajectory, Turn
@@ -192,6 +193,7 @@ def _panels(
 
 def _draw_means(axes: Axes, name: str, color: str, means: TurnMeans) -> None:
     draw_frame(axes, name, size=10)
+    leave_room(axes, [*means.lows, *means.highs])
     axes.fill_between(means.turns, means.lows, means.highs, color=color, alpha=0.18, linewidth=0)
     axes.plot(means.turns, means.means, "o-", color=color, linewidth=1.8, markersize=3.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
