@@ -19,8 +19,6 @@ from agentsgym.reports.colors import AXIS, FAINT_INK, INK, LINE, largest
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from agentsgym.types import Trajectory
-
 WIDTH_INCHES = 8.0
 _DOTS_PER_INCH = 200
 _ROUNDING = 1e-12  # what sums that are to be 0 leave of numbers about 1
@@ -133,7 +131,7 @@ def mean_of(values: Sequence[float]) -> float | None:
     return sum(map(float, values)) / len(values) if len(values) else None
 
 
-def check_values(name: str, values: TokenValues | None, trajectories: Sequence[Trajectory]) -> None:
+def check_values(name: str, values: TokenValues | None, nums_tokens: Sequence[int]) -> None:
     """Raise unless there is one value for each token of each rollout.
 
     Raises:
@@ -141,12 +139,10 @@ def check_values(name: str, values: TokenValues | None, trajectories: Sequence[T
     """
     if values is None:
         return
-    if len(values) != len(trajectories):
+    if len(values) != len(nums_tokens):
         raise ConfigError(
-            f"{name} needs one sequence a trajectory, got {len(values)} for {len(trajectories)} trajectories"
+            f"{name} needs one sequence a trajectory, got {len(values)} for {len(nums_tokens)} trajectories"
         )
-    for index, (one, trajectory) in enumerate(zip(values, trajectories, strict=True)):
-        if len(one) != len(trajectory.token_ids):
-            raise ConfigError(
-                f"{name}[{index}] needs one value a token, got {len(one)} for {len(trajectory.token_ids)} tokens"
-            )
+    for index, (one, num_tokens) in enumerate(zip(values, nums_tokens, strict=True)):
+        if len(one) != num_tokens:
+            raise ConfigError(f"{name}[{index}] needs one value a token, got {len(one)} for {num_tokens} tokens")
