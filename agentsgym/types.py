@@ -196,6 +196,13 @@ class Turn:
         return _brief(self)
 
 
+def outcome_of(stop_reason: StopReason, success: bool | None) -> Literal["won", "lost", "failed", "played"]:
+    """How a rollout ended, in a word; ``"played"`` if the environment does not say whether it was won."""
+    if stop_reason is StopReason.FAILED:
+        return "failed"
+    return "played" if success is None else "won" if success else "lost"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """The token-level record of one rollout.
@@ -282,9 +289,7 @@ class Trajectory:
     @property
     def outcome(self) -> Literal["won", "lost", "failed", "played"]:
         """How it ended, in a word; ``"played"`` if the environment does not say whether it was won."""
-        if self.failed:
-            return "failed"
-        return "played" if self.success is None else "won" if self.success else "lost"
+        return outcome_of(self.stop_reason, self.success)
 
     @property
     def headline(self) -> str:

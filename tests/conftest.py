@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+import warnings
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ RELAXED = (
     "tests/with_vllm",
     "agentsgym/training",
 )  # TRL and transformers warn for reasons of their own
+#: Of which module, and how its message begins: what trl and transformers call in each other, or in themselves.
+FOREIGN_WARNINGS = ((r"transformers\.", r"`(is_)?gradient_checkpointing\w*` is deprecated and will be removed in v6"),)
 SLOW = (
     "tests/benchmarks",
     "tests/examples",
@@ -112,6 +115,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid.startswith(LONG):
             item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: not _lies_in(item, SLOW))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Leave out what libraries warn themselves of, before any fixture and whatever the marks of a test let through."""
+    for module, message in FOREIGN_WARNINGS:
+        warnings.filterwarnings("ignore", message, module=module)
 
 
 def pytest_collection_finish() -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
+import threading
 from pathlib import Path
+from types import FrameType
 
 import pytest
+from games import trainer_of
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 LINK = re.compile(r"\[`(?P<name>[\w.]+)`\]\(\.\./(?P<path>agentsgym/[\w/]+\.py)#L(?P<line>\d+)\)")
 MAX_STOPS = 10
+OURS = (str(ROOT / "agentsgym"), str(ROOT / "tests"))
 
 
 def line_of(name: str, source: str) -> int | None:
@@ -66,6 +71,38 @@ def test_the_page_and_the_layer_test_draw_the_same_line() -> None:
     [line] = re.findall(r"^LINE = \(\n(.*?)\n\)", source, flags=re.MULTILINE | re.DOTALL)
     drawn = " ".join(PAGE.read_text().partition("```\n")[2].partition("```")[0].split())
     assert drawn == "".join(ast.literal_eval(part.strip()) for part in line.splitlines())
+
+
+def functions_named(section: str) -> set[str]:
+    """The functions and methods of ours that a text names in backticks."""
+    named = set(re.findall(r"`([\w.]+)`", section))
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    files = [ast.parse(file.read_text()) for file in (ROOT / "agentsgym").rglob("*.py")]
+    defined = {node.name for file in files for node in ast.walk(file) if isinstance(node, functions)}
+    return {name for name in named if name.rpartition(".")[2] in defined}
+
+
+@pytest.mark.filterwarnings("default")  # TRL trains
+def test_every_function_on_the_walks_is_called_by_a_training_step(tmp_path: Path) -> None:
+    called: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            called.add(frame.f_code.co_qualname)
+
+    trainer = trainer_of(tmp_path, max_steps=1)
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        trainer.train()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        trainer.close()
+    page = PAGE.read_text().replace("MultistepEnv.", "GuessNumber.")  # the environment that was played
+    named = functions_named(page[page.index("## A task row to the loss") :])
+    assert len(named) > 25
+    assert sorted(name for name in named if not any(f".{one}".endswith(f".{name}") for one in called)) == []
 
 
 def test_lines_of_methods_and_functions_are_found() -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final
 
 from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.texts import shown
 from agentsgym.types import Trajectory
 
 TurnCredit = Callable[[Sequence[float], float, Sequence[int]], list[float]]
@@ -116,7 +117,7 @@ def credited_turn_rewards(
 
     Raises:
         ConfigError: ``turn_credit`` is unknown.
-        ValueError: The two sequences differ in length.
+        ValueError: The two sequences differ in length, or a role has turns and no final reward.
 
     >>> credited_turn_rewards([2.0, 1.0], 3.0, [2, 1], "final")
     [0.0, 3.0]
@@ -132,6 +133,7 @@ def credited_turn_rewards(
     credit = TURN_CREDITS[turn_credit]
     if not final_rewards:
         return credit(turn_rewards, final_reward, token_counts)
+    check_final_rewards(roles, final_rewards)
     credited = [0.0] * len(turn_rewards)
     for role, turns in turns_by_role(roles).items():
         own = credit([turn_rewards[k] for k in turns], final_rewards[role], [token_counts[k] for k in turns])
@@ -149,6 +151,7 @@ def credited_rewards(trajectory: Trajectory, turn_credit: str) -> list[float]:
 
     Raises:
         ConfigError: ``turn_credit`` is unknown.
+        ValueError: A role has turns and no final reward, and another has one.
     """
     return credited_turn_rewards(
         [turn.reward for turn in trajectory.turns],
@@ -158,6 +161,16 @@ def credited_rewards(trajectory: Trajectory, turn_credit: str) -> list[float]:
         roles=[turn.role for turn in trajectory.turns],
         final_rewards=trajectory.final_rewards,
     )
+
+
+def check_final_rewards(roles: Iterable[Hashable], final_rewards: Mapping[Hashable, float]) -> None:
+    """Raise unless each role of the turns has a final reward, or none has.
+
+    Raises:
+        ValueError: A role has none, and another has one.
+    """
+    if final_rewards and (missing := set(roles).difference(final_rewards)):
+        raise ValueError(f"final_rewards needs that of each role of the turns, and has none of {shown(missing)}")
 
 
 def turns_by_role(roles: Sequence[Hashable]) -> dict[Hashable, list[int]]:

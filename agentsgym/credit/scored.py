@@ -6,8 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from agentsgym.credit.rewards import credited_rewards, token_counts
-from agentsgym.texts import shown
+from agentsgym.credit.rewards import check_final_rewards, credited_rewards, token_counts
 from agentsgym.types import Trajectory
 
 
@@ -61,8 +60,7 @@ class ScoredRollout:
             given = getattr(self, name)
             if given and len(given) != len(self.turn_rewards):
                 raise ValueError(f"{name} needs one entry a turn or none, got {len(given)} of {len(self.turn_rewards)}")
-        if self.final_rewards and (missing := set(self.roles).difference(self.final_rewards)):
-            raise ValueError(f"final_rewards needs that of each role of the turns, and has none of {shown(missing)}")
+        check_final_rewards(self.roles, self.final_rewards)
 
     @classmethod
     def from_trajectory(
@@ -78,6 +76,7 @@ class ScoredRollout:
 
         Raises:
             ConfigError: ``turn_credit`` is unknown.
+            ValueError: A role has turns and no final reward, and another has one.
         """
         num_tokens = token_counts(trajectory)
         return cls(

@@ -87,8 +87,8 @@ def seat_outcomes(rollout: RolloutOutcome) -> list[SeatOutcome]:
     after a draw, ``info["success"]`` is that of each.
 
     Returns:
-        One a role, by the roles' first turns; none of a rollout without named roles, or with several of which the game
-        does not say what each was paid.
+        One a role, by the roles' first turns; none of a role whose pay the rollout does not say where it says that of
+        others, of a rollout without named roles, or with several of which the game does not say what each was paid.
     """
     roles = dict.fromkeys(role for role in rollout.roles if role is not None)
     paid = rollout.final_rewards
@@ -99,11 +99,12 @@ def seat_outcomes(rollout: RolloutOutcome) -> list[SeatOutcome]:
             role=role,
             stop_reason=rollout.stop_reason,
             success=_won(rollout, role, is_alone=len(roles) == 1),
-            final_reward=paid.get(role, 0.0) if paid else rollout.final_reward,
+            final_reward=paid.get(role, rollout.final_reward),
             num_turns=list(rollout.roles).count(role),
             failed=rollout.failed,
         )
         for role in roles
+        if role in paid or not paid
     ]
 
 

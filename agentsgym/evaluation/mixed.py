@@ -55,6 +55,8 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
 
     For rows that name their environment; :func:`agentsgym.evaluate` takes one environment and its tasks.
 
+    Whatever error ends it, the rollouts that were finished until then are the error's ``trajectories``.
+
     Args:
         agent: An :class:`~agentsgym.agents.base.Agent`, or any object with ``get_action(messages, agent_state)``.
         rows: Dataset rows, as :func:`agentsgym.mix` makes them; a column ``environment`` names their parts.
@@ -83,8 +85,6 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
         TypeError: An option is unknown.
         StoreError: There can be no store at that place.
         TooManyFailuresError: More rollouts failed than ``failures`` allows.
-
-        Whatever of these ends it, the rollouts finished until then are the error's ``trajectories``.
     """
     check_options(options, evaluate_mixed, drive, MultistepEnv.trials)
     require("num_rollouts", num_rollouts, is_int(1), "a positive int")

@@ -10,12 +10,13 @@ import contextlib
 import logging
 import os
 import re
+import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,6 +38,7 @@ ROWS_PER_GROUP: Final = 128  # what is read for one rollout
 _NUM_READERS: Final = 8
 _OWN_NAME: Final = re.compile(rf"part-v{VERSION}-\d{{8}}T\d{{6}}\.\d{{9}}-\w+-\d+-([1-9]\d*)\{SUFFIX}")
 _MAGIC: Final = b"PAR1"  # begins and ends a parquet file
+_TAIL: Final = struct.Struct("<I4s")  # what such a file ends with: the bytes of its footer, and the magic
 _MOST_NAMED: Final = 5  # files in a warning
 _GO_ON: Final = "move it out of the folder to read the others"
 
@@ -121,7 +123,7 @@ def scan(folder: Path) -> Scan:
     """Find the parts in a folder: by their names, and by their footers where others named them.
 
     Raises:
-        StoreError: There is no such folder.
+        StoreError: There is no such folder, or the name of a part says another number of rollouts than it holds.
     """
     if not folder.is_dir():
         what = "a file" if folder.exists() else "nothing"
@@ -159,17 +161,23 @@ def _by_name(file: Path) -> Part | None:
         return None
     try:
         with file.open("rb", buffering=0) as opened:
-            opened.seek(-len(_MAGIC), os.SEEK_END)
-            if opened.read() != _MAGIC:
-                return None
+            size = opened.seek(-_TAIL.size, os.SEEK_END) + _TAIL.size
+            footer_bytes, magic = _TAIL.unpack(opened.read())
     except OSError:
+        return None
+    # A footer has kilobytes for 128 rollouts: a larger number is not believed, and nothing of its size is allocated.
+    if magic != _MAGIC or int(match[1]) > min(footer_bytes, size):
         return None
     groups, rest = divmod(int(match[1]), ROWS_PER_GROUP)
     return Part(file, (*[ROWS_PER_GROUP] * groups, *([rest] if rest else [])))
 
 
 def _open(file: Path) -> Part | str:
-    """Read a footer, or say why it cannot be read."""
+    """Read a footer, or say why it cannot be read.
+
+    Raises:
+        StoreError: It holds other rollouts than its name says.
+    """
     try:
         metadata = pq.read_metadata(file)
     except (OSError, pa.ArrowException, ValueError) as error:
@@ -179,31 +187,41 @@ def _open(file: Path) -> Part | str:
         return "parquet, but not of a rollout store"
     if version != str(VERSION).encode():
         return f"of version {version.decode(errors='replace')} of the format, this library reads {VERSION}: update it"
-    return Part(file, tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)))
+    named = _OWN_NAME.fullmatch(file.name)
+    if named is not None and int(named[1]) != metadata.num_rows:
+        _refuse_size(file, metadata.num_rows, int(named[1]))
+    return Part(file, _row_groups(metadata))
+
+
+def _row_groups(metadata: pq.FileMetaData) -> tuple[int, ...]:
+    return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+
+
+def _refuse_size(file: Path, held: int, expected: int) -> NoReturn:
+    raise StoreError(f"{file} holds {held} rollouts, but {expected} by its name: rename it back, or {_GO_ON}")
 
 
 def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None) -> pa.Table:
     """Read one row group of a part.
 
     Raises:
-        StoreError: The file is gone, damaged, or lacks a column.
+        StoreError: The file is gone, damaged, lacks a column, or holds other rollouts than its name says.
     """
     try:
         with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
+            held = _row_groups(file.metadata)
+            if held != part.row_groups:
+                _refuse_size(part.path, sum(held), sum(part.row_groups))
             table = file.read_row_group(index, columns=None if columns is None else [*columns])
-            table = _with_later_columns(table).select(SCHEMA.names if columns is None else columns)
+            return _with_later_columns(table).select(SCHEMA.names if columns is None else columns)
+    except StoreError:  # an OSError too
+        raise
     except KeyError as error:
         raise StoreError(f"{part.path} has no such columns as its footer claims: {error}; {_GO_ON}") from error
     except (OSError, pa.ArrowException, ValueError, IndexError) as error:
         raise StoreError(
             f"{part.path} cannot be read any more: {sentence_of(error, 300).rstrip()}; {_GO_ON}"
         ) from error
-    if len(table) != part.row_groups[index]:
-        wanted = part.row_groups[index]
-        raise StoreError(
-            f"{part.path} is not what its name says: {len(table)} rollouts in the place of {wanted}; {_GO_ON}"
-        )
-    return table
 
 
 def _with_later_columns(table: pa.Table) -> pa.Table:

@@ -189,7 +189,8 @@ class EnvSettings:
             need not share.
         turn_timeout_s: Wall-clock seconds of one call of an environment, between two actions; None for no limit.
         episode_timeout_s: Wall-clock seconds of a rollout; None for no limit.
-        preemption_grace_s: Seconds from a signal (SIGTERM, SIGHUP, Ctrl-C) to the end of the run; None to always finish the cycle.
+        preemption_grace_s: Seconds from a signal (SIGTERM, SIGHUP, Ctrl-C) to the end of the run; None to always
+            finish the cycle.
         env_pool: Place where the environments run: None for the training process itself, ``"threads"`` for environments
             that wait, ``"processes"`` for those that compute, hang or crash. The workers end with the training or a
             stand-alone evaluation.

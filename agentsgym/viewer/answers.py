@@ -76,7 +76,7 @@ class Answers:
         """The rollouts, one value a column each, and what can be chosen for :meth:`what_if`."""
         return {
             "title": self.title,
-            "path": str(self.store.path),
+            "path": str(self.store.path) if self._mode == "served" else None,  # a written page is sent around
             "total": self.index.total,
             "shown": len(self.index.rows),
             "mode": self._mode,

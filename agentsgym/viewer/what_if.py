@@ -34,6 +34,7 @@ NOTE: Final = (
 )
 _OF_STATE: Final = {"state", "decay"}  # options that only a running average has
 _MOST_KEPT: Final = 64
+_HUGE: Final = 1e100  # of a reward: squares of sums of such overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +192,21 @@ class WhatIf:
         return found
 
     def _estimate(self, request: Request) -> list[list[Any]]:
-        rollouts = [self._scored(place, request) for place in range(len(self.records))]
         assigner = AdvantageAssigner(cast("AdvantageSettings", request.settings))  # frozen, and only read
-        found = assigner.estimate(rollouts, is_training=self.is_training)
+        try:
+            rollouts = [self._scored(place, request) for place in range(len(self.records))]
+            found = assigner.estimate(rollouts, is_training=self.is_training)
+        except ConfigError:
+            raise
+        except (OverflowError, ValueError) as error:
+            played = [one.trajectory for one in self.records]
+            rewards = [
+                paid for one in played for paid in (*one.turn_rewards, *one.final_rewards.values(), one.final_reward)
+            ]
+            beyond = next((paid for paid in rewards if not abs(paid) < _HUGE), None)
+            if beyond is None:
+                raise
+            raise ConfigError(f"advantages cannot be computed where a reward is {beyond:g}") from error
         laid = found.entries
         if reads_token_rewards(assigner.estimator.traits):
             on_tokens = functools.partial(_token_entries, request=request, estimator=assigner.estimator)
@@ -202,12 +215,17 @@ class WhatIf:
 
     def _scored(self, place: int, request: Request) -> ScoredRollout:
         record = self.records[place]
-        return ScoredRollout.from_trajectory(
-            record.trajectory,
-            group=self._groups[place],
-            turn_credit=request.turn_credit or turn_credit_of(record),
-            environment=self._environments[place],
-        )
+        try:
+            return ScoredRollout.from_trajectory(
+                record.trajectory,
+                group=self._groups[place],
+                turn_credit=request.turn_credit or turn_credit_of(record),
+                environment=self._environments[place],
+            )
+        except ValueError as error:  # what was recorded elsewhere is not always consistent
+            own = record.trajectory
+            which = f"rollout {own.rollout_index} of task {own.task_index}"
+            raise ConfigError(f"{which} cannot be given advantages: {error}") from error
 
 
 def settings_of(record: StoredRollout) -> CreditSettings | None:

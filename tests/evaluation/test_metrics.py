@@ -21,6 +21,7 @@ from agentsgym.evaluation.metrics import (
     pass_at_k,
     summarize,
 )
+from agentsgym.reports.html import evaluation_html
 from agentsgym.types import StopReason, Trajectory, Turn
 
 
@@ -268,6 +269,14 @@ def test_roles_are_told_apart_where_there_are_several() -> None:
     numbers = json.loads(json.dumps(evaluation.as_dict()))
     assert numbers["by_role"]["O"]["mean_reward"] == -0.25
     assert "by_environment" not in numbers
+
+
+def test_a_role_whose_pay_is_not_recorded_is_left_out_of_the_roles_alone() -> None:
+    evaluation = summarize([replace(seated(0, 1.0, -1.0), final_rewards={"X": 1.0}), seated(1, -1.0, 1.0)])
+    assert {role: one.num_episodes for role, one in evaluation.by_role.items()} == {"X": 2, "O": 1}
+    assert evaluation.by_role["O"].reward == Estimate(mean=1.0, low=1.0, high=1.0)
+    assert evaluation.num_episodes == 2
+    assert "as O" in evaluation_html(evaluation)
 
 
 def test_a_seat_of_ones_own_is_won_as_the_environment_says() -> None:

@@ -97,6 +97,18 @@ def test_only_the_columns_that_are_drawn_are_read(tmp_path: Path, monkeypatch: p
     assert not read & {"everything", "token_ids", "messages", "per_token_rewards", "info", "trainer_logprobs"}
 
 
+def test_no_rollout_is_made_up_where_its_columns_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = trained(tmp_path / "store")
+
+    def made(_: Trajectory) -> None:
+        raise AssertionError("a rollout was made of what is no rollout")
+
+    monkeypatch.setattr(Trajectory, "__post_init__", made)
+    for draw in (by_turn, lengths, learning_curve):
+        draw(store)
+    rollout_group(store.filter(group=0))
+
+
 def test_tasks_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
     rows = [played(0, [1.0], task_data={"seed": seed}) for seed in (1, 2)]
     store = kept(tmp_path / "store", rows)

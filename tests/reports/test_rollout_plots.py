@@ -138,6 +138,21 @@ def test_a_group_is_drawn_rollout_by_rollout() -> None:
     assert many.get_suptitle() == "Task 0, 16 of 20 rollouts"
 
 
+def test_what_rounding_leaves_of_zero_is_drawn_as_zero() -> None:
+    rounding = [[0.0, 3e-17, 0.0, -5e-17], [0.0, 1e-17]]
+    rows = [rollout([0.0, 0.0]), rollout([0.0], index=1)]
+    limits = [
+        panels(credit_along(rows[0], advantages=rounding[0]))["advantage"].get_ylim(),
+        panels(by_turn(rows, advantages=rounding))["advantage"].get_ylim(),
+        *(axes.get_ylim() for axes in panels(rollout_group(rows, advantages=rounding)).values()),
+    ]
+    assert limits == [(-1.0, 1.0)] * 4
+    paid = [rollout([0.0, 0.01]), rollout([0.0], index=1)]
+    low, high = panels(rollout_group(paid, advantages=rounding))["0: won, 0.01"].get_ylim()
+    assert -0.01 < low <= 0
+    assert 0.01 < high < 0.02
+
+
 def test_what_is_no_group_is_refused() -> None:
     with pytest.raises(ConfigError, match="a rollout group is the rollouts of one task, got those of tasks 0, 1, 2"):
         rollout_group(ROWS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -144,17 +145,28 @@ def test_a_part_that_is_damaged_or_gone_after_opening_is_an_error_that_names_it(
         store[0]
 
 
-def test_a_part_that_was_cut_is_skipped_and_one_whose_name_lies_is_an_error(tmp_path: Path) -> None:
+def test_a_part_that_was_cut_is_skipped_and_read_again_under_another_name(tmp_path: Path) -> None:
     stored(tmp_path, range(3))
     [part] = tmp_path.glob("*.parquet")
     data = part.read_bytes()
-    liar = part.rename(part.with_name(part.name.replace("-3.parquet", "-4.parquet")))
-    with pytest.raises(StoreError, match="is not what its name says: 3 rollouts in the place of 4"):
-        RolloutStore(tmp_path)[0]
-    liar.rename(tmp_path / "named otherwise.parquet")
+    part.rename(tmp_path / "named otherwise.parquet")
     part.write_bytes(data[:-1])
     store = RolloutStore(tmp_path)
     assert (indices_of(store), [*store.skipped]) == ([0, 1, 2], [part])
+
+
+@pytest.mark.parametrize("claimed", [1, 128, 201, 256, 500, 999_999_999])
+def test_a_part_that_holds_other_rollouts_than_its_name_says_is_an_error(claimed: int, tmp_path: Path) -> None:
+    stored(tmp_path, range(200))
+    [part] = tmp_path.glob("*.parquet")
+    part.rename(part.with_name(part.name.replace("-200.parquet", f"-{claimed}.parquet")))
+    tracemalloc.start()
+    try:
+        with pytest.raises(StoreError, match=rf"^\S+-{claimed}\.parquet holds 200 rollouts, but {claimed} by its name"):
+            RolloutStore(tmp_path).to_pandas()
+        assert tracemalloc.get_traced_memory()[1] < 8e6  # nothing as large as the name claims
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_part_that_claims_our_format_without_its_columns_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -151,6 +151,18 @@ def write_store(folder: Path, count: int) -> RolloutStore:
     return RolloutStore(folder)
 
 
+def settled(page: Page, *parts: str, without: Sequence[str] = ()) -> Page:
+    """Wait until the page shows all of an address in which these parts stand, and those others do not.
+
+    Nothing may be read, nor pressed, while the page still becomes what was asked for.
+    """
+    wanted = "".join(f'[data-settled*="{part}"]' for part in parts)
+    page.wait_for_selector(
+        f"html[data-settled]{wanted}" + "".join(f':not([data-settled*="{part}"])' for part in without)
+    )
+    return page
+
+
 @dataclass
 class Opened:
     """A page of a store in a browser, and whatever it complained of."""
@@ -176,9 +188,7 @@ class Opened:
         """Open the page afresh at a view."""
         self.page.goto("about:blank")
         self.page.goto(f"{self.address}#{'&'.join(f'{key}={value}' for key, value in parameters.items())}")
-        self.page.wait_for_selector("html[data-ready]")
-        self.page.wait_for_selector("[aria-busy]", state="detached")
-        return self.page
+        return settled(self.page)
 
     def column(self, name: str) -> list[Any]:
         """A column of the list, as Python has it."""

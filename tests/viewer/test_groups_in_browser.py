@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browsing import GROUP, Opened, opened, record_of
+from browsing import GROUP, Opened, opened, record_of, settled
 from playwright.sync_api import Browser, expect
 
 from agentsgym.store.reader import RolloutStore
@@ -50,6 +50,10 @@ def test_a_group_stands_side_by_side_and_shows_where_it_parts(either: Opened) ->
             assert float(cell.locator(".paid .value").get_attribute("title") or "") == played["reward"]
             assert cell.locator(".action").inner_text().startswith(played["text"].split("\n")[0])
             assert ("parts" in (cell.get_attribute("class") or "").split()) == (group["diverges"][member] == turn)
+    for turn in range(rows):
+        count = group["diverges"].count(turn)
+        said = table.locator("tbody tr").nth(turn).get_by_text(re.compile("part"))
+        expect(said).to_have_text([f"≠ {count} of {GROUP} part"] if count else [])
     expect(table.locator("td.alike")).to_have_count(GROUP * group["common_turns"])
     page.get_by_role("link", name="Show only this group in the list").click()
     expect(page.locator(".count b")).to_have_text(str(GROUP))
@@ -60,11 +64,12 @@ def test_what_if_gives_what_python_gives_and_marks_the_differences(served: Opene
     key = key_of(served, ROW)
     group = served.answers.group(key)
     page.get_by_label("estimator").select_option("rloo")
+    settled(page, "rloo")
     page.get_by_label("scale").select_option("none")
+    settled(page, "none")
     page.get_by_label("turn credit").select_option("repeat_final")
     answer = served.answers.what_if(key, {"estimator": "rloo", "scale": "none", "turn_credit": "repeat_final"})
-    expect(page).to_have_url(re.compile("repeat_final"))
-    expect(page.locator(".wide[aria-busy]")).to_have_count(0)
+    settled(page, "repeat_final")
     table = page.locator("table.what-if")
     wanted = differing(group, answer)
     expect(table.locator("td.differs")).to_have_count(len(wanted))
@@ -89,8 +94,7 @@ def test_what_if_of_a_written_page_holds_a_chosen_set(browser: Browser, kept: Ro
         assert len(names) >= 6
         index = next(at for at, name in enumerate(names) if name.startswith("gigpo") and "scale none" in name)
         choose.select_option(index=index)
-        expect(page).to_have_url(re.compile("gigpo"))
-        expect(page.locator(".wide[aria-busy]")).to_have_count(0)
+        settled(page, "gigpo")
         settings = json.loads(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('wi')"))
         given = {name: str(settings[name]) for name in ("estimator", "discount", "scale")}
         key = key_of(shown, ROW)
@@ -129,8 +133,9 @@ def test_differences_are_seen_on_tokens_too(served: Opened) -> None:
     page = served.go(view="what-if", row=ROW)
     member = ROW % GROUP
     page.get_by_label("estimator").select_option("rloo")
-    expect(page).to_have_url(re.compile("rloo"))
+    settled(page, "rloo")
     page.get_by_role("link", name="its tokens").nth(member).click()
+    settled(page, "view=tokens")
     expect(page.get_by_role("radio", name="what-if minus stored")).to_have_attribute("aria-checked", "true")
     settings = json.loads(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('wi')"))
     given = {name: str(settings[name]) for name in ("estimator", "discount", "scale", "turn_credit")}
@@ -161,7 +166,7 @@ def test_before_and_after_are_the_earliest_and_the_latest_of_a_task(either: Open
     expect(heads.nth(1)).to_have_value(re.compile(rf"#{ordered[-1]} "))
     expect(heads.nth(0).locator("option")).to_have_count(len(alike))
     heads.nth(1).select_option(index=1)
-    expect(page).to_have_url(re.compile(f"right={ordered[1]}"))
+    settled(page, f"right={ordered[1]}")
     expect(page.locator(".side-head select").nth(1)).to_have_value(re.compile(rf"#{ordered[1]} "))
 
 
@@ -183,7 +188,6 @@ def test_curves_are_numpys_means_of_what_passes_the_filters(either: Opened) -> N
     turns = either.answers.turns()
     lost = [row for row, outcome in enumerate(either.column("outcome")) if outcome == "lost"]
     tasks = either.column("task")
-    page.wait_for_selector("figure.curve")
     expect(page.locator(".curves-head")).to_contain_text(f"Means over {len(lost)} rollouts")
     names = {"Reward": "rewards", "Advantage": "advantages", "Surprisal": "surprisals", "Entropy": "entropies"}
     for heading, name in {**names, "Invalid actions": "invalid"}.items():
@@ -208,7 +212,6 @@ def test_curves_are_numpys_means_of_what_passes_the_filters(either: Opened) -> N
 
 def test_curves_split_by_outcome(served: Opened) -> None:
     page = served.go(view="curves", split="outcome")
-    page.wait_for_selector("figure.curve")
     outcomes = served.column("outcome")
     assert sorted(page.locator(".legend .key").all_inner_texts()) == sorted(set(outcomes))
 
@@ -226,7 +229,6 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-# In one go: a list that is drawn anew between finding nodes and asking them would leave nodes without a style.
 STYLES = """selector => [...document.querySelectorAll(selector)].map(node => {
     const style = getComputedStyle(node);
     let at = node;
@@ -239,11 +241,11 @@ STYLES = """selector => [...document.querySelectorAll(selector)].map(node => {
 def test_words_are_legible_in_light_and_dark(browser: Browser, kept: RolloutStore, scheme: str) -> None:
     with opened(browser, kept, "served", kept.path.parent, color_scheme=scheme) as shown:
         page = shown.go(view="tokens", row=ROW)
-        page.wait_for_selector(".token")
         paper = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         assert (paper > 0.5) == (scheme == "light")
-        for by in ("advantage", "log-probability", "trained on"):
+        for by, key in {"advantage": "advantage", "log-probability": "logprob", "trained on": "mask"}.items():
             page.get_by_role("radio", name=by).click()
+            settled(page, f"by={key}")
             for ink, ground in page.evaluate(STYLES, ".stream .token, .legend, .who *, h2 *, .tab, dt, dd"):
                 assert contrast(ink, ground) >= 4.5, (by, ink, ground)
         page = shown.go()
@@ -251,10 +253,11 @@ def test_words_are_legible_in_light_and_dark(browser: Browser, kept: RolloutStor
             assert contrast(ink, ground) >= 4.5, (ink, ground)
         page.keyboard.press("d")
         page.keyboard.press("d" if scheme == "dark" else "Shift")
+        expect(page.locator("html")).to_have_attribute("data-theme", "light" if scheme == "dark" else "dark")
         now = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         assert (now > 0.5) == (scheme == "dark")  # the switch is stronger than the system
         page.reload()
-        page.wait_for_selector(".row")
+        settled(page)
         assert luminance(page.evaluate("getComputedStyle(document.body).backgroundColor")) == now
 
 
@@ -263,11 +266,40 @@ def test_narrow_windows_do_not_scroll_sideways(browser: Browser, kept: RolloutSt
     with opened(browser, kept, "served", kept.path.parent, viewport={"width": width, "height": 700}) as shown:
         for view in VIEWS:
             page = shown.go(view=view, row=ROW)
-            page.wait_for_selector(".content > *" if view != "list" else ".row")
             wide = page.evaluate(
                 "[document.documentElement.scrollWidth, document.querySelector('.content').scrollWidth]"
             )
             assert max(wide) <= width, view
+
+
+def test_a_phone_shows_the_conversation_and_not_mostly_heads(browser: Browser, kept: RolloutStore) -> None:
+    with opened(browser, kept, "served", kept.path.parent, viewport={"width": 390, "height": 844}) as shown:
+        page = shown.go(view="conversation", row=ROW)
+        tops = page.evaluate("[...document.querySelectorAll('header')].map(one => one.getBoundingClientRect().bottom)")
+        assert max(tops) < 844 / 5
+        assert min(tops) < 48
+        page.evaluate("document.querySelector('.content').scrollTop = 400")
+        expect(page.locator(".rollout-head")).not_to_be_in_viewport()
+
+
+def test_no_words_of_the_panel_are_cut_and_no_title_of_a_curve_wraps(browser: Browser, tmp_path: Path) -> None:
+    long = "a-name-that-is-longer-than-the-panel-is-wide/of-some-model"
+    with RolloutStore.writer(tmp_path / "kept", source="training") as writer:
+        for index in range(12):
+            own, columns = record_of(index)
+            writer.add(own, **columns, agent=(long, "other")[index % 2], run=f"run-{index // 4}")
+    with opened(browser, RolloutStore(tmp_path / "kept")[:10], "written", tmp_path) as shown:
+        page = shown.go()
+        expect(page.locator(".filters .note")).to_contain_text("chosen from the 12 rollouts of the store")
+        cut = """[...document.querySelectorAll('.filters, .filters p, .filters span, .filters legend')]
+            .filter(one => one.offsetParent && one.scrollWidth > one.clientWidth + 1 && one.clientWidth)
+            .map(one => [one.className, one.textContent])"""
+        assert page.evaluate(cut) == []
+        page.set_viewport_size({"width": 1000, "height": 800})
+        shown.go(view="curves")
+        assert page.locator("figcaption").count() == 5
+        heights = page.evaluate("[...document.querySelectorAll('figcaption')].map(one => one.offsetHeight)")
+        assert max(heights) < 30
 
 
 def test_every_script_is_javascript() -> None:

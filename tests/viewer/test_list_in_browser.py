@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from browsing import HOSTILE_GROUP, Opened, opened, record_of
+from browsing import HOSTILE_GROUP, Opened, opened, record_of, settled
 from playwright.sync_api import Browser, Page, expect
 
 from agentsgym.store.reader import RolloutStore
@@ -15,11 +14,9 @@ from agentsgym.store.reader import RolloutStore
 
 def shown_rows(page: Page) -> list[int]:
     """The rows in the document, from top to bottom."""
-    rows = page.evaluate("[...document.querySelectorAll('.row')].map(one => [one.offsetTop, one.textContent])")
     names = page.eval_on_selector_all(
         ".row", "nodes => nodes.map(node => [node.offsetTop, +node.querySelector('a.open').textContent])"
     )
-    assert len(rows) == len(names)
     return [row for _, row in sorted(names)]
 
 
@@ -35,6 +32,7 @@ def test_filters_leave_what_python_counts(either: Opened) -> None:
     page.get_by_label("lost").check()
     expect(page.locator(".count b")).to_have_text(str(outcome.count("lost")))
     page.get_by_label("Boards").check()
+    settled(page, "env=Boards")
     both = sum(one == "lost" and other == "Boards" for one, other in zip(outcome, env, strict=True))
     expect(page.locator(".count b")).to_have_text(str(both))
     # A choice is counted among what the other filters leave.
@@ -62,8 +60,9 @@ def test_columns_sort_both_ways(served: Opened) -> None:
     page.get_by_role("button", name="reward", exact=True).click()
     expect(page.get_by_role("columnheader", name="reward", exact=True)).to_have_attribute("aria-sort", "descending")
     best = sorted(range(len(rewards)), key=lambda row: -rewards[row])
-    assert shown_rows(page)[:20] == best[:20]
+    assert shown_rows(settled(page, "sort=-final_reward"))[:20] == best[:20]
     page.get_by_role("button", name="reward", exact=True).click()
+    settled(page, "sort=final_reward")
     worst = sorted(range(len(rewards)), key=lambda row: rewards[row])
     assert shown_rows(page)[:20] == worst[:20]
 
@@ -80,7 +79,7 @@ def test_ten_thousand_rows_scroll_with_few_in_the_document(browser: Browser, tmp
             page.evaluate(
                 f"const one = document.querySelector('.scroller'); one.scrollTop = one.scrollHeight * {place}"
             )
-            page.wait_for_selector(".row")
+            page.locator(f".row[data-place='{min(9999, int(10_000 * place))}']").wait_for()
             assert page.locator(".row").count() < 60
         last = page.locator(".row[data-place='9999']")
         box, frame = last.bounding_box(), page.locator(".scroller").bounding_box()
@@ -93,22 +92,26 @@ def test_ten_thousand_rows_scroll_with_few_in_the_document(browser: Browser, tmp
 def test_the_address_keeps_view_and_filters(either: Opened) -> None:
     page = either.go()
     page.get_by_label("won").check()
+    settled(page, "outcome=won")
     page.get_by_role("button", name="turns", exact=True).click()
+    settled(page, "outcome=won", "sort=-num_turns")
     rows, count = shown_rows(page), count_of(page)
     page.reload()
-    page.wait_for_selector(".row")
+    settled(page)
     assert (shown_rows(page), count_of(page)) == (rows, count)
     assert page.get_by_label("won").is_checked()
     page.locator(".row").nth(0).get_by_role("link").click()
-    page.wait_for_selector("section.conversation")
+    settled(page, "view=conversation")
     page.keyboard.press("t")
-    page.wait_for_selector("section.tokens")
+    settled(page, "view=tokens")
     page.reload()
-    page.wait_for_selector("section.tokens")
+    settled(page, "view=tokens")
+    assert page.locator("section.tokens").is_visible()
     page.go_back()
-    page.wait_for_selector("section.conversation")
+    settled(page, "view=conversation")
+    assert page.locator("section.conversation").is_visible()
     page.go_back()
-    page.wait_for_selector(".row")
+    settled(page, without=["view="])
     assert (shown_rows(page), count_of(page)) == (rows, count)
 
 
@@ -116,8 +119,10 @@ def test_texts_are_searched_in_any_case(either: Opened) -> None:
     page = either.go()
     page.keyboard.press("/")
     page.keyboard.type("REDacted")
+    settled(page, "text=REDacted")
     expect(page.locator(".empty")).to_be_visible()
     page.get_by_label("Search the texts of rollouts").fill("ONERROR")
+    settled(page, "text=ONERROR")
     expect(page.locator(".count b")).to_have_text("4")
     assert shown_rows(page) == [4 * HOSTILE_GROUP + member for member in range(4)]
     assert either.answers.search("ONERROR")["rows"] == shown_rows(page)
@@ -139,16 +144,18 @@ def test_keys_move_open_and_go_back(served: Opened) -> None:
     for key, view in {"t": "tokens", "g": "group-view", "w": "what-if-view", "b": "pair", "c": "conversation"}.items():
         page.keyboard.press(key)
         page.wait_for_selector(f"section.{view}")
+        settled(page)
     page.keyboard.press("n")
     expect(page.locator("#turn-0")).to_have_class("message said here")
     page.keyboard.press("v")
     page.wait_for_selector("section.curves")
+    settled(page, "view=curves")
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
     page.keyboard.press("Escape")
-    page.wait_for_selector(".row")
+    settled(page, without=["view="])
     for _ in range(60):
         page.keyboard.press("j")
     expect(page.locator(".row.selected")).to_be_in_viewport()
@@ -158,7 +165,7 @@ def test_letters_typed_into_a_field_are_no_keys(served: Opened) -> None:
     page = served.go()
     page.get_by_label("Search the texts of rollouts").click()
     page.keyboard.type("clock")
-    expect(page).to_have_url(re.compile("text=clock"))
+    settled(page, "text=clock")
     assert page.locator("section.list").is_visible()
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from browsing import HOSTILE, HOSTILE_GROUP, LONG, WORDS, Opened, opened, record_of, write_store
+from browsing import HOSTILE, HOSTILE_GROUP, LONG, WORDS, Opened, opened, record_of, settled, write_store
 from playwright.sync_api import Browser, Page, expect
 
 from agentsgym.store.reader import RolloutStore
@@ -46,7 +46,6 @@ def test_every_value_of_a_token_is_the_stores(either: Opened) -> None:
     page = either.go(view="tokens", row=ROW)
     record = list(either.store.records())[ROW]
     trajectory = record.trajectory
-    page.wait_for_selector(".token")
     tokens = page.locator(".stream .token")
     expect(tokens).to_have_count(len(trajectory.token_ids))
     assert trajectory.logprobs is not None
@@ -55,6 +54,7 @@ def test_every_value_of_a_token_is_the_stores(either: Opened) -> None:
     assert record.trainer_logprobs is not None
     for at in (trajectory.turns[0].start, trajectory.turns[1].stop - 1):
         tokens.nth(at).hover()
+        expect(page.locator(".hint dd[data-name='token']")).to_have_text(str(at))
         values = values_of(page)
         assert int(values["id"]) == trajectory.token_ids[at]
         assert float(values["reward"]) == trajectory.per_token_rewards[at]
@@ -64,7 +64,7 @@ def test_every_value_of_a_token_is_the_stores(either: Opened) -> None:
         gap = record.trainer_logprobs[at] - trajectory.logprobs[at]
         assert float(values["sampler/trainer gap"]) == pytest.approx(gap, rel=1e-12)
     tokens.nth(0).hover()
-    assert values_of(page)["turn"] == "given by the environment"
+    expect(page.locator(".hint dd[data-name='turn']")).to_have_text("given by the environment")
     text = WORDS[trajectory.token_ids[trajectory.turns[0].start]]
     assert text in tokens.nth(trajectory.turns[0].start).inner_text()
 
@@ -73,15 +73,14 @@ def test_tokens_are_walked_by_keys(served: Opened) -> None:
     page = served.go(view="tokens", row=ROW)
     trajectory, _ = record_of(ROW)
     page.locator(".stream .token[tabindex='0']").focus()
-    start = trajectory.turns[0].start
-    page.keyboard.press("ArrowRight")
-    assert values_of(page)["token"] == str(start + 1)
-    page.keyboard.press("ArrowDown")
-    assert values_of(page)["token"] == str(trajectory.turns[1].start)
-    page.keyboard.press("ArrowLeft")
-    assert values_of(page)["token"] == str(trajectory.turns[1].start - 1)
-    page.keyboard.press("ArrowUp")
-    assert values_of(page)["token"] == str(start)
+    start, next_start = trajectory.turns[0].start, trajectory.turns[1].start
+    token = page.locator(".hint dd[data-name='token']")
+    for key, at in (
+        *(("ArrowRight", start + 1), ("ArrowDown", next_start)),
+        *(("ArrowLeft", next_start - 1), ("ArrowUp", start)),
+    ):
+        page.keyboard.press(key)
+        expect(token).to_have_text(str(at))
     expect(page.get_by_role("tooltip")).to_be_visible()
 
 
@@ -99,11 +98,13 @@ def test_colors_follow_the_chosen_quantity_and_the_legend_has_their_scale(served
     limit = max(abs(value) for value in columns["advantages"])
     assert f"{limit:.3g}" in page.locator(".legend").inner_text()
     page.get_by_role("radio", name="log-probability").click()
+    settled(page, "by=logprob")
     classes = page.eval_on_selector_all(".stream .token", "nodes => nodes.map(node => node.className)")
     assert all(re.search(r" n[1-8]$", classes[at]) for at in own)
     page.get_by_role("radio", name="trained on").click()
     expect(page.locator(".stream .token.trained")).to_have_count(len(own))
     page.reload()
+    settled(page)
     expect(page.get_by_role("radio", name="trained on")).to_have_attribute("aria-checked", "true")
 
 
@@ -189,12 +190,12 @@ def test_a_server_that_is_gone_and_a_part_that_vanished_are_said_in_a_sentence(
     store = write_store(tmp_path / "going", 8)
     with opened(browser, store, "served", tmp_path) as shown:
         page = shown.go()
-        page.wait_for_selector(".row")
         for part in store.path.glob("*.parquet"):
             part.unlink()
         page.locator(".row").nth(2).get_by_role("link").click()
         alert = page.get_by_role("alert")
         expect(alert).to_contain_text(re.compile(r"\w+ .*(gone|vanished|no longer|cannot be read|missing)"))
+        settled(page, "view=conversation")
         page.route("**/data/**", lambda route: route.abort())
         page.keyboard.press("j")
         expect(alert).to_contain_text("The server does not answer. Is `agentsgym view` still running?")

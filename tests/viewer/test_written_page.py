@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from stored import rollout
+from test_round_trip import RECORDS
 
+from agentsgym.errors import ConfigError
 from agentsgym.store.reader import RolloutStore
+from agentsgym.store.records import StoredRollout
+from agentsgym.types import Turn
 from agentsgym.viewer import write_page
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.page import Assets, begin, end
@@ -64,6 +70,69 @@ def test_a_page_holds_the_answers(tmp_path: Path) -> None:
         asked |= {"discount": str(settings["discount"]), "scale": settings["scale"]}
         again = answers.what_if(0, asked | {"turn_credit": settings["turn_credit"]})
         assert one["advantages"] == json.loads(json.dumps(again["advantages"]))
+
+
+def test_a_page_does_not_say_where_its_store_lies(tmp_path: Path) -> None:
+    folder = tmp_path / "at home" / "of somebody" / "rollouts"
+    page = write_page(store_of(folder, 3), tmp_path / "page.html").read_text()
+    told = json.loads(element(page, "list"))
+    assert (told["title"], told["path"]) == ("rollouts", None)
+    everything = [page, *(json.dumps(chunk(page, f"chunk-{name}")) for name in ("0", "turns"))]
+    assert not any("at home" in text or "of somebody" in text for text in everything)
+
+
+SEATS = [Turn(start=1, stop=2, reward=0.0, role="X"), Turn(start=2, stop=4, reward=0.0, role="O")]
+
+
+@pytest.mark.parametrize("source", ["training", "evaluation"])
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        *(
+            (
+                {"final_reward": reward, "turns": [Turn(start=1, stop=4, reward=reward)]},
+                rf"advantages cannot be computed where a reward is {re.escape(f'{reward:g}')}",
+            )
+            for reward in (1e200, -1e200, 1.7e308)
+        ),
+        (
+            {"turns": SEATS, "final_rewards": {"X": 1.0}},
+            r"rollout 0 of task 0 cannot be given advantages: final_rewards needs that of each role .* none of \{'O'\}",
+        ),
+        ({"turns": SEATS[:1], "final_rewards": {"O": 1.0}}, r"none of \{'X'\}"),
+    ],
+)
+def test_rollouts_whose_advantages_cannot_be_computed_are_written_without_what_ifs(
+    source: str, odd: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    batch = {"generation": 1, "group": 0} if source == "training" else {}
+    with RolloutStore.writer(tmp_path / "store", source=source, run="r") as writer:
+        for index in range(2):
+            writer.add(rollout(0, rollout_index=index, **({} if index else odd)), **batch)
+        writer.add(rollout(1), **(batch and {"generation": 2, "group": 0}))
+    store = RolloutStore(tmp_path / "store")
+    page = write_page(store, tmp_path / "page.html").read_text()
+    groups = chunk(page, "chunk-0")["groups"]
+    assert len(groups["1"]["what_ifs"]) > 10  # of the others
+    asked = {(one["settings"]["estimator"], one["settings"]["scale"]) for one in groups["1"]["what_ifs"]}
+    held = {(one["settings"]["estimator"], one["settings"]["scale"]) for one in groups["0"]["what_ifs"]}
+    assert ("grpo", "group") in asked - held
+    answers = Answers(store, limit=10, mode="served")
+    with pytest.raises(ConfigError, match=why):
+        answers.what_if(0, {"estimator": "grpo", "scale": "group"})
+
+
+@settings(max_examples=25)
+@given(st.lists(RECORDS, min_size=1, max_size=3))
+def test_whatever_a_store_holds_can_be_written(
+    tmp_path_factory: pytest.TempPathFactory, records: list[StoredRollout]
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    with RolloutStore.writer(folder / "store") as writer:
+        for record in records:
+            writer.add_record(record)
+    page = write_page(RolloutStore(folder / "store"), folder / "page.html").read_text()
+    assert len(json.loads(element(page, "list"))["columns"]["row"]) == len(records)
 
 
 def test_a_large_group_stays_in_one_chunk(tmp_path: Path) -> None:

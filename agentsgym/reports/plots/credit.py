@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from agentsgym.errors import ConfigError
 from agentsgym.reports.colors import BLUE, FAINT_INK, GRAY, INK, LINE, NEGATIVE, OUTCOMES, POSITIVE
-from agentsgym.reports.plots.stored import turns_of
+from agentsgym.reports.plots.stored import DrawnRollout, turns_of
 from agentsgym.reports.plots.style import (
     Picture,
     TokenValues,
@@ -23,6 +23,7 @@ from agentsgym.reports.plots.style import (
     draw_frame,
     drawable,
     finished,
+    leave_room,
     mean_of,
     not_drawn,
     plain,
@@ -65,7 +66,7 @@ def credit_along(
         trajectory = trajectory.trajectory
     if not len(trajectory.token_ids):
         raise ConfigError("credit is drawn along tokens, and this rollout has none: it was played without a tokenizer")
-    check_values("advantages", None if advantages is None else [advantages], [trajectory])
+    check_values("advantages", None if advantages is None else [advantages], [len(trajectory.token_ids)])
     panels = [("reward of a token", trajectory.per_token_rewards)] if len(trajectory.per_token_rewards) else []
     panels += [] if advantages is None else [("advantage", advantages)]
     logprobs = trajectory.logprobs
@@ -109,25 +110,27 @@ def rollout_group(
     Raises:
         ConfigError: There is no rollout, they are of several tasks, or some advantage is missing.
     """
-    source, drawn = trajectories, turns_of(trajectories)
-    trajectories = drawn.trajectories
-    tasks = sorted({one.task_index for one in trajectories})
+    drawn = turns_of(trajectories)
+    rollouts = drawn.rollouts
+    tasks = sorted({one.task for one in rollouts})
     if len(tasks) != 1:
         found = f"those of tasks {', '.join(map(str, tasks[:8]))}{', …' if len(tasks) > 8 else ''}" if tasks else "none"
         raise ConfigError(f"a rollout group is the rollouts of one task, got {found}")
-    check_values("advantages", advantages, trajectories)
+    check_values("advantages", advantages, [one.num_tokens for one in rollouts])
     advantages = drawn.advantages if advantages is None else advantages
-    shown = trajectories[:_MOST_ROLLOUTS]
+    shown = rollouts[:_MOST_ROLLOUTS]
     num_columns = min(4, len(shown))
     num_rows = -(-len(shown) // num_columns)
     picture = Picture(1.0 + 1.7 * num_rows)
     grid: list[Axes] = list(picture.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False).flat)
-    for index, (axes, trajectory) in enumerate(zip(grid, shown, strict=False)):
-        _draw_rollout(axes, trajectory, None if advantages is None else advantages[index])
+    heights: list[float] = []
+    for index, (axes, rollout) in enumerate(zip(grid, shown, strict=False)):
+        heights += _draw_rollout(axes, rollout, None if advantages is None else advantages[index])
+    leave_room(grid[0], heights)  # they share their scale
     for axes in grid[len(shown) :]:
         axes.set_visible(False)
-    more = f", {len(shown)} of {len(trajectories)} rollouts" if len(shown) < len(trajectories) else ""
-    named = "Rollouts of one task" if isinstance(source, RolloutStore) else f"Task {tasks[0]}"
+    more = f", {len(shown)} of {len(rollouts)} rollouts" if len(shown) < len(rollouts) else ""
+    named = "Rollouts of one task" if isinstance(trajectories, RolloutStore) else f"Task {tasks[0]}"
     headline = plain(title or named) + more
     picture.suptitle(headline, x=0.01, ha="left", fontsize=13, fontweight="bold")
     picture.supxlabel("turn", color=FAINT_INK, fontsize=9)
@@ -146,6 +149,7 @@ def _draw_signed(axes: Axes, trajectory: Trajectory, name: str, values: Sequence
         axes.bar(places[part != 0], part[part != 0], width=0.9, color=color, zorder=3)
     axes.axhline(0, color=FAINT_INK, linewidth=0.8, zorder=4)
     axes.margins(y=0.08)
+    leave_room(axes, own)
 
 
 def _draw_logprobs(axes: Axes, trajectory: Trajectory, logprobs: Sequence[float]) -> None:
@@ -173,21 +177,24 @@ def _number_turns(axes: Axes, trajectory: Trajectory) -> None:
             )  # fmt: skip
 
 
-def _draw_rollout(axes: Axes, trajectory: Trajectory, advantages: Sequence[float] | None) -> None:
+def _draw_rollout(axes: Axes, rollout: DrawnRollout, advantages: Sequence[float] | None) -> list[float]:
+    """Draw a rollout, and give the heights of its bars."""
     draw_frame(axes, "", "", "")
-    spans = [] if advantages is None else [advantages[turn.start : turn.stop] for turn in trajectory.turns]
+    rewards = [turn.reward for turn in rollout.turns]
+    spans = [] if advantages is None else [advantages[turn.start : turn.stop] for turn in rollout.turns]
     means = [mean_of(span) or 0.0 for span in spans]
     axes.set_title(
-        f"{trajectory.rollout_index}: {trajectory.outcome}, {trajectory.final_reward:z.3g}"
-        + not_drawn([*trajectory.turn_rewards, *means]),
-        loc="left", color=OUTCOMES[trajectory.outcome], fontsize=9, fontweight="bold",
+        f"{rollout.rollout_index}: {rollout.outcome}, {rollout.final_reward:z.3g}"
+        + not_drawn([*rewards, *means]),
+        loc="left", color=OUTCOMES[rollout.outcome], fontsize=9, fontweight="bold",
     )  # fmt: skip
-    places = np.arange(trajectory.num_turns)
+    places = np.arange(rollout.num_turns)
     width = 0.8 if advantages is None else 0.4
-    axes.bar(places - (0.4 - width / 2), drawable(trajectory.turn_rewards), width=width, color=GRAY)
+    axes.bar(places - (0.4 - width / 2), drawable(rewards), width=width, color=GRAY)
     if advantages is not None:
         means = drawable(means)
         colors = [POSITIVE if mean > 0 else NEGATIVE for mean in means]
         axes.bar(places + 0.2, means, width=0.4, color="white", edgecolor=colors, hatch="////", linewidth=0.8)
     axes.axhline(0, color=FAINT_INK, linewidth=0.8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return [*rewards, *means]

@@ -7,21 +7,68 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 from agentsgym.errors import ConfigError
-from agentsgym.evaluation.metrics import Estimate, summarize
+from agentsgym.evaluation.breakdown import SeatOutcome
+from agentsgym.evaluation.metrics import Estimate, summarize_outcomes
 from agentsgym.reports.plots.style import TokenValues
 from agentsgym.store.reader import RolloutStore
-from agentsgym.types import StopReason, Trajectory, Turn
+from agentsgym.types import StopReason, Trajectory, outcome_of
 
 _PIECE: Final = 2048  # rollouts that are read at once
 _OUTCOME: Final = ("stop_reason", "success", "final_reward")
 _TASK: Final = ("run", "generation", "group", "env_class_path", "env_config", "task_data", "task_index")
-_TURN: Final = ("start", "stop", "reward", "prompt_start")
 _CURVE: Final = ("source", "step", "agent", "num_turns")
 
 Rollouts = Sequence[Trajectory]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnRollout:
+    """What a plot needs of a rollout.
+
+    Attributes:
+        outcome: As ``Trajectory.outcome``.
+        final_reward: Its reward.
+        num_turns: Its turns.
+        num_tokens: Its tokens, T.
+        task: Equal for rollouts of one task, or in training of one task group of one batch.
+        rollout_index: Which rollout of its task it is.
+        turns: Spans and rewards of its turns; empty where lengths alone are drawn.
+        logprobs: (T,), None where they are not known or not drawn.
+    """
+
+    outcome: str
+    final_reward: float
+    num_turns: int
+    num_tokens: int
+    task: int = 0
+    rollout_index: int = 0
+    turns: Sequence[DrawnTurn] = ()
+    logprobs: Sequence[float] | None = None
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Self:
+        """Take what is drawn of a rollout that is at hand."""
+        return cls(
+            outcome=trajectory.outcome,
+            final_reward=trajectory.final_reward,
+            num_turns=trajectory.num_turns,
+            num_tokens=len(trajectory.token_ids),
+            task=trajectory.task_index,
+            rollout_index=trajectory.rollout_index,
+            turns=[DrawnTurn(turn.start, turn.stop, turn.reward) for turn in trajectory.turns],
+            logprobs=trajectory.logprobs,
+        )
+
+
+class DrawnTurn(NamedTuple):
+    """The span of a turn's tokens, and its reward."""
+
+    start: int
+    stop: int
+    reward: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +76,11 @@ class Drawn:
     """Rollouts as far as a plot needs them.
 
     Attributes:
-        trajectories: Of a store, without their messages and token ids; equal ``task_index`` is the same task, or in
-            training the same task group of the same batch.
+        rollouts: The rollouts.
         advantages: (T,) for each, empty where it is not known; None if no rollout has any.
     """
 
-    trajectories: Rollouts
+    rollouts: Sequence[DrawnRollout]
     advantages: TokenValues | None = None
 
 
@@ -53,34 +99,29 @@ class CurveOfStore:
     references: dict[str, Estimate] = field(default_factory=dict[str, Estimate])
 
 
-def lengths_of(source: Rollouts | RolloutStore) -> Rollouts:
+def lengths_of(source: Rollouts | RolloutStore) -> Sequence[DrawnRollout]:
     """Give rollouts with their lengths and outcomes alone."""
     if not isinstance(source, RolloutStore):
-        return source
-    return [
-        _rollout(row, turns=[_EMPTY] * row["num_turns"])
-        for row in _rows(source, (*_OUTCOME, "num_turns", "num_tokens"))
-    ]
+        return [*map(DrawnRollout.of, source)]
+    return [_drawn(row, num_turns=row["num_turns"]) for row in _rows(source, (*_OUTCOME, "num_turns", "num_tokens"))]
 
 
 def turns_of(source: Rollouts | RolloutStore, *, logprobs: bool = False) -> Drawn:
     """Give rollouts with their turns, and those of a store with their advantages."""
     if not isinstance(source, RolloutStore):
-        return Drawn(trajectories=source)
+        return Drawn(rollouts=[*map(DrawnRollout.of, source)])
     lists = ("advantages", "logprobs") if logprobs else ("advantages",)
     scalars = (*_OUTCOME, *_TASK, "rollout_index", "num_tokens", "turns")
-    trajectories: list[Trajectory] = []
+    rollouts: list[DrawnRollout] = []
     advantages: list[Sequence[float]] = []
     tasks: dict[Hashable, int] = {}
     for row in _rows(source, scalars, lists):
-        turns = [
-            Turn(**{name: one[name] for name in ("start", "stop", "reward", "prompt_start")}) for one in row["turns"]
-        ]
+        turns = [DrawnTurn(**{name: one[name] for name in DrawnTurn._fields}) for one in row["turns"]]
         task = tasks.setdefault(_task(row), len(tasks))
-        more = {"task_index": task, "rollout_index": row["rollout_index"], "logprobs": row.get("logprobs")}
-        trajectories.append(_rollout(row, turns=turns, **more))
+        more = {"task": task, "rollout_index": row["rollout_index"], "logprobs": row.get("logprobs")}
+        rollouts.append(_drawn(row, num_turns=len(turns), turns=turns, **more))
         advantages.append(row["advantages"] or ())
-    return Drawn(trajectories=trajectories, advantages=advantages if any(map(len, advantages)) else None)
+    return Drawn(rollouts=rollouts, advantages=advantages if any(map(len, advantages)) else None)
 
 
 def curve_of(store: RolloutStore) -> CurveOfStore:
@@ -94,17 +135,25 @@ def curve_of(store: RolloutStore) -> CurveOfStore:
     tasks: dict[Hashable, int] = {}
     for row in _rows(store, (*_OUTCOME, *_TASK, *_CURVE)):
         task = tasks.setdefault(_task({**row, "run": None, "generation": None}), len(tasks))
-        one = _rollout({**row, "num_tokens": 0}, turns=[_EMPTY] * row["num_turns"], task_index=task)
+        reason = StopReason(row["stop_reason"])
+        one = SeatOutcome(
+            role=None,
+            stop_reason=reason,
+            success=row["success"],
+            final_reward=row["final_reward"],
+            num_turns=row["num_turns"],
+            failed=reason is StopReason.FAILED,
+        )
         if row["generation"] is not None:
             batch = batches.get(row["generation"])
             if batch is None or batch.run != row["run"]:  # a run that goes on plays some batches again
                 batch = batches[row["generation"]] = _Batch(run=row["run"], step=row["step"] or 0)
-            batch.rollouts.append(one)
+            batch.add(task, one)
         elif row["source"] == "evaluation":
             named = str(row["agent"]), row["step"]
             if named not in evaluated or evaluated[named].run != row["run"]:  # likewise
                 evaluated[named] = _Batch(run=row["run"], step=row["step"] or 0)
-            evaluated[named].rollouts.append(one)
+            evaluated[named].add(task, one)
     if not batches and not evaluated:
         raise ConfigError(f"{store!r} has no learning curve: no rollout is of training, and none of an evaluation")
     return _curve([batches[generation] for generation in sorted(batches)], evaluated)
@@ -117,12 +166,19 @@ class _Batch:
     Attributes:
         run: Its run.
         step: The optimizer steps that were done before it.
-        rollouts: What was played.
+        tasks: The task of each rollout.
+        rollouts: What came of each.
     """
 
     run: str | None
     step: int
-    rollouts: list[Trajectory] = field(default_factory=list[Trajectory])
+    tasks: list[int] = field(default_factory=list[int])
+    rollouts: list[SeatOutcome] = field(default_factory=list[SeatOutcome])
+
+    def add(self, task: int, rollout: SeatOutcome) -> None:
+        """Count a rollout in."""
+        self.tasks.append(task)
+        self.rollouts.append(rollout)
 
     @property
     def win_rate(self) -> float | None:
@@ -143,7 +199,7 @@ def _curve(batches: Sequence[_Batch], evaluated: Mapping[tuple[str, int | None],
         ]
     )
     for (name, step), evaluation in evaluated.items():
-        win_rate = summarize(evaluation.rollouts).win_rate
+        win_rate = summarize_outcomes(evaluation.rollouts, (), clusters=evaluation.tasks).win_rate
         if win_rate is None:
             continue
         if step is None:  # not of the policy in training
@@ -155,20 +211,9 @@ def _curve(batches: Sequence[_Batch], evaluated: Mapping[tuple[str, int | None],
     return curve
 
 
-_EMPTY: Final = Turn(start=0, stop=0, reward=0.0)
-
-
-def _rollout(row: Mapping[str, Any], *, turns: Sequence[Turn], **fields: Any) -> Trajectory:
-    """A rollout without what was not read; its ids are placeholders."""
-    return Trajectory(
-        token_ids=range(row["num_tokens"]),
-        turns=turns,
-        messages=(),
-        final_reward=row["final_reward"],
-        stop_reason=StopReason(row["stop_reason"]),
-        info={"success": row["success"]},
-        **fields,
-    )
+def _drawn(row: Mapping[str, Any], **fields: Any) -> DrawnRollout:
+    outcome = outcome_of(StopReason(row["stop_reason"]), row["success"])
+    return DrawnRollout(outcome=outcome, final_reward=row["final_reward"], num_tokens=row["num_tokens"], **fields)
 
 
 def _task(row: Mapping[str, Any]) -> Hashable:

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 
 from agentsgym.errors import ConfigError
-from agentsgym.reports.colors import AXIS, FAINT_INK, INK, LINE
+from agentsgym.reports.colors import AXIS, FAINT_INK, INK, LINE, largest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from agentsgym.types import Trajectory
-
 WIDTH_INCHES = 8.0
 _DOTS_PER_INCH = 200
+_ROUNDING = 1e-12  # what sums that are to be 0 leave of numbers about 1
 _HIGHEST = 1e100  # of what is drawn: axes are laid out with squares and differences of numbers
 
 #: (T,) for each trajectory, in the same order.
@@ -91,6 +90,12 @@ def draw_frame(axes: Axes, title: str, x_label: str = "", y_label: str = "", *, 
     axes.tick_params(colors=FAINT_INK, length=0, labelsize=9)
 
 
+def leave_room(axes: Axes, values: Sequence[float]) -> None:
+    """Give an axis of numbers that are 0, but for rounding, a scale on which they are."""
+    if largest(values) < _ROUNDING:
+        axes.set_ylim(-1, 1)
+
+
 def draw_legend(axes: Axes, **options: Any) -> None:
     """Draw the legend of what has a label."""
     axes.legend(frameon=True, framealpha=0.9, edgecolor="none", labelcolor=INK, fontsize=9, **options)
@@ -126,7 +131,7 @@ def mean_of(values: Sequence[float]) -> float | None:
     return sum(map(float, values)) / len(values) if len(values) else None
 
 
-def check_values(name: str, values: TokenValues | None, trajectories: Sequence[Trajectory]) -> None:
+def check_values(name: str, values: TokenValues | None, nums_tokens: Sequence[int]) -> None:
     """Raise unless there is one value for each token of each rollout.
 
     Raises:
@@ -134,12 +139,10 @@ def check_values(name: str, values: TokenValues | None, trajectories: Sequence[T
     """
     if values is None:
         return
-    if len(values) != len(trajectories):
+    if len(values) != len(nums_tokens):
         raise ConfigError(
-            f"{name} needs one sequence a trajectory, got {len(values)} for {len(trajectories)} trajectories"
+            f"{name} needs one sequence a trajectory, got {len(values)} for {len(nums_tokens)} trajectories"
         )
-    for index, (one, trajectory) in enumerate(zip(values, trajectories, strict=True)):
-        if len(one) != len(trajectory.token_ids):
-            raise ConfigError(
-                f"{name}[{index}] needs one value a token, got {len(one)} for {len(trajectory.token_ids)} tokens"
-            )
+    for index, (one, num_tokens) in enumerate(zip(values, nums_tokens, strict=True)):
+        if len(one) != num_tokens:
+            raise ConfigError(f"{name}[{index}] needs one value a token, got {len(one)} for {num_tokens} tokens")

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation.intervals import bootstrap_intervals
 from agentsgym.reports.colors import BLUE, BROWN, FAINT_INK, GRAY, OUTCOMES, VERMILION, VIOLET
-from agentsgym.reports.plots.stored import lengths_of, turns_of
+from agentsgym.reports.plots.stored import DrawnRollout, DrawnTurn, lengths_of, turns_of
 from agentsgym.reports.plots.style import (
     Picture,
     TokenValues,
@@ -25,9 +25,10 @@ from agentsgym.reports.plots.style import (
     draw_legend,
     finished,
     is_drawable,
+    leave_room,
     mean_of,
 )
-from agentsgym.types import Trajectory, Turn
+from agentsgym.types import Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,16 +84,17 @@ def by_turn(
         ConfigError: No rollout has a turn, or some value is missing.
     """
     drawn = turns_of(trajectories, logprobs=entropies is None)
-    trajectories = drawn.trajectories
-    check_values("advantages", advantages, trajectories)
-    check_values("entropies", entropies, trajectories)
+    rollouts = drawn.rollouts
+    nums_tokens = [one.num_tokens for one in rollouts]
+    check_values("advantages", advantages, nums_tokens)
+    check_values("entropies", entropies, nums_tokens)
     advantages = drawn.advantages if advantages is None else advantages
-    rows = [index for index, one in enumerate(trajectories) if one.turns and not one.failed]
+    rows = [index for index, one in enumerate(rollouts) if one.turns and one.outcome != "failed"]
     if not rows:
         raise ConfigError("there is nothing to draw by turn: no rollout that did not fail has a turn")
     panels = [
-        (name, color, turn_means(trajectories, rows, value))
-        for name, color, value in _panels(trajectories, advantages, entropies)
+        (name, color, turn_means(rollouts, rows, value))
+        for name, color, value in _panels(rollouts, advantages, entropies)
     ]
     panels = [panel for panel in panels if panel[2].turns]
     num_columns = 3 if len(panels) > 3 else 2
@@ -127,34 +129,34 @@ def lengths(
     Raises:
         ConfigError: There is no rollout.
     """
-    trajectories = lengths_of(trajectories)
-    if not trajectories:
+    rollouts = lengths_of(trajectories)
+    if not rollouts:
         raise ConfigError("there are no rollouts whose lengths could be drawn")
     picture = Picture(3.6)
     picture.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     left, right = picture.subplots(1, 2)
-    _draw_histogram(left, trajectories, lambda one: one.num_turns, "turns")
-    _draw_histogram(right, trajectories, lambda one: len(one.token_ids), "tokens, prompts and observations included")
+    _draw_histogram(left, rollouts, lambda one: one.num_turns, "turns")
+    _draw_histogram(right, rollouts, lambda one: one.num_tokens, "tokens, prompts and observations included")
     draw_legend(left, loc="best")
     return finished(picture, path)
 
 
 def turn_means(
-    trajectories: Sequence[Trajectory], rows: Sequence[int], value: Callable[[int, Turn], float | None]
+    rollouts: Sequence[DrawnRollout], rows: Sequence[int], value: Callable[[int, DrawnTurn], float | None]
 ) -> TurnMeans:
     """Average a quantity over the rollouts that have a turn of each index.
 
     Args:
-        trajectories: The rollouts.
+        rollouts: The rollouts.
         rows: The indices of those that count.
         value: Gives it for a rollout (by its index) and a turn; None where it is not known.
     """
     found: dict[int, list[tuple[int, float]]] = {}
     for row in rows:
-        for index, turn in enumerate(trajectories[row].turns[:_MOST_TURNS]):
+        for index, turn in enumerate(rollouts[row].turns[:_MOST_TURNS]):
             known = value(row, turn)
             if known is not None and is_drawable(known):
-                found.setdefault(index, []).append((trajectories[row].task_index, known))
+                found.setdefault(index, []).append((rollouts[row].task, known))
     means = TurnMeans(turns=[], means=[], lows=[], highs=[], counts=[])
     for index in sorted(found):
         tasks, values = zip(*found[index], strict=True)
@@ -169,15 +171,15 @@ def turn_means(
 
 
 def _panels(
-    trajectories: Sequence[Trajectory], advantages: TokenValues | None, entropies: TokenValues | None
-) -> list[tuple[str, str, Callable[[int, Turn], float | None]]]:
+    rollouts: Sequence[DrawnRollout], advantages: TokenValues | None, entropies: TokenValues | None
+) -> list[tuple[str, str, Callable[[int, DrawnTurn], float | None]]]:
     """The name and color of each quantity, and what it is for a turn."""
 
-    def surprise(row: int, turn: Turn) -> float | None:
-        known = trajectories[row].logprobs
+    def surprise(row: int, turn: DrawnTurn) -> float | None:
+        known = rollouts[row].logprobs
         return None if known is None else mean_of([-one for one in known[turn.start : turn.stop]])
 
-    panels: list[tuple[str, str, Callable[[int, Turn], float | None]]] = [
+    panels: list[tuple[str, str, Callable[[int, DrawnTurn], float | None]]] = [
         ("reward", BLUE, lambda _, turn: turn.reward),
         ("tokens of the agent", BROWN, lambda _, turn: turn.stop - turn.start),
     ]
@@ -192,6 +194,7 @@ def _panels(
 
 def _draw_means(axes: Axes, name: str, color: str, means: TurnMeans) -> None:
     draw_frame(axes, name, size=10)
+    leave_room(axes, [*means.lows, *means.highs])
     axes.fill_between(means.turns, means.lows, means.highs, color=color, alpha=0.18, linewidth=0)
     axes.plot(means.turns, means.means, "o-", color=color, linewidth=1.8, markersize=3.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -204,15 +207,15 @@ def _draw_counts(axes: Axes, means: TurnMeans) -> None:
 
 
 def _draw_histogram(
-    axes: Axes, trajectories: Sequence[Trajectory], length: Callable[[Trajectory], int], x_label: str
+    axes: Axes, rollouts: Sequence[DrawnRollout], length: Callable[[DrawnRollout], int], x_label: str
 ) -> None:
-    longest = max(map(length, trajectories))
+    longest = max(map(length, rollouts))
     step = max(1, -(-(longest + 1) // 30))  # whole numbers a bar
     edges = np.arange(0, longest + 1 + step, step) - 0.5
     bottom = np.zeros(len(edges) - 1)
     draw_frame(axes, "", x_label, "rollouts")
     for outcome, color in OUTCOMES.items():
-        counts, _ = np.histogram([length(one) for one in trajectories if one.outcome == outcome], edges)
+        counts, _ = np.histogram([length(one) for one in rollouts if one.outcome == outcome], edges)
         if counts.any():
             axes.bar(
                 edges[:-1] + step / 2, counts, width=0.9 * step, bottom=bottom, color=color, label=outcome,

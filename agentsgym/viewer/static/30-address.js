@@ -29,6 +29,12 @@ function go(changes, { step = true } = {}) {
   show();
 }
 
+/** Keep a detail in the address while what is seen stays as it is. */
+function keep(changes) {
+  history.replaceState(null, "", addressWith(changes));
+  settle();
+}
+
 // Keys of the address that belong to one view and are dropped when another rollout is opened.
 const OF_A_ROLLOUT = { turn: null, token: null, left: null, right: null };
 

@@ -47,7 +47,8 @@ class ListView {
       el("div.table", {}, this.summary, this.empty, this.scroller, keys),
     );
     this.body.addEventListener("click", (event) => this.opened(event));
-    new ResizeObserver(() => this.fit()).observe(this.scroller);
+    // What is pressed is not to be replaced before it is let go: only another width changes the columns.
+    new ResizeObserver(() => (this.scroller.clientWidth === this.width ? this.draw() : this.fit())).observe(this.scroller);
     this.loadTurns();
   }
 
@@ -61,6 +62,7 @@ class ListView {
   loadTurns() {
     const total = this.list.columns.num_turns.reduce((sum, count) => sum + (count ?? 0), 0);
     if (total > 400_000) return;
+    this.isLoading = true;
     data
       .turns()
       .then((turns) => {
@@ -69,9 +71,14 @@ class ListView {
           turns.rewards.flat().map((value) => Math.abs(numberOf(value))),
           0.98,
         );
-        this.redraw();
+        for (const [index, node] of this.drawnRows)
+          node.querySelector(".cell.strip")?.replaceChildren(this.strip(this.places[index]) ?? "");
       })
-      .catch(() => {}); // the list does without it; the curves say what is wrong
+      .catch(() => {}) // the list does without it; the curves say what is wrong
+      .finally(() => {
+        this.isLoading = false;
+        settle();
+      });
   }
 
   show(given, { places, counts, passing }) {
@@ -127,6 +134,7 @@ class ListView {
   fit() {
     const width = this.scroller.clientWidth;
     if (!width) return;
+    this.width = width;
     const least = ([, , wide]) => Number(/\d+/.exec(wide)[0]) + 12;
     let columns = this.varied;
     while (columns.reduce((sum, column) => sum + least(column), 0) > width && columns.some(([, , , , rank]) => rank)) {
@@ -233,8 +241,8 @@ class ListView {
   move(by) {
     if (!this.places.length) return;
     this.selected = Math.min(this.places.length - 1, Math.max(0, this.selected + by));
-    history.replaceState(null, "", addressWith({ row: this.list.columns.row[this.places[this.selected]] }));
     this.reveal();
+    keep({ row: this.list.columns.row[this.places[this.selected]] });
   }
 
   reveal() {

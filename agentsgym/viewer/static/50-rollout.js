@@ -264,7 +264,7 @@ function revealTurn(turn) {
     block: "start",
     behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth",
   });
-  history.replaceState(null, "", addressWith({ turn }));
+  keep({ turn });
 }
 
 async function conversationView(app, row) {

@@ -227,7 +227,7 @@ class TokenView {
         "option",
         () => {
           this.choose(key);
-          history.replaceState(null, "", addressWith({ by: key }));
+          keep({ by: key });
           draw();
         },
         { role: "radio", title: note },

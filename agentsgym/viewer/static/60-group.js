@@ -54,16 +54,22 @@ function memberCell(group, member, index, turn, unfolded) {
   text.addEventListener("click", () => getSelection().toString() || text.classList.toggle("folded"));
   return add(
     cell,
-    parts ? el("div.mark", {}, "≠ parts here") : null,
     el(
       "div.numbers",
       {},
+      parts ? el("span.mark", { title: `parts from #${group.members[0].row} here`, "aria-label": "parts here" }, "≠") : null,
       el("span.paid", {}, toned(one.reward)),
       one.advantage === null ? null : el("span.note", {}, el("span.faint", {}, "adv "), toned(one.advantage)),
       one.invalid ? el("span.wrong", {}, "✗ invalid") : null,
     ),
     text,
   );
+}
+
+/** How many stop doing what the first member does, said once a turn. */
+function partsText(group, turn) {
+  const count = group.diverges.filter((one) => one === turn).length;
+  return count ? el("div.faint", {}, `≠ ${count} of ${group.members.length} part`) : null;
 }
 
 async function groupView(app, row) {
@@ -85,6 +91,7 @@ async function groupView(app, row) {
             { scope: "row" },
             `turn ${turn}`,
             turn < group.common_turns && group.members.length > 1 ? el("div.faint", {}, "all alike") : null,
+            partsText(group, turn),
           ),
           group.members.map((member, index) => {
             const cell = memberCell(group, member, index, turn, unfolded);

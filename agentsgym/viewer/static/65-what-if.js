@@ -266,7 +266,7 @@ async function whatIfView(app, row, given) {
   const use = async (settings, isChange = true) => {
     const number = ++asked;
     result.setAttribute("aria-busy", "true"); // what stands there belongs to other settings
-    if (isChange) history.replaceState(null, "", addressWith({ wi: JSON.stringify(settings) }));
+    if (isChange) keep({ wi: JSON.stringify(settings) });
     const focused = [...controls.querySelectorAll("select, input")].indexOf(document.activeElement);
     controls.replaceChildren(settingControls(app, group, settings, use));
     if (focused >= 0) controls.querySelectorAll("select, input")[focused]?.focus();
@@ -280,6 +280,7 @@ async function whatIfView(app, row, given) {
       if (number === asked) showIn(words, result, error);
     }
     if (number === asked) result.removeAttribute("aria-busy");
+    settle();
   };
   const showIn = (status, place, error) => {
     status.replaceChildren(el("span.error-text", {}, error.message));

@@ -2,9 +2,9 @@
 
 const CURVES = [
   ["rewards", "Reward", "what the environment paid"],
-  ["advantages", "Advantage", "mean over a turn's tokens, as stored"],
-  ["surprisals", "Surprisal", "mean −log-probability of sampled tokens"],
-  ["entropies", "Entropy", "mean over a turn's tokens"],
+  ["advantages", "Advantage", "mean over its tokens, as stored"],
+  ["surprisals", "Surprisal", "mean −log p of its tokens"],
+  ["entropies", "Entropy", "mean over its tokens"],
   ["invalid", "Invalid actions", "share of turns"],
 ];
 const SPLITS = [

@@ -61,12 +61,25 @@ function show() {
     parts.content.removeAttribute("aria-busy");
     parts.content.replaceChildren();
     app.listView.show(given, result);
+    settle();
     return;
   }
   const wanted = `${view} ${row} ${view === "curves" ? location.hash : ["left", "right"].map((key) => given.get(key))}`;
-  if (app.drawing === wanted) return;
+  if (app.drawing === wanted) return settle();
   app.drawing = wanted;
   draw(view, known ? row : undefined, given, wanted);
+}
+
+/** Name the address in the document once it is shown and nothing of it is outstanding: what tests wait for. */
+function settle() {
+  const root = document.documentElement;
+  delete root.dataset.settled;
+  const look = () => {
+    const isSearching = found.text && !found.complete && !found.error && found.share !== 1;
+    const isLoading = readAddress().view === "list" && app.listView.isLoading;
+    if (!isSearching && !isLoading && !document.querySelector("[aria-busy]")) root.dataset.settled = location.hash;
+  };
+  requestAnimationFrame(() => requestAnimationFrame(look)); // after what a new layout brings about
 }
 
 async function draw(view, row, given, wanted) {
@@ -80,6 +93,7 @@ async function draw(view, row, given, wanted) {
         "Back to the list",
       ),
     );
+    settle();
     return;
   }
   const late = setTimeout(
@@ -108,6 +122,7 @@ async function draw(view, row, given, wanted) {
   parts.content.removeAttribute("aria-busy");
   parts.content.scrollTop = 0;
   if (given.has("turn")) revealTurn(Number(given.get("turn")));
+  settle();
 }
 
 async function rolloutView(view, row, given) {
@@ -132,7 +147,7 @@ function switchTheme(wanted) {
   const next = wanted === undefined ? order[root.dataset.theme] : wanted;
   if (next) root.dataset.theme = next;
   else delete root.dataset.theme;
-  parts.theme.textContent = next ? `theme: ${next}` : "theme: system";
+  parts.theme.replaceChildren(el("span.label", {}, "theme: "), next ?? "system");
   try {
     localStorage.setItem("agentsgym-theme", next ?? "");
   } catch {
@@ -228,7 +243,7 @@ function pressed(event) {
 
 async function start() {
   const main = document.getElementById("app");
-  parts.theme = button("plain", () => switchTheme(), { title: "key d" }, "theme: system");
+  parts.theme = button("plain", () => switchTheme(), { title: "Light, dark, or as the system has it (key d)" });
   parts.help = helpDialog();
   main.replaceChildren(
     el(
@@ -264,7 +279,7 @@ async function start() {
   addEventListener("hashchange", show);
   addEventListener("keydown", pressed);
   show();
-  document.documentElement.dataset.ready = "list"; // what tests and the benchmark wait for
+  document.documentElement.dataset.ready = "list"; // what the benchmark waits for
 }
 
 start();
