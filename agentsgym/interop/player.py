@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from accelerate import PartialState
@@ -116,10 +117,12 @@ class GroupPlayer:
                 "rollouts in a stock GRPOTrainer under DeepSpeed are refused, since they have not been proven: use "
                 "GRPOEnvTrainer, or shard with fsdp=True"
             )
+        absent = {"vllm_server_base_urls": None, "vllm_sync_timeout_s": None, "max_staleness": 0}  # in a GRPOConfig
+        settings: Any = SimpleNamespace(**{**absent, **vars(trainer.args)})
         return build_policy(
             model,
             tokenizer,
-            trainer.args,
+            settings,
             trainer.accelerator,
             getattr(trainer, "vllm_generation", None),
             max_turn_tokens=self._settings.max_turn_tokens,

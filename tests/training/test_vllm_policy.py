@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import socket
@@ -17,14 +18,16 @@ from vllm_engines import MEETINGS, NUM_RANKS, UNEVEN, Engine, ScriptedGeneration
 
 from agentsgym.agents.event_loop import run_coroutine
 from agentsgym.agents.policy import vllm_stepping
-from agentsgym.agents.policy.build import build_policy
+from agentsgym.agents.policy.build import SamplingSettings, build_policy
 from agentsgym.agents.policy.vllm import VLLMPolicyAgent
 from agentsgym.agents.policy.vllm_lockstep import LockstepVLLMPolicyAgent
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.rollouts.driver import drive
+from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.types import Action, TurnRequest
 
 END = 2
+OF_SERVERS: dict[str, Any] = {"vllm_server_base_urls": None, "vllm_sync_timeout_s": 600.0, "max_staleness": 0}
 
 
 def request(prompt: list[int], room: int | None = None) -> TurnRequest:
@@ -278,7 +281,7 @@ def test_a_colocated_engine_that_broke_is_not_called_again() -> None:
 def test_an_engine_over_several_ranks_is_for_the_policy_in_lockstep(mode: str) -> None:
     generation = ScriptedGeneration(Engine())
     generation.mode, generation.tensor_parallel_size = mode, 2
-    args: Any = SimpleNamespace(use_vllm=True, ds3_gather_for_generation=True)
+    args: Any = SimpleNamespace(use_vllm=True, ds3_gather_for_generation=True, **OF_SERVERS)
     build = partial(build_policy, generation.model, generation.tokenizer, args, generation.accelerator, generation)
     generation.server_base_url = "http://here:8000"
     kind = VLLMPolicyAgent if mode == "server" else LockstepVLLMPolicyAgent
@@ -286,6 +289,21 @@ def test_an_engine_over_several_ranks_is_for_the_policy_in_lockstep(mode: str) -
     generation.mode = "colocate"
     with pytest.raises(ConfigError, match="use LockstepVLLMPolicyAgent"):
         VLLMPolicyAgent(generation, generation.tokenizer)
+
+
+def test_every_setting_that_decides_how_the_policy_is_sampled_is_a_field_of_the_trainers_settings() -> None:
+    names = {field.name for field in dataclasses.fields(GRPOEnvConfig)}
+    assert set(SamplingSettings.__annotations__) <= names
+
+
+@pytest.mark.parametrize("missing", OF_SERVERS)
+def test_a_setting_of_servers_that_is_not_there_is_an_error(missing: str) -> None:
+    generation = ScriptedGeneration(Engine())
+    generation.mode, generation.server_base_url = "server", "http://here:8000"
+    given = {name: value for name, value in OF_SERVERS.items() if name != missing}
+    args: Any = SimpleNamespace(use_vllm=True, ds3_gather_for_generation=True, **given)
+    with pytest.raises(AttributeError, match=missing):
+        build_policy(generation.model, generation.tokenizer, args, generation.accelerator, generation, max_turn_tokens=4)
 
 
 @pytest.mark.parametrize("seen", [[[5]], [[6], [5]], [[5], [6, 7]]])

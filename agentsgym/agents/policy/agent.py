@@ -19,7 +19,7 @@ from agentsgym.agents.policy.decoding_strategy import select_strategy
 from agentsgym.agents.policy.sampling import Sampler, SamplingParams, StopText, seen_tokens
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
 from agentsgym.agents.stop_tokens import stop_token_ids
-from agentsgym.agents.trained import BatchStart
+from agentsgym.agents.trained import BatchStart, TrainedPolicy
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, TurnRequest
@@ -47,7 +47,7 @@ class _SamplingState:
         return not self.stopped and len(self.sampled) < self.limit
 
 
-class PolicyAgent(Agent):
+class PolicyAgent(Agent, TrainedPolicy):
     """Samples a causal language model for all live episodes at once, token ids in and token ids out.
 
     Each turn costs one prefill of the new observation and one forward pass a token: history stays in the cache as

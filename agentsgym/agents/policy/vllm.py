@@ -13,7 +13,7 @@ from agentsgym.agents.policy.vllm_server import urls_of
 from agentsgym.agents.policy.vllm_servers import VLLMServers
 from agentsgym.agents.policy.vllm_stepping import SteppedEngine
 from agentsgym.agents.policy.vllm_weights import PUSH_LIMIT_S, EngineWeights, ServerWeights
-from agentsgym.agents.trained import BatchStart
+from agentsgym.agents.trained import BatchStart, TrainedPolicy
 from agentsgym.errors import ConfigError
 from agentsgym.types import Action, TurnRequest
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trl.generation.vllm_generation import VLLMGeneration
 
 
-class VLLMPolicyAgent(AsyncAgent):
+class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
     """Samples the policy on vLLM, one request for each turn of each episode, sent as soon as the episode is ready.
 
     Where TRL's ``VLLMGeneration`` is colocated, a thread steps its engine while any request is open, and new ones join
@@ -73,6 +73,7 @@ class VLLMPolicyAgent(AsyncAgent):
         self.sampling = VLLMSampling(generation, tokenizer, max_turn_tokens, stop)
         self.generation, self.tokenizer = generation, tokenizer
         self.max_turn_tokens, self.stop_token_ids = max_turn_tokens, self.sampling.stop_token_ids
+        self.plays_through_updates = generation.mode == "server"
         self._weights: EngineWeights | ServerWeights
         self._engine: SteppedEngine | VLLMServers
         if generation.mode == "server":
@@ -86,11 +87,6 @@ class VLLMPolicyAgent(AsyncAgent):
                 "an engine that spreads over several ranks samples in lockstep: use LockstepVLLMPolicyAgent"
             )
         self._engine, self._weights = SteppedEngine(self.sampling), EngineWeights(generation)
-
-    @property
-    def plays_through_updates(self) -> bool:
-        """Whether it goes on answering while it gets new weights: behind servers."""
-        return isinstance(self._engine, VLLMServers)
 
     def forget(self, session_ids: Sequence[str]) -> None:
         """Forget sessions that are over, while others go on."""

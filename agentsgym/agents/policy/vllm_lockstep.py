@@ -11,7 +11,7 @@ from agentsgym.agents.policy.agent import DEFAULT_TURN_TOKENS
 from agentsgym.agents.policy.ranks import all_gather_objects
 from agentsgym.agents.policy.vllm_sampling import VLLMSampling, known_or_nan
 from agentsgym.agents.policy.vllm_weights import EngineWeights
-from agentsgym.agents.trained import BatchStart
+from agentsgym.agents.trained import BatchStart, TrainedPolicy
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.interruptions import is_interruption
 from agentsgym.types import Action, TurnRequest
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Answer = tuple[list[int], list[float] | None]  # the ids sampled for one row, and their log-probabilities
 
 
-class LockstepVLLMPolicyAgent(Agent):
+class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
     """Samples the policy through TRL's ``VLLMGeneration`` for all live episodes at once: tensor parallelism.
 
     Weights, sleep and log-probabilities are as those of :class:`~agentsgym.agents.policy.vllm.VLLMPolicyAgent`, which
