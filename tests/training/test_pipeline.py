@@ -134,9 +134,9 @@ class Unfinished(TextAgent):
 def test_an_agent_that_is_half_a_policy_is_refused(tmp_path: Path) -> None:
     wanted = (
         "a policy in training needs all of logprobs_are_of_trained_weights, plays_through_updates, prepare, "
-        "weights_changed, forget, and Unfinished lacks logprobs_are_of_trained_weights, plays_through_updates, prepare, "
-        "forget: inherit from agentsgym.agents.trained.TrainedPolicy, which has defaults for plays_through_updates and "
-        "forget"
+        "weights_changed, forget, and Unfinished lacks logprobs_are_of_trained_weights, plays_through_updates, "
+        "prepare, forget: inherit from agentsgym.agents.trained.TrainedPolicy, which has defaults for "
+        "plays_through_updates and forget"
     )
     with pytest.raises(ConfigError) as at_construction:
         trainer_of(tmp_path, agent=Unfinished())

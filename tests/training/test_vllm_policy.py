@@ -99,8 +99,10 @@ def test_the_context_bounds_an_answer_and_a_prompt_that_fills_it_fails_alone() -
     agent.finish()
     assert (len(cut.token_ids), len(whole.token_ids)) == (5, 12)
     assert isinstance(none_left, AgentError)
-    assert "a prompt of 20 tokens leaves no room in the maximum context length of the vLLM engine, 20 tokens" in str(
-        none_left
+    assert str(none_left) == (
+        "a prompt of 20 tokens leaves no room for an answer in the maximum context length of the vLLM engine, "
+        "20 tokens: raise vllm_max_model_length, or set env_config['max_trajectory_tokens'] to at most 20, so that "
+        "episodes end before"
     )
 
 
@@ -303,7 +305,21 @@ def test_a_setting_of_servers_that_is_not_there_is_an_error(missing: str) -> Non
     given = {name: value for name, value in OF_SERVERS.items() if name != missing}
     args: Any = SimpleNamespace(use_vllm=True, ds3_gather_for_generation=True, **given)
     with pytest.raises(AttributeError, match=missing):
-        build_policy(generation.model, generation.tokenizer, args, generation.accelerator, generation, max_turn_tokens=4)
+        build_policy(
+            generation.model, generation.tokenizer, args, generation.accelerator, generation, max_turn_tokens=4
+        )
+
+
+def test_a_prompt_that_fills_the_context_fails_alone_in_lockstep_too() -> None:
+    generation = ScriptedGeneration(Engine(context=20))
+    agent = LockstepVLLMPolicyAgent(generation, generation.tokenizer)
+    agent.prepare(started(0))
+    first, none_left, last = agent.act([request([5]), request([5] * 20), request([6])])
+    assert [list(one.token_ids) for one in (first, last)] == [scripted([5]), scripted([6])]
+    assert "20 tokens leaves no room" in str(none_left)
+    [alone] = agent.act([request([5] * 21)])
+    assert isinstance(alone, AgentError)
+    assert generation.engine.calls == [[[5], [6]]]
 
 
 @pytest.mark.parametrize("seen", [[[5]], [[6], [5]], [[5], [6, 7]]])

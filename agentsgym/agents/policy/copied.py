@@ -11,7 +11,7 @@ import torch
 
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.trained import BatchStart
-from agentsgym.errors import ConfigError
+from agentsgym.errors import AgentError, ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -79,7 +79,7 @@ class CopiedPolicyAgent(PolicyAgent):
         """Take the weights over at the next :meth:`prepare`, whatever its step."""
         self._copied_step = -1
 
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         """Sample one turn of every session; from any thread."""
         with self._lock:
             return super().act(requests)

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.agents.event_loop import run_coroutine
-from agentsgym.agents.policy.vllm_sampling import Sampled, VLLMSampling, budget_within
+from agentsgym.agents.policy.context_length import budget_within
+from agentsgym.agents.policy.vllm_sampling import Sampled, VLLMSampling
 from agentsgym.agents.policy.vllm_server import PassingError, VLLMServer, load_aiohttp, open_session
 from agentsgym.errors import AgentError, AgentsGymError
 
@@ -77,7 +78,8 @@ class VLLMServers:
             if last and wait_s:
                 await asyncio.sleep(wait_s)
             server = self._home(session_id, last)
-            budget = budget_within(server.context, prompt, room, f"the vLLM server at {server.url}")
+            holder = f"the maximum context length of the vLLM server at {server.url}"
+            budget = max(1, budget_within(server.context, prompt, room, holder, "raise its --max-model-len, or "))
             try:
                 return await self._ask(server, prompt, budget)
             except PassingError as error:
