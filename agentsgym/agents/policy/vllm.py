@@ -109,7 +109,8 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         with raise_on_all_ranks():
             self._engine.check()
         self._weights.load(start.step)
-        self._engine.step = start.step
+        if isinstance(self._engine, SteppedEngine):
+            self._engine.step = start.step
 
     def weights_loaded(self, step: int) -> None:
         """Note that the trainer itself has loaded the weights of this step; an engine that sleeps loads them again."""

@@ -33,7 +33,6 @@ class VLLMServers:
     """Answers requests one by one, each from a server of its own rank's choice.
 
     Attributes:
-        step: The optimizer steps behind the weights that the servers have, told in each answer.
         servers: All of them, lost ones included.
     """
 
@@ -49,7 +48,6 @@ class VLLMServers:
             MissingDependencyError: ``aiohttp`` is not installed.
         """
         load_aiohttp()
-        self.step: int | None = None
         self.servers = [VLLMServer(url) for url in urls]
         self._rank = rank
         self._fields = _wire_fields(sampling)
@@ -109,6 +107,14 @@ class VLLMServers:
         """
         run_coroutine(self._renew(lost, marks))
 
+    def hold(self, url: str) -> None:
+        """Send a server no request from now on; those that are open go on."""
+        run_coroutine(self._hold(self.by_url(url)))
+
+    def release(self, url: str) -> None:
+        """Send a server the requests that were held back."""
+        run_coroutine(self._release(self.by_url(url)))
+
     def check(self) -> None:
         """Do nothing: servers are looked for when they get weights."""
 
@@ -159,6 +165,12 @@ class VLLMServers:
             if server is not None:
                 server.num_sessions -= 1
 
+    async def _hold(self, server: VLLMServer) -> None:
+        server.is_free.clear()
+
+    async def _release(self, server: VLLMServer) -> None:
+        server.is_free.set()
+
     async def _renew(self, lost: Mapping[str, str], marks: Mapping[str, str | None]) -> None:
         for server in self.servers:
             server.lost, server.version = lost.get(server.url, ""), marks.get(server.url)
@@ -169,7 +181,7 @@ class VLLMServers:
     async def _ask(self, server: VLLMServer, prompt: list[int], max_tokens: int) -> Sampled:
         session = self._opened()
         gone = self._gone.setdefault(server.url, asyncio.get_running_loop().create_future())
-        asking = asyncio.ensure_future(server.complete(session, prompt, max_tokens, self._fields, self.step))
+        asking = asyncio.ensure_future(server.complete(session, prompt, max_tokens, self._fields))
         try:
             await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
