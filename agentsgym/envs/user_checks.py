@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.envs.result_checks import INFO_KEYS
 from agentsgym.errors import ConfigError, misspelled
 from agentsgym.fields import Field
@@ -32,6 +33,16 @@ _SET_BY_BASE = frozenset(
         "_starts",
     )
 )
+
+
+class _NotGiven:
+    """The default of a required argument, so that an unknown keyword is named before the one that is missing."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+NOT_GIVEN: Any = _NotGiven()
 
 
 def check_class(env_class: type[Any], base: type[Any]) -> None:
@@ -90,6 +101,23 @@ def check_tokenizer(tokenizer: Any, env_class: type[Any]) -> None:
         raise ConfigError(
             "the tokenizer has no pad token, which padded rows need: "
             "set one, for example tokenizer.pad_token = tokenizer.eos_token"
+        )
+
+
+def check_keywords(env_class: type[Any], given: Mapping[str, Any]) -> None:
+    """Check the keyword arguments that an environment is built with.
+
+    Raises:
+        TypeError: One is a key of ``env_config``, and no argument of the constructor.
+    """
+    parameters = inspect.signature(env_class.__init__).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return  # the constructor decides
+    config = {name: value for name, value in given.items() if name not in parameters}
+    if config and config.keys() <= {*COMMON_FIELDS, *env_class.config_fields}:
+        raise TypeError(
+            f"{env_class.__name__} has no argument {shown(next(iter(config)))}, which is a key of env_config: write "
+            f"{env_class.__name__}(tokenizer, {shown(config)})"
         )
 
 

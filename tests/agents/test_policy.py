@@ -28,6 +28,7 @@ from transformers import AutoConfig, T5Config, T5ForConditionalGeneration
 
 from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
 from agentsgym.agents.policy.context_length import num_positions
+from agentsgym.agents.policy.copied import CopiedPolicyAgent
 from agentsgym.agents.stop_tokens import stop_token_ids
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import TurnRequest
@@ -69,6 +70,18 @@ def test_a_prompt_that_fills_the_models_positions_fails_its_own_session_and_an_a
         "env_config['max_trajectory_tokens'] to at most 32, so that episodes end before"
     )
     assert [type(one) for one in agent.act(asked[1:2])] == [AgentError]
+
+
+@pytest.mark.parametrize("kind", [PolicyAgent, CopiedPolicyAgent])
+def test_a_tokenizer_or_a_name_in_the_place_of_the_model_is_refused_with_the_call(kind: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
+        kind(TOKENIZER, model_of("llama"))
+    assert str(raised.value) == (
+        "the first argument must be a model, as AutoModelForCausalLM.from_pretrained returns it: write "
+        f"{kind.__name__}(model, tokenizer), got a {type(TOKENIZER).__name__}"
+    )
+    with pytest.raises(ConfigError, match=r"got 'org/model'$"):
+        kind("org/model", TOKENIZER)
 
 
 @pytest.mark.parametrize(

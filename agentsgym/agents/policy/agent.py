@@ -18,7 +18,7 @@ from agentsgym.agents.policy.context_length import budget_within, num_positions
 from agentsgym.agents.policy.decoding import CachedPrefix, Decoder
 from agentsgym.agents.policy.decoding_strategy import select_strategy
 from agentsgym.agents.policy.sampling import Sampler, SamplingParams, StopText, seen_tokens
-from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
+from agentsgym.agents.policy.vocabulary import check_is_model, shared_vocabulary_size
 from agentsgym.agents.stop_tokens import stop_token_ids
 from agentsgym.agents.trained import BatchStart, TrainedPolicy
 from agentsgym.errors import AgentError, ConfigError
@@ -93,9 +93,11 @@ class PolicyAgent(Agent, TrainedPolicy):
             context: Entered around the forward passes of each turn (autocast, for example).
 
         Raises:
-            ConfigError: The model is no decoder-only model, or has fewer rows than the tokenizer has ids.
+            ConfigError: The first argument is not a model, the model is not a decoder-only model, or it has fewer rows
+                than the tokenizer has ids.
             TemplateError: The chat template does not allow exact tokens.
         """
+        check_is_model(model, f"{type(self).__name__}(model, tokenizer)")
         if model.config.is_encoder_decoder:
             raise ConfigError(f"PolicyAgent needs a decoder-only model, got {type(model).__name__}")
         self.model, self.tokenizer = model, tokenizer

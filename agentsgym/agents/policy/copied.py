@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym.agents.policy.vocabulary import check_is_model
 from agentsgym.agents.trained import BatchStart
 from agentsgym.errors import AgentError, ConfigError
 
@@ -45,6 +46,7 @@ class CopiedPolicyAgent(PolicyAgent):
             device: Where the copy samples; None for the model's own.
             **settings: As of :class:`PolicyAgent`.
         """
+        check_is_model(model, "CopiedPolicyAgent(model, tokenizer)")
         copied = copy.deepcopy(model).requires_grad_(requires_grad=False).eval()
         super().__init__(copied if device is None else copied.to(device), tokenizer, **settings)  # pyright: ignore[reportArgumentType]  # torch's `to`
         self._trained, self._copied_step = model, -1
