@@ -14,7 +14,7 @@ from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import Budget, chat_format_of
-from agentsgym.envs.play import OnFinish, make_trials, play_begun_episode, play_under_policy
+from agentsgym.envs.play import OnFinish, make_trials, play, play_begun_episode
 from agentsgym.envs.rows.read import TaskData, tasks_of_rows
 from agentsgym.envs.starts import StartChecks, start_state
 from agentsgym.envs.subclass import called_config, called_parts, given_and_valid, prepare_class
@@ -296,8 +296,8 @@ class MultistepEnv(ABC):
         trials = self.trials(task_data_list, num_rollouts, **limits)
         policy.check_size(num_rollouts)
         times: dict[str, Any] = {"turn_timeout_s": turn_timeout_s, "episode_timeout_s": episode_timeout_s}
-        trajectories = play_under_policy(
-            trials, actor, policy, on_finish, max_concurrent=max_concurrent, pool=pool, **times
+        trajectories = play(
+            trials, actor, policy, on_finish=on_finish, max_concurrent=max_concurrent, pool=pool, **times
         )
         self.check_starts(trajectories)
         return policy.without_small_groups(trajectories)

@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from agentsgym.envs.hooks import call_environment
-from agentsgym.envs.result_checks import as_flag, not_a_start
+from agentsgym.envs.boundary import as_flag, call_environment, not_a_start
 from agentsgym.texts import shown
 from agentsgym.types import Message, Trajectory
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+from agentsgym.envs.boundary import INFO_KEYS
 from agentsgym.envs.config import COMMON_FIELDS
-from agentsgym.envs.result_checks import INFO_KEYS
 from agentsgym.errors import ConfigError, misspelled
 from agentsgym.fields import Field
 from agentsgym.texts import shown

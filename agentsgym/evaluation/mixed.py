@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.mix import LABEL_COLUMN
-from agentsgym.envs.play import play_under_policy
+from agentsgym.envs.play import play as play_all
 from agentsgym.envs.registry import make
 from agentsgym.envs.rows.read import DatasetRow
 from agentsgym.errors import ConfigError, TaskError, check_options
@@ -93,7 +93,7 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
         raise ConfigError(f"rows must be dataset rows of several environments, got {shown(cast('object', rows))}")
     players = _Players(tokenizer, seed, limits)
     players.add_all(cast("Iterable[Any]", rows), num_rollouts)
-    play = partial(play_under_policy, players.trials, actor, policy, **options)
+    play = partial(play_all, players.trials, actor, policy, **options)
     known: list[Trajectory] = []
     with contextlib.ExitStack() as stack:
         if store is not None or resume:

@@ -24,7 +24,7 @@ from agentsgym.credit.assignment import AdvantageAssigner
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.environments import Environments, group_seeds
-from agentsgym.envs.play import play_trials
+from agentsgym.envs.play import play
 from agentsgym.errors import ConfigError, TooManyFailuresError
 from agentsgym.interop.settings import check_environment
 from agentsgym.texts import shown
@@ -175,7 +175,7 @@ class GroupPlayer:
         with error.keeping():
             self._prepare(seed_parts, [trial.session_id for trial in trials], first, step)
         with error.keeping():  # an agent may be in lockstep with those of other ranks: without trials it still joins
-            trajectories = play_trials([] if error.first else trials, self.agent, **self._settings.driving)
+            trajectories = play([] if error.first else trials, self.agent, **self._settings.driving)
         with error.keeping():
             if not error.first:
                 self.environments.check_starts(rows, trajectories, groups)
