@@ -133,13 +133,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return "; known are " + ", ".join([*map(shown, names[:_MOST_NAMES]), *more])
 
 
-def check_options(given: Iterable[str], *functions: Callable[..., Any]) -> None:
+def check_options(
+    given: Iterable[str], *functions: Callable[..., Any], relatives: Sequence[Callable[..., Any]] = ()
+) -> None:
     """Refuse keyword arguments that are not known, naming the nearest that is.
 
     Args:
         given: Their names.
         functions: The function that was called, and those that it hands its keyword arguments to. What one of
             those requires, the first one gives it.
+        relatives: Functions that may have been meant instead.
 
     Raises:
         TypeError: None of the functions has an argument of that name, as where Python itself finds it.
@@ -149,7 +152,9 @@ def check_options(given: Iterable[str], *functions: Callable[..., Any]) -> None:
     known = {one.name for one in (*called, *optional) if one.kind is not one.VAR_KEYWORD}
     for name in given:
         if name not in known:
-            raise TypeError(f"{functions[0].__name__} has no argument {shown(name)}{did_you_mean(name, known)}")
+            owner = next((one.__name__ for one in relatives if name in inspect.signature(one).parameters), None)
+            hint = did_you_mean(name, known) if owner is None else f", which {owner} has"
+            raise TypeError(f"{functions[0].__name__} has no argument {shown(name)}{hint}")
 
 
 def misspelled(word: str, known: Iterable[str]) -> str | None:

@@ -10,7 +10,7 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, NamedTuple
@@ -173,6 +173,11 @@ class Sampling:
         self.context += mean_context
         heapq.heappush(self.running, (self.steps + tokens, index, mean_context))
 
+    def clear_cache(self, left_behind: Mapping[int, float]) -> None:
+        """Prefill all running sequences anew, by episode those tokens that they have behind them when they end."""
+        for end, index, _ in self.running:
+            self.debt_s += (left_behind[index] - (end - self.steps)) * self.engine.prefill_s
+
     def next_end(self) -> float:
         """When the next sequence ends."""
         left = max(0.0, self.running[0][0] - self.steps)
@@ -188,12 +193,13 @@ class Sampling:
 
 @dataclass(slots=True)
 class _Live:
-    """An episode in play: its engine, its turn, and the tokens that it has behind it."""
+    """An episode in play: its engine, its turn, the tokens behind it, and those that no cache has at its next turn."""
 
     episode: Episode
     place: int
     turn: int = 0
     context: float = 0.0
+    cleared: float = 0.0
 
 
 class Play:
@@ -233,13 +239,24 @@ class Play:
         """Let time pass in which no episode ends."""
         self.now = max(self.now, time)
 
+    def clear_caches(self) -> None:
+        """Take new weights now: open requests are prefilled anew at once, other episodes with their next turn."""
+        running = {index for engine in self._engines for _, index, _ in engine.running}
+        for index, live in self._live.items():
+            live.cleared = 0.0 if index in running else live.context
+        for place, engine in enumerate(self._engines):
+            engine.work_until(self.now)
+            engine.clear_cache({index: live.context for index, live in self._live.items()})
+            self._changed.add(place)
+
     def _ask(self, index: int) -> None:
         live = self._live[index]
         engine, new = self._engines[live.place], self._task.new_tokens(live.turn)
         engine.work_until(self.now)
         live.context += new
         tokens = live.episode[live.turn].tokens
-        engine.add(index, new, live.context, tokens)
+        engine.add(index, new + live.cleared, live.context, tokens)
+        live.cleared = 0.0
         live.context += tokens
         self._changed.add(live.place)
 

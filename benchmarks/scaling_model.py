@@ -13,7 +13,7 @@ The ways:
 - *no barrier*: a new episode begins as soon as there is room; learning takes the episodes that are finished. An
   episode is learned from at most ``max_staleness`` updates after the weights of its first turn: those that would
   become older are waited for, and no more begin than can be learned from in time. None begins while a whole batch of
-  finished ones waits for learning.
+  finished ones waits for learning. An update clears the engines' caches: what is in play is prefilled anew.
 """
 
 from __future__ import annotations
@@ -177,6 +177,7 @@ class NoBarrier:
             self._fill()
             if learned_at <= self.play.next_time():
                 self.play.until(learned_at)
+                self.play.clear_caches()
                 self.updates.append(learned_at)
                 self.version += 1
                 learned_at = math.inf

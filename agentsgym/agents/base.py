@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any, TypeGuard, cast
@@ -181,6 +182,8 @@ def as_agent(agent: Any) -> Agent:
         return _Adapted(agent)
     is_class_of_agents = not is_instance and any(hasattr(agent, name) for name in ("get_action", "act", "aact"))
     given = f"the class {agent.__name__}: write {agent.__name__}()" if is_class_of_agents else shown(agent)
+    if inspect.isroutine(agent) or isinstance(agent, functools.partial):
+        given += ": write DirectOutputAgent(function) for a function of the messages that returns the answer's text"
     raise ConfigError(
         "an agent needs get_action(messages, agent_state) or async aact(request), or to subclass agentsgym.Agent, "
         f"got {given}"

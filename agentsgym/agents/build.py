@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SamplingSettings(Protocol):
-    """The settings of TRL's ``GRPOConfig`` that say how tokens are drawn."""
+    """The settings that decide how the policy is sampled: fields of ``GRPOEnvConfig``, most of them TRL's."""
 
     use_vllm: bool
     temperature: float
@@ -28,6 +28,12 @@ class SamplingSettings(Protocol):
     min_p: float | None
     repetition_penalty: float
     ds3_gather_for_generation: bool
+    max_staleness: int  # this and the next are not in TRL's GRPOConfig
+
+    @property
+    def vllm_server_urls(self) -> Sequence[str]:
+        """Base URLs of vLLM servers; empty where TRL's host and port are used."""
+        ...
 
 
 def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
@@ -45,7 +51,7 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
     Args:
         model: The model in training, unwrapped.
         tokenizer: Its tokenizer.
-        args: TRL's settings.
+        args: The settings.
         accelerator: Knows how the weights are distributed over the ranks, and the autocast of forward passes.
         vllm_generation: TRL's engine where the settings ask for vLLM, else None.
         max_turn_tokens: The budget of one turn.
@@ -63,8 +69,8 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
             tokenizer,
             max_turn_tokens=max_turn_tokens,
             stop=stop,
-            server_urls=getattr(args, "vllm_server_urls", ()),  # not of TRL's settings, as the next
-            pauses=getattr(args, "max_staleness", 0) > 0,
+            server_urls=args.vllm_server_urls,
+            pauses=args.max_staleness > 0,
         )
     return agent_type(
         model,

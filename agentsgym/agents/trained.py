@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -32,27 +33,36 @@ class BatchStart:
 class TrainedPolicy(Protocol):
     """The policy in training: an :class:`~agentsgym.agents.base.Agent` that also prepares for each batch.
 
-    The policies on transformers, on sharded weights and on vLLM implement it, and so may an agent of one's own that
-    samples the policy in another way.
+    The policies on transformers, on sharded weights and on vLLM implement it, and so may a user's agent that samples
+    the policy in another way. A class that inherits from it has defaults for ``plays_through_updates`` and
+    :meth:`forget`; any other class needs all five members.
 
     Attributes:
         logprobs_are_of_trained_weights: Whether the log-probabilities of its actions are those of the very weights and
             computations that are trained, so that they serve as the old ones of the loss. False for an engine with
             weights and kernels of its own.
+        plays_through_updates: Whether it samples while the policy is trained, from weights of its own, so that
+            :meth:`prepare` may be called while episodes are in play. ``max_staleness`` above 0 requires it.
     """
 
     logprobs_are_of_trained_weights: bool
+    plays_through_updates: bool = False
 
+    @abstractmethod
     def prepare(self, start: BatchStart) -> None:
         """Collective: get ready for a generation batch (draws, weights); every rank calls it, also without sessions."""
         ...
 
+    @abstractmethod
     def weights_changed(self) -> None:
         """Note that weights were loaded or trained outside the steps that are counted."""
         ...
 
+    def forget(self, session_ids: Sequence[str]) -> None:
+        """Drop what is kept for sessions that are over, while others are still in play; nothing by default."""
 
-class _Unprepared:
+
+class _Unprepared(TrainedPolicy):
     """Stands in for the preparation of an agent that needs none."""
 
     logprobs_are_of_trained_weights = True
@@ -64,7 +74,13 @@ class _Unprepared:
         """Do nothing."""
 
 
-_MEMBERS: Final = ("logprobs_are_of_trained_weights", "prepare", "weights_changed")
+_MEMBERS: Final = (
+    "logprobs_are_of_trained_weights",
+    "plays_through_updates",
+    "prepare",
+    "weights_changed",
+    "forget",
+)
 
 
 def as_trained_policy(agent: Any) -> TrainedPolicy:
@@ -74,11 +90,12 @@ def as_trained_policy(agent: Any) -> TrainedPolicy:
         ConfigError: The agent has some members of the interface and not the others.
     """
     missing = [name for name in _MEMBERS if not hasattr(agent, name)]
-    if len(missing) == len(_MEMBERS):
+    if {*_MEMBERS} - {*missing} <= {"forget"}:  # any agent may have a method of that name
         return _Unprepared()
     if missing:
         raise ConfigError(
             f"a policy in training needs all of {', '.join(_MEMBERS)}, and {type(agent).__name__} lacks "
-            f"{', '.join(missing)}"
+            f"{', '.join(missing)}: inherit from agentsgym.agents.trained.TrainedPolicy, which has defaults for "
+            "plays_through_updates and forget"
         )
     return agent

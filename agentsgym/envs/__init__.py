@@ -6,7 +6,7 @@
     contract      what a trial needs of an environment
     trial         one trial in play: observe, call the agent, record, step
     conversation  what is recorded, and the budget of tokens
-    result_checks what environments and agents return, checked
+    boundary      calls of what users wrote, and checks of what it returns
     starts        warnings about episodes that start wrongly
     subclass      what is checked and bound when a subclass is made
     config        the common keys of env_config

@@ -15,11 +15,18 @@ from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import Budget, chat_format_of
 from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
-from agentsgym.envs.play import OnFinish, make_trials, play_begun_episode, play_under_policy
+from agentsgym.envs.play import OnFinish, make_trials, play, play_begun_episode
 from agentsgym.envs.starts import StartChecks, check_task, start_state
 from agentsgym.envs.subclass import called_config, called_parts, given_and_valid, prepare_class
 from agentsgym.envs.trial import Trial
-from agentsgym.envs.user_checks import check_initialized, check_single_stream, check_tokenizer, check_vocabularies
+from agentsgym.envs.user_checks import (
+    NOT_GIVEN,
+    check_initialized,
+    check_keywords,
+    check_single_stream,
+    check_tokenizer,
+    check_vocabularies,
+)
 from agentsgym.errors import check_options
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import Field, is_int, require
@@ -81,6 +88,7 @@ class MultistepEnv(ABC):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Note what the outermost class is called with, before any constructor takes a key out."""
+        check_keywords(cls, kwargs)
         env = super().__new__(cls)
         env._called_with, env._called_parts = called_config(cls, args, kwargs), called_parts(cls, args, kwargs)
         return env
@@ -285,20 +293,24 @@ class MultistepEnv(ABC):
             TemplateError: The chat template does not take a conversation's first prompt.
             TooManyFailuresError: More rollouts failed than ``failures`` allows, or no task group is large enough.
         """
+        check_options(limits, self.rollout, self.trials, relatives=[self.generate])
         actor, policy = as_agent(agent), as_policy(failures)
-        check_options(limits, self.rollout, self.trials)
         check_vocabularies(self.tokenizer, actor)
         trials = self.trials(task_data_list, num_rollouts, **limits)
         policy.check_size(num_rollouts)
         times: dict[str, Any] = {"turn_timeout_s": turn_timeout_s, "episode_timeout_s": episode_timeout_s}
-        trajectories = play_under_policy(
-            trials, actor, policy, on_finish, max_concurrent=max_concurrent, pool=pool, **times
+        trajectories = play(
+            trials, actor, policy, on_finish=on_finish, max_concurrent=max_concurrent, pool=pool, **times
         )
         self.check_starts(trajectories)
         return policy.without_small_groups(trajectories)
 
     def run_trial(
-        self, task_data_list: Sequence[TaskData], agent: Agent, num_rollouts: int = 1, **kwargs: Any
+        self,
+        task_data_list: Sequence[TaskData] = NOT_GIVEN,
+        agent: Agent = NOT_GIVEN,
+        num_rollouts: int = 1,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         """Play as :meth:`rollout` does, with its arguments, and pad the rollouts per task group.
 
@@ -312,7 +324,8 @@ class MultistepEnv(ABC):
         Raises:
             ConfigError: ``env_config["history"]`` rewrites the history, so that a rollout is no single row of tokens.
         """
-        check_options(kwargs, self.run_trial, self.rollout, MultistepEnv.rollout, self.trials)
+        functions = (self.run_trial, self.rollout, MultistepEnv.rollout, self.trials)
+        check_options(kwargs, *functions, relatives=[self.generate])
         check_single_stream(self, "run_trial")
         trajectories = self.rollout(task_data_list, agent, num_rollouts, **kwargs)
         pad_token_id = 0 if self.tokenizer is None else self.tokenizer.pad_token_id
@@ -337,7 +350,7 @@ class MultistepEnv(ABC):
         trajectories = self.rollout(task_data_list, agent, num_rollouts, **kwargs)
         return transitions(trajectories, turn_credit=self.env_config["turn_credit"], return_all_steps=return_all_steps)
 
-    def _run_complete_episode(self, session_id: str, agent: Agent) -> dict[str, Any]:
+    def _run_complete_episode(self, session_id: str, agent: Agent, **kwargs: Any) -> dict[str, Any]:
         """Play one episode of the session whose state the caller put in ``active_states``.
 
         Returns:
@@ -349,6 +362,7 @@ class MultistepEnv(ABC):
             AgentError: The agent broke.
             ConfigError: As in :meth:`run_trial`.
         """
+        check_options(kwargs, self._run_complete_episode, relatives=[self.generate, self.rollout, self.trials])
         check_single_stream(self, "_run_complete_episode")
         return unpadded_row(play_begun_episode(self, session_id, as_agent(agent)))
 

@@ -154,12 +154,13 @@ class TrialRounds:
             self._on_finish(trajectory)
 
 
-def play_trials(
+def play(
     trials: Sequence[Trial],
     agent: Agent,
+    policy: FailurePolicy | None = None,
     *,
     on_finish: OnFinish | None = None,
-    policy: FailurePolicy | None = None,
+    finished_before: Sequence[Trajectory] = (),
     log: FailureLog | None = None,
     **options: Any,
 ) -> list[Trajectory]:
@@ -168,43 +169,16 @@ def play_trials(
     Args:
         trials: Not started yet.
         agent: Answers.
-        on_finish: Called with each trajectory as soon as it is finished for good.
-        policy: Says which are played again; by default none.
-        log: The log of several calls, which whoever began it ends; None for one of this call.
-        **options: As :func:`~agentsgym.rollouts.driver.drive` takes them.
-    """
-    with FailureLog(logger) if log is None else nullcontext(log) as used:
-        rounds = TrialRounds(trials, policy or FailurePolicy(), used, on_finish)
-        rounds.play(agent, **options)
-        while rounds.pending:
-            rounds.play(agent, **options)
-        return rounds.trajectories
-
-
-def play_under_policy(  # the last is left out by all but one
-    trials: Sequence[Trial],
-    agent: Agent,
-    policy: FailurePolicy,
-    on_finish: OnFinish | None,
-    *,
-    finished_before: Sequence[Trajectory] = (),
-    **options: Any,
-) -> list[Trajectory]:
-    """Drive trials to their ends, and end as soon as more of them failed than the policy allows.
-
-    Args:
-        trials: Not started yet.
-        agent: Answers.
-        policy: Says that, and which are played again.
+        policy: Which failed rollouts are played again, and how many may fail; by default none and all.
         on_finish: Called with each trajectory as soon as it is finished for good.
         finished_before: Rollouts of the same run that are not played here, and count.
+        log: The log of several calls, which whoever began it ends; None for one of this call.
         **options: As :func:`~agentsgym.rollouts.driver.drive` takes them.
 
     Raises:
-        TooManyFailuresError: More failed; its ``trajectories`` are those that were finished.
+        TooManyFailuresError: More failed than the policy allows; its ``trajectories`` are those that were finished.
     """
-    if policy.max_failed_fraction is None:
-        return play_trials(trials, agent, on_finish=on_finish, policy=policy, **options)
+    policy = policy or FailurePolicy()
     count = FailureCount(policy, len(trials) + len(finished_before))
     for one in finished_before:
         count.add(one)
@@ -214,4 +188,9 @@ def play_under_policy(  # the last is left out by all but one
             on_finish(trajectory)
         count.add(trajectory)
 
-    return play_trials(trials, agent, on_finish=finished, policy=policy, **options)
+    with FailureLog(logger) if log is None else nullcontext(log) as used:
+        rounds = TrialRounds(trials, policy, used, finished)
+        rounds.play(agent, **options)
+        while rounds.pending:
+            rounds.play(agent, **options)
+        return rounds.trajectories

@@ -7,9 +7,8 @@ import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from agentsgym.envs.boundary import as_flag, call_environment, not_a_start
 from agentsgym.envs.dataset_rows import TaskData, check_task_keys
-from agentsgym.envs.hooks import call_environment
-from agentsgym.envs.result_checks import as_flag, not_a_start
 from agentsgym.errors import AgentsGymError, TaskError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown

@@ -31,10 +31,7 @@ from functools import partial
 from typing import Any
 
 from agentsgym.credit.payments import attributed
-from agentsgym.envs.contract import PlayableEnv, State
-from agentsgym.envs.conversation import Budget, Conversation
-from agentsgym.envs.hooks import call_environment, failure_of_value
-from agentsgym.envs.result_checks import (
+from agentsgym.envs.boundary import (
     Step,
     action_error,
     as_hashable,
@@ -44,10 +41,15 @@ from agentsgym.envs.result_checks import (
     as_step,
     as_system_prompt,
     as_token_rewards,
+    call_environment,
+    failure_of_hook,
+    failure_of_value,
     is_unicode,
     paid_to,
     with_plain_text,
 )
+from agentsgym.envs.contract import PlayableEnv, State
+from agentsgym.envs.conversation import Budget, Conversation
 from agentsgym.envs.user_checks import check_info_keys, place_of_hook
 from agentsgym.errors import AgentError, EnvError, EpisodeError, TemplateError
 from agentsgym.failures import FailureLog, describe, failure_of
@@ -102,8 +104,14 @@ class Trial:
 
     def play(self) -> Generator[TurnRequest, Action, Trajectory]:
         """Play every episode; a fault ends the trial with stop reason ``failed`` and keeps what was played."""
+        config, stop_reason = self.env.env_config, StopReason.DONE
         try:
-            trajectory = yield from self._episodes()
+            for episode in range(config["episodes_per_trial"]) if self.episodes is None else self.episodes:
+                self._begin(episode)
+                stop_reason = yield from self._episode(episode, is_practice=episode < config["free_shots"])
+                if config["keep_history"] and stop_reason is StopReason.MAX_TOKENS:
+                    break  # the next episode would continue in the conversation that is full
+            trajectory = self._trajectory(stop_reason)
         except EpisodeError as fault:
             trajectory = self._failed(fault)
         finally:  # also where the driver closes this generator: an interrupt, a limit of time
@@ -156,20 +164,14 @@ class Trial:
         history: History = self.env.env_config["history"]
         return Conversation(self.env.chat_format, partial(_rewritten, history) if callable(history) else history)
 
-    def _episodes(self) -> Generator[TurnRequest, Action, Trajectory]:
-        config = self.env.env_config
-        stop_reason = StopReason.DONE
-        for episode in range(config["episodes_per_trial"]) if self.episodes is None else self.episodes:
-            if not config["keep_history"]:
-                self.conversation = self._new_conversation()
-            self._close()
-            self.env.active_states.pop(self.session_id, None)  # closed already, should the next one not begin
-            self.place = (episode, None)
-            self.env.start_session(self.session_id, self.task_data, self.seed, episode)
-            stop_reason = yield from self._episode(episode, is_practice=episode < config["free_shots"])
-            if config["keep_history"] and stop_reason is StopReason.MAX_TOKENS:
-                break  # the next episode would go on in the conversation that is full
-        return self._trajectory(stop_reason)
+    def _begin(self, episode: int) -> None:
+        """Close the episode before, and start this one."""
+        if not self.env.env_config["keep_history"]:
+            self.conversation = self._new_conversation()
+        self._close()
+        self.env.active_states.pop(self.session_id, None)  # closed already, should the next one not begin
+        self.place = (episode, None)
+        self.env.start_session(self.session_id, self.task_data, self.seed, episode)
 
     def _close(self) -> None:
         """Close the episode in play, if one began; what goes wrong is counted and changes no result."""
@@ -320,7 +322,10 @@ class Trial:
     def _step(self, state: State, action: Action) -> Step:
         env = self.env
         hook, given = (env._step_action, action) if env.takes_actions else (env._step_episode, action.text)
-        answer = call_environment(hook, self.session_id, state, given)
+        try:  # as call_environment does, without its frame
+            answer = hook(self.session_id, state, given)
+        except BaseException as error:
+            raise failure_of_hook(hook, error) from error
         next_state, step, info = as_step(answer)
         try:
             check_info_keys(type(self.env), info)

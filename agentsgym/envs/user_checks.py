@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from agentsgym.envs.result_checks import INFO_KEYS
+from agentsgym.envs.boundary import INFO_KEYS
+from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import ConfigError, misspelled
 from agentsgym.fields import Field
 from agentsgym.texts import shown
@@ -32,6 +33,16 @@ _SET_BY_BASE = frozenset(
         "_starts",
     )
 )
+
+
+class _NotGiven:
+    """The default of a required argument, so that an unknown keyword is named before the one that is missing."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+NOT_GIVEN: Any = _NotGiven()
 
 
 def check_class(env_class: type[Any], base: type[Any]) -> None:
@@ -113,6 +124,23 @@ def check_vocabularies(tokenizer: Any, agent: Any) -> None:
             f"the environment has another tokenizer than {type(agent).__name__}, which reads its token ids: "
             f"{len(strange)} tokens, such as {shown(strange[0])}, have other ids or none there; build the environment "
             "with agent.tokenizer"
+        )
+
+
+def check_keywords(env_class: type[Any], given: Mapping[str, Any]) -> None:
+    """Check the keyword arguments that an environment is built with.
+
+    Raises:
+        TypeError: One is a key of ``env_config``, and no argument of the constructor.
+    """
+    parameters = inspect.signature(env_class.__init__).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return  # the constructor decides
+    config = {name: value for name, value in given.items() if name not in parameters}
+    if config and config.keys() <= {*COMMON_FIELDS, *env_class.config_fields}:
+        raise TypeError(
+            f"{env_class.__name__} has no argument {shown(next(iter(config)))}, which is a key of env_config: write "
+            f"{env_class.__name__}(tokenizer, {shown(config)})"
         )
 
 

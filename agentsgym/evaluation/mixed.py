@@ -15,7 +15,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import DatasetRow
 from agentsgym.envs.datasets.mix import LABEL_COLUMN
 from agentsgym.envs.datasets.registry import make
-from agentsgym.envs.play import play_under_policy
+from agentsgym.envs.play import play as play_all
 from agentsgym.errors import ConfigError, TaskError, check_options
 from agentsgym.evaluation.metrics import Evaluation, summarize
 from agentsgym.evaluation.run import KeptRollouts
@@ -95,7 +95,7 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
         raise ConfigError(f"rows must be dataset rows of several environments, got {shown(cast('object', rows))}")
     players = _Players(tokenizer, seed, limits)
     players.add_all(cast("Iterable[Any]", rows), num_rollouts)
-    play = partial(play_under_policy, players.trials, actor, policy, **options)
+    play = partial(play_all, players.trials, actor, policy, **options)
     known: list[Trajectory] = []
     with contextlib.ExitStack() as stack:
         if store is not None or resume:

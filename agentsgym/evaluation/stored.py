@@ -18,7 +18,7 @@ from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.stored_columns import stored_columns
-from agentsgym.envs.play import play_under_policy
+from agentsgym.envs.play import play
 from agentsgym.errors import ConfigError
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import is_str, or_none, require
@@ -131,11 +131,9 @@ class StoredEvaluation:
     ) -> list[Trajectory]:
         """Play the trials that are not stored, store them, and give all rollouts in the order of the trials."""
         missing = [one for one in trials if (one.task_index, one.rollout_index) not in self.known]
-        finished = [*self.known.values()]
         # Also where nothing is missing: more of the known ones may have failed than is allowed this time.
-        played = play_under_policy(
-            missing, as_agent(self._agent), policy, self._storing(on_finish), finished_before=finished, **options
-        )
+        options = {"on_finish": self._storing(on_finish), "finished_before": [*self.known.values()], **options}
+        played = play(missing, as_agent(self._agent), policy, **options)
         results = self.known | {(one.task_index, one.rollout_index): one for one in played}
         return [results[one.task_index, one.rollout_index] for one in trials]
 

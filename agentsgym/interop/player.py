@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from accelerate import PartialState
@@ -22,7 +23,7 @@ from agentsgym.credit.assignment import AdvantageAssigner
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.datasets.environments import Environments, group_seeds
-from agentsgym.envs.play import play_trials
+from agentsgym.envs.play import play
 from agentsgym.errors import ConfigError, TooManyFailuresError
 from agentsgym.interop.settings import check_environment
 from agentsgym.ranks import KeptError, all_gather_objects, raise_on_all_ranks
@@ -116,10 +117,12 @@ class GroupPlayer:
                 "rollouts in a stock GRPOTrainer under DeepSpeed are refused, since they have not been proven: use "
                 "GRPOEnvTrainer, or shard with fsdp=True"
             )
+        absent = {"vllm_server_base_urls": None, "vllm_sync_timeout_s": None, "max_staleness": 0}  # in a GRPOConfig
+        settings: Any = SimpleNamespace(**{**absent, **vars(trainer.args)})
         return build_policy(
             model,
             tokenizer,
-            trainer.args,
+            settings,
             trainer.accelerator,
             getattr(trainer, "vllm_generation", None),
             max_turn_tokens=self._settings.max_turn_tokens,
@@ -172,7 +175,7 @@ class GroupPlayer:
         with error.keeping():
             self._prepare(seed_parts, [trial.session_id for trial in trials], first, step)
         with error.keeping():  # an agent may be in lockstep with those of other ranks: without trials it still joins
-            trajectories = play_trials([] if error.first else trials, self.agent, **self._settings.driving)
+            trajectories = play([] if error.first else trials, self.agent, **self._settings.driving)
         with error.keeping():
             if not error.first:
                 self.environments.check_starts(rows, trajectories, groups)

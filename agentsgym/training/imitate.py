@@ -29,6 +29,7 @@ from transformers import (
 )
 from trl import SFTConfig, SFTTrainer
 
+from agentsgym.agents.policy.vocabulary import check_is_model
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.tokens.unknown_words import warn_of_unknown_words
@@ -66,10 +67,11 @@ def imitate(
         The trainer's state; ``log_history`` holds the losses.
 
     Raises:
-        ConfigError: There is nothing to train on, a trajectory is too long or was recorded with a tokenizer of more ids
-            than the model has, or ``args`` asks for packing.
+        ConfigError: The first argument is not a model, there is nothing to train on, a trajectory is too long or was
+            recorded with a tokenizer of more ids than the model has, or ``args`` requests packing.
         NonFiniteError: A loss, a gradient or a weight became NaN or infinite.
     """
+    check_is_model(model, "imitate(model, trajectories, tokenizer)")
     args = imitation_config() if args is None else args
     if args.packing:
         raise ConfigError("imitation lays out its own rows and needs packing=False, got packing=True")

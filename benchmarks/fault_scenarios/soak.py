@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agentsgym import Action, Agent, AsyncAgent, EnvThreadPool, MultistepEnv, Trajectory, TurnRequest
-from agentsgym.envs.play import play_trials
+from agentsgym.envs.play import play
 from agentsgym.failures import FailureLog
 from agentsgym.rollouts.interfaces import Pool
 from agentsgym.tiny import tiny_tokenizer
@@ -187,7 +187,7 @@ def _outcome(
 def _play(env: SoakEnv, faults: Sequence[Any], agent: Agent, pool: Pool | None, log: FailureLog) -> int:
     """Play one rollout; returns how many episodes ended otherwise than their tasks say."""
     trials = env.trials([{"fault": [*fault], "seed": 0} for fault in faults])
-    trajectories = play_trials(trials, agent, log=log, pool=pool)
+    trajectories = play(trials, agent, log=log, pool=pool)
     return sum(not _is_as_told(one, fault) for one, fault in zip(trajectories, faults, strict=True))
 
 

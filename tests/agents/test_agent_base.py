@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,6 +51,12 @@ def test_any_object_whose_get_action_is_a_coroutine_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"Foreign\.get_action is async, and only aact is awaited"):
         as_agent(Foreign())
+
+
+@pytest.mark.parametrize("function", [lambda messages: "yes", partial(str.join, " "), len])
+def test_a_bare_function_in_place_of_an_agent_names_the_agent_that_takes_one(function: Any) -> None:
+    with pytest.raises(ConfigError, match=r"an agent needs .*: write DirectOutputAgent\(function\) for a function of"):
+        as_agent(function)
 
 
 @pytest.mark.parametrize("base", [object, Agent, AsyncAgent])

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,11 +24,13 @@ from policy_sessions import (
     play,
     sampled,
 )
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import AutoConfig, T5Config, T5ForConditionalGeneration
 
 from agentsgym.agents.answers import stop_token_ids
 from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
-from agentsgym.errors import ConfigError
+from agentsgym.agents.policy.context_length import num_positions
+from agentsgym.agents.policy.copied import CopiedPolicyAgent
+from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import TurnRequest
 
 
@@ -49,6 +52,77 @@ def test_who_else_is_called_and_in_which_order_changes_nothing(rounds: list[tupl
         for n in names:
             play(loners[n], [alone[n]], limit)
     assert [session.token_ids for session in together] == [session.token_ids for session in alone]
+
+
+def test_a_prompt_that_fills_the_models_positions_fails_its_own_session_and_an_answer_ends_with_them() -> None:
+    model = new_model("llama")
+    model.config.max_position_embeddings = 32
+    agent = PolicyAgent(model, TOKENIZER, max_turn_tokens=8)
+    agent.stop_token_ids = frozenset()
+    prompts = [[70] * 10, [70] * 32, [70] * 29, [70] * 2_000]
+    asked = [TurnRequest(session_id=str(n), messages=[], token_ids=ids) for n, ids in enumerate(prompts)]
+    short, full, cut, long = agent.act(asked)
+    assert [len(one.token_ids) for one in (short, cut)] == [8, 3]
+    assert cut.finish_reason == "length"
+    assert isinstance(full, AgentError)
+    assert str(long) == (
+        "a prompt of 2000 tokens leaves no room for an answer in the positions of LlamaForCausalLM, 32 tokens: set "
+        "env_config['max_trajectory_tokens'] to at most 32, so that episodes end before"
+    )
+    assert [type(one) for one in agent.act(asked[1:2])] == [AgentError]
+
+
+@pytest.mark.parametrize("kind", [PolicyAgent, CopiedPolicyAgent])
+def test_a_tokenizer_or_a_name_in_the_place_of_the_model_is_refused_with_the_call(kind: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
+        kind(TOKENIZER, model_of("llama"))
+    assert str(raised.value) == (
+        "the first argument must be a model, as AutoModelForCausalLM.from_pretrained returns it: write "
+        f"{kind.__name__}(model, tokenizer), got a {type(TOKENIZER).__name__}"
+    )
+    with pytest.raises(ConfigError, match=r"got 'org/model'$"):
+        kind("org/model", TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        ("llama", {"max_position_embeddings": 512}, 512),
+        ("llama", {"max_position_embeddings": 512, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 1024),
+        (
+            "qwen2",
+            {
+                "max_position_embeddings": 512,
+                "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+            },
+            1024,
+        ),
+        (
+            "llama",
+            {
+                "max_position_embeddings": 1024,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 512,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                },
+            },
+            1024,
+        ),
+        ("gemma3_text", {"max_position_embeddings": 512}, 512),
+        ("gpt2", {"n_positions": 128}, 128),
+        ("falcon", {"alibi": True}, None),
+        ("mamba", {}, None),
+        ("bloom", {}, None),
+    ],
+)
+def test_the_positions_of_a_model_are_read_from_its_configuration(
+    kind: str, options: Any, expected: int | None
+) -> None:
+    config = AutoConfig.for_model(kind, **options)
+    assert num_positions(SimpleNamespace(config=config)) == expected
 
 
 def columns_run(sessions: list[Session], agent: PolicyAgent, passes: list[tuple[int, int]], limit: int = 6) -> int:

@@ -11,7 +11,7 @@ import pytest
 from guess_game import Counting, GuessEnv, tasks
 
 from agentsgym.agents.base import Agent, AsyncAgent
-from agentsgym.envs.play import play_trials
+from agentsgym.envs.play import play
 from agentsgym.failures import FailureLog
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.thread_pool import EnvThreadPool
@@ -115,7 +115,7 @@ def test_an_agent_whose_arguments_do_not_fit_is_found_where_it_is_defined(base: 
 def test_calls_that_share_a_log_count_their_failures_together(caplog: pytest.LogCaptureFixture) -> None:
     with FailureLog(logging.getLogger("run")) as log:
         for _ in range(3):
-            play_trials(Fragile().trials(tasks(5)), Counting(), log=log)
+            play(Fragile().trials(tasks(5)), Counting(), log=log)
     first, rest = (record.getMessage() for record in caplog.records)
     assert first.endswith("EnvError: Fragile._step_episode raised OSError: gone")
     assert rest.startswith("… and 2 more like it: task 0, rollout 0, turn 1 of Fragile, at ")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from guess_game import Counting, GuessEnv, tasks
 
-from agentsgym.errors import ConfigError
+from agentsgym.errors import ConfigError, TaskError
 
 
 @pytest.mark.parametrize(
@@ -183,6 +183,42 @@ def test_an_option_of_the_function_that_was_called_is_suggested() -> None:
         GuessEnv().generate(tasks(1), Counting(), return_all_step=True)
     with pytest.raises(TypeError, match="run_trial has no argument 'num_rollout'; did you mean 'num_rollouts'"):
         GuessEnv().run_trial(tasks(1), Counting(), num_rollout=2)
+
+
+def test_an_option_of_another_method_names_that_method() -> None:
+    env = GuessEnv()
+    with pytest.raises(TypeError, match=r"^run_trial has no argument 'return_all_steps', which generate has$"):
+        env.run_trial(tasks(1), Counting(), return_all_steps=True)
+    with pytest.raises(TypeError, match=r"^rollout has no argument 'return_all_steps', which generate has$"):
+        env.rollout(tasks(1), Counting(), return_all_steps=True)  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"^_run_complete_episode has no argument 'return_all_steps', which generate has$"
+    ):
+        env._run_complete_episode("s", Counting(), return_all_steps=True)
+    with pytest.raises(
+        TypeError, match=r"^_run_complete_episode has no argument 'nothing'; known are 'agent', 'session_id'"
+    ):
+        env._run_complete_episode("s", Counting(), nothing=1)
+
+
+def test_an_unknown_option_is_named_before_the_argument_that_it_stands_for() -> None:
+    with pytest.raises(TypeError, match=r"^run_trial has no argument 'inputs'; known are .*'task_data_list'"):
+        GuessEnv().run_trial(inputs=tasks(1), agent=Counting())
+    with pytest.raises(ConfigError, match="got nothing"):
+        GuessEnv().run_trial(tasks(1))
+    with pytest.raises(TaskError, match="got nothing"):
+        GuessEnv().run_trial(agent=Counting())
+
+
+def test_a_key_of_env_config_as_a_keyword_is_told_where_it_belongs() -> None:
+    with pytest.raises(TypeError) as raised:
+        GuessEnv(episodes_per_trial=2)  # type: ignore[call-arg]
+    assert str(raised.value) == (
+        "GuessEnv has no argument 'episodes_per_trial', which is a key of env_config: write "
+        "GuessEnv(tokenizer, {'episodes_per_trial': 2})"
+    )
+    with pytest.raises(TypeError, match="unexpected keyword argument 'episods'"):
+        GuessEnv(episods=2)  # type: ignore[call-arg]
 
 
 def test_a_rollout_that_hands_its_options_on_keeps_them_all() -> None:

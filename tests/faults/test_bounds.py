@@ -10,7 +10,7 @@ from guess_game import GuessEnv, tasks
 
 from agentsgym.agents.base import Agent
 from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.envs.result_checks import as_step
+from agentsgym.envs.boundary import as_step
 from agentsgym.errors import AgentError, ConfigError, EnvError, TaskError
 from agentsgym.failures import FailureLog, describe, failure_of, headline, kind_of
 from agentsgym.record_audit import audit

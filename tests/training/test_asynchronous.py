@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,14 +19,16 @@ from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 
 from agentsgym import Preempted
+from agentsgym.agents.base import Agent
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.policy.copied import CopiedPolicyAgent
+from agentsgym.agents.trained import BatchStart, TrainedPolicy
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.store.reader import RolloutStore
 from agentsgym.training.curriculum import Curriculum
 from agentsgym.training.generation.asynchronous import build_generator
 from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import Trajectory
+from agentsgym.types import Trajectory, TurnRequest
 
 BATCH = {"per_device_train_batch_size": 16, "num_generations": 4}  # four groups
 LONG = 3  # the seed of the task whose episodes take their time
@@ -292,7 +295,7 @@ def test_parts_of_task_groups_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [lambda *_: None, PolicyAgent])
 def test_a_sampler_of_the_trained_weights_themselves_is_refused(tmp_path: Path, make: Any) -> None:
     model, tokenizer = policy()
-    with pytest.raises(ConfigError, match=r"needs a sampler with weights of its own.*got PolicyAgent"):
+    with pytest.raises(ConfigError, match=r"or a TrainedPolicy whose plays_through_updates is True, got PolicyAgent"):
         GRPOEnvTrainer(
             model,
             GuessNumber(tokenizer),
@@ -300,6 +303,39 @@ def test_a_sampler_of_the_trained_weights_themselves_is_refused(tmp_path: Path, 
             tasks(8),
             agent=make(model, tokenizer),
         )
+
+
+class Remote(Agent, TrainedPolicy):
+    """A user's sampler: it has a copy of the weights, and keeps a note for each session."""
+
+    logprobs_are_of_trained_weights = False
+    plays_through_updates = True
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self._inner = CopiedPolicyAgent(model, tokenizer, max_turn_tokens=4)
+        self.begun, self.forgotten = set[str](), list[str]()
+
+    def prepare(self, start: BatchStart) -> None:
+        self._inner.prepare(start)
+
+    def weights_changed(self) -> None:
+        self._inner.weights_changed()
+
+    def forget(self, session_ids: Sequence[str]) -> None:
+        self.forgotten += session_ids
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Any]:
+        self.begun |= {request.session_id for request in requests}
+        return self._inner.act(requests)
+
+
+def test_a_policy_of_ones_own_plays_through_updates_and_forgets_each_session_once(tmp_path: Path) -> None:
+    model, tokenizer = policy()
+    agent = Remote(model, tokenizer)
+    args = settings(tmp_path, **BATCH, max_staleness=1, max_steps=3)
+    GRPOEnvTrainer(model, GuessNumber(tokenizer), args, tasks(8), agent=agent).train()
+    assert len(agent.forgotten) == len(set(agent.forgotten)) == 3 * 16
+    assert set(agent.forgotten) <= agent.begun
 
 
 def test_a_stream_of_rows_is_refused(tmp_path: Path) -> None:

@@ -98,6 +98,13 @@ def test_nothing_to_learn_from_is_refused(trajectories: list[Trajectory], compla
         imitation_rows(trajectories)
 
 
+def test_trajectories_in_the_place_of_the_model_are_refused_with_the_call() -> None:
+    model, tokenizer = small_policy()
+    swapped: Any = [drawn("..A")], model, tokenizer
+    with pytest.raises(ConfigError, match=r"write imitate\(model, trajectories, tokenizer\), got a list$"):
+        imitate(*swapped)
+
+
 def test_settings_that_would_go_wrong_silently_are_refused() -> None:
     model, tokenizer = small_policy()
     with pytest.raises(ConfigError, match="max_length is 3"):

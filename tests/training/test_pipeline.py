@@ -8,6 +8,7 @@ import pickle
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from agentsgym.agents.base import Agent
 from agentsgym.agents.policy.agent import PolicyAgent
-from agentsgym.agents.trained import BatchStart
+from agentsgym.agents.trained import BatchStart, TrainedPolicy, as_trained_policy
 from agentsgym.batch.layouts import Layout, trajectory_rows, turn_rows
 from agentsgym.credit.registry import estimator_traits
 from agentsgym.credit.scored import ScoredRollout
@@ -34,7 +35,7 @@ TRAINING = Path(__file__).parents[2] / "agentsgym" / "training"
 # The policy in training is an interface
 
 
-class Prepared(Agent):
+class Prepared(Agent, TrainedPolicy):
     """Samples the policy in a way of its own, and notes what it is told and which sessions it plays."""
 
     logprobs_are_of_trained_weights = True
@@ -132,8 +133,10 @@ class Unfinished(TextAgent):
 
 def test_an_agent_that_is_half_a_policy_is_refused(tmp_path: Path) -> None:
     wanted = (
-        "a policy in training needs all of logprobs_are_of_trained_weights, prepare, weights_changed, and Unfinished "
-        "lacks logprobs_are_of_trained_weights, prepare"
+        "a policy in training needs all of logprobs_are_of_trained_weights, plays_through_updates, prepare, "
+        "weights_changed, forget, and Unfinished lacks logprobs_are_of_trained_weights, plays_through_updates, "
+        "prepare, forget: inherit from agentsgym.agents.trained.TrainedPolicy, which has defaults for "
+        "plays_through_updates and forget"
     )
     with pytest.raises(ConfigError) as at_construction:
         trainer_of(tmp_path, agent=Unfinished())
@@ -143,10 +146,24 @@ def test_an_agent_that_is_half_a_policy_is_refused(tmp_path: Path) -> None:
     assert str(at_construction.value) == str(later.value) == wanted
 
 
+def test_an_agent_with_a_forget_method_alone_is_not_taken_for_a_policy() -> None:
+    agent: Any = SimpleNamespace(forget=lambda: None)
+    policy = as_trained_policy(agent)
+    assert (policy.logprobs_are_of_trained_weights, policy.plays_through_updates) == (True, False)
+    policy.forget(["a session"])  # not the agent's, which takes no argument
+
+
+def test_a_policy_that_inherits_has_defaults_for_what_only_asynchronous_training_needs() -> None:
+    policy = as_trained_policy(Prepared())
+    assert policy.plays_through_updates is False
+    policy.forget(["a session"])
+
+
 class Adapted:
     """No subclass of an agent: one that waits for answers, and is a policy in training all the same."""
 
     logprobs_are_of_trained_weights = False
+    plays_through_updates = False
 
     def __init__(self) -> None:
         self.num_prepared = 0
@@ -155,6 +172,9 @@ class Adapted:
         self.num_prepared += 1
 
     def weights_changed(self) -> None:
+        """Do nothing."""
+
+    def forget(self, session_ids: Sequence[str]) -> None:
         """Do nothing."""
 
     async def aact(self, request: TurnRequest) -> Action:

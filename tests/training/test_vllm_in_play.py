@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from threading import Semaphore, Thread
 from typing import Any
 
 import pytest
@@ -53,8 +54,69 @@ def test_a_server_pauses_while_it_gets_weights_and_open_requests_go_on(servers: 
     after = [ask(agent, f"after-{i}") for i in range(6)]
     assert [one.result(10).policy_version for one in before] == [0] * 6  # what sampled its first token
     assert [one.result(10).policy_version for one in after] == [1] * 6
-    assert [server.events for server in servers] == [["pause keep", "mark", "resume"]] * 2
+    assert [server.events for server in servers] == [["pause keep, clear_cache=true", "mark", "resume"]] * 2
     assert not any(server.lost for server in agent._engine.servers)
+    agent.finish()
+
+
+@contextmanager
+def getting_weights(agent: Any, step: int) -> Iterator[Callable[[], None]]:
+    """Prepare an agent on a thread, each push of weights waiting for a call of what is yielded."""
+    goes_on, push = Semaphore(0), agent.generation.sync_weights
+
+    def waiting_push() -> None:
+        assert goes_on.acquire(timeout=10)
+        push()
+
+    agent.generation.sync_weights = waiting_push
+    thread = Thread(target=agent.prepare, args=[started(step)])
+    thread.start()
+    yield goes_on.release
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_turn_bears_the_version_that_sampled_its_first_token_also_where_it_was_sent_in_a_pause(
+    servers: list[StubServer],
+) -> None:
+    agent = agent_of(*servers, pauses=True)
+    agent.prepare(started(0))
+    for server in servers:
+        server.seconds = 0.05
+    homes = [ask(agent, name).result(10) for name in ("first", "second")]
+    assert [one.policy_version for one in homes] == [0, 0]
+    for server in servers:
+        server.events.clear()
+        server.completions.clear()
+    with getting_weights(agent, 1) as let_go:
+        wait_until(lambda: servers[0].events == ["pause keep, clear_cache=true"])
+        in_pause = ask(agent, "first")
+        assert ask(agent, "second").result(10).policy_version == 0  # its server has the older weights
+        assert servers[0].completions == []
+        let_go()
+        wait_until(lambda: len(servers[1].events) == 1)
+        assert in_pause.result(10).policy_version == 1
+        assert ask(agent, "first").result(10).policy_version == 1  # before all servers have them
+        late = ask(agent, "second")
+        let_go()
+    assert late.result(10).policy_version == 1
+    assert ask(agent, "second").result(10).policy_version == 1
+    agent.finish()
+
+
+def test_requests_that_are_held_back_are_sent_though_the_push_fails(servers: list[StubServer]) -> None:
+    agent = agent_of(servers[0], pauses=True)
+    agent.prepare(started(0))
+    held = list[Any]()
+
+    def failing() -> None:
+        held.append(ask(agent, "s"))
+        raise ZeroDivisionError
+
+    agent.generation.sync_weights = failing
+    with pytest.raises(AgentsGymError, match="ZeroDivisionError"):
+        agent.prepare(started(1))
+    assert held[0].result(10).token_ids
     agent.finish()
 
 

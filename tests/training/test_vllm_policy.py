@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import socket
@@ -15,16 +16,18 @@ from hypothesis import strategies as st
 from torch import multiprocessing
 from vllm_engines import MEETINGS, NUM_RANKS, UNEVEN, Engine, ScriptedGeneration, meet, scripted, session, started
 
-from agentsgym.agents.build import build_policy
+from agentsgym.agents.build import SamplingSettings, build_policy
 from agentsgym.agents.event_loop import run_coroutine
 from agentsgym.agents.vllm import stepping as vllm_stepping
 from agentsgym.agents.vllm.lockstep import LockstepVLLMPolicyAgent
 from agentsgym.agents.vllm.policy import VLLMPolicyAgent
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.rollouts.driver import drive
+from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.types import Action, TurnRequest
 
 END = 2
+OF_SERVERS: dict[str, Any] = {"vllm_server_base_urls": None, "vllm_sync_timeout_s": 600.0, "max_staleness": 0}
 
 
 def request(prompt: list[int], room: int | None = None) -> TurnRequest:
@@ -96,8 +99,10 @@ def test_the_context_bounds_an_answer_and_a_prompt_that_fills_it_fails_alone() -
     agent.finish()
     assert (len(cut.token_ids), len(whole.token_ids)) == (5, 12)
     assert isinstance(none_left, AgentError)
-    assert "a prompt of 20 tokens leaves no room in the maximum context length of the vLLM engine, 20 tokens" in str(
-        none_left
+    assert str(none_left) == (
+        "a prompt of 20 tokens leaves no room for an answer in the maximum context length of the vLLM engine, "
+        "20 tokens: raise vllm_max_model_length, or set env_config['max_trajectory_tokens'] to at most 20, so that "
+        "episodes end before"
     )
 
 
@@ -278,7 +283,7 @@ def test_a_colocated_engine_that_broke_is_not_called_again() -> None:
 def test_an_engine_over_several_ranks_is_for_the_policy_in_lockstep(mode: str) -> None:
     generation = ScriptedGeneration(Engine())
     generation.mode, generation.tensor_parallel_size = mode, 2
-    args: Any = SimpleNamespace(use_vllm=True, ds3_gather_for_generation=True)
+    args: Any = SimpleNamespace(use_vllm=True, ds3_gather_for_generation=True, **OF_SERVERS)
     build = partial(build_policy, generation.model, generation.tokenizer, args, generation.accelerator, generation)
     generation.server_base_url = "http://here:8000"
     kind = VLLMPolicyAgent if mode == "server" else LockstepVLLMPolicyAgent
@@ -286,6 +291,35 @@ def test_an_engine_over_several_ranks_is_for_the_policy_in_lockstep(mode: str) -
     generation.mode = "colocate"
     with pytest.raises(ConfigError, match="use LockstepVLLMPolicyAgent"):
         VLLMPolicyAgent(generation, generation.tokenizer)
+
+
+def test_every_setting_that_decides_how_the_policy_is_sampled_is_a_field_of_the_trainers_settings() -> None:
+    names = {field.name for field in dataclasses.fields(GRPOEnvConfig)}
+    assert set(SamplingSettings.__annotations__) <= names
+
+
+@pytest.mark.parametrize("missing", OF_SERVERS)
+def test_a_setting_of_servers_that_is_not_there_is_an_error(missing: str) -> None:
+    generation = ScriptedGeneration(Engine())
+    generation.mode, generation.server_base_url = "server", "http://here:8000"
+    given = {name: value for name, value in OF_SERVERS.items() if name != missing}
+    args: Any = SimpleNamespace(use_vllm=True, ds3_gather_for_generation=True, **given)
+    with pytest.raises(AttributeError, match=missing):
+        build_policy(
+            generation.model, generation.tokenizer, args, generation.accelerator, generation, max_turn_tokens=4
+        )
+
+
+def test_a_prompt_that_fills_the_context_fails_alone_in_lockstep_too() -> None:
+    generation = ScriptedGeneration(Engine(context=20))
+    agent = LockstepVLLMPolicyAgent(generation, generation.tokenizer)
+    agent.prepare(started(0))
+    first, none_left, last = agent.act([request([5]), request([5] * 20), request([6])])
+    assert [list(one.token_ids) for one in (first, last)] == [scripted([5]), scripted([6])]
+    assert "20 tokens leaves no room" in str(none_left)
+    [alone] = agent.act([request([5] * 21)])
+    assert isinstance(alone, AgentError)
+    assert generation.engine.calls == [[[5], [6]]]
 
 
 @pytest.mark.parametrize("seen", [[[5]], [[6], [5]], [[5], [6, 7]]])

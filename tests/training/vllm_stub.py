@@ -114,7 +114,7 @@ class StubServer:
         return web.json_response({"success": True})
 
     async def _pause(self, request: web.Request) -> web.Response:
-        self.events.append(f"pause {request.query['mode']}")
+        self.events.append(f"pause {request.query['mode']}, clear_cache={request.query.get('clear_cache')}")
         self._running.clear()
         return web.json_response({})
 

@@ -15,12 +15,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agentsgym.agents.answers import stop_token_ids
 from agentsgym.agents.base import Agent
 from agentsgym.agents.eval_mode import evaluation_mode
+from agentsgym.agents.policy.context_length import budget_within, num_positions
 from agentsgym.agents.policy.decoding import CachedPrefix, Decoder
 from agentsgym.agents.policy.decoding_strategy import select_strategy
 from agentsgym.agents.policy.sampling import Sampler, SamplingParams, StopText, seen_tokens
-from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
-from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart
-from agentsgym.errors import ConfigError
+from agentsgym.agents.policy.vocabulary import check_is_model, shared_vocabulary_size
+from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
+from agentsgym.errors import AgentError, ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, TurnRequest
 
@@ -46,13 +47,16 @@ class _SamplingState:
         return not self.stopped and len(self.sampled) < self.limit
 
 
-class PolicyAgent(Agent):
+class PolicyAgent(Agent, TrainedPolicy):
     """Samples a causal language model for all live episodes at once, token ids in and token ids out.
 
     Each turn costs one prefill of the new observation and one forward pass a token: history stays in the cache as
     long as its prompt goes on from it; a prompt that was rewritten is run from where it differs. Weights that changed
     since the last turn make everything be run again. A model whose cache cannot be kept is prefilled at each turn,
     with a warning; a model that cannot be sampled exactly raises ``ConfigError`` at the first turn.
+
+    A prompt that fills the model's positions (``max_position_embeddings``) fails its own session; an answer ends where
+    they do.
 
     Each conversation draws from a generator of its own, so that what it says depends neither on which others are live
     nor on their order in a batch, rounding aside; the seed of a request, where it brings one, decides them with the
@@ -88,16 +92,18 @@ class PolicyAgent(Agent):
             context: Entered around the forward passes of each turn (autocast, for example).
 
         Raises:
-            ConfigError: The model is no decoder-only model, or has fewer rows than the tokenizer has ids.
+            ConfigError: The first argument is not a model, the model is not a decoder-only model, or it has fewer rows
+                than the tokenizer has ids.
             TemplateError: The chat template does not allow exact tokens.
         """
+        check_is_model(model, f"{type(self).__name__}(model, tokenizer)")
         if model.config.is_encoder_decoder:
             raise ConfigError(f"PolicyAgent needs a decoder-only model, got {type(model).__name__}")
         self.model, self.tokenizer = model, tokenizer
         self.sampling = sampling or SamplingParams()
         self.max_turn_tokens = max_turn_tokens
         self.stop_token_ids = stop_token_ids(model, tokenizer)
-        self._context = context
+        self._context, self._positions = context, num_positions(model)
         self._forward: Callable[..., Any] = model  # what is called; a subclass may put something around it
         self._sampler = Sampler(self.sampling, shared_vocabulary_size(model, tokenizer))
         self._stop_text = StopText(self.sampling.stop, lambda ids: str(tokenizer.decode(list(ids))))
@@ -129,8 +135,8 @@ class PolicyAgent(Agent):
         self._seed_parts, self._next_number = parts, first + len(sessions)
         self._started = {session: (number, 0) for number, session in enumerate(sessions, first)}
 
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
-        """Sample one turn of every session.
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+        """Sample one turn of every session whose prompt the model has positions for.
 
         Raises:
             ConfigError: A request comes without token ids, or the model cannot be sampled.
@@ -139,8 +145,25 @@ class PolicyAgent(Agent):
             return []
         if not all(request.token_ids for request in requests):
             raise ConfigError("a PolicyAgent needs an environment with a tokenizer: it reads token ids, not text")
+        limits = [self._limit(request) for request in requests]
+        fitting = [(request, limit) for request, limit in zip(requests, limits, strict=True) if isinstance(limit, int)]
+        actions = iter(self._act(fitting) if fitting else ())
+        return [next(actions) if isinstance(limit, int) else limit for limit in limits]
+
+    def _limit(self, request: TurnRequest) -> int | AgentError:
+        """The most tokens of an answer, or why there can be none."""
+        room = self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens
+        try:
+            return budget_within(
+                self._positions, request.token_ids, room, f"the positions of {type(self.model).__name__}"
+            )
+        except AgentError as refusal:
+            return refusal
+
+    def _act(self, limited: Sequence[tuple[TurnRequest, int]]) -> list[Action]:
+        requests = [request for request, _ in limited]
         number, started = self._next_number, dict(self._started)
-        states = [self._state(request) for request in requests]
+        states = [self._state(request, limit) for request, limit in limited]
         draws = [state.rng.getstate() for state in states]
         try:
             with self._inference():
@@ -162,12 +185,12 @@ class PolicyAgent(Agent):
         for prefix in self._prefixes:
             prefix.drop()
 
-    def _state(self, request: TurnRequest) -> _SamplingState:
+    def _state(self, request: TurnRequest, limit: int) -> _SamplingState:
         state = request.agent_state
         if not isinstance(state, _SamplingState) or state.prefix not in self._prefixes:
             state = _SamplingState(self._new_rng(request.session_id, request.seed))
         self._prefixes.add(state.prefix)
-        state.begin(self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens)
+        state.begin(limit)
         return state
 
     def _new_rng(self, session_id: str, seed: int | None) -> random.Random:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym.agents.policy.vocabulary import check_is_model
 from agentsgym.agents.trained import BatchStart
-from agentsgym.errors import ConfigError
+from agentsgym.errors import AgentError, ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,6 +46,7 @@ class CopiedPolicyAgent(PolicyAgent):
             device: Where the copy samples; None for the model's own.
             **settings: As of :class:`PolicyAgent`.
         """
+        check_is_model(model, "CopiedPolicyAgent(model, tokenizer)")
         copied = copy.deepcopy(model).requires_grad_(requires_grad=False).eval()
         super().__init__(copied if device is None else copied.to(device), tokenizer, **settings)  # pyright: ignore[reportArgumentType]  # torch's `to`
         self._trained, self._copied_step = model, -1
@@ -79,7 +81,7 @@ class CopiedPolicyAgent(PolicyAgent):
         """Take the weights over at the next :meth:`prepare`, whatever its step."""
         self._copied_step = -1
 
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         """Sample one turn of every session; from any thread."""
         with self._lock:
             return super().act(requests)

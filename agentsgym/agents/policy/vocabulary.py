@@ -1,14 +1,33 @@
-"""Compare the ids of a tokenizer with the rows of a model's embedding."""
+"""Check a model, and compare the rows of its embedding with the ids of a tokenizer."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.errors import ConfigError
+from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ChatFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def check_is_model(model: Any, call: str) -> None:
+    """Check what was given as the model.
+
+    Args:
+        model: The argument.
+        call: How the call is written, as in ``"PolicyAgent(model, tokenizer)"``.
+
+    Raises:
+        ConfigError: It has no configuration: another argument in the model's place, or its name.
+    """
+    if not hasattr(model, "config"):
+        given = shown(model) if isinstance(model, str) else f"a {type(model).__name__}"
+        raise ConfigError(
+            f"the first argument must be a model, as AutoModelForCausalLM.from_pretrained returns it: write {call}, "
+            f"got {given}"
+        )
 
 
 def shared_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.agents.event_loop import run_coroutine
-from agentsgym.agents.vllm.sampling import Sampled, VLLMSampling, budget_within
+from agentsgym.agents.policy.context_length import budget_within
+from agentsgym.agents.vllm.sampling import Sampled, VLLMSampling
 from agentsgym.agents.vllm.server import PassingError, VLLMServer, load_aiohttp, open_session
 from agentsgym.errors import AgentError, AgentsGymError
 
@@ -32,7 +33,6 @@ class VLLMServers:
     """Answers requests one by one, each from a server of its own rank's choice.
 
     Attributes:
-        step: The optimizer steps behind the weights that the servers have, told in each answer.
         servers: All of them, lost ones included.
     """
 
@@ -48,7 +48,6 @@ class VLLMServers:
             MissingDependencyError: ``aiohttp`` is not installed.
         """
         load_aiohttp()
-        self.step: int | None = None
         self.servers = [VLLMServer(url) for url in urls]
         self._rank = rank
         self._fields = _wire_fields(sampling)
@@ -77,7 +76,8 @@ class VLLMServers:
             if last and wait_s:
                 await asyncio.sleep(wait_s)
             server = self._home(session_id, last)
-            budget = budget_within(server.context, prompt, room, f"the vLLM server at {server.url}")
+            holder = f"the maximum context length of the vLLM server at {server.url}"
+            budget = max(1, budget_within(server.context, prompt, room, holder, "raise its --max-model-len, or "))
             try:
                 return await self._ask(server, prompt, budget)
             except PassingError as error:
@@ -106,6 +106,14 @@ class VLLMServers:
             marks: By URL; one that is not there is not looked at.
         """
         run_coroutine(self._renew(lost, marks))
+
+    def hold(self, url: str) -> None:
+        """Send a server no request from now on; those that are open go on."""
+        run_coroutine(self._hold(self.by_url(url)))
+
+    def release(self, url: str) -> None:
+        """Send a server the requests that were held back."""
+        run_coroutine(self._release(self.by_url(url)))
 
     def check(self) -> None:
         """Do nothing: servers are looked for when they get weights."""
@@ -157,6 +165,12 @@ class VLLMServers:
             if server is not None:
                 server.num_sessions -= 1
 
+    async def _hold(self, server: VLLMServer) -> None:
+        server.is_free.clear()
+
+    async def _release(self, server: VLLMServer) -> None:
+        server.is_free.set()
+
     async def _renew(self, lost: Mapping[str, str], marks: Mapping[str, str | None]) -> None:
         for server in self.servers:
             server.lost, server.version = lost.get(server.url, ""), marks.get(server.url)
@@ -167,7 +181,7 @@ class VLLMServers:
     async def _ask(self, server: VLLMServer, prompt: list[int], max_tokens: int) -> Sampled:
         session = self._opened()
         gone = self._gone.setdefault(server.url, asyncio.get_running_loop().create_future())
-        asking = asyncio.ensure_future(server.complete(session, prompt, max_tokens, self._fields, self.step))
+        asking = asyncio.ensure_future(server.complete(session, prompt, max_tokens, self._fields))
         try:
             await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
             if asking.done():

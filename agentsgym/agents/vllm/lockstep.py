@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.base import Agent
-from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart
+from agentsgym.agents.policy.context_length import budget_within
+from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
 from agentsgym.agents.vllm.sampling import VLLMSampling, known_or_nan
 from agentsgym.agents.vllm.weights import EngineWeights
 from agentsgym.errors import AgentError, ConfigError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Answer = tuple[list[int], list[float] | None]  # the ids sampled for one row, and their log-probabilities
 
 
-class LockstepVLLMPolicyAgent(Agent):
+class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
     """Samples the policy through TRL's ``VLLMGeneration`` for all live episodes at once: tensor parallelism.
 
     Weights, sleep and log-probabilities are as those of :class:`~agentsgym.agents.vllm.policy.VLLMPolicyAgent`, which
@@ -62,6 +63,7 @@ class LockstepVLLMPolicyAgent(Agent):
         self.generation, self.tokenizer = generation, tokenizer
         self.max_turn_tokens, self.stop_token_ids = max_turn_tokens, self.sampling.stop_token_ids
         self._weights = EngineWeights(generation)
+        self._context: int = generation.llm.llm_engine.model_config.max_model_len
 
     def prepare(self, start: BatchStart) -> None:
         """Collective: get the engine ready for a generation batch: load new weights, and wake it.
@@ -88,7 +90,21 @@ class LockstepVLLMPolicyAgent(Agent):
             return []
         if any(not request.token_ids for request in requests):
             raise ConfigError("a vLLM policy needs an environment with a tokenizer: it reads token ids, not text")
-        return self._join(requests) or ()
+        answers: list[Any] = [self._refusal(request) for request in requests]
+        fitting = [place for place, refusal in enumerate(answers) if refusal is None]
+        sampled = self._join([requests[place] for place in fitting]) if fitting else ()
+        for place, answer in zip(fitting, sampled or (), strict=True):
+            answers[place] = answer
+        return answers
+
+    def _refusal(self, request: TurnRequest) -> AgentError | None:
+        """Say why the engine cannot be given a prompt, which would fail the rows of all ranks; None if it can."""
+        holder = "the maximum context length of the vLLM engine"
+        try:
+            budget_within(self._context, request.token_ids, 1, holder, "raise vllm_max_model_length, or ")
+        except AgentError as refusal:
+            return refusal
+        return None
 
     def finish(self) -> None:
         """Collective: join the calls of other ranks until none has a live episode, then put the engine to sleep."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart
+from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
 from agentsgym.agents.vllm.fleet import VLLMServers
 from agentsgym.agents.vllm.sampling import VLLMSampling
 from agentsgym.agents.vllm.server import urls_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trl.generation.vllm_generation import VLLMGeneration
 
 
-class VLLMPolicyAgent(AsyncAgent):
+class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
     """Samples the policy on vLLM, one request for each turn of each episode, sent as soon as the episode is ready.
 
     Where TRL's ``VLLMGeneration`` is colocated, a thread steps its engine while any request is open, and new ones join
@@ -72,6 +72,7 @@ class VLLMPolicyAgent(AsyncAgent):
         self.sampling = VLLMSampling(generation, tokenizer, max_turn_tokens, stop)
         self.generation, self.tokenizer = generation, tokenizer
         self.max_turn_tokens, self.stop_token_ids = max_turn_tokens, self.sampling.stop_token_ids
+        self.plays_through_updates = generation.mode == "server"
         self._weights: EngineWeights | ServerWeights
         self._engine: SteppedEngine | VLLMServers
         if generation.mode == "server":
@@ -85,11 +86,6 @@ class VLLMPolicyAgent(AsyncAgent):
                 "an engine that spreads over several ranks samples in lockstep: use LockstepVLLMPolicyAgent"
             )
         self._engine, self._weights = SteppedEngine(self.sampling), EngineWeights(generation)
-
-    @property
-    def plays_through_updates(self) -> bool:
-        """Whether it goes on answering while it gets new weights: behind servers."""
-        return isinstance(self._engine, VLLMServers)
 
     def forget(self, session_ids: Sequence[str]) -> None:
         """Forget sessions that are over, while others go on."""
@@ -112,7 +108,8 @@ class VLLMPolicyAgent(AsyncAgent):
         with raise_on_all_ranks():
             self._engine.check()
         self._weights.load(start.step)
-        self._engine.step = start.step
+        if isinstance(self._engine, SteppedEngine):
+            self._engine.step = start.step
 
     def weights_loaded(self, step: int) -> None:
         """Note that the trainer itself has loaded the weights of this step; an engine that sleeps loads them again."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentsgym.agents.answers import action_from_ids, as_ids, stop_token_ids
 from agentsgym.agents.policy.sampling import StopText
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
-from agentsgym.errors import AgentError, ConfigError
+from agentsgym.errors import ConfigError
 from agentsgym.types import Action, TurnRequest
 
 if TYPE_CHECKING:
@@ -140,26 +140,6 @@ class EngineParams:
 def sampled_logprobs(steps: Sequence[Any] | None, ids: Sequence[int]) -> list[float] | None:
     """Read vLLM's log-probabilities of sampled ids, (T,): by step, each a mapping from ids."""
     return None if steps is None else [step[token].logprob for step, token in zip(steps, ids, strict=True)]
-
-
-def budget_within(context: int | None, prompt: Sequence[int], room: int, engine: str) -> int:
-    """Cut a budget to what the engine's context leaves behind a prompt.
-
-    Args:
-        context: The most tokens of prompt and answer; None if it is not known.
-        prompt: The ids before the answer.
-        room: The turn's own budget.
-        engine: How the engine is called in the error.
-
-    Raises:
-        AgentError: Not even one token is left.
-    """
-    if context is None or len(prompt) < context:
-        return max(1, room if context is None else min(room, context - len(prompt)))
-    raise AgentError(
-        f"a prompt of {len(prompt)} tokens leaves no room in the maximum context length of {engine}, {context} tokens: "
-        "raise it (vllm_max_model_length, --max-model-len of a server), or lower max_completion_length"
-    )
 
 
 def known_or_nan(logprob: float | None) -> float:

@@ -66,6 +66,8 @@ class VLLMServer:
         root: Where it loaded the model from.
         context: The most tokens of prompt and answer; None until it was asked.
         version: What its weights are marked with since they were pushed; None where it does not know such marks.
+        step: The optimizer steps behind its weights; None if none were pushed yet.
+        is_free: Set unless requests are held back, since it is about to get weights.
         lost: Why it is not asked any more; empty while it is.
         num_sessions: Sessions that stay with it.
     """
@@ -76,6 +78,9 @@ class VLLMServer:
         self.model, self.root = "", ""
         self.context: int | None = None
         self.version: str | None = None
+        self.step: int | None = None
+        self.is_free = asyncio.Event()
+        self.is_free.set()
         self.lost = ""
         self.num_sessions = 0
         self.num_open = 0
@@ -126,15 +131,19 @@ class VLLMServer:
         return status == 200
 
     async def complete(
-        self, session: ClientSession, prompt: list[int], max_tokens: int, fields: Mapping[str, Any], step: int | None
+        self, session: ClientSession, prompt: list[int], max_tokens: int, fields: Mapping[str, Any]
     ) -> Sampled:
-        """Sample one answer.
+        """Sample one answer, once requests are no longer held back.
+
+        A request that was sent while the server pauses would be sampled by the next weights, and bear the older step.
 
         Raises:
             PassingError: It did not answer, and may do so when it is asked again.
             AgentError: It refuses this request, or its answer makes no sense.
         """
         body = {**fields, "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "return_token_ids": True}
+        await self.is_free.wait()
+        step = self.step
         self.num_open += 1
         try:
             status, content = await self._post(session, "/v1/completions", body, None)

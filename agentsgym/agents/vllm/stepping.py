@@ -20,7 +20,8 @@ from typing import Any, Final
 
 import torch
 
-from agentsgym.agents.vllm.sampling import EngineParams, Sampled, VLLMSampling, budget_within, sampled_logprobs
+from agentsgym.agents.policy.context_length import budget_within
+from agentsgym.agents.vllm.sampling import EngineParams, Sampled, VLLMSampling, sampled_logprobs
 from agentsgym.errors import AgentError, AgentsGymError
 from agentsgym.texts import sentence_of
 
@@ -76,7 +77,8 @@ class SteppedEngine:
         """
         if self._broke:
             raise AgentError(f"the vLLM engine broke at an earlier call and is not called again: {self._broke}")
-        room = budget_within(self._context, prompt, room, "the vLLM engine")
+        holder = "the maximum context length of the vLLM engine"
+        room = max(1, budget_within(self._context, prompt, room, holder, "raise vllm_max_model_length, or "))
         loop, step = asyncio.get_running_loop(), self.step
         one = _Open(next(self._names), prompt, room, loop, loop.create_future())
         self._start()

@@ -135,8 +135,14 @@ class ServerWeights:
         known = {one.url: one.version for one in self._servers.servers if one.url not in plan.push}
         self._servers.renew(plan.lost, known)
         for url in plan.push:
-            with raise_on_all_ranks():
-                self._push(url)
+            try:
+                with raise_on_all_ranks():
+                    self._servers.hold(url)  # on all ranks before it pauses
+                with raise_on_all_ranks():
+                    self._push(url)
+                self._servers.by_url(url).step = step
+            finally:
+                self._servers.release(url)
         marks = all_gather_objects([self._marks] if plans else [])[0]
         self._servers.renew(plan.lost, marks)
         with raise_on_all_ranks():
@@ -146,7 +152,7 @@ class ServerWeights:
 
     def loaded(self, step: int) -> None:
         """Note that TRL itself has pushed the weights of this step to its server, the first one; they bear no mark."""
-        self.step = step
+        self.step = self._servers.first.step = step
         self._marks[self._servers.first.url] = None
 
     def rest(self) -> None:
@@ -258,11 +264,15 @@ class ServerWeights:
 
     @contextlib.contextmanager
     def _paused(self, url: str) -> Generator[None]:
-        """Let a server pause inside where requests may be open: they go on with the new weights, their cache kept."""
+        """Pause a server inside where requests may be open: they continue with the new weights.
+
+        Its cache is cleared, so that they are prefilled anew. Keys and values of the older weights under the new ones
+        would make the log-probabilities those of no version.
+        """
         if not self._pauses:
             yield
             return
-        if not run_coroutine(self._switch(url, "pause?mode=keep")):
+        if not run_coroutine(self._switch(url, "pause?mode=keep&clear_cache=true")):
             raise ConfigError(
                 f"the vLLM server at {url} cannot pause, and max_staleness above 0 gives it weights while it answers: "
                 "start it with VLLM_SERVER_DEV_MODE=1"

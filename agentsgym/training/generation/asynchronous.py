@@ -21,7 +21,7 @@ from accelerate import PartialState
 from datasets import IterableDataset
 
 from agentsgym.agents.base import Agent, AsyncAgent
-from agentsgym.agents.trained import BatchStart
+from agentsgym.agents.trained import BatchStart, as_trained_policy
 from agentsgym.envs.datasets.environments import group_seeds
 from agentsgym.errors import ConfigError
 from agentsgym.ranks import KeptError, all_gather_objects
@@ -89,11 +89,11 @@ class AsyncRolloutGenerator(RolloutGenerator):
         Raises:
             ConfigError: It cannot sample while the weights change.
         """
-        if not getattr(agent, "plays_through_updates", False):
+        if not as_trained_policy(agent).plays_through_updates:
             raise ConfigError(
-                f"max_staleness above 0 needs a sampler with weights of its own, which goes on while the policy is "
-                f"trained: use_vllm=True with vllm_mode='server', or agent=CopiedPolicyAgent(model, tokenizer), got "
-                f"{agent.__class__.__name__}"
+                f"max_staleness above 0 needs a sampler with weights of its own, which samples while the policy is "
+                f"trained: use_vllm=True with vllm_mode='server', agent=CopiedPolicyAgent(model, tokenizer), or a "
+                f"TrainedPolicy whose plays_through_updates is True, got {agent.__class__.__name__}"
             )
         self._end_ahead()
         super().play_with(agent)
@@ -142,9 +142,8 @@ class AsyncRolloutGenerator(RolloutGenerator):
         return batch
 
     def _forget(self, trajectories: Sequence[Trajectory]) -> None:
-        forget: Any = getattr(self.agent, "forget", None)
-        if forget is not None:  # it keeps something by session, and is not finished before the run is
-            forget([trajectory.session_id for trajectory in trajectories])
+        """Let the policy forget sessions that are over: it is not finished before the run is."""
+        self.policy.forget([trajectory.session_id for trajectory in trajectories])
 
     @property
     def _player(self) -> Agent:

@@ -1,4 +1,7 @@
-"""Check what environments and agents return before it is used: foreign code may return anything."""
+"""Call what users wrote, and check what it returns before it is used: foreign code may raise and return anything.
+
+Whatever an environment's hook raises is the failure of its episode, and nobody else's.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,40 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
-from agentsgym.envs.hooks import failure_of_value
 from agentsgym.errors import EnvError
+from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
 from agentsgym.types import LEAST_LOGPROB, MOST_LOGPROB, Action, Message
 
 _LARGEST = 3.4e38
+
+
+def call_environment(hook: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a hook of the environment; whatever it raises becomes an :class:`EnvError`, the cause attached."""
+    try:
+        return hook(*arguments)
+    except BaseException as error:
+        raise failure_of_hook(hook, error) from error
+
+
+def failure_of_hook(hook: Callable[..., Any], error: BaseException) -> EnvError:
+    """Make the failure of an episode out of what a hook raised; what is not the hook's own is raised again."""
+    if is_interruption(error):
+        raise error
+    return failure_of(EnvError, getattr(hook, "__qualname__", None) or shown(hook), error, hook)
+
+
+def failure_of_value(name: str, error: BaseException) -> EnvError:
+    """Make the failure of an episode out of what a returned value raised when it was looked at.
+
+    Args:
+        name: What was returned, as in ``"_step_episode"``.
+        error: As it was caught. What is no failure of the value, or names it already, is raised again.
+    """
+    if isinstance(error, EnvError) or is_interruption(error):
+        raise error
+    return failure_of(EnvError, f"what {name} returned", error)
 
 
 def is_conversation(messages: Any) -> TypeGuard[list[Message]]:
@@ -188,6 +218,8 @@ def _is_step(answer: Any) -> TypeGuard[tuple[dict[str, Any], Any, Any, dict[str,
 
 def as_messages(prompt: Any) -> list[Message]:
     """Read what ``_format_prompt`` returned: messages, a str being one of the user, or an :class:`EnvError`."""
+    if type(prompt) is str:  # nearly every turn comes through here
+        return [{"role": "user", "content": prompt}]
     try:
         given: Any = [{"role": "user", "content": plain_str(prompt)}] if isinstance(prompt, str) else prompt
         messages = _as_conversation(given)
@@ -252,6 +284,8 @@ def as_hashable(name: str, value: Any) -> Hashable:
 
 def as_number(name: str, value: Any) -> float:
     """A finite number that single precision holds, or an :class:`EnvError` that names it."""
+    if type(value) is float and abs(value) <= _LARGEST:
+        return value
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except BaseException as error:  # the conversion is the foreign object's own
@@ -296,6 +330,8 @@ def paid_to(role: Hashable, step: Step) -> Step:
 
 def as_flag(name: str, value: Any) -> bool:
     """True or False, or an :class:`EnvError` that names it."""
+    if value is None or type(value) is bool:
+        return value is True
     try:
         return _bool(value)
     except BaseException as error:

@@ -1,0 +1,56 @@
+"""Compare a prompt with the longest sequence that a model or an engine can process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from agentsgym.errors import AgentError
+
+
+def num_positions(model: Any) -> int | None:
+    """Read the longest sequence of a model in tokens from its configuration; None where it has no such limit.
+
+    Stretched rotary embeddings count as far as they reach: many configurations leave ``max_position_embeddings`` as it
+    was before the stretch.
+    """
+    config: Any = model.config.get_text_config(decoder=True)
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    rope: Any = getattr(config, "rope_parameters", None)
+    if positions is None or getattr(config, "alibi", False):
+        return None
+    if not isinstance(rope, Mapping):
+        return positions
+    parameters = cast("Mapping[str, Any]", rope)
+    by_layer_type = [one for one in parameters.values() if isinstance(one, Mapping)]  # Gemma 3
+    stretched = (_stretched(one, positions) for one in (by_layer_type or [parameters]))
+    return max(positions, *stretched)
+
+
+def _stretched(rope: Mapping[str, Any], positions: int) -> int:
+    if rope.get("rope_type") in ("llama3", "longrope"):
+        return positions  # theirs is the number after the stretch
+    return int((rope.get("factor") or 1) * (rope.get("original_max_position_embeddings") or positions))
+
+
+def budget_within(limit: int | None, prompt: Sequence[int], room: int, holder: str, remedy: str = "") -> int:
+    """Cut the budget of a turn to what a limit of tokens leaves behind its prompt.
+
+    Args:
+        limit: The most tokens of prompt and answer; None if there is no limit, or it is not known.
+        prompt: The ids before the answer.
+        room: The turn's own budget.
+        holder: What has the limit, for the error.
+        remedy: How the limit is raised, for the error.
+
+    Raises:
+        AgentError: Not even one token is left.
+    """
+    if limit is None:
+        return room
+    if len(prompt) < limit:
+        return min(room, limit - len(prompt))
+    raise AgentError(
+        f"a prompt of {len(prompt)} tokens leaves no room for an answer in {holder}, {limit} tokens: {remedy}set "
+        f"env_config['max_trajectory_tokens'] to at most {limit}, so that episodes end before"
+    )
