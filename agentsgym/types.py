@@ -202,7 +202,8 @@ class Trajectory:
 
     Attributes:
         token_ids: Every token in order, prompts and observations included, (T,); empty without a tokenizer. Where a
-            history was rewritten a new segment begins, with the whole new prompt: see :attr:`segments`.
+            history was rewritten a new segment begins, with the whole new prompt: see :attr:`segments`. The tokens
+            behind the last action are the environment's last message.
         turns: The turns in order; their spans do not overlap.
         messages: The conversation, the agent's answers included.
         logprobs: (T,), what the sampler gave for each agent token and 0.0 elsewhere; None if unknown.

@@ -184,6 +184,18 @@ class MultistepEnv(ABC):
         """
         return None
 
+    def _last_message(self, state: State) -> str | list[Message] | None:
+        """Say what there is to say once an episode is over, in answer to its last action; None for nothing.
+
+        Called after the last step of an episode: one that is done, an invalid action too many, or one that used up
+        ``max_steps_per_episode``; not where a token budget left no room, and not after a failure. Nobody answers: the
+        messages end the conversation, and their tokens end the record, which no loss is computed on. Tokens that do not
+        fit into the budget are left out, and the messages stay. Between the episodes of a trial that share a
+        conversation (``keep_history``) they stand in front of the next first prompt, in the same message where both are
+        the user's.
+        """
+        return None
+
     def _final_reward(self, state: State, turn_rewards: list[float]) -> float:
         """Give the reward of the whole episode; by default the sum of its turn rewards."""
         return float(sum(turn_rewards))

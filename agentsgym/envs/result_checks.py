@@ -180,15 +180,19 @@ def _is_step(answer: Any) -> TypeGuard[tuple[dict[str, Any], Any, Any, dict[str,
     return isinstance(answer[0], dict) and isinstance(answer[3], dict)
 
 
-def as_messages(prompt: Any) -> list[Message]:
-    """Read what ``_format_prompt`` returned: messages, a str being one of the user, or an :class:`EnvError`."""
+def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
+    """Read what ``_format_prompt``, or the hook of that name, returned: messages, a str being one of the user.
+
+    Raises:
+        EnvError: It is neither.
+    """
     try:
         given: Any = [{"role": "user", "content": plain_str(prompt)}] if isinstance(prompt, str) else prompt
         messages = _as_conversation(given)
     except BaseException as error:
-        raise failure_of_value("_format_prompt", error) from error
+        raise failure_of_value(name, error) from error
     if messages is None:
-        raise EnvError(f"_format_prompt must return a str or a list of at least one message, got {shown(prompt)}")
+        raise EnvError(f"{name} must return a str or a list of at least one message, got {shown(prompt)}")
     return messages
 
 

@@ -306,6 +306,29 @@ class ChatFormat:
         roles = tuple([message["role"] for message in messages])
         return self.later(roles, ended_by), [message["content"] for message in messages]
 
+    def closing(self, messages: Sequence[Message], ended_by: int | None) -> list[int] | None:
+        """The ids of an observation that nobody answers: those of :meth:`observation` without the generation prompt.
+
+        Args:
+            messages: The observation, as :meth:`observation` takes it.
+            ended_by: What ended the agent's turn.
+
+        Returns:
+            The ids; None where the generation prompt cannot be told apart from the observation.
+
+        Raises:
+            TemplateError: As :meth:`observation`, and as :meth:`Scaffold.write`.
+        """
+        scaffold, contents = self.observation(messages, ended_by)
+        token_ids: list[int] = []
+        scaffold.write(contents, token_ids)
+        text = "" if self._template is None else self._template.generation_prompt()
+        if text is None:
+            return None
+        prompt = self._observed.encode_printed(text, {}, first=False)
+        start = len(token_ids) - len(prompt)
+        return token_ids[:start] if token_ids[max(0, start) :] == prompt else None
+
     def answer(self, message: Message) -> tuple[list[int], tuple[int, ...]]:
         """The ids of an answer that was given as text, and those of its end of turn.
 
