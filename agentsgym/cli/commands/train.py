@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,7 @@ def train(
 ) -> None:
     """Train a policy: evaluate, imitate, train, evaluate again.
 
+    A progress bar shows step, reward, win rate and the time left; without a terminal, a line every logging_steps does.
     Everything is written to output_dir, evaluations as soon as they are over. Ctrl-C in the warm start or in training
     keeps the policy as it is then; the last evaluation and the files are made all the same, and the exit code is 1.
 
@@ -44,6 +46,7 @@ def train(
     from agentsgym.recipes.train import prepare  # noqa: PLC0415
 
     quiet_transformers()
+    logging.getLogger("agentsgym.training.callbacks").setLevel(logging.INFO)  # the steps, where no bar can show them
     with usage():
         course = prepare(config, overrides=options.key_values(set_values, "--set"))
     with contextlib.redirect_stdout(sys.stderr):  # what is said on the way is no result
