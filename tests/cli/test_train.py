@@ -88,7 +88,7 @@ def test_ctrl_c_keeps_the_policy_and_is_a_failure(config: Path, monkeypatch: pyt
     monkeypatch.setattr("agentsgym.training.run.LearningCurve", Stopping)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
     try:
-        done = ran("train", config, *SHORT, "--set", "training.logging_steps=1")
+        done = ran("train", config, *SHORT)
     finally:
         signal.signal(signal.SIGINT, before)
     assert done.code == 1
