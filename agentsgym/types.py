@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict, cast
 
 from agentsgym._lazy import called_later
 from agentsgym.texts import as_json, shown
@@ -23,6 +25,11 @@ FinishReason = Literal["stop", "length"]
 
 LEAST_LOGPROB: Final = -104.0  # of the smallest float32 above 0 it is -103.3, which bfloat16 rounds to -103.5
 MOST_LOGPROB: Final = 1e-3  # 0 up to rounding: log-softmax adds up probabilities that half precision has rounded
+
+READ_KEYS: Final = frozenset(
+    ("success", "invalid", "rewards", "truncated", "random_reward", "optimal_reward", "answer", "action")
+)
+"""The keys of ``info`` that mean something already: their values are no metrics, numbers or not."""
 
 _SHORT: Final = 80  # characters of a field in a repr
 _COUNTED: Final = {"messages", "token_ids", "logprobs", "tool_calls", "tools", "prompt_messages"}  # there: how many
@@ -209,7 +216,8 @@ class Trajectory:
 
     Attributes:
         token_ids: Every token in order, prompts and observations included, (T,); empty without a tokenizer. Where a
-            history was rewritten a new segment begins, with the whole new prompt: see :attr:`segments`.
+            history was rewritten a new segment begins, with the whole new prompt: see :attr:`segments`. The tokens
+            behind the last action are the environment's last message.
         turns: The turns in order; their spans do not overlap.
         messages: The conversation, the agent's answers included.
         logprobs: (T,), what the sampler gave for each agent token and 0.0 elsewhere; None if unknown.
@@ -220,7 +228,8 @@ class Trajectory:
         session_id: The session that was played.
         task_index: Index of its task in the list given to ``rollout``.
         rollout_index: Index among the rollouts of that task.
-        info: The environment's ``info`` of its last step; ``info["success"]`` says whether it was solved.
+        info: The environment's ``info`` of its last step; ``info["success"]`` says whether it was solved, and every
+            number in it is a metric: see :attr:`metrics`.
         error: Of a failed rollout: where it failed, why, and the user's part of the traceback, the cause last. Else
             None.
         num_close_errors: How often the environment's ``_close_episode`` raised, which changes nothing else.
@@ -388,6 +397,33 @@ class Trajectory:
         """Whether the task was solved; None if the environment does not say."""
         value = self.info.get("success")
         return None if value is None else bool(value)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers of the environment's own in ``info``: finite ones, and True and False as 1 and 0.
+
+        Those of the last step, so that an environment counts in its state and gives the count in every ``info``. Not
+        among them are the keys of :data:`READ_KEYS`.
+
+        >>> trajectory = Trajectory(token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE,
+        ...     info={"success": True, "num_calls": 3, "was_polite": True, "tool": "search"})
+        >>> trajectory.metrics
+        {'num_calls': 3.0, 'was_polite': 1.0}
+        """
+        found = {key: _finite(value) for key, value in self.info.items() if key not in READ_KEYS}
+        return {str(key): number for key, number in found.items() if number is not None}
+
+
+def _finite(value: object) -> float | None:
+    """A finite number or a truth value, numpy's included, as a float; None for anything else."""
+    is_numpy_bool = str(getattr(value, "dtype", "")) == "bool" and getattr(value, "shape", None) == ()
+    if not (isinstance(value, Real) or is_numpy_bool):
+        return None
+    try:
+        number = float(cast("Any", value))
+    except Exception:  # noqa: BLE001  # foreign: what an environment put into its info, an int too large for example
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _brief(value: TurnRequest | Action | Turn) -> str:

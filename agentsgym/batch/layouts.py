@@ -47,7 +47,7 @@ Layout = Callable[[int, Trajectory], list[TrainingRow]]
 
 
 def trajectory_rows(rollout: int, trajectory: Trajectory) -> list[TrainingRow]:
-    """One row a rollout.
+    """One row a rollout, up to its last action.
 
     Raises:
         ConfigError: Its history was rewritten, so that no one row is true.
@@ -57,7 +57,9 @@ def trajectory_rows(rollout: int, trajectory: Trajectory) -> list[TrainingRow]:
             "layout='trajectory' trains one row a rollout, which needs a history that only grows, got a rollout whose "
             f"history was rewritten {len(trajectory.segments) - 1} times: use layout='turn'"
         )
-    return [TrainingRow(rollout=rollout, span=range(len(trajectory.token_ids)), turns=[*enumerate(trajectory.turns)])]
+    # What follows the last action, as the environment's last message does, is the context of nothing.
+    stop = trajectory.turns[-1].stop if trajectory.turns else len(trajectory.token_ids)
+    return [TrainingRow(rollout=rollout, span=range(stop), turns=[*enumerate(trajectory.turns)])]
 
 
 def turn_rows(rollout: int, trajectory: Trajectory, *, merge: bool = True) -> list[TrainingRow]:

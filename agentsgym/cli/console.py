@@ -190,7 +190,8 @@ class _Remarks(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
-        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        is_news = record.levelno <= logging.INFO
+        text = record.getMessage() if is_news else f"{record.levelname.lower()}: {record.getMessage()}"
         if text not in self._said:
             self._said.add(text)
-            remark(text, "yellow")
+            remark(text, "" if is_news else "yellow")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agentsgym.evaluation.metrics import Estimate, Evaluation
 
 _PERCENT, _NUMBER = "{:z.1%}", "{:z.2f}"
+_INFO = "info/"  # before the key of a number that an environment gives
 _MEASURES: tuple[tuple[str, Callable[[Evaluation], Estimate | None], str], ...] = (
     ("win rate", lambda one: one.win_rate, _PERCENT),
     ("reward", lambda one: one.reward, _NUMBER),
@@ -66,7 +67,7 @@ def show_games(games: Sequence[Games], seed: int, cluster_of: Mapping[int, Any] 
     estimates = [_estimates(one.evaluation, seed, cluster_of) for one in games]
     for name, form in _rows(estimates):
         ends_of_row = [_NUMBER.format(value) if name == "reward" else "" for value in (known or {}).values()]
-        table.add_row(name, *(_cell(found.get(name), form) for found in estimates), *ends_of_row)
+        table.add_row(cell(name), *(_cell(found.get(name), form) for found in estimates), *ends_of_row)
     table.add_row("games", *(str(one.evaluation.num_episodes if one.evaluation else 0) for one in games))
     if any(one.evaluation and one.evaluation.num_failed for one in games):
         failed = [str(one.evaluation.num_failed if one.evaluation else 0) for one in games]
@@ -96,6 +97,7 @@ def _estimates(
     if evaluation is None:
         return {}
     found = {name: value(evaluation) for name, value, _ in _MEASURES}
+    found |= {f"{_INFO}{name}": estimate for name, estimate in evaluation.metrics.items()}
     more = passes(evaluation, seed, cluster_of)
     return found | {name: value for name, value in more.items() if name[5:] != "1"}  # of one game it is the win rate
 
@@ -104,7 +106,7 @@ def _rows(estimates: Sequence[Mapping[str, Estimate | None]]) -> list[tuple[str,
     """The measures that some agent has, with the form of their numbers."""
     forms = {name: form for name, _, form in _MEASURES}
     names = dict.fromkeys(name for found in estimates for name, value in found.items() if value is not None)
-    return [(name, forms.get(name, _PERCENT)) for name in names]
+    return [(name, forms.get(name, _NUMBER if name.startswith(_INFO) else _PERCENT)) for name in names]
 
 
 def _cell(estimate: Estimate | None, form: str) -> Text:

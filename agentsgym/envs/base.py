@@ -11,6 +11,7 @@ from agentsgym.agents.base import Agent, as_agent
 from agentsgym.batch.padding import pad_task_groups, unpadded_row
 from agentsgym.batch.transitions import transitions
 from agentsgym.credit.rewards import per_token_rewards
+from agentsgym.envs.by_hand import EpisodeByHand
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import Budget, chat_format_of
@@ -27,7 +28,7 @@ from agentsgym.envs.user_checks import (
     check_tokenizer,
     check_vocabularies,
 )
-from agentsgym.errors import check_options
+from agentsgym.errors import ConfigError, check_options
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import Field, is_int, require
 from agentsgym.rollouts.interfaces import Pool
@@ -123,12 +124,13 @@ class MultistepEnv(ABC):
             _ = self.chat_format  # refuses a template that does not go
         self.active_states: dict[str, State] = {}
         self._generators: dict[str, random.Random] = {}
+        self._by_hand: EpisodeByHand | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Give what another process needs: not the sessions, which are played where they began."""
         check_initialized(self)
         none_in_play: dict[str, Any] = {"active_states": {}, "_generators": {}, "_starts": StartChecks()}
-        return {**vars(self), "_chat_format": None, **none_in_play}
+        return {**vars(self), "_chat_format": None, "_by_hand": None, **none_in_play}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -189,6 +191,18 @@ class MultistepEnv(ABC):
 
         The chat template shows them in its own form; calls come back as ``action.tool_calls`` in :meth:`_step_action`,
         and results go out as messages of the role ``"tool"`` from :meth:`_format_prompt`.
+        """
+        return None
+
+    def _last_message(self, state: State) -> str | list[Message] | None:
+        """Say what there is to say once an episode is over, in answer to its last action; None for nothing.
+
+        Called after the last step of an episode: one that is done, an invalid action too many, or one that used up
+        ``max_steps_per_episode``; not where a token budget left no room, and not after a failure. Nobody answers: the
+        messages end the conversation, and their tokens end the record, which no loss is computed on. Tokens that do not
+        fit into the budget are left out, and the messages stay. Between the episodes of a trial that share a
+        conversation (``keep_history``) they stand in front of the next first prompt, in the same message where both are
+        the user's.
         """
         return None
 
@@ -365,6 +379,50 @@ class MultistepEnv(ABC):
         check_options(kwargs, self._run_complete_episode, relatives=[self.generate, self.rollout, self.trials])
         check_single_stream(self, "_run_complete_episode")
         return unpadded_row(play_begun_episode(self, session_id, as_agent(agent)))
+
+    def reset(self, task_data: TaskData | None = None) -> list[Message]:
+        """Begin an episode to be played by hand with :meth:`step`, to try out an environment in a notebook.
+
+        The episode is played in a session of its own by the same rules as any other: its draws, invalid actions that
+        are forgiven, limits of turns and tokens. One that was begun before is ended.
+
+        Args:
+            task_data: The task, or a whole dataset row; one without a seed gets a fresh one. None for ``{}``.
+
+        Returns:
+            The messages of the first prompt.
+
+        Raises:
+            TaskError: The task cannot be played.
+            EnvError: The environment broke.
+            ConfigError: The environment cannot play, or the first prompt leaves no room for an action.
+        """
+        check_initialized(self)
+        if self._by_hand is not None:
+            self._by_hand.close()
+            self._by_hand = None
+        [trial] = self.trials([{} if task_data is None else task_data])
+        self._by_hand = EpisodeByHand(trial)
+        return self._by_hand.observation()
+
+    def step(self, action: str | Action) -> tuple[list[Message], float, bool, dict[str, Any]]:
+        """Play one action in the episode that :meth:`reset` began.
+
+        Args:
+            action: The agent's text, or an :class:`~agentsgym.types.Action`, for calls of tools for example.
+
+        Returns:
+            (what the environment says in reply, the turn's reward, whether the episode is over, its ``info``). When it
+            is over, ``info["stop_reason"]`` says why.
+
+        Raises:
+            ConfigError: No episode was begun, it is over, or the action is neither.
+            EnvError: The environment broke, or the action cannot be recorded; the episode is over then.
+        """
+        check_initialized(self)
+        if self._by_hand is None:
+            raise ConfigError("step needs an episode: call reset(task_data) first")
+        return self._by_hand.step(action)
 
     # What the trainer and a trial call
 

@@ -216,20 +216,24 @@ def _is_step(answer: Any) -> TypeGuard[tuple[dict[str, Any], Any, Any, dict[str,
     return isinstance(answer[0], dict) and isinstance(answer[3], dict)
 
 
-def as_messages(prompt: Any) -> list[Message]:
-    """Read what ``_format_prompt`` returned: messages, a str being one of the user, or an :class:`EnvError`."""
+def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
+    """Read what ``_format_prompt``, or the hook of that name, returned: messages, a str being one of the user.
+
+    Raises:
+        EnvError: It is neither.
+    """
     if type(prompt) is str:  # nearly every turn comes through here
         return [{"role": "user", "content": prompt}]
     try:
         given: Any = [{"role": "user", "content": plain_str(prompt)}] if isinstance(prompt, str) else prompt
         messages = _as_conversation(given)
     except BaseException as error:
-        raise failure_of_value("_format_prompt", error) from error
+        raise failure_of_value(name, error) from error
     if messages is None:
         wanted = "a str or a list of at least one message"
         if isinstance(given, list) and any(map(_has_parts, cast("list[Any]", given))):
             wanted += " whose content is a str (a list of parts is not taken, only text is recorded)"
-        raise EnvError(f"_format_prompt must return {wanted}, got {shown(prompt)}")
+        raise EnvError(f"{name} must return {wanted}, got {shown(prompt)}")
     return messages
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentsgym.errors import ConfigError
@@ -11,7 +11,7 @@ from agentsgym.fields import is_int, or_none
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.reader import reader_of
 from agentsgym.tokens.transcript import ChatFormat, History, Transcript
-from agentsgym.types import Turn
+from agentsgym.types import Message, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,7 @@ class Conversation:
         self.prompt_length = 0
         self.final_reward = 0.0
         self.info: dict[str, Any] = {}
+        self.last_messages: list[Message] = []  # of an episode that is over, until they are on record
 
     def token_ids(self) -> list[int]:
         """The record, (T,), without a rewritten prompt that got no answer: no turn says that it begins anew."""
@@ -83,6 +84,26 @@ class Conversation:
                 return None
             values[turn.start : turn.stop] = logprobs
         return values[:num_tokens]
+
+    def with_last_messages(self, prompt: list[Message]) -> list[Message]:
+        """Put what the episode before said last in front of the next one's first prompt, in one message if both are."""
+        last = self.last_messages
+        if not last:
+            return prompt
+        if last[-1]["role"] != "user" or prompt[0]["role"] != "user":
+            return [*last, *prompt]
+        text = f"{last[-1]['content']}\n\n{prompt[0]['content']}"
+        return [*last[:-1], {**prompt[0], "content": text}, *prompt[1:]]
+
+    def close(self, budget: Budget) -> None:
+        """Record what the last episode said last; without its tokens where these leave the budget.
+
+        Raises:
+            TemplateError: The chat template does not take it.
+        """
+        if self.last_messages:
+            self.transcript.close(self.last_messages, self.room(replace(budget, turn=None)))
+            self.last_messages = []
 
     def room(self, budget: Budget) -> int | None:
         """Count the tokens that the next action may have; None for no limit."""

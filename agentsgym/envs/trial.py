@@ -15,6 +15,8 @@
             turns.append(Turn(start=start, stop=stop, reward=reward, ...))
             if done or too many actions were invalid:
                 stop with DONE or INVALID
+        if there was room:
+            env._last_message(state)                  # what the environment says last; on record, never trained
         final_reward += env._final_reward(state, rewards)   # unless info["rewards"] said what each role is paid
         env._close_episode(session_id, state)         # whatever ended it
     return Trajectory(...)                            # _calculate_rewards gives one reward a token
@@ -111,7 +113,7 @@ class Trial:
                 stop_reason = yield from self._episode(episode, is_practice=episode < config["free_shots"])
                 if config["keep_history"] and stop_reason is StopReason.MAX_TOKENS:
                     break  # the next episode would continue in the conversation that is full
-            trajectory = self._trajectory(stop_reason)
+            trajectory = self._ended(stop_reason)
         except EpisodeError as fault:
             trajectory = self._failed(fault)
         finally:  # also where the driver closes this generator: an interrupt, a limit of time
@@ -125,7 +127,7 @@ class Trial:
         """Play one episode of a session whose state is in ``env.active_states``; faults are raised."""
         try:
             stop_reason = yield from self._episode(0, is_practice=False)
-            trajectory = self._trajectory(stop_reason)
+            trajectory = self._ended(stop_reason)
         finally:
             self._close()
         return self._with_close_errors(trajectory)
@@ -204,6 +206,8 @@ class Trial:
             if outcome.done or num_invalid > config["error_allowance"]:
                 stop_reason = _stop_reason(outcome)
                 break
+        if stop_reason is not StopReason.MAX_TOKENS:
+            conversation.last_messages = self._last_messages()
         if not (is_practice or any(one.role_rewards is not None for one in conversation.turns[first:])):
             state = self.env.active_states[self.session_id]
             final_reward = call_environment(self.env._final_reward, state, rewards)
@@ -219,6 +223,7 @@ class Trial:
         if room is not None and room <= 0:
             self._leave()
             return None
+        conversation.last_messages = []
         key = as_hashable("_state_key", call_environment(self.env._state_key, state))
         role = as_hashable("_role", call_environment(self.env._role, state))
         potential = self._potential(state)
@@ -259,7 +264,7 @@ class Trial:
     def _observe(self, state: State, step: int) -> None:
         conversation = self.conversation
         is_first = not conversation.transcript.messages
-        messages = self._prompt_messages(state, step, with_system=is_first)
+        messages = conversation.with_last_messages(self._prompt_messages(state, step, with_system=is_first))
         if not all(is_unicode(message["content"]) for message in messages):
             raise EnvError(f"the observation before turn {step} must be valid Unicode, got {shown(messages)}")
         try:
@@ -277,6 +282,16 @@ class Trial:
         if with_system and system is None:
             system = as_system_prompt(call_environment(self.env._system_prompt))
         return [{"role": "system", "content": system}, *messages] if with_system and system else messages
+
+    def _last_messages(self) -> list[Message]:
+        """What the environment says of an episode that is over; empty for nothing."""
+        said = call_environment(self.env._last_message, self.env.active_states[self.session_id])
+        if said is None:
+            return []
+        messages = as_messages(said, "_last_message")
+        if not all(is_unicode(message["content"]) for message in messages):
+            raise EnvError(f"_last_message must return valid Unicode, got {shown(messages)}")
+        return messages
 
     def _potential(self, state: State) -> float | None:
         potential = call_environment(self.env._potential, state)
@@ -334,6 +349,14 @@ class Trial:
         self.env.active_states[self.session_id] = next_state
         self.conversation.info = info
         return step
+
+    def _ended(self, stop_reason: StopReason) -> Trajectory:
+        """Record what was said last, and make the trajectory."""
+        try:
+            self.conversation.close(self.budget)
+        except TemplateError as error:
+            raise EnvError(f"_last_message cannot be recorded: {error}") from error
+        return self._trajectory(stop_reason)
 
     def _trajectory(self, stop_reason: StopReason, error: str | None = None) -> Trajectory:
         conversation = self.conversation

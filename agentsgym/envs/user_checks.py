@@ -31,6 +31,7 @@ _SET_BY_BASE = frozenset(
         "active_states",
         "_generators",
         "_starts",
+        "_by_hand",
     )
 )
 

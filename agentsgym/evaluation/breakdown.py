@@ -38,6 +38,11 @@ class RolloutOutcome(Protocol):
         ...
 
     @property
+    def metrics(self) -> Mapping[str, float]:
+        """The numbers that its environment gave in ``info``."""
+        ...
+
+    @property
     def roles(self) -> Sequence[Hashable]:
         """Who the agent was in each turn, (K,); empty for None in all turns."""
         ...
@@ -76,6 +81,11 @@ class SeatOutcome:
     @property
     def final_rewards(self) -> Mapping[Hashable, float]:
         """Nothing: the reward is of one role already."""
+        return {}
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Nothing: they are the rollout's, not the role's."""
         return {}
 
 

@@ -61,6 +61,9 @@ class Evaluation:
             rollouts for which both are known, where one role is paid; None if there are none, as in a game that the
             agent plays against itself, or random play is optimal.
         clusters: What the intervals take as one task, a key a trajectory; empty where that is not kept.
+        metrics: The means of the numbers that environments give in ``info``
+            (:attr:`~agentsgym.types.Trajectory.metrics`) by their keys, each over the rollouts that have it; empty for
+            a role.
     """
 
     win_rate: Estimate | None
@@ -76,6 +79,7 @@ class Evaluation:
     by_role: Mapping[Hashable, Evaluation] = field(default_factory=dict[Hashable, "Evaluation"])
     fraction_of_optimal: Estimate | None = None
     clusters: Sequence[Hashable] = ()
+    metrics: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
 
     def __repr__(self) -> str:
         counts = {"failed": self.num_failed, "left out": self.num_left_out}
@@ -127,12 +131,14 @@ class Evaluation:
             ("mean_turns", self.turns),
             ("mean_reward", self.reward),
             ("fraction_of_optimal", self.fraction_of_optimal),
+            *((f"info/{name}", estimate) for name, estimate in self.metrics.items()),
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """Give the numbers as plain JSON values; what was not computed is None.
 
-        ``by_environment`` and ``by_role`` are there where there are several; a role's key is its ``str``.
+        The numbers of ``info`` are named ``info/KEY``. ``by_environment`` and ``by_role`` are there where there are
+        several; a role's key is its ``str``.
         """
         numbers: dict[str, Any] = {}
         for name, estimate in self._estimates():
@@ -261,6 +267,7 @@ def _summary(
         confidence=confidence,
         clusters=list(clusters) if len(trajectories) == len(clusters) else (),
         fraction_of_optimal=_fraction(outcomes, clusters, anchors, seed, confidence),
+        metrics=_info_estimates(played, keys, seed, confidence),
     )
 
 
@@ -276,20 +283,44 @@ def fraction_of_optimal(value: float, *, random: float, optimal: float) -> float
 def _estimates(
     played: Sequence[RolloutOutcome], keys: Sequence[Hashable], seed: int, confidence: float
 ) -> tuple[Estimate | None, Estimate, Estimate]:
-    clusters = keys if len(set(keys)) > 1 else range(len(played))
-    values = np.array([[bool(one.success), one.final_reward, one.num_turns] for one in played], dtype=np.float64)
-    low, high = bootstrap_intervals(values, clusters, confidence=confidence, seed=seed)
-    # The mean itself bounds the interval: the quantiles of equal values can be off by a rounding error.
-    # Adding 0.0 turns -0.0, which would be printed, into 0.0.
-    win_rate, reward, turns = (
-        Estimate(mean=float(m) + 0.0, low=float(min(a, m)) + 0.0, high=float(max(b, m)) + 0.0)
-        for m, a, b in zip(values.mean(axis=0), low, high, strict=True)
-    )
+    values = [[bool(one.success), one.final_reward, one.num_turns] for one in played]
+    win_rate, reward, turns = _means(values, keys, seed, confidence)
     if all(one.success is None for one in played):
         return None, reward, turns
     if win_rate.mean in {0.0, 1.0}:
-        win_rate = without_spread(win_rate.mean, len(set(clusters)), confidence)
+        num_tasks = len(set(keys))
+        win_rate = without_spread(win_rate.mean, num_tasks if num_tasks > 1 else len(played), confidence)
     return win_rate, reward, turns
+
+
+def _info_estimates(
+    played: Sequence[RolloutOutcome], keys: Sequence[Hashable], seed: int, confidence: float
+) -> dict[str, Estimate]:
+    """Estimate each number of ``info`` from the rollouts that have it; those of the same rollouts share the draws."""
+    metrics = [one.metrics for one in played]
+    rows_of = {
+        name: tuple(i for i, own in enumerate(metrics) if name in own)
+        for name in dict.fromkeys(name for own in metrics for name in own)
+    }
+    found: dict[str, Estimate] = {}
+    for rows in dict.fromkeys(rows_of.values()):
+        names = [name for name, own in rows_of.items() if own == rows]
+        values = [[metrics[i][name] for name in names] for i in rows]
+        found |= zip(names, _means(values, [keys[i] for i in rows], seed, confidence), strict=True)
+    return {name: found[name] for name in rows_of}
+
+
+def _means(values: Sequence[Sequence[float]], keys: Sequence[Hashable], seed: int, confidence: float) -> list[Estimate]:
+    """Estimate the mean of each column of values, (N, M), from rows that belong together where keys are equal."""
+    columns = np.array(values, dtype=np.float64)
+    clusters = keys if len(set(keys)) > 1 else range(len(columns))
+    low, high = bootstrap_intervals(columns, clusters, confidence=confidence, seed=seed)
+    # The mean itself bounds the interval: the quantiles of equal values can be off by a rounding error.
+    # Adding 0.0 turns -0.0, which would be printed, into 0.0.
+    return [
+        Estimate(mean=float(m) + 0.0, low=float(min(a, m)) + 0.0, high=float(max(b, m)) + 0.0)
+        for m, a, b in zip(columns.mean(axis=0), low, high, strict=True)
+    ]
 
 
 def _fraction(

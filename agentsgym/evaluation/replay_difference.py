@@ -61,7 +61,12 @@ def first_difference(recorded: Trajectory, played: Played) -> Difference | None:
         difference = _of_observations(0, recorded.messages, now.messages)
         if difference is not None:
             return difference
-    return _of_ends(recorded, played)
+    difference = _of_ends(recorded, played)
+    last = recorded.messages[num_seen[0] :], now.messages[num_seen[1] :]
+    # A record of an environment that had no last message then holds none to compare with.
+    if difference is None and recorded.turns and not recorded.failed and last[0]:
+        difference = _of_observations(len(recorded.turns), *last)
+    return difference
 
 
 def _of_observations(turn: int, before: Sequence[Message], after: Sequence[Message]) -> Difference | None:

@@ -50,6 +50,7 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
     resume: bool | Literal["failed"] = False,
     agent_name: str | None = None,
     on_resume: Callable[[Sequence[Trajectory]], None] | None = None,
+    progress: bool = False,
     **rollout_options: Any,
 ) -> Evaluation:
     """Play each task ``num_rollouts`` times and report win rate, reward and turns with 95 % intervals.
@@ -81,6 +82,7 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
             failed are played again. It needs ``agent_name``.
         agent_name: What the store calls the agent; by default the name of its class.
         on_resume: Called once, before anything is played, with the stored rollouts that are not played again.
+        progress: Whether to show a progress bar of the rollouts, those that were stored before included.
         **rollout_options: Handed to ``env.rollout``.
 
     Raises:
@@ -123,6 +125,8 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
             known = [*stored.known.values()]
             if on_resume is not None:
                 on_resume(known)
+        if progress:
+            on_finish = stack.enter_context(_bar(len(task_data) * num_rollouts, len(known), on_finish))
         everything, trajectories = _played(play, num_rollouts, policy, KeptRollouts(on_finish, known))
     evaluation = summarize(
         trajectories,
@@ -131,6 +135,21 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
         anchors=None if anchors is None else [anchors[one.task_index] for one in trajectories],
     )
     return evaluation if len(trajectories) == len(everything) else _of_all(evaluation, everything, keys)
+
+
+@contextlib.contextmanager
+def _bar(total: int, num_known: int, on_finish: OnFinish | None) -> Generator[OnFinish]:
+    """Show a progress bar of rollouts; gives what is to be called with each."""
+    from tqdm.auto import tqdm  # noqa: PLC0415  # in a notebook it builds widgets
+
+    with tqdm(total=total, initial=num_known, desc="evaluation", unit="rollout") as bar:
+
+        def finished(trajectory: Trajectory) -> None:
+            if on_finish is not None:
+                on_finish(trajectory)
+            bar.update()
+
+        yield finished
 
 
 def _num_summed(env_config: Mapping[str, Any]) -> int:

@@ -147,12 +147,12 @@ class GroupPlayer:
         if num_rollouts != num_rows:
             rows = [row for index, row in enumerate(rows) if index % num_rows < num_rollouts]
         first = rank * len(rows)
-        groups = [index // num_rollouts for index in range(first, first + len(rows))]
+        places = [divmod(index, num_rollouts) for index in range(first, first + len(rows))]
         if is_training:
             seed_parts = (self._args.seed, "train", self._numbers.next_training(self._args, step))
         else:
             seed_parts = (self._args.seed, "eval", self._numbers.next_evaluation(len(rows) * num_ranks))
-        trajectories, scored = self._play(rows, groups, seed_parts, step)
+        trajectories, scored = self._play(rows, places, seed_parts, step)
         with raise_on_all_ranks():  # an estimator of one's own may fail on one of them
             mine = range(first, first + len(rows))
             counts = [sum(rollout.token_counts) for rollout in scored]
@@ -160,7 +160,7 @@ class GroupPlayer:
         return Played(trajectories=trajectories, advantages=found.advantages, included=found.included)
 
     def _play(
-        self, rows: Sequence[DatasetRow], groups: Sequence[int], seed_parts: Sequence[Any], step: int
+        self, rows: Sequence[DatasetRow], places: Sequence[tuple[int, int]], seed_parts: Sequence[Any], step: int
     ) -> tuple[list[Trajectory], list[ScoredRollout]]:
         """Collective: the rollouts of this process, and what estimators see of those of all."""
         first, error = _place_among_ranks()[0] * len(rows), KeptError()
@@ -168,7 +168,8 @@ class GroupPlayer:
         with error.keeping():
             trials = self.environments.trials(
                 rows,
-                [seed for group in groups for seed in group_seeds(1, 1, *seed_parts, first=group)],
+                [seed for group, _ in places for seed in group_seeds(1, 1, *seed_parts, first=group)],
+                places=places,
                 max_turn_tokens=self._settings.max_turn_tokens,
                 max_completion_length=self._args.max_completion_length,
             )
@@ -178,8 +179,8 @@ class GroupPlayer:
             trajectories = play([] if error.first else trials, self.agent, **self._settings.driving)
         with error.keeping():
             if not error.first:
-                self.environments.check_starts(rows, trajectories, groups)
-                found = [self._scored(*one) for one in zip(rows, trajectories, groups, strict=True)]
+                self.environments.check_starts(rows, trajectories)
+                found = [self._scored(*one) for one in zip(rows, trajectories, strict=True)]
         everywhere = all_gather_objects(found, error.first)
         self._check_failures(everywhere)
         return trajectories, [scored for scored, _ in everywhere]
@@ -190,10 +191,10 @@ class GroupPlayer:
         start = BatchStart(seed_parts=seed_parts, session_ids=session_ids, first_session=first, step=step)
         self._policy_in_training.prepare(start)
 
-    def _scored(self, row: DatasetRow, trajectory: Trajectory, group: int) -> tuple[ScoredRollout, str | None]:
+    def _scored(self, row: DatasetRow, trajectory: Trajectory) -> tuple[ScoredRollout, str | None]:
         scored = ScoredRollout.from_trajectory(
             trajectory,
-            group=group,
+            group=trajectory.task_index,
             turn_credit=self.environments.of(row).env_config["turn_credit"],
             environment=self.environments.identity(row),
         )

@@ -99,6 +99,7 @@ def common_defaults() -> dict[str, Any]:
         "logging_steps": 20,
         "save_strategy": "no",
         "report_to": "none",
+        "disable_tqdm": False,  # else transformers decides, by whether its own remarks are shown
         "dataloader_pin_memory": has_accelerator,
         "use_cpu": not has_accelerator,
     }

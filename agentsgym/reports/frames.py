@@ -60,7 +60,7 @@ def rollout_row(trajectory: Trajectory) -> dict[str, Any]:
     ``task`` and ``rollout`` (indices), ``reward``, ``outcome`` ("won", "lost", "failed", "played"), ``success`` (None
     where the environment does not say), ``failed``, ``stop_reason``, ``turns``, ``invalid_turns``, ``tokens``,
     ``agent_tokens``, ``exact``, ``retries``, ``session`` and ``error`` (its first line; None if it did not fail). Where
-    the game pays by role, ``reward/ROLE`` is what each was paid.
+    the game pays by role, ``reward/ROLE`` is what each was paid. ``info/KEY`` is each number of ``info``.
     """
     return {
         "task": trajectory.task_index,
@@ -78,7 +78,9 @@ def rollout_row(trajectory: Trajectory) -> dict[str, Any]:
         "retries": trajectory.num_retries,
         "session": trajectory.session_id,
         "error": None if trajectory.error is None else trajectory.error.partition("\n")[0],
-    } | {f"reward/{role}": paid for role, paid in trajectory.final_rewards.items()}
+        **{f"reward/{role}": paid for role, paid in trajectory.final_rewards.items()},
+        **{f"info/{key}": number for key, number in trajectory.metrics.items()},
+    }
 
 
 def turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:

@@ -26,7 +26,8 @@ class StoredRollout:
         tools: The JSON schemas of the environment's tools, as the chat template shows them; None without tools.
         step: Of training: the optimizer steps that were done when it was played.
         generation: Of training: the number of its generation batch, from 1 on.
-        group: Of training: the index of its task group in that batch, over all ranks.
+        group: Of training: the index of its task group in that batch, over all ranks; of an evaluation within
+            training, in that evaluation.
         advantages: One number a token, (T,), 0.0 on environment tokens, before weights of the loss.
         trainer_logprobs: The trained model's log-probability of each agent token, (T,), 0.0 on environment tokens,
             NaN where the model did not compute it.

@@ -365,6 +365,29 @@ class ChatFormat:
         if self._tool_format is not None:
             self._tool_format.way(("tool",))
 
+    def closing(self, messages: Sequence[Message], ended_by: int | None) -> list[int] | None:
+        """The ids of an observation that nobody answers: those of :meth:`observation` without the generation prompt.
+
+        Args:
+            messages: The observation, as :meth:`observation` takes it.
+            ended_by: What ended the agent's turn.
+
+        Returns:
+            The ids; None where the generation prompt cannot be told apart from the observation.
+
+        Raises:
+            TemplateError: As :meth:`observation`, and as :meth:`Scaffold.write`.
+        """
+        scaffold, contents = self.observation(messages, ended_by)
+        token_ids: list[int] = []
+        scaffold.write(contents, token_ids)
+        text = "" if self._template is None else self._template.generation_prompt()
+        if text is None:
+            return None
+        prompt = self._observed.encode_printed(text, {}, first=False)
+        start = len(token_ids) - len(prompt)
+        return token_ids[:start] if token_ids[max(0, start) :] == prompt else None
+
     def answer(self, message: Message) -> tuple[list[int], list[int]]:
         """The ids of an answer that was given as text, in front of its end of turn and with it.
 

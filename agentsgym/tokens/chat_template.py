@@ -195,6 +195,14 @@ class Template:
         """Print what stands behind the agent's answer, which is :data:`ANSWER` in ``messages``."""
         return self.around_answer(messages, ask=ask)[1]
 
+    def generation_prompt(self) -> str | None:
+        """Find what the generation prompt adds behind an observation; None if it changes what stands before it."""
+        behind = [QUESTION, ANSWERED, *padded(("user",))]
+        asking, bare = self.after_answer(behind), self.after_answer(behind, ask=False)
+        if not asking.startswith(bare):  # Phi-3 ends a text without a generation prompt with this
+            bare = bare.removesuffix(self._tokenizer.eos_token or "")
+        return asking.removeprefix(bare) if asking.startswith(bare) else None
+
     def answer_trim(self) -> Change | None:
         """Find how the template trims the agent's answers; None also if it rewrites them in another way."""
         answer = {"role": "assistant", "content": PAD_LEFT + slot(0) + PAD_RIGHT}

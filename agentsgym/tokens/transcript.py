@@ -39,7 +39,7 @@ class _Mark(NamedTuple):
 class Transcript:
     """One live conversation: messages and, with a tokenizer, the tokens that stand for them.
 
-    Observations and actions take turns: ``observe``, ``act``, ``observe``, …
+    Observations and actions take turns, and a last observation may close them: ``observe``, ``act``, …, ``close``.
 
     Attributes:
         messages: The conversation so far, as it was held.
@@ -109,10 +109,7 @@ class Transcript:
         """
         if self._mark is not None:
             raise RuntimeError("observe wants an action after each observation, but the last one has none yet")
-        if self._calls or any(message["role"] == "tool" for message in messages):
-            messages = answered_calls(
-                messages, self._calls, self.messages[-1].get("tool_calls", ()) if self._calls else ()
-            )
+        messages = self._answered(messages)
         mark = _Mark(
             len(self.messages),
             self.prompt_messages,
@@ -129,6 +126,12 @@ class Transcript:
             self._open(self._format.render([*self.messages, *messages]))
         self.messages += messages
         self._mark = mark
+
+    def _answered(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Add to results of tools the names and ids of the calls that they answer."""
+        if not (self._calls or any(message["role"] == "tool" for message in messages)):
+            return messages
+        return answered_calls(messages, self._calls, self.messages[-1].get("tool_calls", ()) if self._calls else ())
 
     def _append(self, messages: Sequence[Message], *, is_first: bool) -> None:
         if self._format is None:
@@ -174,6 +177,38 @@ class Transcript:
         self.token_ids = mark.token_ids
         del self.token_ids[mark.num_tokens :]
         self._mark = None
+
+    def close(self, messages: Sequence[Message], limit: int | None = None) -> None:
+        """Append what the environment says last, which nobody answers: no generation prompt follows.
+
+        The messages always go on record. Their tokens do as well, unless they do not fit, the template would render
+        the conversation before them anew, or its generation prompt cannot be told apart from them.
+
+        Args:
+            messages: What is new, as :meth:`observe` takes it.
+            limit: The most tokens that they may have; None for no limit.
+
+        Raises:
+            TemplateError: The chat template does not take messages of these roles here.
+            RuntimeError: There is no answer to close with: the last observation still waits for its action.
+        """
+        if self._mark is not None or not self.messages:
+            raise RuntimeError("close wants the last observation to have its action, and it has none")
+        messages = self._answered(messages)
+        token_ids = self._closing(messages)
+        if token_ids is not None and (limit is None or len(token_ids) <= limit):
+            self.token_ids += token_ids
+        self.messages += messages
+        if self.prompt_messages is not self.messages:
+            self.prompt_messages += messages
+
+    def _closing(self, messages: Sequence[Message]) -> list[int] | None:
+        """The ids to append; None for none."""
+        if self._format is None or self._history != "rerender":
+            return None if self._format is None else self._format.closing(messages, self._ended_by)
+        whole = self._format.render([*self.messages, *messages], ask=False)
+        size = len(self.token_ids)
+        return whole[size:] if whole[:size] == self.token_ids else None
 
     def act(self, action: Action, limit: int | None = None) -> tuple[int, int]:
         """Append what the agent said.

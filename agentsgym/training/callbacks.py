@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,9 @@ from agentsgym.reports.plots.style import check_path
 
 if TYPE_CHECKING:
     from agentsgym.evaluation.metrics import Estimate
+
+
+logger = logging.getLogger(__name__)
 
 
 def in_notebook() -> bool:
@@ -54,7 +59,9 @@ _REDRAW_EVERY_S, _REDRAW_NOTEBOOK_EVERY_S = 30.0, 3.0  # a drawing takes a third
 class LearningCurve(TrainerCallback):
     """Plots the win rate of the training rollouts as it develops, and shows it beside a progress bar.
 
-    In a notebook the plot stands in the cell that trains, and is drawn again in place.
+    In a notebook the plot stands in the cell that trains, and is drawn again in place. Where standard error is neither
+    a notebook's nor a terminal, there is no bar: each log is a line of the logger ``agentsgym.training.callbacks`` at
+    level INFO.
 
     Attributes:
         points: (episodes played so far, win rate of the rollouts since the last log).
@@ -89,17 +96,19 @@ class LearningCurve(TrainerCallback):
         self._redraw_every_s = default if redraw_every_s is None else redraw_every_s
         self._display = LiveDisplay()
         self._drawn_at = time.monotonic()
+        self._begun = (self._drawn_at, 0)  # when the run began, and at which step
         self._bar: tqdm[Any] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show the progress bar."""
         self.episodes = _episodes(args, state)
+        self._begun = (time.monotonic(), state.global_step)
         self._bar = tqdm(
             total=state.max_steps,
             initial=state.global_step,
             desc="reinforcement learning",
             unit="step",
-            disable=args.disable_tqdm or not state.is_world_process_zero,
+            disable=args.disable_tqdm or not state.is_world_process_zero or not _shows_bars(),
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -109,15 +118,26 @@ class LearningCurve(TrainerCallback):
             self._bar.update(state.global_step - self._bar.n)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Add the win rate of the training rollouts since the last log."""
+        """Show reward and win rate of the training rollouts since the last log, and add the win rate to the plot."""
+        forms = {"reward": "reward {:.3g}", "win_rate": "win rate {:.0%}"}
+        shown = [form.format(logs[name]) for name, form in forms.items() if name in (logs or {})]
+        if self._bar is not None and shown:
+            self._bar.set_postfix_str(", ".join(shown))
+            if state.is_world_process_zero and not _shows_bars():
+                logger.info("step %s: %s", self._progress(state), ", ".join(shown))
         win_rate = (logs or {}).get("win_rate")
         if win_rate is None:
             return
         self.points.append((self.episodes, win_rate))
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"win rate {win_rate:.0%}")
         if time.monotonic() - self._drawn_at > self._redraw_every_s:
             self.draw()
+
+    def _progress(self, state: Any) -> str:
+        """Say at which step the run is, and how long the rest takes at the speed so far."""
+        since, first = self._begun
+        pace_s = (time.monotonic() - since) / max(1, state.global_step - first)
+        left = timedelta(seconds=round(pace_s * (state.max_steps - state.global_step)))
+        return f"{state.global_step} of {state.max_steps}, {left} left"
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the progress bar and draw the plot."""
@@ -144,6 +164,11 @@ class LearningCurve(TrainerCallback):
         )
         self._display.show(picture)
         self._drawn_at = time.monotonic()
+
+
+def _shows_bars() -> bool:
+    """Whether there is somebody to see a bar move; a file is given lines."""
+    return in_notebook() or sys.stderr.isatty()
 
 
 def _episodes(args: Any, state: Any) -> int:

@@ -24,6 +24,7 @@ ENV_POOLS: Final = MappingProxyType({"threads": EnvThreadPool, "processes": EnvP
 
 GROUPS: Final[Mapping[str, str]] = MappingProxyType({
     "summary": "what a person reads first: reward, wins, failures, loss, entropy",
+    "info": "the numbers that environments give in `info`, one key each",
     "stops": "why rollouts ended, and what went wrong in them",
     "lengths": "turns and tokens",
     "by_turn": "one key for every turn index",

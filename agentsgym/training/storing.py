@@ -139,7 +139,7 @@ class TrainingStore:
                 step=phase.step,
                 generation=phase.index if phase.is_training else None,
                 policy_version=phase.step,
-                group=batch.mine[i] // phase.num_rollouts,
+                group=trajectory.task_index,
                 advantages=list(advantages.advantages[i]),
                 trainer_logprobs=model_logprobs[i],
                 entropies=entropies[i],

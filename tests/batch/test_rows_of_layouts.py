@@ -58,9 +58,10 @@ def test_what_is_learnt_in_which_row(picture: str, merged: list[str], single: li
     assert {row.rollout for row in [*turn_rows(7, trajectory), *unmerged(7, trajectory)]} == {7}
 
 
-def test_one_row_a_rollout_is_all_of_it() -> None:
-    trajectory = drawn("..AA.B..")
-    assert pictured(trajectory, trajectory_rows(0, trajectory)) == ["..AA.B.."]
+@pytest.mark.parametrize(("picture", "row"), [("..AA.B..", "..AA.B"), ("..", "..")])
+def test_one_row_a_rollout_is_all_of_it_up_to_its_last_action(picture: str, row: str) -> None:
+    trajectory = drawn(picture)
+    assert pictured(trajectory, trajectory_rows(0, trajectory)) == [row]
 
 
 @pytest.mark.parametrize(("picture", "count"), [("..A|...B", 1), ("..A.B|...C|.D", 2)])
@@ -126,7 +127,8 @@ def test_each_agent_token_is_learnt_once_after_exactly_what_it_was_sampled_after
 def test_so_it_is_in_one_row_a_rollout(trajectory: Trajectory) -> None:
     [row] = trajectory_rows(3, trajectory)
     assert learnt(trajectory, [row]) == wanted(trajectory)
-    assert row.cut(trajectory.token_ids) == list(trajectory.token_ids)
+    stop = trajectory.turns[-1].stop if trajectory.turns else len(trajectory.token_ids)
+    assert row.cut(trajectory.token_ids) == list(trajectory.token_ids)[:stop]
 
 
 @given(trajectory=trajectories())

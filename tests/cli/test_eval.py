@@ -44,6 +44,18 @@ def test_equal_seeds_give_equal_numbers(game: str) -> None:
     assert results(other)["random"]["results"] != found["results"]
 
 
+def test_numbers_of_info_are_rows_of_the_table(tmp_path: Path) -> None:
+    (tmp_path / "calls_of_eval.py").write_text(
+        GAME.replace('{"success"', '{"calls": 2 + (action == "1"), "note": "x", "success"')
+    )
+    done = ran("eval", f"{tmp_path / 'calls_of_eval.py'}:Guess", "-a", "random", "-n", "10", "--json")
+    found = results(done)["random"]["results"]
+    assert 2 < found["info/calls"] < 3
+    assert "info/note" not in found
+    shown = ran("eval", f"{tmp_path / 'calls_of_eval.py'}:Guess", "-a", "random", "-n", "10")
+    assert ["info/calls", f"{found['info/calls']:.2f}"] in [line.split() for line in shown.out.splitlines()]
+
+
 def test_the_numbers_of_given_tasks_are_those_of_evaluate(game: str, tmp_path: Path) -> None:
     tasks = [{"secret": 1 + index % 4, "seed": index} for index in range(12)]
     (tmp_path / "tasks.jsonl").write_text("\n".join(str(task).replace("'", '"') for task in tasks))

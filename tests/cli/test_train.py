@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -18,7 +19,14 @@ from agentsgym.training.callbacks import LearningCurve
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 
 SHORT = (
-    *("--set", "training.max_steps=2", "--set", "training.per_device_train_batch_size=8"),
+    *(
+        "--set",
+        "training.max_steps=2",
+        "--set",
+        "training.logging_steps=1",
+        "--set",
+        "training.per_device_train_batch_size=8",
+    ),
     *("--set", "training.use_cpu=true", "--set", "warm_start.settings.use_cpu=true"),
     *("--set", "warm_start.num_episodes=8", "--set", "warm_start.max_steps=2", "--set", "evaluation.num_tasks=5"),
 )
@@ -40,6 +48,7 @@ def test_what_new_writes_is_trained(config: Path) -> None:
     rows = {line.split()[0]: line.split() for line in done.out.splitlines() if line.strip()}
     assert [rows[name][-1] for name in ("random", "reference", "before", "after")] == ["5", "5", "20", "20"]
     assert "transcripts_after.txt" in done.words
+    assert re.search(r"step 2 of 2, 0:00:00 left: reward [-\d.]+, win rate \d+%", done.err)
     assert (config.parent / "outputs" / "train_it" / "model" / "model.safetensors").exists()
 
 
@@ -79,7 +88,7 @@ def test_ctrl_c_keeps_the_policy_and_is_a_failure(config: Path, monkeypatch: pyt
     monkeypatch.setattr("agentsgym.recipes.run.LearningCurve", Stopping)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
     try:
-        done = ran("train", config, *SHORT, "--set", "training.logging_steps=1")
+        done = ran("train", config, *SHORT)
     finally:
         signal.signal(signal.SIGINT, before)
     assert done.code == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,7 +190,7 @@ def test_an_unknown_keyword_names_those_of_evaluate_alone(option: str) -> None:
     known = (
         "'agent', 'agent_name', 'cluster_by', 'env', 'episode_timeout_s', 'failures', 'max_completion_length', "
         "'max_concurrent', 'max_failed_fraction', 'max_turn_tokens', 'num_rollouts', 'on_finish', 'on_resume', "
-        "'pool', 'references', 'resume', 'seed', 'store', 'tasks', 'turn_timeout_s'"
+        "'pool', 'progress', 'references', 'resume', 'seed', 'store', 'tasks', 'turn_timeout_s'"
     )
     with pytest.raises(TypeError) as raised:
         evaluate(ENV, AGENT, tasks("a"), **{option: 2})
@@ -274,3 +275,33 @@ def test_a_transcript_shows_escape_sequences_and_obeys_none() -> None:
     assert "[user\\x1b] \\x1b[2J\\x1b]0;owned\\x07b\\r\\u202e\\ud800\tright\nnext\n" in text
     text.encode()
     assert played.messages[0]["content"] == said  # the record itself stays as it is
+
+
+def test_a_progress_bar_counts_the_rollouts_and_those_stored_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Bar:
+        """Stands in for the bar."""
+
+        def __init__(self, **arguments: Any) -> None:
+            self.total, self.n, self.is_closed = arguments["total"], arguments["initial"], False
+            bars.append(self)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.is_closed = True
+
+        def update(self) -> None:
+            self.n += 1
+
+    bars: list[Any] = []
+    finished: list[Trajectory] = []
+    monkeypatch.setattr("tqdm.auto.tqdm", Bar)
+    agent, stored = ScriptedAgent(["a"], repeat_last=True), {"store": tmp_path, "agent_name": "one"}
+    evaluate(ENV, agent, tasks("a", "b"), **stored)
+    assert bars == []
+    evaluate(ENV, agent, tasks("a", "b", "c"), **stored, resume=True, progress=True, on_finish=finished.append)
+    assert [(bar.total, bar.n, bar.is_closed) for bar in bars] == [(3, 3, True)]
+    assert len(finished) == 1

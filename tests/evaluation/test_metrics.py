@@ -302,3 +302,37 @@ def test_environments_are_told_apart_where_there_are_several() -> None:
     assert summarize(played, environments=["maze"] * 3).by_environment == {}
     with pytest.raises(ValueError, match="environments needs one entry a trajectory, got 2 for 3"):
         summarize(played, environments=["maze", "duel"])
+
+
+def test_each_number_of_info_is_estimated_from_the_rollouts_that_have_it() -> None:
+    infos = [{"calls": 2, "polite": True}, {"calls": 4}, {"calls": 6, "polite": np.False_}, {"calls": 8, "other": "x"}]
+    played = [replace(game(task, reward=info["calls"]), info=info) for task, info in enumerate(infos)]
+    broken = replace(game(9, stop=StopReason.FAILED), info={"calls": 1_000})
+    evaluation = summarize([*played, broken], seed=3)
+    assert evaluation.metrics.keys() == {"calls", "polite"}
+    assert evaluation.metrics["calls"] == evaluation.reward  # the same numbers of the same rollouts
+    assert evaluation.metrics["polite"] == summarize([game(0, reward=1.0), game(2, reward=0.0)], seed=3).reward
+    numbers = evaluation.as_dict()
+    assert (numbers["info/calls"], numbers["info/polite"]) == (5.0, 0.5)
+    assert numbers["info/calls_interval"] == [evaluation.metrics["calls"].low, evaluation.metrics["calls"].high]
+    assert "info/calls 5 [" in repr(evaluation)
+
+
+def test_repeats_of_a_task_are_one_cluster_to_the_numbers_of_info_too() -> None:
+    played = [replace(game(task, reward=float(task)), info={"own": task}) for task in (0, 0, 0, 1, 2, 2)]
+    evaluation = summarize(played)
+    assert evaluation.metrics == {"own": evaluation.reward}
+    assert summarize([game(0)]).metrics == {}
+
+
+@pytest.mark.parametrize(
+    "value", ["3", None, math.nan, math.inf, 10**400, [1], np.ones(1), 1j, {"a": 1}], ids=lambda value: str(value)[:8]
+)
+def test_what_is_no_finite_number_is_no_metric(value: object) -> None:
+    assert replace(game(0), info={"value": value}).metrics == {}
+
+
+def test_numbers_of_any_kind_are_metrics_and_keys_that_mean_something_are_not() -> None:
+    info = {"a": 1, "b": np.int64(2), "c": np.float32(0.5), "d": np.True_, "e": False, "success": True, "invalid": True}
+    read = {"random_reward": 1.0, "optimal_reward": 2.0, "answer": 3, "action": 4, "truncated": False}
+    assert replace(game(0), info=info | read).metrics == {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0, "e": 0.0}

@@ -220,6 +220,29 @@ def test_retract_undoes_exactly_the_last_observation(kind: Any) -> None:
     assert transcript.token_ids == plain.token_ids
 
 
+@pytest.mark.parametrize("kind", BOUNDED)
+@given(last=st.lists(plain_text, min_size=1, max_size=2), answer=plain_text.filter(lambda text: not text[:1].isspace()))
+def test_what_closes_a_conversation_is_the_full_render_without_a_generation_prompt(
+    kind: Any, last: list[str], answer: str
+) -> None:
+    tokenizer = tokenizer_of(kind)
+    transcript = Transcript(ChatFormat.of(tokenizer))
+    transcript.observe([user("go")])
+    transcript.act(Action(text=answer))
+    transcript.close([user(text) for text in last])
+    assert len(transcript.messages) == 2 + len(last)
+    assert transcript.token_ids == tokenizer.apply_chat_template(transcript.messages, return_dict=False)
+
+
+def test_without_a_template_the_text_closes_a_conversation() -> None:
+    tokenizer = tokenizer_of("none")
+    transcript = Transcript(ChatFormat.of(tokenizer))
+    transcript.observe([user("The room")])
+    transcript.act(Action(text=" is dark."))
+    transcript.close([user(" Over.")])
+    assert text_of(tokenizer, transcript.token_ids) == "The room is dark. Over."
+
+
 def test_observations_and_actions_take_turns() -> None:
     transcript = Transcript(None)
     with pytest.raises(RuntimeError, match="act wants an observation"):
@@ -229,6 +252,8 @@ def test_observations_and_actions_take_turns() -> None:
     transcript.observe([user("go")])
     with pytest.raises(RuntimeError, match="observe wants an action"):
         transcript.observe([user("go on")])
+    with pytest.raises(RuntimeError, match="close wants the last observation to have its action"):
+        transcript.close([user("over")])
     transcript.act(Action(text="left"))
     with pytest.raises(RuntimeError, match="retract wants an observation"):
         transcript.retract()

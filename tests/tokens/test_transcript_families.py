@@ -132,6 +132,26 @@ def test_plain_user_turns_are_recorded_under_every_template_of_trl_and_tool_resu
     assert {"llama3_1", "qwen3", "qwen2_5", "glm4moe"} <= set(with_tools)
 
 
+def test_a_conversation_is_closed_as_the_full_render_has_it_or_without_tokens() -> None:
+    left_out: list[str] = []
+    for name in sorted(set(NAMES) - REFUSED_OUTRIGHT - {"none"}):
+        tokenizer = family(name)
+        with suppress(TemplateError):
+            transcript = Transcript(ChatFormat.of(tokenizer))
+            transcript.observe(say(("user",), 0))
+            transcript.act(Action(text=ANSWERS[0]))
+            num_before = len(transcript.token_ids)
+            transcript.close(say(("user",), 1))
+            tail = transcript.token_ids[num_before:]
+            if not tail:
+                left_out.append(name)
+                continue
+            whole = full_render(name, transcript.messages, ask=False)
+            printed_to_its_end = text_of(tokenizer, whole).removesuffix(tokenizer.eos_token)  # Phi-3 closes with it
+            assert printed_to_its_end.endswith(text_of(tokenizer, tail).removesuffix(tokenizer.eos_token)), name
+    assert sorted(left_out) == []
+
+
 def test_where_a_template_of_trl_is_refused_its_training_twin_is_too() -> None:
     """So no error names the training templates: they would not help."""
 

@@ -235,7 +235,11 @@ def outcome(name: str, folder: Path) -> dict[str, Any]:
     if trainer.args.rollout_folder is not None:
         mine = RolloutStore(trainer.args.rollout_folder)
         records = [one for one in mine.records() if one.extra["rank"] == PartialState().process_index]
-        seen["stored"] = [(one.run, one.generation, one.group, one.trajectory.final_reward) for one in records]
+        seen["stored"] = [
+            (one.run, one.generation, one.group, own.task_index, own.rollout_index, own.final_reward)
+            for one in records
+            for own in [one.trajectory]
+        ]
     return {**seen, **{key: logged(trainer, key) for key in WATCHED}, **evaluated}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,40 @@ def test_the_bar_moves_and_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert bar.closed
     assert (tmp_path / "curve.png").read_bytes().startswith(PNG)
     curve.close()  # a second time does no harm
+
+
+class Terminal(io.StringIO):
+    """Somebody looks at it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_is_shown_a_bar_with_reward_and_win_rate_and_a_file_gets_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="agentsgym.training.callbacks")
+    clock = iter([100.0])
+    bars: list[Shown] = []
+    monkeypatch.setattr(
+        "agentsgym.training.callbacks.tqdm", lambda **arguments: bars.append(Shown(**arguments)) or bars[-1]
+    )
+    args, start = settings(tmp_path, disable_tqdm=False), at(2, max_steps=22)
+    monkeypatch.setattr("sys.stderr", Terminal())
+    curve = LearningCurve(redraw_every_s=1e9)
+    curve.on_train_begin(args, start, TrainerControl())
+    step_to(curve, args, 4, win_rate=0.25, reward=0.5)
+    assert (bars[0].arguments["disable"], bars[0].text) == (False, "reward 0.5, win rate 25%")
+    assert caplog.messages == []
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    curve = LearningCurve(redraw_every_s=1e9)
+    monkeypatch.setattr("agentsgym.training.callbacks.time.monotonic", lambda: next(clock))
+    curve.on_train_begin(args, start, TrainerControl())
+    clock = iter([104.0])
+    curve.on_log(args, at(4, max_steps=22), TrainerControl(), logs={"reward": 0.5})
+    curve.on_log(args, at(4, max_steps=22), TrainerControl(), logs={"train_runtime": 9.0})
+    assert bars[1].arguments["disable"]
+    assert caplog.messages == ["step 4 of 22, 0:00:36 left: reward 0.5"]  # 4 s for two steps, and 18 to come
 
 
 def test_a_whole_run_is_drawn(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,19 @@ def summaries(*trajectories: Trajectory) -> list[RolloutSummary]:
         RolloutSummary.of(one, trajectory_rows(0, one), ScoredRollout.from_trajectory(one, group=0))
         for one in trajectories
     ]
+
+
+def test_numbers_of_info_are_averaged_over_the_rollouts_that_have_them() -> None:
+    infos = [{"calls": 2, "ok": True}, {"calls": 5}, {"ok": False, "note": "x"}, {"calls": 99}]
+    batch = [replace(drawn("..a", [1.0]), info=info) for info in infos[:3]]
+    batch.append(replace(drawn("..a", [1.0], StopReason.FAILED), info=infos[3]))
+    metrics = rollout_metrics(summaries(*batch))
+    assert {name: value for name, value in metrics.items() if name.startswith("info/")} == {
+        "info/calls": 3.5,
+        "info/ok": 0.5,
+    }
+    evaluated = evaluation_metrics(summarize(batch))
+    assert evaluated["info/calls_low"] <= evaluated["info/calls"] == 3.5 <= evaluated["info/calls_high"]
 
 
 def test_every_number_of_a_batch() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from games import correcting, tasks, trainer_of
+from games import GuessNumber, correcting, tasks, trainer_of
 
 from agentsgym.training.metrics.registry import GROUPS, METRICS, metric_of
 
@@ -20,13 +20,23 @@ OF_TRANSFORMERS = {
     *("train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos"),
     *("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_loss", "eval_model_preparation_time"),
 }
+
+
+class Measured(GuessNumber):
+    """Gives a number of its own: 4 for each rollout that it lost, and 0 for one that it won."""
+
+    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+        state, reward, done, info = super()._step_episode(session_id, state, action)
+        return state, reward, done, {**info, "loss_of_mine": 4 * (not info["success"])}
+
+
 RUNS: list[dict[str, Any]] = [
     {"advantage_estimator": "gigpo", "num_iterations": 2},
     {"loss_type": "cispo", "entropy_coef": 0.01},
     {"loss_type": "vespo", **correcting("token_mask")},
     {"drift_interval": 1, "zero_variance_groups": "resample", "episode_retries": 1},
     {"advantage_estimator": "turn_gae", "value_head": "shared"},
-    {"eval_dataset": tasks(2), "eval_strategy": "steps", "eval_steps": 1},
+    {"eval_dataset": tasks(2), "eval_strategy": "steps", "eval_steps": 1, "env_class": Measured},
 ]
 # What other tests play: roles, mixed batches, references, curricula, a reference model, mixtures of experts,
 # rollouts ahead of training.
@@ -57,6 +67,20 @@ def test_every_key_that_is_logged_is_listed(keys: list[set[str]]) -> None:
 def test_every_metric_that_is_listed_is_logged(keys: list[set[str]]) -> None:
     found = {metric.name for own in keys for key in own if (metric := metric_of(key))}
     assert {metric.name for metric in METRICS} - found == PLAYED_ELSEWHERE
+
+
+def test_the_numbers_of_info_are_logged_in_training_and_in_evaluations(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, eval_dataset=tasks(4), env_class=Measured)
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "win_rate" in log]
+    assert [log["info/loss_of_mine"] for log in logs] == pytest.approx([4 * (1 - log["win_rate"]) for log in logs])
+    found = trainer.evaluate()
+    assert found["eval_info/loss_of_mine"] == pytest.approx(4 * (1 - found["eval_win_rate"]))
+    assert (
+        found["eval_info/loss_of_mine_low"] <= found["eval_info/loss_of_mine"] <= found["eval_info/loss_of_mine_high"]
+    )
+    names = [metric.name for key in ("info/loss_of_mine", "eval_info/loss_of_mine_low") if (metric := metric_of(key))]
+    assert names == ["info/…"] * 2
 
 
 def test_a_key_belongs_to_the_metric_that_it_names() -> None:

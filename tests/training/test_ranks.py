@@ -111,6 +111,9 @@ def test_each_rank_stores_its_own_rollouts_under_one_name_of_the_run(
     assert [len(rank["stored"]["stored"]) for rank in ranks] == [12, 12]
     assert len({run for run, *_ in both}) == 1
     assert [[*rest] for _, *rest in both] == [[*rest] for _, *rest in one]
+    # Groups of four straddle the ranks, each of which plays six rollouts.
+    places = [[generation, i // 4, i // 4, i % 4] for generation in (1, 2) for i in range(12)]
+    assert [[*rest[:4]] for _, *rest in both] == places
 
 
 @pytest.mark.parametrize("name", TRAINED)

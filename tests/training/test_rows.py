@@ -278,10 +278,11 @@ def test_an_equal_tokenizer_will_do() -> None:
 def test_a_task_keeps_its_own_seed_and_gets_one_if_it_has_none() -> None:
     environments = Environments(GuessNumber(TOKENIZER), TOKENIZER)
     rows = [{"task_data": task} for task in ({"seed": 5}, {"seed": None}, {})]
-    trials = environments.trials(rows, [101, 102, 103], max_turn_tokens=3, max_completion_length=50)
+    places = [(4, 0), (4, 1), (5, 0)]
+    trials = environments.trials(rows, [101, 102, 103], places=places, max_turn_tokens=3, max_completion_length=50)
     assert [trial.seed for trial in trials] == [5, 102, 103]
     assert [trial.task_data["seed"] for trial in trials] == [5, 102, 103]
-    assert [trial.task_index for trial in trials] == [0, 1, 2]
+    assert [(trial.task_index, trial.rollout_index) for trial in trials] == places
     assert rows[1] == {"task_data": {"seed": None}}  # a row is not written to
     assert {(trial.budget.turn, trial.budget.completion) for trial in trials} == {(3, 50)}
 
@@ -289,7 +290,7 @@ def test_a_task_keeps_its_own_seed_and_gets_one_if_it_has_none() -> None:
 def test_a_task_that_cannot_be_played_is_told_before_anything_is_played() -> None:
     environments = Environments(GuessNumber(TOKENIZER), TOKENIZER)
     with pytest.raises(TaskError, match="must be an int"):
-        environments.trials([{"task_data": {"seed": "one"}}], [1])
+        environments.trials([{"task_data": {"seed": "one"}}], [1], places=[(0, 0)])
 
 
 class Picky(GuessNumber):
@@ -361,6 +362,6 @@ class Silent(Agent):
 
 def test_trials_of_two_games_are_played_together() -> None:
     environments = Environments(GuessNumber(TOKENIZER), TOKENIZER)
-    trials = environments.trials([{"task_data": {}}], [1]) + SayBlue(TOKENIZER).trials([{}])
+    trials = environments.trials([{"task_data": {}}], [1], places=[(0, 0)]) + SayBlue(TOKENIZER).trials([{}])
     played = drive([trial.play() for trial in trials], Silent())
     assert [len(trajectory.turns) for trajectory in played] == [4, 2]

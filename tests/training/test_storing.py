@@ -59,6 +59,23 @@ def test_every_rollout_is_kept_as_it_was_trained_on(tmp_path: Path) -> None:
     assert any(any(record.advantages or ()) for record in records)
 
 
+@pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 2}])
+def test_a_rollout_has_the_numbers_of_its_task_group_and_its_place_in_there(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    trainer = trainer_of(
+        tmp_path, store_rollouts=True, **{"max_steps": 1, "eval_dataset": tasks(4), "eval_strategy": "steps"}, **changes
+    )
+    trainer.train()
+    store = RolloutStore(tmp_path / "rollouts")
+    for source, num_groups in (("training", 2), ("evaluation", 4)):  # an evaluation of two batches counts on
+        records = [*store.filter(source=source).records()]
+        places = [(one.group, one.trajectory.task_index, one.trajectory.rollout_index) for one in records]
+        assert places == [(group, group, rollout) for group in range(num_groups) for rollout in range(4)]
+        seeds = [(one.trajectory.task_index, one.trajectory.seed) for one in records]
+        assert len({*seeds}) == num_groups
+
+
 def test_storing_changes_no_number_of_the_training(tmp_path: Path) -> None:
     plain, storing = trainer_of(tmp_path / "a"), trainer_of(tmp_path / "b", store_rollouts=str(tmp_path / "c"))
     plain.train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,8 +39,10 @@ def train(
 ) -> None:
     """Train a policy: evaluate, imitate, train, evaluate again.
 
-    Everything is written to output_dir; each evaluation as soon as it is done. Ctrl-C during the warm start or training
-    keeps the policy as it is then; the final evaluation and the files are still written, and the exit code is 1.
+    A progress bar shows step, reward, win rate and time left; without a terminal, a line is printed every
+    logging_steps. Everything is written to output_dir; each evaluation as soon as it is done. Ctrl-C during the warm
+    start or training keeps the policy as it is then; the final evaluation and the files are still written, and the exit
+    code is 1.
 
     On several processes or GPUs: accelerate launch -m agentsgym.cli.app train CONFIG.
     """
@@ -47,6 +50,7 @@ def train(
     from agentsgym.recipes.train import prepare  # noqa: PLC0415
 
     quiet_transformers()
+    logging.getLogger("agentsgym.training.callbacks").setLevel(logging.INFO)  # the steps, where no bar can show them
     with usage():
         course = prepare(config, overrides=options.key_values(set_values, "--set"))
     with contextlib.redirect_stdout(sys.stderr):  # what is said on the way is no result

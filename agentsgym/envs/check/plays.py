@@ -140,7 +140,9 @@ def _difference(one: Trajectory, other: Trajectory) -> Difference | None:
         return Difference("the end: (turns, stop reason, success) was {} and then {}".format(*ends))
     if not _are_equal(one.final_reward, other.final_reward):
         return Difference(f"the end: the final reward was {one.final_reward:g} and then {other.final_reward:g}")
-    return None
+    last = one.messages[num_seen:], other.messages[num_seen:]
+    text = f"the end: the last message was {_last(last[0])} and then {_last(last[1])}"
+    return None if last[0] == last[1] else Difference(text)
 
 
 def _of_prompts(turn: str, old: Sequence[Message], new: Sequence[Message]) -> Difference:

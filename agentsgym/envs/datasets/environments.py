@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.envs.base import MultistepEnv
@@ -122,38 +122,44 @@ class Environments:
         rows: Sequence[DatasetRow],
         seeds: Sequence[int],
         *,
+        places: Iterable[tuple[int, int]],
         max_turn_tokens: int | None = None,
         max_completion_length: int | None = None,
     ) -> list[Trial]:
-        """Build one trial a row, not started yet; a row whose task has no seed of its own gets that of ``seeds``."""
+        """Build one trial a row, not started yet.
+
+        Args:
+            rows: The rows, (B,).
+            seeds: The seed of each whose task has none of its own, (B,).
+            places: The task group of each and its rollout in it, ``task_index`` and ``rollout_index``, (B,).
+            max_turn_tokens: Limit of one action; None for none.
+            max_completion_length: Limit of everything after the first prompt; None for none.
+        """
         trials: list[Trial] = []
-        for index, (row, seed) in enumerate(zip(rows, seeds, strict=True)):
+        for row, seed, place in zip(rows, seeds, places, strict=True):
             task = dict(row["task_data"])
             if task.get("seed") is None:
                 task["seed"] = seed
             [trial] = self.of(row).trials(
                 [task], max_turn_tokens=max_turn_tokens, max_completion_length=max_completion_length
             )
-            trial.task_index = index
+            trial.task_index, trial.rollout_index = place
             trials.append(trial)
         return trials
 
-    def check_starts(
-        self, rows: Sequence[DatasetRow], trajectories: Sequence[Trajectory], groups: Sequence[int]
-    ) -> None:
+    def check_starts(self, rows: Sequence[DatasetRow], trajectories: Sequence[Trajectory]) -> None:
         """Warn once an environment if rollouts of one task group began with different prompts.
 
         Args:
             rows: The rows that were played, (B,).
-            trajectories: Their rollouts, (B,), each with its index as ``task_index``.
-            groups: The task group of each, (B,).
+            trajectories: Their rollouts, (B,), each with its task group as ``task_index``.
         """
         played: dict[int, tuple[MultistepEnv, list[Trajectory]]] = {}
         for row, trajectory in zip(rows, trajectories, strict=True):
             env = self.of(row)
             played.setdefault(id(env), (env, []))[1].append(trajectory)
         for env, own in played.values():
-            env.check_starts(own, lambda trajectory: groups[trajectory.task_index])
+            env.check_starts(own)
 
 
 def group_seeds(num_rows: int, num_rollouts: int, *parts: object, first: int = 0) -> list[int]:

@@ -168,8 +168,11 @@ class RolloutsAhead:
             self._changed.notify_all()
 
 
-def of_batch(groups: Sequence[PlayedGroup]) -> tuple[list[DatasetRow], list[Trajectory]]:
-    """The rows and the rollouts of a batch, each rollout with its place in it as ``task_index``."""
+def of_batch(groups: Sequence[PlayedGroup], first_group: int) -> tuple[list[DatasetRow], list[Trajectory]]:
+    """The rows and the rollouts of this rank's part of a batch, each with its group in the batch as ``task_index``."""
     rows = [one.group.row for one in groups for _ in one.trajectories]
-    trajectories = [trajectory for one in groups for trajectory in one.trajectories]
-    return rows, [replace(trajectory, task_index=index) for index, trajectory in enumerate(trajectories)]
+    return rows, [
+        replace(trajectory, task_index=group)
+        for group, one in enumerate(groups, first_group)
+        for trajectory in one.trajectories
+    ]

@@ -175,6 +175,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
             trials = self._environments.trials(
                 [row] * num_rollouts,
                 seeds,
+                places=[(number, rollout) for rollout in range(num_rollouts)],
                 max_turn_tokens=args.max_turn_tokens,
                 max_completion_length=args.max_completion_length,
             )
@@ -182,7 +183,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
 
     def _exchange(self, played: Sequence[PlayedGroup], phase: Phase, error: KeptError) -> GenerationBatch:
         """Collective: tell the other ranks what this one has played."""
-        rows, trajectories = of_batch(played)
+        rows, trajectories = of_batch(played, first_group=PartialState().process_index * len(played))
         first, summaries, facts = PartialState().process_index * len(rows), [], list[_Facts]()
         with error.keeping():
             groups = [(first + i) // phase.num_rollouts for i in range(len(rows))]

@@ -70,6 +70,13 @@ class Phase:
         """Whether the batch is trained on."""
         return self.kind == "train"
 
+    def place(self, index: int) -> tuple[int, int]:
+        """The task group of a row and its rollout in there, by the row's index among those of all ranks.
+
+        A training batch counts its task groups from 0, an evaluation those of all its batches.
+        """
+        return divmod(index if self.is_training else self.index + index, self.num_rollouts)
+
     @property
     def seed_parts(self) -> tuple[str | int, ...]:
         """The values that seeds of this batch are derived from, together with ``args.seed``."""

@@ -311,14 +311,18 @@ class RolloutGenerator:
             seed for i in indices for seed in group_seeds(1, phase.num_rollouts, args.seed, *phase.seed_parts, first=i)
         ]
         return self._environments.trials(
-            rows, seeds, max_turn_tokens=args.max_turn_tokens, max_completion_length=args.max_completion_length
+            rows,
+            seeds,
+            places=map(phase.place, indices),
+            max_turn_tokens=args.max_turn_tokens,
+            max_completion_length=args.max_completion_length,
         )
 
     def _summaries(
         self, rows: Sequence[DatasetRow], trajectories: Sequence[Trajectory], groups: Sequence[int]
     ) -> list[RolloutSummary]:
         """Check this rank's rollouts, and summarize them for the other ranks."""
-        self._environments.check_starts(rows, trajectories, groups)
+        self._environments.check_starts(rows, trajectories)
         each = zip(trajectories, rows, groups, strict=True)
         return short_summaries([self._summary(trajectory, row, group=group) for trajectory, row, group in each])
 

@@ -32,6 +32,13 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "(reward - random) / (optimal - random), 1 for optimal play and 0 for random",
             'where an environment reports `info["random_reward"]` and `info["optimal_reward"]`',
         ),
+        row(
+            "info/…",
+            "info",
+            "mean of a number that the environment gives in `info` (of True and False: the fraction), as its last step "
+            "gave it, over the rollouts that have it",
+            "where an environment gives numbers in `info`",
+        ),
         row("turns/mean", "summary", "mean turns of a rollout", "always"),
         row("turns/min", "lengths", "turns of the shortest rollout", "always"),
         row("turns/max", "lengths", "turns of the longest rollout", "always"),

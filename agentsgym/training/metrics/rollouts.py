@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import stdev
 from typing import Self
 
@@ -40,6 +40,7 @@ class RolloutSummary:
         num_retries: How often it was played before and failed; None where failed rollouts are not played again.
         environment: What the metrics call its environment: the row's ``environment`` as ``mix`` writes it, else its
             class.
+        metrics: The numbers that its environment gave in ``info``.
     """
 
     scored: ScoredRollout
@@ -58,6 +59,7 @@ class RolloutSummary:
     error: str | None
     num_retries: int | None = None
     environment: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
     def of(cls, trajectory: Trajectory, rows: Sequence[TrainingRow], scored: ScoredRollout) -> Self:
@@ -86,6 +88,7 @@ class RolloutSummary:
                 max(0, turn.stop - max(turn.start, row.span.start + 1)) for row in rows for _, turn in row.turns
             ),
             error=trajectory.error,
+            metrics=trajectory.metrics,
         )
 
     @property
@@ -169,6 +172,7 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
         ``reward/turn_{k}`` (mean over the rollouts that had a turn k) and ``active_fraction/turn_{k}`` (their
         fraction), ``stop/{reason}`` (fractions), ``invalid_turns`` (fraction), ``tokens/agent_per_turn``,
         ``tokens/environment_per_turn``, ``failed`` and ``exact`` (fractions),
+        ``info/{key}`` (each number of ``info``, mean over the rollouts that have it),
         ``rollouts/retried`` (where failed rollouts are played again, how often, mean over all);
         ``reward/by_role/{role}`` and ``win_rate/by_role/{role}`` where turns have named roles; and, in a batch of
         several environments, ``{name}/by_environment/{environment}`` of ``reward``, ``win_rate``,
@@ -193,12 +197,14 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
     metrics["exact"] = _mean([rollout.exact for rollout in played])
     metrics |= _outcome_metrics(played)
     metrics |= _role_metrics(played)
+    metrics |= _info_metrics(played)
     return metrics | _turn_metrics(played) | _token_metrics(played) | _completion_metrics(played)
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     """Flatten an evaluation to numbers: the counts, and each estimate with its interval, ``…_low`` and ``…_high``."""
     estimates = {"win_rate": evaluation.win_rate, "reward": evaluation.reward, "turns": evaluation.turns}
+    estimates |= {f"info/{name}": estimate for name, estimate in evaluation.metrics.items()}
     metrics: dict[str, float] = {"num_episodes": evaluation.num_episodes, "num_failed": evaluation.num_failed}
     for name, estimate in estimates.items():
         if estimate is not None:
@@ -238,6 +244,14 @@ def _role_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
         if any(one.success is not None for _, one in rows):
             metrics[f"win_rate/by_role/{role}"] = _mean([bool(one.success) for _, one in rows])
     return metrics
+
+
+def _info_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for rollout in played:
+        for name, value in rollout.metrics.items():
+            values[name].append(value)
+    return {f"info/{name}": _mean(own) for name, own in values.items()}
 
 
 def _environment_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
@@ -58,7 +57,7 @@ class Reports(TrainerCallback):
         if self._args.log_conversations and PartialState().is_main_process:
             self._newest[phase.kind] = [
                 (
-                    _numbered(batch.trajectories[index], batch.mine[index], phase.num_rollouts),
+                    batch.trajectories[index],
                     advantages.advantages[index] if phase.is_training else None,
                     batch.rollouts[batch.first + index].environment,
                 )
@@ -81,8 +80,3 @@ class Reports(TrainerCallback):
             if place not in self._failed:
                 self._failed.add(place)
                 logger.warning("conversations cannot be shown in %s; the run goes on: %s", place, sentence_of(error))
-
-
-def _numbered(trajectory: Trajectory, place: int, num_rollouts: int) -> Trajectory:
-    """Number a rollout by its task group and its place in there; each row of a batch is played as a task of its own."""
-    return replace(trajectory, task_index=place // num_rollouts, rollout_index=place % num_rollouts)

@@ -1,0 +1,70 @@
+"""Play one episode step by step, as a person does who tries out an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from agentsgym.envs.play import prepare_play
+from agentsgym.envs.trial import Trial
+from agentsgym.errors import ConfigError, EnvError
+from agentsgym.texts import shown
+from agentsgym.types import Action, Message, StopReason, Trajectory, TurnRequest
+
+Observation = list[Message]
+
+
+class EpisodeByHand:
+    """An episode whose actions are given one by one; what happens in between is an ordinary trial's.
+
+    Attributes:
+        trajectory: What was played; None as long as the episode goes on.
+    """
+
+    def __init__(self, trial: Trial) -> None:
+        """Begin the first episode of a trial.
+
+        Raises:
+            EnvError: The environment broke.
+            ConfigError: The environment cannot play, or the first prompt leaves no room for an action.
+        """
+        trial.episodes = range(1)
+        prepare_play([trial])
+        self._trial = trial
+        self._game: Generator[TurnRequest, Action, Trajectory] = trial.play()
+        self.trajectory: Trajectory | None = None
+        self._go_on(None)
+        if self.trajectory is not None:
+            raise ConfigError("the first prompt leaves no room for an action in env_config['max_trajectory_tokens']")
+
+    def observation(self) -> Observation:
+        """What is new since the last action."""
+        conversation = self._trial.conversation
+        start = conversation.turns[-1].message_index + 1 if conversation.turns else 0
+        return [message.copy() for message in conversation.transcript.messages[start:]]
+
+    def step(self, action: str | Action) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Play one action: see :meth:`~agentsgym.envs.base.MultistepEnv.step`."""
+        if self.trajectory is not None:
+            raise ConfigError(f"the episode is over ({self.trajectory.stop_reason}): call reset(task_data) first")
+        if not isinstance(action, str | Action):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"step must be given the agent's text or an Action, got {shown(action)}")
+        self._go_on(Action(text=action) if isinstance(action, str) else action)
+        over = self.trajectory
+        info = dict(self._trial.conversation.info)
+        if over is not None:
+            info["stop_reason"] = over.stop_reason
+        return self.observation(), self._trial.conversation.turns[-1].reward, over is not None, info
+
+    def close(self) -> None:
+        """End the episode, wherever it is."""
+        self._game.close()
+
+    def _go_on(self, action: Action | None) -> None:
+        game: Any = self._game
+        try:
+            game.send(action)
+        except StopIteration as over:
+            self.trajectory = over.value
+            if over.value.stop_reason is StopReason.FAILED:
+                raise EnvError(over.value.error) from None
