@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trl.trainer.grpo_trainer as trl_trainer
 from accelerate import Accelerator
+from games import trainer_of
 from torch import multiprocessing
-from vllm_engines import Engine, ScriptedGeneration, agent_of, scripted, session, started, wait_less
+from vllm_engines import BuiltGeneration, Engine, ScriptedGeneration, agent_of, scripted, session, started, wait_less
 from vllm_stub import StubServer, stub_server, stub_servers
 
+from agentsgym.agents.vllm.policy import VLLMPolicyAgent
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.rollouts.driver import drive
 from agentsgym.training.config import GRPOEnvConfig
@@ -363,6 +366,17 @@ def test_trl_is_given_the_first_of_several_servers(given: Any, tmp_path: Path) -
     assert args.for_trl().vllm_server_base_url == "http://a:1"
     assert GRPOEnvConfig(**server, vllm_server_base_url="http://a:1").vllm_server_urls == ("http://a:1",)
     assert GRPOEnvConfig(**server).vllm_server_urls == ()
+
+
+def test_a_trainer_asks_every_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trl_trainer, "VLLMGeneration", BuiltGeneration)
+    urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+    trainer = trainer_of(tmp_path, use_vllm=True, vllm_mode="server", vllm_server_base_url=urls)
+    agent = trainer.agent
+    assert isinstance(agent, VLLMPolicyAgent)
+    assert [server.url for server in agent._engine.servers] == urls  # type: ignore[union-attr]
+    assert agent.generation.server_base_url == urls[0]
+    assert trainer.args.vllm_server_base_url == urls  # which a checkpoint keeps
 
 
 def rank_with_server(rank: int, folder: str, port: int, urls: list[str]) -> None:
