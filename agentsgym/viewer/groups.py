@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from agentsgym.viewer.plain import mean_of, number
+from agentsgym.viewer.plain import cut, mean_of, number, text_of
 from agentsgym.viewer.rollouts import action_text, is_trained
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from agentsgym.types import Trajectory, Turn
 
 _LONGEST: Final = 4000  # characters of one action
+_LONGEST_SEEN: Final = 1000  # characters that were read before it; the conversation has all of them
 
 
 def group_of(key: int, label: str, rows: Sequence[int], records: Sequence[StoredRollout]) -> dict[str, Any]:
@@ -75,14 +76,24 @@ def _member(row: int, record: StoredRollout) -> dict[str, Any]:
         "final_reward": number(trajectory.final_reward),
         "stop_reason": trajectory.stop_reason.value,
         "is_trained": is_trained(record),
-        "turns": [_turn(record, turn) for turn in trajectory.turns],
+        "turns": [_turn(record, turn, seen) for turn, seen in zip(trajectory.turns, _seen(trajectory), strict=True)],
     }
 
 
-def _turn(record: StoredRollout, turn: Turn) -> Mapping[str, Any]:
+def _seen(trajectory: Trajectory) -> list[str]:
+    """What was said before each action, since the action before it."""
+    begins = [0, *(turn.message_index + 1 for turn in trajectory.turns)]
+    return [
+        "\n".join(text_of(one.get("content")) for one in trajectory.messages[begin : turn.message_index])
+        for begin, turn in zip(begins, trajectory.turns, strict=False)
+    ]
+
+
+def _turn(record: StoredRollout, turn: Turn, seen: str) -> Mapping[str, Any]:
     text, left_out = action_text(record.trajectory, turn, _LONGEST)
     given = record.advantages[turn.start : turn.stop] if record.advantages is not None else ()
     return {
+        "seen": cut(seen, _LONGEST_SEEN)[0],
         "text": text,
         "left_out": left_out,
         "reward": number(turn.reward),

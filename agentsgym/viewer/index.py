@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from agentsgym.envs.datasets.naming import GAME_KEYS, GROUPS
 from agentsgym.errors import StoreError
 from agentsgym.store.values import from_json
-from agentsgym.viewer.plain import number
+from agentsgym.viewer.plain import cut, number, text_of
 
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
@@ -25,6 +25,7 @@ _COPIED: Final = (
 _OUTCOMES: Final = ("won", "lost", "played", "failed")
 _NEAR: Final = 4096  # rollouts around the list that may be of a group in it
 _MOST_CONTEXT: Final = 200_000
+_LONGEST_TASK: Final = 200  # characters in the list
 _NAMES: Final = {path: name for name, path in GROUPS.items()}
 
 
@@ -94,6 +95,7 @@ class Index:
         self._add_words("env", [environment_label(path, config) for path, config in configs])
         for name in ("source", "agent", "run", "stop_reason"):
             self._add_words(name, values[name])
+        self._add_words("asked", [_asked(text) for text in values["task_data"]])
         ends = zip(values["stop_reason"], values["success"], strict=True)
         self.words["outcome"] = [*_OUTCOMES]
         self.columns["outcome"] = [_OUTCOMES.index(_outcome(reason, success)) for reason, success in ends]
@@ -180,6 +182,17 @@ def _game(config: str | None, key: str) -> str | None:
     except (StoreError, AttributeError):
         return None
     return game if isinstance(game, str) else None
+
+
+@functools.lru_cache(4096)
+def _asked(task_data: str | None) -> str | None:
+    """A task in a line, with its answer where that is in it; the seed has a column of its own."""
+    try:
+        task = from_json(task_data or "{}")
+    except StoreError:
+        return None
+    parts = [f"{text_of(name)}: {text_of(value)}" for name, value in task.items() if name != "seed"]
+    return cut(" · ".join(parts), _LONGEST_TASK)[0] or None
 
 
 def _outcome(stop_reason: str | None, success: bool | None) -> str:

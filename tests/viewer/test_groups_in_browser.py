@@ -41,6 +41,7 @@ def test_a_group_stands_side_by_side_and_shows_where_it_parts(either: Opened) ->
     page = either.go(view="group", row=ROW)
     group = either.answers.group(key_of(either, ROW))
     table = page.locator("table.group")
+    expect(page.locator(".prompt .text")).to_have_text("system is it\nno")  # all began alike: said once
     expect(table.locator("th.member")).to_have_count(GROUP)
     rows = max(len(member["turns"]) for member in group["members"])
     expect(table.locator("tbody tr")).to_have_count(rows)
@@ -49,11 +50,16 @@ def test_a_group_stands_side_by_side_and_shows_where_it_parts(either: Opened) ->
             cell = table.locator("tbody tr").nth(turn).locator("td").nth(member)
             assert float(cell.locator(".paid .value").get_attribute("title") or "") == played["reward"]
             assert cell.locator(".action").inner_text().startswith(played["text"].split("\n")[0])
+            if turn:
+                own, _ = record_of(one["row"])
+                before = own.messages[own.turns[turn].message_index - 1]["content"]
+                assert (cell.locator(".seen").text_content(), played["seen"]) == (before, before)
             assert ("parts" in (cell.get_attribute("class") or "").split()) == (group["diverges"][member] == turn)
     for turn in range(rows):
-        count = group["diverges"].count(turn)
+        playing = [one["turns"][turn : turn + 1] for one in group["members"]]
+        count = sum(bool(own) and apart == turn for own, apart in zip(playing, group["diverges"], strict=True))
         said = table.locator("tbody tr").nth(turn).get_by_text(re.compile("part"))
-        expect(said).to_have_text([f"≠ {count} of {GROUP} part"] if count else [])
+        expect(said).to_have_text([f"≠ {count} of {GROUP} part{'s' * (count == 1)}"] if count else [])
     expect(table.locator("td.alike")).to_have_count(GROUP * group["common_turns"])
     page.get_by_role("link", name="Show only this group in the list").click()
     expect(page.locator(".count b")).to_have_text(str(GROUP))
@@ -290,7 +296,7 @@ def test_no_words_of_the_panel_are_cut_and_no_title_of_a_curve_wraps(browser: Br
             writer.add(own, **columns, agent=(long, "other")[index % 2], run=f"run-{index // 4}")
     with opened(browser, RolloutStore(tmp_path / "kept")[:10], "written", tmp_path) as shown:
         page = shown.go()
-        expect(page.locator(".filters .note")).to_contain_text("chosen from the 12 rollouts of the store")
+        expect(page.locator(".filters .note.faint")).to_contain_text("chosen from the 12 rollouts of the store")
         cut = """[...document.querySelectorAll('.filters, .filters p, .filters span, .filters legend')]
             .filter(one => one.offsetParent && one.scrollWidth > one.clientWidth + 1 && one.clientWidth)
             .map(one => [one.className, one.textContent])"""

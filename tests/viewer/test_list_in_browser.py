@@ -73,7 +73,7 @@ def test_ten_thousand_rows_scroll_with_few_in_the_document(browser: Browser, tmp
         for index in range(10_000):
             writer.add(replace(one, task_index=index))
     with opened(browser, RolloutStore(tmp_path / "many"), "served", tmp_path) as shown:
-        page = shown.go()
+        page = shown.go(sort="row")
         assert count_of(page) == 10_000
         for place in (0.2, 0.5, 0.9, 1.0):
             page.evaluate(
@@ -124,12 +124,12 @@ def test_texts_are_searched_in_any_case(either: Opened) -> None:
     page.get_by_label("Search the texts of rollouts").fill("ONERROR")
     settled(page, "text=ONERROR")
     expect(page.locator(".count b")).to_have_text("4")
-    assert shown_rows(page) == [4 * HOSTILE_GROUP + member for member in range(4)]
-    assert either.answers.search("ONERROR")["rows"] == shown_rows(page)
+    assert shown_rows(page) == [4 * HOSTILE_GROUP + member for member in reversed(range(4))]
+    assert either.answers.search("ONERROR")["rows"] == shown_rows(page)[::-1]
 
 
 def test_keys_move_open_and_go_back(served: Opened) -> None:
-    page = served.go(sort="-row")
+    page = served.go()  # the newest first
     selected = page.locator(".row.selected a.open")
     expect(selected).to_have_text("239")
     page.keyboard.press("j")
@@ -169,6 +169,28 @@ def test_letters_typed_into_a_field_are_no_keys(served: Opened) -> None:
     assert page.locator("section.list").is_visible()
 
 
+def test_the_share_that_was_won_is_that_of_what_passes_the_filters(either: Opened) -> None:
+    page = either.go(env="Boards")
+    outcomes = [one for one, env in zip(either.column("outcome"), either.column("env"), strict=True) if env == "Boards"]
+    won, told = outcomes.count("won"), outcomes.count("won") + outcomes.count("lost")
+    assert len(outcomes) > told > won > 0  # some failed
+    expect(page.locator(".count .won")).to_have_text(f"{100 * won / told:.1f} % won ({won} of {told})")
+
+
+def test_the_list_says_what_was_asked_with_the_answer_and_in_which_group(browser: Browser, tmp_path: Path) -> None:
+    with RolloutStore.writer(tmp_path / "kept", source="training", generation=1) as writer:
+        for index, answer in enumerate(("clock", "board")):
+            task = {"question": "What is it?", "solution": answer, "seed": index}
+            writer.add(replace(record_of(index)[0], task_data=task), group=index + 5)
+    wide = {"width": 1700, "height": 600}
+    for mode in ("served", "written"):
+        with opened(browser, RolloutStore(tmp_path / "kept"), mode, tmp_path, viewport=wide) as shown:
+            row = shown.go().locator(".row").first
+            expect(row.get_by_title("question: What is it? · solution: board")).to_be_visible()
+            heads = shown.page.get_by_role("columnheader").all_inner_texts()
+            assert row.locator(".cell").nth(heads.index("group")).inner_text() == "6"
+
+
 def test_seeds_are_exact_and_no_turn_of_a_narrow_strip_is_cut_off(browser: Browser, tmp_path: Path) -> None:
     seeds = [6_471_234_567_890_123_456, 7]
     with RolloutStore.writer(tmp_path / "kept") as writer:
@@ -189,4 +211,4 @@ def test_seeds_are_exact_and_no_turn_of_a_narrow_strip_is_cut_off(browser: Brows
         assert own
         assert cell
         assert own["x"] + own["width"] <= cell["x"] + cell["width"] + 1
-        expect(page.locator(".row").first.get_by_title(str(seeds[0]))).to_have_text(str(seeds[0]))
+        expect(page.locator(".row").last.get_by_title(str(seeds[0]))).to_have_text(str(seeds[0]))

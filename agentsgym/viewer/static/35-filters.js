@@ -15,6 +15,7 @@ const RANGES = [
   ["num_agent_tokens", "Agent's tokens"],
   ["num_tokens", "All tokens"],
 ];
+const NEWEST_FIRST = "-row"; // the order, unless the address says another
 const UNKNOWN = "–"; // how a value that is not known is written in the address and among the choices
 
 /** What was found for the text in the address; null rows: not searched yet. */
@@ -66,7 +67,7 @@ function filtered(list, given) {
     }
     for (const [name, those] of passing) if (only === null || only === name) those.push(place);
   }
-  return { places: sorted(list, places, given.get("sort") ?? "row"), counts, passing };
+  return { places: sorted(list, places, given.get("sort") ?? NEWEST_FIRST), counts, passing };
 }
 
 /** Sort places by a column; "-reward" is descending. What is not known comes last either way. */

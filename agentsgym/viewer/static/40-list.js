@@ -9,6 +9,7 @@ const COLUMNS = [
   ["final_reward", "reward", "68px", "number", 0],
   ["num_turns", "turns", "50px", "number", 0],
   ["strip", "reward by turn", "minmax(120px, 1.6fr)", "strip", 3],
+  ["asked", "asked", "minmax(120px, 1.6fr)", "word", 3],
   ["stop_reason", "stopped by", "90px", "word", 4],
   ["env", "environment", "minmax(112px, 1fr)", "word", 2],
   ["agent", "agent", "minmax(80px, 1fr)", "word", 5],
@@ -16,6 +17,7 @@ const COLUMNS = [
   ["source", "source", "80px", "word", 9],
   ["step", "step", "52px", "number", 2],
   ["task_index", "task", "50px", "number", 7],
+  ["group_index", "group", "54px", "number", 7],
   ["rollout_index", "rollout", "62px", "number", 8],
   ["seed", "seed", "minmax(60px, 96px)", "number", 11],
   ["num_agent_tokens", "tokens", "64px", "number", 10],
@@ -86,7 +88,7 @@ class ListView {
     const order = places.length !== this.places.length || places.some((place, index) => place !== this.places[index]);
     this.places = places;
     this.filters.show(given, counts, passing);
-    this.filters.say(places.length);
+    this.filters.say(places);
     this.say(given);
     const wanted = this.list.places.get(Number(given.get("row")));
     const index = given.has("row") ? places.indexOf(wanted) : -1;
@@ -148,7 +150,7 @@ class ListView {
   }
 
   heading([name, heading, , kind]) {
-    const order = this.given?.get("sort") ?? "row";
+    const order = this.given?.get("sort") ?? NEWEST_FIRST;
     const way = order === name ? "ascending" : order === `-${name}` ? "descending" : "none";
     const ascending = way === "none" ? kind === "word" || kind === "outcome" : way === "descending";
     const sort = () => go({ sort: ascending ? name : `-${name}` }, { step: false });

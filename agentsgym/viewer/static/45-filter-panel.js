@@ -53,7 +53,11 @@ class FilterPanel {
     for (const range of this.ranges) range.show(given, passing.get(range.name));
   }
 
-  say(shown) {
+  say(places) {
+    const shown = places.length;
+    const outcomes = places.map((place) => this.list.value("outcome", place));
+    const won = outcomes.filter((one) => one === "won").length;
+    const told = won + outcomes.filter((one) => one === "lost").length; // not of those that failed
     const { shown: size, total, note } = this.list.answer;
     const all = size < total ? `${grouped(size)} newest of ${grouped(total)}` : grouped(total);
     this.summary.textContent = `Filters: ${grouped(shown)} of ${all} rollouts`; // seen in narrow windows alone
@@ -63,6 +67,7 @@ class FilterPanel {
       el("b", {}, grouped(shown)),
       shown === this.list.size && size === total ? " rollouts" : ` of ${all} rollouts`,
       isFiltered(this.given) ? button("link", () => go(noFilters()), {}, "clear") : null,
+      told ? el("span.note.won", {}, `${((100 * won) / told).toFixed(1)} % won (${grouped(won)} of ${grouped(told)})`) : null,
       note ? el("span.note.faint", {}, note) : null,
     );
   }

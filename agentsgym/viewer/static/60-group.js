@@ -62,20 +62,24 @@ function memberCell(group, member, index, turn, unfolded) {
       one.advantage === null ? null : el("span.note", {}, el("span.faint", {}, "adv "), toned(one.advantage)),
       one.invalid ? el("span.wrong", {}, "✗ invalid") : null,
     ),
+    turn > 0 || !group.prompt ? el("div.seen", { title: "What it read before" }, one.seen) : null,
     text,
   );
 }
 
 /** How many stop doing what the first member does, said once a turn. */
 function partsText(group, turn) {
-  const count = group.diverges.filter((one) => one === turn).length;
-  return count ? el("div.faint", {}, `≠ ${count} of ${group.members.length} part`) : null;
+  const count = group.members.filter(({ turns }, index) => group.diverges[index] === turn && turns[turn]).length;
+  const words = `≠ ${count} of ${group.members.length} ${count === 1 ? "parts" : "part"}`;
+  return count ? el("div.faint", {}, words) : null;
 }
 
 async function groupView(app, row) {
   const group = await data.group(app.list, row);
   const numTurns = group.members.reduce((most, member) => Math.max(most, member.turns.length), 0);
   const table = el("table.group", {});
+  const prompts = new Set(group.members.filter(({ turns }) => turns.length).map(({ turns }) => turns[0].seen));
+  group.prompt = prompts.size === 1 ? [...prompts][0] : null; // said once where all began alike
   let unfolded = false;
   const limit = largest(group.members.flatMap((member) => member.turns.map((turn) => turn.reward)));
   const body = () =>
@@ -145,6 +149,7 @@ async function groupView(app, row) {
       "  ",
       link("plain", { view: "list", group: groupKey(app, row) }, {}, "Show only this group in the list"),
     ),
+    group.prompt ? el("details.prompt", { open: true }, el("summary", {}, "first prompt"), longText(group.prompt)) : null,
     el("div.wide", { tabIndex: 0, role: "region", "aria-label": "Rollouts of this group side by side" }, table),
   );
 }
