@@ -166,7 +166,7 @@ class Sampling:
                 self.steps += (gone - paid) / self._step_s()
         self.now = time
 
-    def add(self, index: int, new: int, context: float, tokens: int) -> None:
+    def add(self, index: int, new: float, context: float, tokens: int) -> None:
         """Begin a sequence of so many tokens now, behind a context of which so many are new."""
         mean_context = context + tokens / 2
         self.debt_s += new * self.engine.prefill_s

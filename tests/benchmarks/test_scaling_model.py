@@ -102,6 +102,21 @@ def test_sequences_of_several_lengths_share_an_engine_as_worked_out_by_hand() ->
     )
 
 
+def test_an_update_prefills_what_is_open_at_once_and_what_waits_with_its_next_turn() -> None:
+    play = Play(EQUAL, 1, Engine(step_s=1.0, context_s=0.0, prefill_s=0.01))
+    [episode] = batches_of(EQUAL, 1, 1, seed=0)[0]
+    play.begin(0, episode)
+    play.until(26.0)  # 1 s of prefill and 25 of 50 tokens
+    play.clear_caches()
+    assert play.next_time() == pytest.approx(51 + (100 + 25) * 0.01)
+    assert play.advance() is None  # the environment has the turn
+    play.until(play.now + 0.1)
+    play.clear_caches()
+    while play.advance() is None:
+        pass
+    assert play.now == pytest.approx(52.25 + 0.25 + (20 + 150) * 0.01 + 50.25 + 20 * 0.01 + 50.25)
+
+
 def test_a_step_is_generation_then_learning_then_the_update() -> None:
     learner = Learner(token_s=0.001, update_s=2.0)
     cluster = Cluster(num_gpus=2, per_gpu=3, engine=ENGINE, learner=learner)
@@ -119,7 +134,9 @@ def test_without_a_barrier_staleness_bounds_give_the_synchronous_step_and_the_lo
     learn_s = 6 * (100 + 2 * 20 + 3 * 50) * token_s + 0.5
     play_s = seconds_of_equal(6)
     assert no_barrier(EQUAL, cluster, 1, 0, seed=0).step_s == pytest.approx(play_s + learn_s)
-    assert no_barrier(EQUAL, cluster, 1, 1, seed=0).step_s == pytest.approx(max(play_s, learn_s))
+    # Where learning is shorter, each update comes after the first turn, whose history is prefilled again.
+    again_s = 6 * (100 + 50) * ENGINE.prefill_s
+    assert no_barrier(EQUAL, cluster, 1, 1, seed=0).step_s == pytest.approx(max(play_s + again_s, learn_s))
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
