@@ -10,7 +10,7 @@ needs no torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentsgym._lazy import lazy
 from agentsgym._renamed import renamed
@@ -26,21 +26,10 @@ if TYPE_CHECKING:
     from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
     from agentsgym.credit.scored import ScoredRollout
     from agentsgym.credit.traits import estimator_traits
-    from agentsgym.envs.ALFWorld import ALFWorldEnv
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.envs.check.run import check_env
-    from agentsgym.envs.Gymnasium import GymnasiumEnv
     from agentsgym.envs.mix import mix
-    from agentsgym.envs.OpenEnv import OpenEnvEnv, OpenEnvServer, register_server
-    from agentsgym.envs.PriceList import PriceListEnv
-    from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
     from agentsgym.envs.registry import make, register
-    from agentsgym.envs.ScienceWorld import ScienceWorldEnv
-    from agentsgym.envs.Search import SearchEnv
-    from agentsgym.envs.TextArena import TextArenaEnv
-    from agentsgym.envs.TextWorld import TextWorldEnv
-    from agentsgym.envs.Tools import McpServer, SessionTools, ToolEnv, ToolResult, register_tools
-    from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
     from agentsgym.errors import (
         AgentError,
         AgentsGymError,
@@ -81,7 +70,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "ALFWorldEnv",
     "Action",
     "Agent",
     "AgentError",
@@ -102,44 +90,30 @@ __all__ = [
     "Field",
     "GRPOEnvConfig",
     "GRPOEnvTrainer",
-    "GymnasiumEnv",
     "LearningCurve",
-    "McpServer",
     "Message",
     "MissingDependencyError",
     "MultistepEnv",
     "NonFiniteError",
     "OpenAIAgent",
-    "OpenEnvEnv",
-    "OpenEnvServer",
     "PolicyAgent",
     "Preempted",
-    "PriceListEnv",
     "RandomAgent",
-    "ReasoningEvalsEnv",
     "Recipe",
     "RolloutStore",
     "SamplingParams",
-    "ScienceWorldEnv",
     "ScoredRollout",
     "ScriptedAgent",
-    "SearchEnv",
-    "SessionTools",
     "StopReason",
     "StoreError",
     "TaskError",
     "TemplateError",
-    "TextArenaEnv",
-    "TextWorldEnv",
     "TooManyFailuresError",
     "ToolCall",
-    "ToolEnv",
-    "ToolResult",
     "TrainingRun",
     "Trajectory",
     "Turn",
     "TurnRequest",
-    "TwentyQuestionsEnv",
     "__version__",
     "audit",
     "check_env",
@@ -151,8 +125,6 @@ __all__ = [
     "make",
     "mix",
     "register",
-    "register_server",
-    "register_tools",
     "tiny_policy",
     "train",
     "trajectories_from_messages",
@@ -173,17 +145,6 @@ _HOMES = {
     "envs.check.run": ("check_env",),
     "envs.mix": ("mix",),
     "envs.registry": ("make", "register"),
-    "envs.ALFWorld": ("ALFWorldEnv",),
-    "envs.Gymnasium": ("GymnasiumEnv",),
-    "envs.OpenEnv": ("OpenEnvEnv", "OpenEnvServer", "register_server"),
-    "envs.PriceList": ("PriceListEnv",),
-    "envs.ReasoningEvals": ("ReasoningEvalsEnv",),
-    "envs.ScienceWorld": ("ScienceWorldEnv",),
-    "envs.Search": ("SearchEnv",),
-    "envs.TextArena": ("TextArenaEnv",),
-    "envs.TextWorld": ("TextWorldEnv",),
-    "envs.Tools": ("McpServer", "SessionTools", "ToolEnv", "ToolResult", "register_tools"),
-    "envs.TwentyQuestions": ("TwentyQuestionsEnv",),
     "errors": (
         "AgentError",
         "AgentsGymError",
@@ -236,7 +197,15 @@ _find_renamed = renamed(
 )
 
 
-__getattr__ = lazy(__name__, _HOMES, _find_renamed)
+def _find_moved(name: str) -> Any:
+    from agentsgym.envs import __all__ as names  # noqa: PLC0415  # whoever misspells a name can wait for it
+
+    if name in names:
+        raise AttributeError(f"module 'agentsgym' has no attribute {name!r}: it is agentsgym.envs.{name}")
+    return _find_renamed(name)
+
+
+__getattr__ = lazy(__name__, _HOMES, _find_moved)
 
 
 def __dir__() -> list[str]:

@@ -16,6 +16,7 @@ from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import Budget, chat_format_of
 from agentsgym.envs.play import OnFinish, make_trials, play_begun_episode, play_under_policy
 from agentsgym.envs.rows.read import TaskData, tasks_of_rows
+from agentsgym.envs.spec import EnvSpec
 from agentsgym.envs.starts import StartChecks, start_state
 from agentsgym.envs.subclass import called_config, called_parts, given_and_valid, prepare_class
 from agentsgym.envs.task_checks import check_task
@@ -49,6 +50,7 @@ class MultistepEnv(ABC):
         config_fields: The class's own keys of ``env_config``.
         default_config: The class's own defaults for the common keys.
         task_fields: The keys that a task may have beside ``seed``; None for any.
+        spec: The record that names the class's players, games and extra; subclasses inherit it.
 
     Keys of ``env_config`` that every environment has:
 
@@ -71,6 +73,7 @@ class MultistepEnv(ABC):
     config_fields: ClassVar[Mapping[str, Field]] = {}
     default_config: ClassVar[Mapping[str, Any]] = {}
     task_fields: ClassVar[Collection[str] | None] = None
+    spec: ClassVar[EnvSpec] = EnvSpec()
     takes_actions: ClassVar[bool] = False
     _called_with: dict[str, Any] | None
     _called_parts: list[str]

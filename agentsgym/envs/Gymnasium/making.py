@@ -6,8 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.errors import ConfigError, MissingDependencyError, did_you_mean
 from agentsgym.texts import sentence_of, shown
+
+#: Games that need nothing else, and whose exact values are known.
+GAMES = {
+    name: {"note": "Random and optimal play are known."}
+    for name in ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "Taxi-v4")
+}
 
 
 def load_gymnasium() -> Any:
@@ -19,7 +26,7 @@ def load_gymnasium() -> Any:
     try:
         import gymnasium  # noqa: PLC0415  # an extra
     except ImportError as error:
-        raise MissingDependencyError("gymnasium", "gymnasium") from error
+        raise MissingDependencyError("gymnasium", SPEC.extra) from error
     return gymnasium
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
+from agentsgym.envs.OpenEnv import SPEC
 from agentsgym.envs.OpenEnv.forms import Forms, forms_of, outcome_of
 from agentsgym.envs.OpenEnv.link import Link, as_config_error
 from agentsgym.envs.OpenEnv.offer import Offer, ask_offer, result_of
@@ -82,6 +83,7 @@ class OpenEnvEnv(MultistepEnv):
     - ``check_seed``: whether to find out before play, once a server, if two resets with one seed are equal.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "server": Field(default=None, expected="a name that register_server knows, or None", valid=or_none(is_str)),
         "format": choice_field("auto", "text", "json", "tools"),

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Never, cast
 
+from agentsgym.envs.OpenEnv import SPEC
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, address_of, is_local
 from agentsgym.errors import EnvError, MissingDependencyError
 from agentsgym.texts import sentence_of, shown
@@ -66,7 +67,7 @@ def load_websockets() -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "websockets":
             raise
-        raise MissingDependencyError("websockets", "openenv") from error
+        raise MissingDependencyError("websockets", SPEC.extra) from error
     return client
 
 

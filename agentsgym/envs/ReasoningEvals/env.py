@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.numbers import canonical
+from agentsgym.envs.ReasoningEvals import SPEC
 from agentsgym.envs.ReasoningEvals.extraction import (
     EXTRACTORS,
     FINDERS,
@@ -78,6 +79,7 @@ class ReasoningEvalsEnv(MultistepEnv):
     - ``wrong_penalty``, ``invalid_penalty``: what a wrong answer costs, and one that cannot be found in what was said.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "max_attempts": Field(default=1, expected="a positive int", valid=is_int(1)),
         "extractor": Field(default="auto", expected=_EXTRACTORS[0], valid=_EXTRACTORS[1]),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from agentsgym.envs.ReasoningEvals import SPEC
 from agentsgym.errors import ConfigError, MissingDependencyError, did_you_mean
 from agentsgym.fields import is_int
 from agentsgym.seeding import derive_seed
@@ -69,7 +70,7 @@ def load_package() -> Any:
     try:
         import reasoning_gym  # noqa: PLC0415  # an optional package
     except ImportError as error:
-        raise MissingDependencyError("reasoning-gym", "reasoning") from error
+        raise MissingDependencyError("reasoning-gym", SPEC.extra) from error
     return cast("Any", reasoning_gym)
 
 

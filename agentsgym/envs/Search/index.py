@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentsgym.envs.kept_folders import cache_folder, is_whole, keep, remove_damaged
+from agentsgym.envs.Search import SPEC
 from agentsgym.envs.Search.corpus import Passage, ProcessCache
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.texts import sentence_of
@@ -105,7 +106,7 @@ def _bm25s() -> Any:
     try:
         import bm25s  # noqa: PLC0415  # an optional package
     except ImportError as error:
-        raise MissingDependencyError("bm25s", "search") from error
+        raise MissingDependencyError("bm25s", SPEC.extra) from error
     return bm25s
 
 

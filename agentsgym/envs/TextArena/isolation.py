@@ -18,6 +18,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from agentsgym.envs.TextArena import SPEC
 from agentsgym.errors import ConfigError, MissingDependencyError
 
 logger = logging.getLogger(__name__)
@@ -188,7 +189,7 @@ def textarena() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "textarena":
             raise
-        raise MissingDependencyError("textarena", "textarena") from error
+        raise MissingDependencyError("textarena", SPEC.extra) from error
     if not hasattr(package, "envs"):
         raise ConfigError(f"{package.__file__} hides the package 'textarena': give that file another name")
     return package

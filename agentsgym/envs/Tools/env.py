@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
+from agentsgym.envs.Tools import SPEC
 from agentsgym.envs.Tools.answers import MATCHES, matches, said
 from agentsgym.envs.Tools.calls import Maker, Plan, plan_of
 from agentsgym.envs.Tools.mcp_server import McpServer
@@ -89,6 +90,7 @@ class ToolEnv(MultistepEnv):
     - ``invalid_reward``: what a turn is paid of which nothing could be made.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = TOOL_FIELDS
 
     def __init__(

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Self, cast
 
+from agentsgym.envs.Tools import SPEC
 from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.envs.Tools.results import ToolResult, as_text, failed
 from agentsgym.errors import EnvError, MissingDependencyError
@@ -237,7 +238,7 @@ def load_mcp() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "mcp":
             raise
-        raise MissingDependencyError("mcp", "mcp") from error
+        raise MissingDependencyError("mcp", SPEC.extra) from error
     return mcp
 
 
