@@ -130,58 +130,6 @@ __all__ = [
     "trajectories_from_messages",
 ]
 
-_HOMES = {
-    "agents.base": ("Agent", "AsyncAgent"),
-    "agents.direct": ("DirectOutputAgent",),
-    "agents.exploring": ("ExploringAgent",),
-    "agents.openai": ("OpenAIAgent",),
-    "agents.policy.agent": ("PolicyAgent",),
-    "agents.policy.copied": ("CopiedPolicyAgent",),
-    "agents.policy.sampling": ("SamplingParams",),
-    "agents.scripted": ("RandomAgent", "ScriptedAgent"),
-    "credit.scored": ("ScoredRollout",),
-    "credit.traits": ("estimator_traits",),
-    "envs.base": ("MultistepEnv",),
-    "envs.check.run": ("check_env",),
-    "envs.mix": ("mix",),
-    "envs.registry": ("make", "register"),
-    "errors": (
-        "AgentError",
-        "AgentsGymError",
-        "CheckpointError",
-        "ConfigError",
-        "ContractError",
-        "EnvError",
-        "EpisodeError",
-        "MissingDependencyError",
-        "NonFiniteError",
-        "StoreError",
-        "TaskError",
-        "TemplateError",
-        "TooManyFailuresError",
-    ),
-    "evaluation.mixed": ("evaluate_mixed",),
-    "evaluation.run": ("evaluate",),
-    "failure_policy": ("FailurePolicy",),
-    "fields": ("Field",),
-    "rollouts.thread_pool": ("EnvThreadPool",),
-    "rollouts.process_pool": ("EnvProcessPool",),
-    "recipes.recipe": ("Recipe",),
-    "recipes.train": ("train",),
-    "record_audit": ("audit",),
-    "recorded.rows": ("trajectories_from_messages",),
-    "store.reader": ("RolloutStore",),
-    "tiny": ("tiny_policy",),
-    "training.callbacks": ("LearningCurve",),
-    "training.curriculum": ("Curriculum",),
-    "training.config": ("GRPOEnvConfig",),
-    "training.drift": ("logprob_gap",),
-    "training.imitate": ("imitate",),
-    "training.lifecycle.preemption": ("Preempted",),
-    "training.run": ("TrainingRun",),
-    "training.trainer": ("GRPOEnvTrainer",),
-    "types": ("Action", "Message", "StopReason", "ToolCall", "Trajectory", "Turn", "TurnRequest"),
-}
 _find_renamed = renamed(
     __name__,
     {
@@ -205,7 +153,7 @@ def _find_moved(name: str) -> Any:
     return _find_renamed(name)
 
 
-__getattr__ = lazy(__name__, _HOMES, _find_moved)
+__getattr__ = lazy(__name__, _find_moved)
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +51,6 @@ class Entry:
         """
         fewest, most = self.min_players, self.max_players
         return str(fewest) if fewest == most else f"{fewest}-{most}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
 
 
 def entries() -> list[Entry]:

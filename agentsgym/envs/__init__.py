@@ -67,24 +67,18 @@ __all__ = [
     "register_tools",
 ]
 
-_HOMES = {
-    "base": ("MultistepEnv",),
-    "check.run": ("check_env",),
-    "registry": ("make", "register"),
-    "spec": ("EnvSpec",),
-    # The packaged environments: the folder, which is the name, and what it offers, its class first.
-    "ALFWorld": ("ALFWorldEnv",),
-    "Gymnasium": ("GymnasiumEnv",),
-    "OpenEnv": ("OpenEnvEnv", "OpenEnvServer", "register_server"),
-    "PriceList": ("PriceListEnv",),
-    "ReasoningEvals": ("ReasoningEvalsEnv",),
-    "ScienceWorld": ("ScienceWorldEnv",),
-    "Search": ("SearchEnv",),
-    "TextArena": ("TextArenaEnv",),
-    "TextWorld": ("TextWorldEnv",),
-    "Tools": ("ToolEnv", "McpServer", "SessionTools", "ToolResult", "register_tools"),
-    "TwentyQuestions": ("TwentyQuestionsEnv",),
+#: The packaged environments: the folder, which is the name, and the class, whose ``SPEC`` stands in the folder.
+PACKAGED = {
+    "ALFWorld": "agentsgym.envs.ALFWorld.ALFWorldEnv",
+    "Gymnasium": "agentsgym.envs.Gymnasium.GymnasiumEnv",
+    "OpenEnv": "agentsgym.envs.OpenEnv.OpenEnvEnv",
+    "PriceList": "agentsgym.envs.PriceList.PriceListEnv",
+    "ReasoningEvals": "agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv",
+    "ScienceWorld": "agentsgym.envs.ScienceWorld.ScienceWorldEnv",
+    "Search": "agentsgym.envs.Search.SearchEnv",
+    "TextArena": "agentsgym.envs.TextArena.TextArenaEnv",
+    "TextWorld": "agentsgym.envs.TextWorld.TextWorldEnv",
+    "Tools": "agentsgym.envs.Tools.ToolEnv",
+    "TwentyQuestions": "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",
 }
-#: The path of each packaged environment's class by its name.
-PACKAGED = {home: f"{__name__}.{home}.{names[0]}" for home, names in _HOMES.items() if home[0].isupper()}
-__getattr__ = lazy(__name__, _HOMES)
+__getattr__ = lazy(__name__)

@@ -62,8 +62,8 @@ def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
     """
     given = env_config or {}
     if ".py:" in name or name.endswith(".py"):
-        file, _, rest = name.partition(".py:")
-        path, (class_name, _, game) = f"{file.removesuffix('.py')}.py", rest.partition(":")
+        file, colon, rest = name.partition(".py:")
+        path, (class_name, _, game) = f"{file}.py" if colon else name, rest.partition(":")
         env_class = _class_of_file(Path(path), class_name)
     else:
         path, _, game = name.partition(":")
@@ -176,12 +176,8 @@ def _class_of_file(path: Path, class_name: str) -> type[MultistepEnv]:
         return next(iter(found.values()))
     if class_name:
         raise ConfigError(f"{path} has no environment {shown(class_name)}; it has {', '.join(found) or 'none'}")
-    raise ConfigError(f"{path} has {len(found)} environments: write {path}:CLASS{_among(found)}")
-
-
-def _among(names: Iterable[str]) -> str:
-    listed = ", ".join(names)
-    return f" with one of {listed}" if listed else ""
+    among = f" with one of {', '.join(found)}" if found else ""
+    raise ConfigError(f"{path} has {len(found)} environments: write {path}:CLASS{among}")
 
 
 def _module_of_file(path: Path) -> Any:

@@ -84,6 +84,20 @@ class EnvSpec:
         if package is not None:
             raise MissingDependencyError(package, self.extra)
 
+    def load(self, module: str) -> Any:
+        """Import a module that the extra installs.
+
+        Raises:
+            MissingDependencyError: It is not installed.
+        """
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            package = module.partition(".")[0]
+            if (error.name or "").partition(".")[0] != package:
+                raise  # it is installed, and something that it needs is not
+            raise MissingDependencyError(package.replace("_", "-"), self.extra) from error
+
 
 def imported(name: str) -> Any:
     """Import what a dotted name means.

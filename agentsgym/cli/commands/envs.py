@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,7 +62,7 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
     if offline:
         chosen = [one for one in chosen if one.offline and one.status in ("ok", "words")]
     if as_json:
-        print_json([one.as_dict() for one in chosen])
+        print_json([asdict(one) for one in chosen])
     else:
         _show_list(chosen)
 

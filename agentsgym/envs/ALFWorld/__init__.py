@@ -18,6 +18,4 @@ SPEC = EnvSpec(
     reference="agentsgym.envs.ALFWorld.players:ReferencePlayer",
     imitation="agentsgym.envs.ALFWorld.players:ImitationPlayer",
 )
-__getattr__ = lazy(
-    __name__, {"env": ("ALFWorldEnv",), "players": ("ImitationPlayer", "RandomPlayer", "ReferencePlayer")}
-)
+__getattr__ = lazy(__name__)

@@ -19,4 +19,4 @@ SPEC = EnvSpec(
     random="agentsgym.envs.Gymnasium.players:RandomPlayer",
     reference="agentsgym.envs.Gymnasium.players:OptimalPlayer",
 )
-__getattr__ = lazy(__name__, {"env": ("GymnasiumEnv",), "players": ("OptimalPlayer", "RandomPlayer")})
+__getattr__ = lazy(__name__)

@@ -17,26 +17,13 @@ GAMES = {
 }
 
 
-def load_gymnasium() -> Any:
-    """The ``gymnasium`` package.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
-    try:
-        import gymnasium  # noqa: PLC0415  # an extra
-    except ImportError as error:
-        raise MissingDependencyError("gymnasium", SPEC.extra) from error
-    return gymnasium
-
-
 def spec_of(game_id: str) -> Any:
     """Find what is registered under an id.
 
     Raises:
         ConfigError: Nothing is, or the id names a module: what is read from a dataset imports no code.
     """
-    gymnasium: Any = load_gymnasium()
+    gymnasium = SPEC.load("gymnasium")
     if ":" in game_id:
         raise ConfigError(
             f"env_config['id'] must be an id without a module, got {shown(game_id)}: import the module, which "
@@ -65,7 +52,7 @@ def render_modes(spec: Any) -> tuple[str, ...]:
             creator = load_env_creator(creator)
         except ImportError as error:
             raise ConfigError(f"env_config['id'] = {spec.id!r} cannot be imported: {sentence_of(error)}") from error
-        except load_gymnasium().error.DependencyNotInstalled as error:
+        except SPEC.load("gymnasium").error.DependencyNotInstalled as error:
             raise _missing(error) from error
     metadata: Any = getattr(creator, "metadata", None)
     return tuple(metadata.get("render_modes") or ()) if isinstance(metadata, Mapping) else ()  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
@@ -82,7 +69,7 @@ def make_game(game_id: Any, kwargs: Mapping[str, Any]) -> Any:
         ConfigError: It cannot be made.
         MissingDependencyError: It needs a package that is not installed.
     """
-    gymnasium: Any = load_gymnasium()
+    gymnasium = SPEC.load("gymnasium")
     name = game_id if isinstance(game_id, str) else getattr(game_id, "__name__", "the callable")
     try:
         # What Gymnasium's checker would warn of is checked where it is read.

@@ -11,9 +11,5 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenEnvEnv", "OpenEnvServer", "register_server"]
 
-SPEC = EnvSpec(
-    packages=("websockets",),
-    extra="openenv",
-    offline=False,
-)
-__getattr__ = lazy(__name__, {"env": ("OpenEnvEnv",), "server": ("OpenEnvServer", "register_server")})
+SPEC = EnvSpec(packages=("websockets",), extra="openenv", offline=False)
+__getattr__ = lazy(__name__)

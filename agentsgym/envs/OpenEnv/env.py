@@ -24,7 +24,7 @@ from agentsgym.envs.OpenEnv.payloads import UnreadableActionError
 from agentsgym.envs.OpenEnv.seeds import check_seed
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, as_server, registered_server
 from agentsgym.envs.OpenEnv.tasks import DatasetOptions, task_dataset
-from agentsgym.envs.OpenEnv.wire import RefusedActionError, load_websockets
+from agentsgym.envs.OpenEnv.wire import RefusedActionError
 from agentsgym.envs.rows.read import class_path
 from agentsgym.envs.thoughts import without_thoughts
 from agentsgym.envs.Tools.calls import Plan, plan_of
@@ -130,7 +130,7 @@ class OpenEnvEnv(MultistepEnv):
         self._forms: Forms | None = None
         self._opening = threading.Lock()
         super().__init__(tokenizer, env_config)
-        load_websockets()
+        self.spec.check_installed()
         named = self.env_config["server"]
         if named is not None and server is not None:
             raise ConfigError(f"OpenEnvEnv has a server={server!r} and the env_config['server'] {named!r}: give one")

@@ -16,6 +16,4 @@ SPEC = EnvSpec(
     reference="agentsgym.envs.PriceList.players:ReferencePlayer",
     imitation="agentsgym.envs.PriceList.players:ImitationPlayer",
 )
-__getattr__ = lazy(
-    __name__, {"env": ("GOODS", "PriceListEnv"), "players": ("ImitationPlayer", "RandomPlayer", "ReferencePlayer")}
-)
+__getattr__ = lazy(__name__)

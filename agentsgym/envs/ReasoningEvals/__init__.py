@@ -11,10 +11,5 @@ if TYPE_CHECKING:
 
 __all__ = ["UNSOUND", "WITHOUT_SOLUTION", "ReasoningEvalsEnv", "task_names"]
 
-SPEC = EnvSpec(
-    extra="reasoning",
-    dataset_key="task",
-)
-__getattr__ = lazy(
-    __name__, {"env": ("ReasoningEvalsEnv",), "generated": ("UNSOUND", "WITHOUT_SOLUTION", "task_names")}
-)
+SPEC = EnvSpec(extra="reasoning", dataset_key="task")
+__getattr__ = lazy(__name__)

@@ -18,4 +18,4 @@ SPEC = EnvSpec(
     reference="agentsgym.envs.text_worlds.players:ReferencePlayer",
     imitation="agentsgym.envs.text_worlds.players:ImitationPlayer",
 )
-__getattr__ = lazy(__name__, {"env": ("ScienceWorldEnv",)})
+__getattr__ = lazy(__name__)

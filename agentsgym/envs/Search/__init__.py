@@ -18,12 +18,4 @@ SPEC = EnvSpec(
     random="agentsgym.envs.Search.players:RandomPlayer",
     reference="agentsgym.envs.Search.players:ReferencePlayer",
 )
-__getattr__ = lazy(
-    __name__,
-    {
-        "corpus": ("Passage",),
-        "env": ("SearchEnv",),
-        "players": ("RandomPlayer", "ReferencePlayer"),
-        "world": ("World",),
-    },
-)
+__getattr__ = lazy(__name__)

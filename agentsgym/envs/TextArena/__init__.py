@@ -22,4 +22,4 @@ SPEC = EnvSpec(
     reference="agentsgym.envs.TextArena.references:optimal_player",
     anchors="agentsgym.envs.TextArena.references:anchors_of",
 )
-__getattr__ = lazy(__name__, {"env": ("TextArenaEnv",), "players": ("LegalAgent", "register_player")})
+__getattr__ = lazy(__name__)

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from agentsgym.envs.TextArena import SPEC
-from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -184,12 +184,7 @@ def textarena() -> Any:
         MissingDependencyError: It is not installed.
         ConfigError: A file of yours has its name.
     """
-    try:
-        package = importlib.import_module("textarena")
-    except ModuleNotFoundError as error:
-        if error.name != "textarena":
-            raise
-        raise MissingDependencyError("textarena", SPEC.extra) from error
+    package = SPEC.load("textarena")
     if not hasattr(package, "envs"):
         raise ConfigError(f"{package.__file__} hides the package 'textarena': give that file another name")
     return package

@@ -19,4 +19,4 @@ SPEC = EnvSpec(
     reference="agentsgym.envs.text_worlds.players:ReferencePlayer",
     imitation="agentsgym.envs.text_worlds.players:ImitationPlayer",
 )
-__getattr__ = lazy(__name__, {"env": ("TextWorldEnv",)})
+__getattr__ = lazy(__name__)

@@ -14,16 +14,5 @@ if TYPE_CHECKING:
 
 __all__ = ["McpServer", "SessionTools", "ToolEnv", "ToolResult", "parallel", "register_tools", "tasks_from"]
 
-SPEC = EnvSpec(
-    extra="mcp",
-)
-__getattr__ = lazy(
-    __name__,
-    {
-        "env": ("ToolEnv",),
-        "mcp_server": ("McpServer",),
-        "results": ("ToolResult",),
-        "sources": ("SessionTools", "parallel", "register_tools"),
-        "tasks": ("tasks_from",),
-    },
-)
+SPEC = EnvSpec(extra="mcp")
+__getattr__ = lazy(__name__)

@@ -30,11 +30,4 @@ SPEC = EnvSpec(
     reference="agentsgym.envs.TwentyQuestions.players:GreedyPlayer",
     imitation="agentsgym.envs.TwentyQuestions.players:ImitationPlayer",
 )
-__getattr__ = lazy(
-    __name__,
-    {
-        "env": ("TwentyQuestionsEnv",),
-        "knowledge": ("DEMO_OBJECTS", "DEMO_PROPERTIES"),
-        "players": ("GreedyPlayer", "ImitationPlayer", "RandomPlayer", "lower_bound_questions"),
-    },
-)
+__getattr__ = lazy(__name__)
