@@ -74,8 +74,7 @@ def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
     if spec.dataset_key:
         options = {spec.dataset_key: game.split(",")}
         return NamedEnv(name=name, env_class=env_class, env_config=given, dataset_options=options)
-    key = spec.game_key
-    if not key:
+    if not (key := spec.game_key):
         raise ConfigError(f"{shown(path)} has no games to choose with a colon, got {shown(name)}")
     if given.get(key, game) != game:
         raise ConfigError(f"the game is given twice: {shown(game)} in {shown(name)}, and {key}={given[key]!r}")

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.envs import PACKAGED
 from agentsgym.errors import ConfigError, MissingDependencyError
@@ -15,8 +15,6 @@ from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-_DOTTED = ("games", "random", "reference", "imitation", "anchors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +52,7 @@ class EnvSpec:
     anchors: str = ""
 
     def __post_init__(self) -> None:
-        for field in _DOTTED:
+        for field in ("games", "random", "reference", "imitation", "anchors"):
             name = getattr(self, field)
             if name and not all(name.partition(":")):
                 raise ConfigError(f"EnvSpec.{field} must be written 'package.module:attribute', got {shown(name)}")
@@ -64,8 +62,8 @@ class EnvSpec:
     def known_games(self) -> Mapping[str, Mapping[str, Any]]:
         """The facts of each known game; empty where none are listed."""
         found: Any = imported(self.games) if self.games else ()
-        listed = found() if callable(found) else found
-        return listed if isinstance(listed, Mapping) else {game: {} for game in listed}
+        listed: Any = found() if callable(found) else found
+        return cast("Any", listed) if isinstance(listed, Mapping) else {game: {} for game in listed}
 
     def missing_package(self) -> str | None:
         """The first of ``packages`` that is not installed, found without importing any; None if all are."""

@@ -6,7 +6,7 @@ import functools
 import threading
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from agentsgym.envs.naming import name_of_env
 from agentsgym.errors import StoreError
@@ -163,10 +163,10 @@ def environment_label(class_path: str | None, config: str | None) -> str | None:
     'Chess'
     """
     try:
-        values = from_json(config or "{}")
+        values: Any = from_json(config or "{}")
     except StoreError:
         values = {}
-    return name_of_env(class_path, values if isinstance(values, Mapping) else {})
+    return name_of_env(class_path, cast("Any", values) if isinstance(values, dict) else {})
 
 
 def _outcome(stop_reason: str | None, success: bool | None) -> str:
