@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentsgym.envs.naming import find_env, known_names
+from agentsgym.envs.spec import EnvSpec
 from agentsgym.envs.TextWorld import TextWorldEnv
 from agentsgym.envs.TextWorld.feedback import opening_text, said_text
 from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
@@ -103,7 +104,7 @@ def test_without_textworld_rows_can_be_made_and_nothing_be_built() -> None:
 @pytest.fixture
 def env(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An environment whose engine is never started, wherever the tests run."""
-    monkeypatch.setattr(TextWorldEnv, "packages", ())
+    monkeypatch.setattr(TextWorldEnv, "spec", EnvSpec())
     return partial(TextWorldEnv, None)
 
 
