@@ -10,7 +10,7 @@ needs no torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentsgym._lazy import lazy
 
@@ -25,21 +25,10 @@ if TYPE_CHECKING:
     from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
     from agentsgym.credit.scored import ScoredRollout
     from agentsgym.credit.traits import estimator_traits
-    from agentsgym.envs.ALFWorld import ALFWorldEnv
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.envs.check.run import check_env
     from agentsgym.envs.datasets.mix import mix
     from agentsgym.envs.datasets.registry import make, register
-    from agentsgym.envs.Gymnasium import GymnasiumEnv
-    from agentsgym.envs.OpenEnv import OpenEnvEnv, OpenEnvServer, register_server
-    from agentsgym.envs.PriceList import PriceListEnv
-    from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
-    from agentsgym.envs.ScienceWorld import ScienceWorldEnv
-    from agentsgym.envs.Search import SearchEnv
-    from agentsgym.envs.TextArena import TextArenaEnv
-    from agentsgym.envs.TextWorld import TextWorldEnv
-    from agentsgym.envs.Tools import McpServer, SessionTools, ToolEnv, ToolResult, register_tools
-    from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
     from agentsgym.errors import (
         AgentError,
         AgentsGymError,
@@ -80,7 +69,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "ALFWorldEnv",
     "Action",
     "Agent",
     "AgentError",
@@ -101,44 +89,30 @@ __all__ = [
     "Field",
     "GRPOEnvConfig",
     "GRPOEnvTrainer",
-    "GymnasiumEnv",
     "LearningCurve",
-    "McpServer",
     "Message",
     "MissingDependencyError",
     "MultistepEnv",
     "NonFiniteError",
     "OpenAIAgent",
-    "OpenEnvEnv",
-    "OpenEnvServer",
     "PolicyAgent",
     "Preempted",
-    "PriceListEnv",
     "RandomAgent",
-    "ReasoningEvalsEnv",
     "Recipe",
     "RolloutStore",
     "SamplingParams",
-    "ScienceWorldEnv",
     "ScoredRollout",
     "ScriptedAgent",
-    "SearchEnv",
-    "SessionTools",
     "StopReason",
     "StoreError",
     "TaskError",
     "TemplateError",
-    "TextArenaEnv",
-    "TextWorldEnv",
     "TooManyFailuresError",
     "ToolCall",
-    "ToolEnv",
-    "ToolResult",
     "TrainingRun",
     "Trajectory",
     "Turn",
     "TurnRequest",
-    "TwentyQuestionsEnv",
     "__version__",
     "audit",
     "check_env",
@@ -150,78 +124,21 @@ __all__ = [
     "make",
     "mix",
     "register",
-    "register_server",
-    "register_tools",
     "tiny_policy",
     "train",
     "trajectories_from_messages",
 ]
 
-_HOMES = {
-    "agents.base": ("Agent", "AsyncAgent"),
-    "agents.direct": ("DirectOutputAgent",),
-    "agents.exploring": ("ExploringAgent",),
-    "agents.openai": ("OpenAIAgent",),
-    "agents.policy.agent": ("PolicyAgent",),
-    "agents.policy.copied": ("CopiedPolicyAgent",),
-    "agents.policy.sampling": ("SamplingParams",),
-    "agents.scripted": ("RandomAgent", "ScriptedAgent"),
-    "credit.scored": ("ScoredRollout",),
-    "credit.traits": ("estimator_traits",),
-    "envs.base": ("MultistepEnv",),
-    "envs.check.run": ("check_env",),
-    "envs.datasets.mix": ("mix",),
-    "envs.datasets.registry": ("make", "register"),
-    "envs.ALFWorld": ("ALFWorldEnv",),
-    "envs.Gymnasium": ("GymnasiumEnv",),
-    "envs.OpenEnv": ("OpenEnvEnv", "OpenEnvServer", "register_server"),
-    "envs.PriceList": ("PriceListEnv",),
-    "envs.ReasoningEvals": ("ReasoningEvalsEnv",),
-    "envs.ScienceWorld": ("ScienceWorldEnv",),
-    "envs.Search": ("SearchEnv",),
-    "envs.TextArena": ("TextArenaEnv",),
-    "envs.TextWorld": ("TextWorldEnv",),
-    "envs.Tools": ("McpServer", "SessionTools", "ToolEnv", "ToolResult", "register_tools"),
-    "envs.TwentyQuestions": ("TwentyQuestionsEnv",),
-    "errors": (
-        "AgentError",
-        "AgentsGymError",
-        "CheckpointError",
-        "ConfigError",
-        "ContractError",
-        "EnvError",
-        "EpisodeError",
-        "MissingDependencyError",
-        "NonFiniteError",
-        "StoreError",
-        "TaskError",
-        "TemplateError",
-        "TooManyFailuresError",
-    ),
-    "evaluation.mixed": ("evaluate_mixed",),
-    "evaluation.run": ("evaluate",),
-    "failure_policy": ("FailurePolicy",),
-    "fields": ("Field",),
-    "rollouts.thread_pool": ("EnvThreadPool",),
-    "rollouts.process_pool": ("EnvProcessPool",),
-    "recipes.recipe": ("Recipe",),
-    "recipes.train": ("train",),
-    "record_audit": ("audit",),
-    "recorded.rows": ("trajectories_from_messages",),
-    "store.reader": ("RolloutStore",),
-    "tiny": ("tiny_policy",),
-    "training.callbacks": ("LearningCurve",),
-    "training.curriculum": ("Curriculum",),
-    "training.config": ("GRPOEnvConfig",),
-    "training.drift": ("logprob_gap",),
-    "training.imitate": ("imitate",),
-    "training.lifecycle.preemption": ("Preempted",),
-    "recipes.run": ("TrainingRun",),
-    "training.trainer": ("GRPOEnvTrainer",),
-    "types": ("Action", "Message", "StopReason", "ToolCall", "Trajectory", "Turn", "TurnRequest"),
-}
 
-__getattr__ = lazy(__name__, _HOMES)
+def _find_moved(name: str) -> Any:
+    from agentsgym.envs import __all__ as names  # noqa: PLC0415  # a misspelled name can wait for it
+
+    if name in names:
+        raise AttributeError(f"module 'agentsgym' has no attribute {name!r}: it is agentsgym.envs.{name}")
+    raise AttributeError(f"module 'agentsgym' has no attribute {name!r}")
+
+
+__getattr__ = lazy(__name__, _find_moved)
 
 
 def __dir__() -> list[str]:

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 
-def lazy(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Make a package's ``__getattr__`` that imports a public name from its module at its first use.
+def lazy(package: str, otherwise: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
+    """Make a package's ``__getattr__`` that imports a public name at its first use.
+
+    Where a name comes from is written once, for type checkers: in the package's ``if TYPE_CHECKING:``.
 
     Args:
         package: The package's ``__name__``.
-        homes: The public names by module, the module written without the package.
+        otherwise: What finds any other name; by default there is none.
     """
-    home_of = {name: f"{package}.{module}" for module, names in homes.items() for name in names}
+
+    @functools.cache
+    def homes() -> dict[str, str | None]:
+        import ast  # noqa: PLC0415  # these two are slow, and importing a package needs neither
+        from pathlib import Path  # noqa: PLC0415
+
+        tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
+        blocks = [node.body for node in tree.body if isinstance(node, ast.If)]
+        imports = [node for body in blocks for node in body if isinstance(node, ast.ImportFrom)]
+        return {alias.name: node.module for node in imports for alias in node.names}
 
     def find(name: str) -> Any:
-        if name in home_of:
-            value = getattr(importlib.import_module(home_of[name]), name)
+        home = homes().get(name)
+        if home is not None:
+            value = getattr(importlib.import_module(home), name)
             setattr(sys.modules[package], name, value)
             return value
+        if otherwise is not None:
+            return otherwise(name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return find

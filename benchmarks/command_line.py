@@ -19,10 +19,11 @@ from typing import Any, cast
 
 import torch
 
-from agentsgym import GRPOEnvConfig, GRPOEnvTrainer, PolicyAgent, TwentyQuestionsEnv, tiny_policy
+from agentsgym import GRPOEnvConfig, GRPOEnvTrainer, PolicyAgent, tiny_policy
 from agentsgym.cli.games import Plan, play_games
 from agentsgym.cli.players import Player
 from agentsgym.cli.results import passes
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES
 from agentsgym.training.generation.generator import Phase
 from agentsgym.types import Trajectory

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from agentsgym.envs.ALFWorld import ALFWorldEnv, ReferencePlayer
+from agentsgym.envs.players import reference_player
 from agentsgym.envs.shared.engines import shared_processes
 from agentsgym.envs.TextWorld import TextWorldEnv
 from agentsgym.envs.TextWorld.engine import TextWorldEngine
@@ -240,10 +241,6 @@ class Quests(World):
         return [{"game_seed": first + index} for index in range(count)]
 
 
-def _reference_player(env: Any, seed: int) -> Any:
-    return env.reference_player(seed)
-
-
 #: What is in households, as the game calls it.
 _NAMES: Final = tuple(
     f"take {name.lower()} {number} from {name.lower()} {number} ; {name.lower()} {number}"
@@ -286,7 +283,7 @@ GAMES: Final[Mapping[str, Game]] = {
             "admissible_commands": False,
             "progress_share": 0.5,
         },
-        demonstrator=_reference_player,
+        demonstrator=reference_player,
         num_demonstrations=24,
         warm_start_steps=90,
         num_worlds=24,
@@ -306,7 +303,7 @@ GAMES: Final[Mapping[str, Game]] = {
             "options": {"recipe": 1, "take": 1, "cook": True, "cut": True},
             "admissible_commands": False,
         },
-        demonstrator=_reference_player,
+        demonstrator=reference_player,
         num_demonstrations=96,
         warm_start_steps=160,
         num_worlds=96,

@@ -24,7 +24,8 @@ from typing import Any
 
 from websockets.sync.client import connect
 
-from agentsgym import OpenEnvEnv, OpenEnvServer, ScriptedAgent
+from agentsgym import ScriptedAgent
+from agentsgym.envs import OpenEnvEnv, OpenEnvServer
 from agentsgym.reports.tables import text_table
 from agentsgym.types import Action
 

@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 
 from rollout_overhead import Game, Policy, Script, make_script
 
-from agentsgym import PolicyAgent, RolloutStore, Trajectory, TwentyQuestionsEnv, tiny_policy
+from agentsgym import PolicyAgent, RolloutStore, Trajectory, tiny_policy
 from agentsgym.credit.rewards import scatter_to_tokens
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.store.parts import part_name
 
 CORE = ("token_ids", "agent_token_mask", "logprobs", "advantages")

@@ -148,12 +148,11 @@ def act_each_turn(policy: Policy, turns: list[list[list[int]]]) -> Run:
     states: list[Any] = [None] * len(turns[0])
 
     def answer(histories: list[list[int]]) -> list[list[int]]:
-        actions = agent.act(
-            [
-                TurnRequest(session_id=str(number), messages=[], token_ids=history, agent_state=state)
-                for number, (history, state) in enumerate(zip(histories, states, strict=True))
-            ]
-        )
+        requests = [
+            TurnRequest(session_id=str(number), messages=[], token_ids=history, agent_state=state)
+            for number, (history, state) in enumerate(zip(histories, states, strict=True))
+        ]
+        actions = cast("list[Action]", agent.act(requests))  # no history is too long here
         states[:] = [action.agent_state for action in actions]
         return [list(action.token_ids or ()) for action in actions]
 

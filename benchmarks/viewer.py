@@ -20,7 +20,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, sync_playwright
 
-from agentsgym import PolicyAgent, RolloutStore, Trajectory, TwentyQuestionsEnv, tiny_policy
+from agentsgym import PolicyAgent, RolloutStore, Trajectory, tiny_policy
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.viewer import write_page
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.server import ViewerServer

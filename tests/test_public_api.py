@@ -15,7 +15,6 @@ import agentsgym.envs
 
 ROOT = Path(__file__).parent.parent
 PUBLIC = {
-    "ALFWorldEnv",
     "Action",
     "Agent",
     "AgentError",
@@ -36,44 +35,30 @@ PUBLIC = {
     "Field",
     "GRPOEnvConfig",
     "GRPOEnvTrainer",
-    "GymnasiumEnv",
     "LearningCurve",
-    "McpServer",
     "Message",
     "MissingDependencyError",
     "MultistepEnv",
     "NonFiniteError",
     "OpenAIAgent",
-    "OpenEnvEnv",
-    "OpenEnvServer",
     "PolicyAgent",
     "Preempted",
-    "PriceListEnv",
     "RandomAgent",
-    "ReasoningEvalsEnv",
     "Recipe",
     "RolloutStore",
     "SamplingParams",
     "ScoredRollout",
     "ScriptedAgent",
-    "ScienceWorldEnv",
-    "SearchEnv",
-    "SessionTools",
     "StopReason",
     "StoreError",
     "TaskError",
     "TemplateError",
-    "TextArenaEnv",
-    "TextWorldEnv",
     "TooManyFailuresError",
     "ToolCall",
-    "ToolEnv",
-    "ToolResult",
     "TrainingRun",
     "Trajectory",
     "Turn",
     "TurnRequest",
-    "TwentyQuestionsEnv",
     "__version__",
     "audit",
     "check_env",
@@ -85,17 +70,40 @@ PUBLIC = {
     "make",
     "mix",
     "register",
-    "register_server",
-    "register_tools",
     "tiny_policy",
     "train",
     "trajectories_from_messages",
+}
+ENVIRONMENTS = {
+    "ALFWorldEnv",
+    "EnvSpec",
+    "GymnasiumEnv",
+    "McpServer",
+    "MultistepEnv",
+    "OpenEnvEnv",
+    "OpenEnvServer",
+    "PriceListEnv",
+    "ReasoningEvalsEnv",
+    "ScienceWorldEnv",
+    "SearchEnv",
+    "SessionTools",
+    "TextArenaEnv",
+    "TextWorldEnv",
+    "ToolEnv",
+    "ToolResult",
+    "TwentyQuestionsEnv",
+    "check_env",
+    "make",
+    "register",
+    "register_server",
+    "register_tools",
 }
 
 
 def test_the_exported_names_are_these() -> None:
     assert set(agentsgym.__all__) == PUBLIC
     assert set(dir(agentsgym)) >= PUBLIC
+    assert set(agentsgym.envs.__all__) == ENVIRONMENTS
 
 
 @pytest.mark.filterwarnings("default")  # the trainer imports TRL
@@ -117,8 +125,6 @@ def test_what_a_type_checker_sees_is_what_runs(package: Any) -> None:
     seen = {
         alias.name: node.module for node in checking.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    homes = {name: f"{package.__name__}.{module}" for module, names in package._HOMES.items() for name in names}
-    assert seen == homes
     assert seen.keys() == {*package.__all__} - {"__version__"}
     for name in seen:
         assert getattr(package, name).__name__ == name
@@ -129,6 +135,13 @@ def test_what_a_type_checker_sees_is_what_runs(package: Any) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'agentsgym' has no attribute 'Environment'"):
         _ = agentsgym.Environment
+
+
+@pytest.mark.parametrize("name", sorted(ENVIRONMENTS - PUBLIC))
+def test_what_is_in_envs_alone_says_where_it_is(name: str) -> None:
+    assert getattr(agentsgym.envs, name).__name__ == name
+    with pytest.raises(AttributeError, match=rf"'agentsgym' has no attribute '{name}': it is agentsgym\.envs\.{name}$"):
+        getattr(agentsgym, name)
 
 
 def test_the_version_is_that_of_the_project_file() -> None:

@@ -22,7 +22,8 @@ from manual_pages.reference import public_paths
 
 import agentsgym
 from agentsgym.cli.catalogue import config_rows, entries
-from agentsgym.cli.naming import GROUPS, find_env
+from agentsgym.cli.naming import find_env
+from agentsgym.envs import PACKAGED
 from agentsgym.envs.config import COMMON_FIELDS
 
 ROOT = Path(__file__).parent.parent
@@ -144,7 +145,7 @@ def test_every_environment_of_the_catalogue_is_on_a_page_with_its_settings(pages
         if entry.is_game and entry.name not in pages[f"reference/environments/{entry.name.partition(':')[0]}.html"].code
     ]
     assert missing == []
-    for group in GROUPS:
+    for group in PACKAGED:
         code = pages[f"reference/environments/{group}.html"].code
         keys = [row["key"] for row in config_rows(find_env(group).env_class) if row["own"]]
         assert [key for key in keys if key not in code] == []

@@ -28,7 +28,8 @@ PROMPTED = re.compile(r"^\$ (agentsgym .*)$", re.MULTILINE)
 
 #: What these pages take for granted, as their text says: somebody has an environment, tasks, an agent and a model.
 GRANTED = """
-from agentsgym import GRPOEnvConfig, PolicyAgent, PriceListEnv, evaluate, tiny_policy
+from agentsgym import GRPOEnvConfig, PolicyAgent, evaluate, tiny_policy
+from agentsgym.envs import PriceListEnv
 from agentsgym.envs.PriceList import RandomPlayer, ReferencePlayer
 
 env = PriceListEnv(env_config={"goods": ["pear", "egg"], "kinds": ["price"]})

@@ -32,12 +32,4 @@ __all__ = [
     "ScriptedAgent",
 ]
 
-_HOMES = {
-    "base": ("Agent", "AsyncAgent"),
-    "direct": ("DirectOutputAgent",),
-    "openai": ("OpenAIAgent",),
-    "policy.agent": ("PolicyAgent",),
-    "policy.sampling": ("SamplingParams",),
-    "scripted": ("RandomAgent", "ScriptedAgent"),
-}
-__getattr__ = lazy(__name__, _HOMES)
+__getattr__ = lazy(__name__)

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.metadata
-import importlib.util
 import inspect
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.cli.naming import ENVIRONMENTS, GROUPS, GYMNASIUM_GAMES, TEXT_WORLD_KINDS, text_arena_games
+from agentsgym.envs import PACKAGED
 from agentsgym.envs.dataset_rows import registered_classes
+from agentsgym.envs.datasets.naming import known_specs
+from agentsgym.envs.spec import EnvSpec, installed
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
-
-#: The extra that a group needs, and the package by which one sees that it is there.
-_EXTRAS = {
-    "ALFWorld": ("alfworld", "alfworld"),
-    "Gymnasium": ("gymnasium", "gymnasium"),
-    "OpenEnv": ("openenv", "websockets"),
-    "ScienceWorld": ("scienceworld", "scienceworld"),
-    "TextArena": ("textarena", "textarena"),
-    "TextWorld": ("textworld", "textworld"),
-}
-_NEEDS = {
-    "ok": "",
-    "words": "",
-    "gamemaster": "a language model as its gamemaster",
-    "broken": "",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,74 +52,54 @@ class Entry:
         fewest, most = self.min_players, self.max_players
         return str(fewest) if fewest == most else f"{fewest}-{most}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
-
 
 def entries() -> list[Entry]:
-    """Everything there is, groups before their games."""
-    return [*_groups(), *_registered(), *_gymnasium(), *_text_world(), *_text_arena()]
+    """Everything there is, environments before their games."""
+    specs = known_specs()
+    own = [_environment(name, spec) for name, spec in specs.items()]
+    others = [
+        Entry(name=name, text=f"Of the package {entry.dist.name if entry.dist else entry.value}.")
+        for name, entry in installed().items()
+    ]
+    games = [
+        _game(f"{name}:{game}", spec, facts)
+        for name, spec in specs.items()
+        for game, facts in spec.known_games().items()
+    ]
+    return [*own, *others, *games]
 
 
-def first_sentence(env_class: type[MultistepEnv]) -> str:
-    """What a class says of itself in its first line."""
-    return (inspect.getdoc(env_class) or "").partition("\n")[0]
+def _environment(name: str, spec: EnvSpec) -> Entry:
+    described = import_module(f"agentsgym.envs.{name}") if name in PACKAGED else registered_classes()[name]
+    text, games = first_sentence(described), spec.known_games()
+    if games:
+        text = f"{text} {len(games)} games: agentsgym envs --text {name}:"
+    most = max((facts.get("max_players", 1) for facts in games.values()), default=1)
+    return Entry(name=name, max_players=most, text=text, offline=spec.offline, **_needs(spec))
 
 
-def _groups() -> Iterator[Entry]:
-    games = len(text_arena_games())
-    for group in GROUPS:
-        text = _docstring_of_file(group)
-        most = 1
-        if group == "TextArena":
-            text, most = f"{text} {games} games: agentsgym envs --text TextArena:", 15
-        yield Entry(name=group, max_players=most, text=text, offline=group != "OpenEnv", **_needs(group))
+def _game(name: str, spec: EnvSpec, facts: Mapping[str, Any]) -> Entry:
+    status = facts.get("status", "ok")
+    plays, needs = status in {"ok", "words"}, _needs(spec)
+    return Entry(
+        name=name,
+        min_players=facts.get("min_players", 1),
+        max_players=facts.get("max_players", 1),
+        text=facts.get("note", ""),
+        offline=spec.offline and plays,
+        is_game=True,
+        extra=needs["extra"],
+        status=needs["status"] if plays and needs["status"] != "ok" else status,
+    )
 
 
-def _registered() -> Iterator[Entry]:
-    for path, env_class in registered_classes().items():
-        yield Entry(name=path, text=first_sentence(env_class))
-    for entry in importlib.metadata.entry_points(group="agentsgym.envs"):
-        yield Entry(name=entry.name, text=f"Of the package {entry.dist.name if entry.dist else entry.value}.")
+def _needs(spec: EnvSpec) -> dict[str, Any]:
+    return {"extra": spec.extra if spec.packages else "", "status": "missing" if spec.missing_package() else "ok"}
 
 
-def _gymnasium() -> Iterator[Entry]:
-    for game in GYMNASIUM_GAMES:
-        name = f"Gymnasium:{game}"
-        yield Entry(name=name, text="Random and optimal play are known.", is_game=True, **_needs("Gymnasium"))
-
-
-def _text_world() -> Iterator[Entry]:
-    for kind in TEXT_WORLD_KINDS:
-        yield Entry(name=f"TextWorld:{kind}", text="Made from a seed.", is_game=True, **_needs("TextWorld"))
-
-
-def _text_arena() -> Iterator[Entry]:
-    needs = _needs("TextArena")
-    for game, known in text_arena_games().items():
-        status = needs["status"] if known["status"] in ("ok", "words") and needs["status"] != "ok" else known["status"]
-        yield Entry(
-            name=f"TextArena:{game}",
-            min_players=known["min_players"],
-            max_players=known["max_players"],
-            text=known["reason"] or _NEEDS[known["status"]],
-            offline=known["status"] in ("ok", "words"),
-            is_game=True,
-            extra=needs["extra"],
-            status=status,
-        )
-
-
-def _needs(group: str) -> dict[str, Any]:
-    extra, package = _EXTRAS.get(group, ("", ""))
-    return {"extra": extra, "status": "missing" if package and not importlib.util.find_spec(package) else "ok"}
-
-
-def _docstring_of_file(group: str) -> str:
-    """The first line of a group's ``__init__``, read without importing it."""
-    source = ENVIRONMENTS / group / "__init__.py"
-    return (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+def first_sentence(described: object) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(described) or "").partition("\n")[0]
 
 
 def config_rows(env_class: type[MultistepEnv]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Completion in bash, which splits words at a colon: ``TextArena:Wor`` reaches the command as three words.
+"""Completion in bash, which splits words at a colon: ``Arcade:Pon`` reaches the command as three words.
 
 Here they become one again, and of what is offered the part that bash has behind the colon is printed.
 """
@@ -35,8 +35,8 @@ def joined_at_colons(words: Sequence[str], index: int) -> Joined:
         words: As bash has them, each colon a word.
         index: Which of them is completed.
 
-    >>> joined_at_colons(["agentsgym", "eval", "TextArena", ":", "Wor"], 4)
-    Joined(words=['agentsgym', 'eval', 'TextArena:Wor'], place=2, held='TextArena:')
+    >>> joined_at_colons(["agentsgym", "eval", "Arcade", ":", "Pon"], 4)
+    Joined(words=['agentsgym', 'eval', 'Arcade:Pon'], place=2, held='Arcade:')
     """
     joined: list[str] = []
     held, goes_on = "", False

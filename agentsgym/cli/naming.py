@@ -6,32 +6,9 @@ from typing import Any
 
 from agentsgym.cli.console import usage
 from agentsgym.envs.datasets import naming
-from agentsgym.envs.datasets.naming import (
-    ENVIRONMENTS,
-    GROUPS,
-    GYMNASIUM_GAMES,
-    TEXT_WORLD_KINDS,
-    NamedEnv,
-    completions,
-    did_you_mean,
-    known_names,
-    nearest,
-    text_arena_games,
-)
+from agentsgym.envs.datasets.naming import NamedEnv, completions, did_you_mean, known_names, nearest
 
-__all__ = [
-    "ENVIRONMENTS",
-    "GROUPS",
-    "GYMNASIUM_GAMES",
-    "TEXT_WORLD_KINDS",
-    "NamedEnv",
-    "completions",
-    "did_you_mean",
-    "find_env",
-    "known_names",
-    "nearest",
-    "text_arena_games",
-]
+__all__ = ["NamedEnv", "completions", "did_you_mean", "find_env", "known_names", "nearest"]
 
 
 def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:

@@ -12,6 +12,9 @@
     config        the common keys of env_config
     rows/         dataset rows: class, configuration and task; which are trained on; a user's data
     registry      make, register, find
+    spec          the record by which an environment plugs in, found without importing it
+    naming        the environment that a name means
+    players       an environment's own players
     mix           rows of several environments, in shares
     check/        the contract, checked by playing
     calls/        the schemas of tools, and calls: checked, and run within a limit of time
@@ -28,48 +31,54 @@ if TYPE_CHECKING:
     from agentsgym.envs.check.run import check_env
     from agentsgym.envs.datasets.registry import make, register
     from agentsgym.envs.Gymnasium import GymnasiumEnv
-    from agentsgym.envs.OpenEnv import OpenEnvEnv
+    from agentsgym.envs.OpenEnv import OpenEnvEnv, OpenEnvServer, register_server
     from agentsgym.envs.PriceList import PriceListEnv
     from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
     from agentsgym.envs.ScienceWorld import ScienceWorldEnv
     from agentsgym.envs.Search import SearchEnv
+    from agentsgym.envs.spec import EnvSpec
     from agentsgym.envs.TextArena import TextArenaEnv
     from agentsgym.envs.TextWorld import TextWorldEnv
-    from agentsgym.envs.Tools import ToolEnv
+    from agentsgym.envs.Tools import McpServer, SessionTools, ToolEnv, ToolResult, register_tools
     from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 
 __all__ = [
     "ALFWorldEnv",
+    "EnvSpec",
     "GymnasiumEnv",
+    "McpServer",
     "MultistepEnv",
     "OpenEnvEnv",
+    "OpenEnvServer",
     "PriceListEnv",
     "ReasoningEvalsEnv",
     "ScienceWorldEnv",
     "SearchEnv",
+    "SessionTools",
     "TextArenaEnv",
     "TextWorldEnv",
     "ToolEnv",
+    "ToolResult",
     "TwentyQuestionsEnv",
     "check_env",
     "make",
     "register",
+    "register_server",
+    "register_tools",
 ]
 
-_HOMES = {
-    "base": ("MultistepEnv",),
-    "check.run": ("check_env",),
-    "datasets.registry": ("make", "register"),
-    "ALFWorld": ("ALFWorldEnv",),
-    "Gymnasium": ("GymnasiumEnv",),
-    "OpenEnv": ("OpenEnvEnv",),
-    "PriceList": ("PriceListEnv",),
-    "ReasoningEvals": ("ReasoningEvalsEnv",),
-    "ScienceWorld": ("ScienceWorldEnv",),
-    "Search": ("SearchEnv",),
-    "TextArena": ("TextArenaEnv",),
-    "TextWorld": ("TextWorldEnv",),
-    "Tools": ("ToolEnv",),
-    "TwentyQuestions": ("TwentyQuestionsEnv",),
+#: The packaged environments: the folder, which is the name, and the class, whose ``SPEC`` stands in the folder.
+PACKAGED = {
+    "ALFWorld": "agentsgym.envs.ALFWorld.ALFWorldEnv",
+    "Gymnasium": "agentsgym.envs.Gymnasium.GymnasiumEnv",
+    "OpenEnv": "agentsgym.envs.OpenEnv.OpenEnvEnv",
+    "PriceList": "agentsgym.envs.PriceList.PriceListEnv",
+    "ReasoningEvals": "agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv",
+    "ScienceWorld": "agentsgym.envs.ScienceWorld.ScienceWorldEnv",
+    "Search": "agentsgym.envs.Search.SearchEnv",
+    "TextArena": "agentsgym.envs.TextArena.TextArenaEnv",
+    "TextWorld": "agentsgym.envs.TextWorld.TextWorldEnv",
+    "Tools": "agentsgym.envs.Tools.ToolEnv",
+    "TwentyQuestions": "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",
 }
-__getattr__ = lazy(__name__, _HOMES)
+__getattr__ = lazy(__name__)

@@ -17,6 +17,7 @@ from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import Budget, chat_format_of
 from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
 from agentsgym.envs.play import OnFinish, make_trials, play, play_begun_episode
+from agentsgym.envs.spec import EnvSpec
 from agentsgym.envs.starts import StartChecks, check_task, start_state
 from agentsgym.envs.subclass import called_config, called_parts, given_and_valid, prepare_class
 from agentsgym.envs.trial import Trial
@@ -57,6 +58,7 @@ class MultistepEnv(ABC):
         config_fields: The class's own keys of ``env_config``.
         default_config: The class's own defaults for the common keys.
         task_fields: The keys that a task may have beside ``seed``; None for any.
+        spec: The record that names the class's players, games and extra; subclasses inherit it.
 
     Keys of ``env_config`` that every environment has:
 
@@ -79,6 +81,7 @@ class MultistepEnv(ABC):
     config_fields: ClassVar[Mapping[str, Field]] = {}
     default_config: ClassVar[Mapping[str, Any]] = {}
     task_fields: ClassVar[Collection[str] | None] = None
+    spec: ClassVar[EnvSpec] = EnvSpec()
     takes_actions: ClassVar[bool] = False
     _called_with: dict[str, Any] | None
     _called_parts: list[str]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, Protocol, cast
 
+from agentsgym.envs import PACKAGED
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.fields import Field
@@ -16,19 +17,6 @@ DatasetRow = Mapping[str, Any]
 TaskData = Mapping[str, Any]
 
 ROW_COLUMNS = ("env_class_path", "env_config", "task_data")
-BUILT_IN = {
-    "agentsgym.envs.ALFWorld.ALFWorldEnv",
-    "agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv",
-    "agentsgym.envs.Search.SearchEnv",
-    "agentsgym.envs.PriceList.PriceListEnv",
-    "agentsgym.envs.ScienceWorld.ScienceWorldEnv",
-    "agentsgym.envs.Tools.ToolEnv",
-    "agentsgym.envs.Gymnasium.GymnasiumEnv",
-    "agentsgym.envs.OpenEnv.OpenEnvEnv",
-    "agentsgym.envs.TextArena.TextArenaEnv",
-    "agentsgym.envs.TextWorld.TextWorldEnv",
-    "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",
-}
 _registered: dict[str, type[Any]] = {}
 
 _ABSENT = object()
@@ -58,7 +46,7 @@ def class_path(env_class: type) -> str:
             return path
     package, _, module = env_class.__module__.rpartition(".")
     folder = f"{package}.{env_class.__name__}"
-    return folder if module == "env" and folder in BUILT_IN else f"{env_class.__module__}.{env_class.__name__}"
+    return folder if module == "env" and folder in PACKAGED.values() else f"{env_class.__module__}.{env_class.__name__}"
 
 
 def drop_null_columns(config: DatasetRow, env_class: type[Any]) -> dict[str, Any]:

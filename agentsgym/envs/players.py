@@ -1,58 +1,26 @@
 """Find an environment's own players: one that plays at random, one to measure against, and what both earn.
 
-A class of your own offers them by defining ``random_player(self, seed)``, ``reference_player(self, seed)``,
-``imitation_player(self, seed)`` and ``anchors_of(self, task_data)``, of which each may be missing.
+They are named by the class's :class:`~agentsgym.envs.spec.EnvSpec`, which subclasses inherit. A class may also define
+``random_player(self, seed)``, ``reference_player(self, seed)``, ``imitation_player(self, seed)`` and
+``anchors_of(self, task_data)``, each of which goes before what is named.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from agentsgym.agents.exploring import ExploringAgent
+from agentsgym.envs import PACKAGED
 from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.spec import imported, packaged_specs
 from agentsgym.errors import ConfigError
-
-_RANDOM, _REFERENCE, _IMITATION = "random_player", "reference_player", "imitation_player"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Players:
-    """The players of a packaged environment: where their classes stand; empty where there is none."""
-
-    module: str
-    random: str
-    reference: str = ""
-
-
-_PACKAGED = {
-    f"agentsgym.envs.{module.partition('.')[0]}.{name}": _Players(
-        module=f"agentsgym.envs.{module}", random=random, reference=reference
-    )
-    for module, name, random, reference in (
-        ("ALFWorld.players", "ALFWorldEnv", "RandomPlayer", "ReferencePlayer"),
-        ("TwentyQuestions.players", "TwentyQuestionsEnv", "RandomPlayer", "GreedyPlayer"),
-        ("PriceList.players", "PriceListEnv", "RandomPlayer", "ReferencePlayer"),
-        ("Search.players", "SearchEnv", "RandomPlayer", "ReferencePlayer"),
-        ("Gymnasium.players", "GymnasiumEnv", "RandomPlayer", "OptimalPlayer"),
-        ("TextArena.players", "TextArenaEnv", "LegalAgent", ""),
-    )
-}
-_DEMONSTRATED = (
-    "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",
-    "agentsgym.envs.PriceList.PriceListEnv",
-    "agentsgym.envs.ALFWorld.ALFWorldEnv",
-)
-_TEXT_ARENA = "agentsgym.envs.TextArena.TextArenaEnv"
 
 
 def has_random_player(env_class: type[MultistepEnv]) -> bool:
     """Whether a class has a random player of its own, which knows its actions."""
-    return class_path(env_class) in _PACKAGED or callable(getattr(env_class, _RANDOM, None))
+    return bool(env_class.spec.random) or callable(getattr(env_class, "random_player", None))
 
 
 def random_player(env: MultistepEnv, seed: int = 0) -> Any:
@@ -61,13 +29,8 @@ def random_player(env: MultistepEnv, seed: int = 0) -> Any:
     One that knows the actions, where the environment has one; else an
     :class:`~agentsgym.agents.exploring.ExploringAgent`, which says what the prompts show.
     """
-    own: Callable[[int], Any] | None = getattr(env, _RANDOM, None)
-    if own is not None:
-        return own(seed)
-    packaged = _PACKAGED.get(class_path(type(env)))
-    if packaged is None:
-        return ExploringAgent(seed=seed)
-    return getattr(importlib.import_module(packaged.module), packaged.random)(env, seed=seed)
+    player = _own_player(env, "random", seed)
+    return ExploringAgent(seed=seed) if player is None else player
 
 
 def reference_player(env: MultistepEnv, seed: int = 0) -> Any:
@@ -76,21 +39,7 @@ def reference_player(env: MultistepEnv, seed: int = 0) -> Any:
     Raises:
         ConfigError: It brings none, or none for this configuration.
     """
-    own: Callable[[int], Any] | None = getattr(env, _REFERENCE, None)
-    if own is not None:
-        return own(seed)
-    path = class_path(type(env))
-    if path == _TEXT_ARENA:
-        return _exact_values(env.env_config).optimal_player(seed)
-    packaged = _PACKAGED.get(path)
-    if packaged is None:
-        known = ", ".join(sorted(one.rpartition(".")[2] for one in _PACKAGED))
-        raise ConfigError(
-            f"{type(env).__name__} brings no reference player (those that do: {known}); a class of yours offers one by "
-            f"defining {_REFERENCE}(self, seed)"
-        )
-    player = getattr(importlib.import_module(packaged.module), packaged.reference)
-    return player(env) if packaged.reference == "OptimalPlayer" else player(env, seed=seed)
+    return _required_player(env, "reference", seed, "reference player")
 
 
 def imitation_player(env: MultistepEnv, seed: int = 0) -> Any:
@@ -99,17 +48,7 @@ def imitation_player(env: MultistepEnv, seed: int = 0) -> Any:
     Raises:
         ConfigError: The environment brings none.
     """
-    own: Callable[[int], Any] | None = getattr(env, _IMITATION, None)
-    if own is not None:
-        return own(seed)
-    path = class_path(type(env))
-    if path not in _DEMONSTRATED:
-        known = ", ".join(sorted(one.rpartition(".")[2] for one in _DEMONSTRATED))
-        raise ConfigError(
-            f"{type(env).__name__} brings no demonstrator (those that do: {known}); a class of yours offers one by "
-            f"defining {_IMITATION}(self, seed)"
-        )
-    return importlib.import_module(_PACKAGED[path].module).ImitationPlayer(env, seed=seed)
+    return _required_player(env, "imitation", seed, "demonstrator")
 
 
 def anchors_of(env: MultistepEnv) -> Callable[[Mapping[str, Any]], Anchors | None] | None:
@@ -118,24 +57,25 @@ def anchors_of(env: MultistepEnv) -> Callable[[Mapping[str, Any]], Anchors | Non
     To be handed to :func:`agentsgym.evaluate` as ``references``.
     """
     own: Callable[[Mapping[str, Any]], Anchors | None] | None = getattr(env, "anchors_of", None)
+    name = type(env).spec.anchors
+    return own or (imported(name)(env) if name else None)
+
+
+def _own_player(env: MultistepEnv, kind: str, seed: int) -> Any:
+    """Make a player that the class defines or its record names; None if it has none of this kind."""
+    own: Callable[[int], Any] | None = getattr(env, f"{kind}_player", None)
     if own is not None:
-        return own
-    if class_path(type(env)) != _TEXT_ARENA:
-        return None
-    try:
-        values = _exact_values(env.env_config)
-        values.anchors()
-    except ConfigError:  # no exact values are known of this game, or not under these options
-        return None
-    return values
+        return own(seed)
+    name = getattr(type(env).spec, kind)
+    return imported(name)(env, seed=seed) if name else None
 
 
-def _exact_values(config: Mapping[str, Any]) -> Any:
-    references = importlib.import_module("agentsgym.envs.TextArena.references")
-    if config["opening_moves"] or config["opponent"] != "random":
-        raise ConfigError(
-            "exact values are known of games against the opponent 'random' from their first move on, got "
-            f"opponent {config['opponent']!r} and opening_moves {config['opening_moves']!r}"
-        )
-    options = {"max_steps_per_episode": config["max_steps_per_episode"], "seat": config["seat"]}
-    return references.reference_for(config["game"], config["game_options"], **options)
+def _required_player(env: MultistepEnv, kind: str, seed: int, title: str) -> Any:
+    player = _own_player(env, kind, seed)
+    if player is not None:
+        return player
+    known = [PACKAGED[name].rpartition(".")[2] for name, spec in packaged_specs().items() if getattr(spec, kind)]
+    raise ConfigError(
+        f"{type(env).__name__} brings no {title} (those that do: {', '.join(known)}); a class of yours offers one by "
+        f"defining {kind}_player(self, seed)"
+    )

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from agentsgym.envs.boundary import INFO_KEYS
 from agentsgym.envs.config import COMMON_FIELDS
+from agentsgym.envs.spec import EnvSpec
 from agentsgym.errors import ConfigError, misspelled
 from agentsgym.fields import Field
 from agentsgym.texts import shown
@@ -55,7 +56,8 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
 
     Raises:
         ConfigError: A hook is a coroutine function, or ``config_fields`` holds something that is no
-            :class:`~agentsgym.fields.Field`, or ``task_fields`` is a single name.
+            :class:`~agentsgym.fields.Field`, or ``task_fields`` is a single name, or ``spec`` is not an
+            :class:`~agentsgym.envs.spec.EnvSpec`.
     """
     name = env_class.__name__
     for hook in vars(base):
@@ -67,6 +69,8 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
     if isinstance(env_class.task_fields, str):
         wanted = f"must be a tuple of keys, as in ({shown(env_class.task_fields)},), or None"
         raise ConfigError(f"{name}.task_fields {wanted}; got {shown(env_class.task_fields)}")
+    if not isinstance(env_class.spec, EnvSpec):
+        raise ConfigError(f"{name}.spec must be an EnvSpec, got {shown(env_class.spec)}")
     fields: Any = env_class.config_fields
     if not isinstance(fields, Mapping):
         raise ConfigError(f"{name}.config_fields must be a dict of Fields, got {shown(fields)}")

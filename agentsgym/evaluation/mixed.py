@@ -148,8 +148,8 @@ def pooled(parts: Mapping[str, Evaluation], *, seed: int = 0) -> Evaluation:
 def label_of(row: DatasetRow) -> str:
     """Name a row's environment for people: its column ``environment``, else the class.
 
-    >>> label_of({"env_class_path": "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"})
-    'TwentyQuestionsEnv'
+    >>> label_of({"env_class_path": "my_games.chess.Chess"})
+    'Chess'
     """
     label = row.get(LABEL_COLUMN)
     return label if isinstance(label, str) and label else str(row.get("env_class_path")).rpartition(".")[2]

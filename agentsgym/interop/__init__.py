@@ -24,11 +24,4 @@ __all__ = [
     "rollout_func",
 ]
 
-__getattr__ = lazy(
-    __name__,
-    {
-        "factory": ("as_environment_factory",),
-        "grpo": ("RolloutFunc", "environment_reward", "rollout_func"),
-        "prompts": ("as_prompt", "prompt_dataset"),
-    },
-)
+__getattr__ = lazy(__name__)

@@ -117,7 +117,7 @@ class GroupPlayer:
                 "rollouts in a stock GRPOTrainer under DeepSpeed are refused, since they have not been proven: use "
                 "GRPOEnvTrainer, or shard with fsdp=True"
             )
-        absent = {"vllm_server_base_urls": None, "vllm_sync_timeout_s": None, "max_staleness": 0}  # in a GRPOConfig
+        absent = {"vllm_server_urls": (), "max_staleness": 0}  # in a GRPOConfig
         settings: Any = SimpleNamespace(**{**absent, **vars(trainer.args)})
         return build_policy(
             model,

@@ -41,8 +41,8 @@ class EnvironmentPart:
     """An environment that is trained on.
 
     Attributes:
-        class_: As on the command line: ``TwentyQuestions``, ``TextArena:Wordle-v0``, ``file.py:Class`` (relative to the
-            configuration), a path of a class; in Python also the class itself.
+        class_: As on the command line: ``NAME``, ``NAME:GAME``, ``file.py:Class`` (relative to the configuration), a
+            path of a class; in Python also the class itself.
         env_config: Its configuration.
         dataset: Options of its own dataset of tasks.
         weight: How many of the tasks are its, beside the weights of the others.

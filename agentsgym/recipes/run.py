@@ -59,8 +59,8 @@ class TrainingRun:
 
     ::
 
-        run = TrainingRun(tiny_policy(TwentyQuestionsEnv()), args)
-        env = TwentyQuestionsEnv(run.tokenizer)
+        run = TrainingRun(tiny_policy(Quiz()), args)
+        env = Quiz(run.tokenizer)
         tasks = [{"solution": name} for name in env.candidates.objects]
         run.evaluate("random", env, tasks, RandomPlayer(env))
         run.warm_start(run.play("demonstrations", env, tasks, ImitationPlayer(env)), num_steps=500)

@@ -18,4 +18,4 @@ if TYPE_CHECKING:
 
 __all__ = ["serve", "write_page"]
 
-__getattr__ = lazy(__name__, {"server": ("serve",), "written": ("write_page",)})
+__getattr__ = lazy(__name__)

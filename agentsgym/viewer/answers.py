@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
+from agentsgym.envs.datasets.naming import name_of_env
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, require
 from agentsgym.store.values import from_json
 from agentsgym.viewer.blocks import Blocks
 from agentsgym.viewer.groups import group_of, label_of
-from agentsgym.viewer.index import Index, environment_label
+from agentsgym.viewer.index import Index
 from agentsgym.viewer.plain import entries
 from agentsgym.viewer.rollouts import rollout_of
 from agentsgym.viewer.token_texts import TokenTexts
@@ -120,7 +121,7 @@ class Answers:
         rows = self._rows_of(key)
         records = self._blocks.records(rows)
         first = records[0]
-        label = label_of(first, environment_label(first.env_class_path, _config_text(first.env_config)))
+        label = label_of(first, name_of_env(first.env_class_path, first.env_config or {}))
         settings = settings_of(first)
         told = None if settings is None else settings_as_dict(settings, turn_credit_of(first))
         return group_of(key, label, rows, records) | {"settings": told}
@@ -201,12 +202,6 @@ class Answers:
         if key not in self.index.groups:
             raise ConfigError(f"the list has no task group {key}")
         return self.index.groups[key]
-
-
-def _config_text(config: Mapping[str, Any] | None) -> str | None:
-    return (
-        None if config is None else json.dumps({name: config[name] for name in config if isinstance(config[name], str)})
-    )
 
 
 def _says(messages: str | None, raw: str, wanted: str) -> bool:

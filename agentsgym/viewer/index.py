@@ -6,9 +6,9 @@ import functools
 import threading
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from agentsgym.envs.datasets.naming import GAME_KEYS, GROUPS
+from agentsgym.envs.datasets.naming import name_of_env
 from agentsgym.errors import StoreError
 from agentsgym.store.values import from_json
 from agentsgym.viewer.plain import cut, number, text_of
@@ -26,7 +26,6 @@ _OUTCOMES: Final = ("won", "lost", "played", "failed")
 _NEAR: Final = 4096  # rollouts around the list that may be of a group in it
 _MOST_CONTEXT: Final = 200_000
 _LONGEST_TASK: Final = 200  # characters in the list
-_NAMES: Final = {path: name for name, path in GROUPS.items()}
 
 
 class Keys(NamedTuple):
@@ -158,30 +157,18 @@ def _read(store: RolloutStore, names: Sequence[str]) -> dict[str, list[Any]]:
     return {name: table.column(name).to_pylist() for name in names}
 
 
+@functools.lru_cache(256)
 def environment_label(class_path: str | None, config: str | None) -> str | None:
-    """Call an environment as the command line does, ``TextArena:Wordle-v0``; one of a user's own by its class.
+    """Call an environment as the command line does, with its game; one of a user's own by its class.
 
-    >>> environment_label("agentsgym.envs.TextArena.TextArenaEnv", '{"game": "Wordle-v0"}')
-    'TextArena:Wordle-v0'
     >>> environment_label("my_games.chess.Chess", None)
     'Chess'
     """
-    if class_path is None:
-        return None
-    name = _NAMES.get(class_path)
-    if name is None:
-        return class_path.replace(":", ".").rpartition(".")[2] or class_path
-    game = _game(config, GAME_KEYS[name]) if name in GAME_KEYS else None
-    return f"{name}:{game}" if game else name
-
-
-@functools.lru_cache(256)
-def _game(config: str | None, key: str) -> str | None:
     try:
-        game = from_json(config or "{}").get(key)
-    except (StoreError, AttributeError):
-        return None
-    return game if isinstance(game, str) else None
+        values: Any = from_json(config or "{}")
+    except StoreError:
+        values = {}
+    return name_of_env(class_path, cast("Any", values) if isinstance(values, dict) else {})
 
 
 @functools.lru_cache(4096)

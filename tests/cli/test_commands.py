@@ -15,7 +15,8 @@ import yaml
 from command_line import GAME, ROOT, ran
 
 from agentsgym.cli.catalogue import entries
-from agentsgym.cli.naming import GROUPS, find_env
+from agentsgym.cli.naming import find_env
+from agentsgym.envs import PACKAGED
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.envs.TextArena import catalogue
 
@@ -35,7 +36,7 @@ def listed(*options: str) -> list[dict[str, Any]]:
 
 def test_the_list_has_groups_and_with_a_filter_their_games(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentsgym.envs.dataset_rows._registered", {})  # what other tests registered
-    assert {one["name"] for one in listed()} == set(GROUPS)
+    assert {one["name"] for one in listed()} == set(PACKAGED)
     everything = listed("--all")
     assert {f"TextArena:{name}" for name in catalogue()} < {one["name"] for one in everything}
     assert len(everything) == len({one["name"] for one in everything}) == len(entries())
@@ -80,7 +81,7 @@ def test_one_environment_has_every_key_with_its_default() -> None:
     assert ran("envs", "TextArena:Wordel-v0").code == 2
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", PACKAGED)
 @pytest.mark.parametrize("columns", [60, 80])
 def test_every_environment_can_be_shown_in_any_width(group: str, columns: int) -> None:
     done = ran("envs", group, columns=columns)

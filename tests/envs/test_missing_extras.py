@@ -10,8 +10,9 @@ ROOT = Path(__file__).parent.parent.parent
 WITHOUT = """
 import sys
 sys.modules.update(dict.fromkeys({hidden!r}))  # a None there says that there is no such package
-import agentsgym
-from agentsgym import McpServer, ScriptedAgent, ToolEnv
+import agentsgym, agentsgym.envs
+from agentsgym import ScriptedAgent
+from agentsgym.envs import McpServer, ToolEnv
 try:
     {statement}
 except agentsgym.MissingDependencyError as error:
@@ -31,15 +32,19 @@ def said(statement: str, *hidden: str) -> str:
 @pytest.mark.parametrize(
     ("statement", "hidden", "extra"),
     [
-        ("agentsgym.ALFWorldEnv()", "alfworld", "alfworld"),
-        ("agentsgym.SearchEnv()", "bm25s", "search"),
-        ("agentsgym.GymnasiumEnv()", "gymnasium", "gymnasium"),
-        ("agentsgym.OpenEnvEnv(server='http://localhost:1')", "websockets", "openenv"),
-        ("agentsgym.ReasoningEvalsEnv()", "math_verify", "reasoning"),
-        ("agentsgym.ReasoningEvalsEnv.get_train_dataset({'grader': 'text'}, size=2)", "reasoning_gym", "reasoning"),
-        ("agentsgym.TextArenaEnv(env_config={'game': 'Wordle-v0'})", "textarena", "textarena"),
-        ("agentsgym.ScienceWorldEnv()", "scienceworld", "scienceworld"),
-        ("agentsgym.TextWorldEnv()", "textworld", "textworld"),
+        ("agentsgym.envs.ALFWorldEnv()", "alfworld", "alfworld"),
+        ("agentsgym.envs.SearchEnv()", "bm25s", "search"),
+        ("agentsgym.envs.GymnasiumEnv()", "gymnasium", "gymnasium"),
+        ("agentsgym.envs.OpenEnvEnv(server='http://localhost:1')", "websockets", "openenv"),
+        ("agentsgym.envs.ReasoningEvalsEnv()", "math_verify", "reasoning"),
+        (
+            "agentsgym.envs.ReasoningEvalsEnv.get_train_dataset({'grader': 'text'}, size=2)",
+            "reasoning_gym",
+            "reasoning",
+        ),
+        ("agentsgym.envs.TextArenaEnv(env_config={'game': 'Wordle-v0'})", "textarena", "textarena"),
+        ("agentsgym.envs.ScienceWorldEnv()", "scienceworld", "scienceworld"),
+        ("agentsgym.envs.TextWorldEnv()", "textworld", "textworld"),
         ("ToolEnv(tools=McpServer(command=['server'])).tool_schemas", "mcp", "mcp"),
     ],
 )
@@ -52,13 +57,13 @@ def test_the_extra_is_named(statement: str, hidden: str, extra: str) -> None:
 def test_what_needs_no_extra_plays_without_any() -> None:
     statement = "; ".join(
         [
-            "env = agentsgym.PriceListEnv()",
+            "env = agentsgym.envs.PriceListEnv()",
             "print(*[one.error for one in env.rollout(env.tasks(2), ScriptedAgent(['3']))])",
             "questions = [{'question': '1 + 1?', 'answer': '2'}]",
-            "rows = agentsgym.ReasoningEvalsEnv.get_eval_dataset({'grader': 'text'}, split='all', data=questions)",
-            "env = agentsgym.ReasoningEvalsEnv(None, {'grader': 'text'})",
+            "rows = agentsgym.envs.ReasoningEvalsEnv.get_eval_dataset({'grader': 'text'}, split='all', data=questions)",
+            "env = agentsgym.envs.ReasoningEvalsEnv(None, {'grader': 'text'})",
             "print(env.rollout(rows, ScriptedAgent(['2']))[0].success)",
-            "env = agentsgym.SearchEnv(None, {'retriever': lambda query, k: ['x']})",
+            "env = agentsgym.envs.SearchEnv(None, {'retriever': lambda query, k: ['x']})",
             "print(env.rollout([{'question': '?', 'answers': ['x']}], ScriptedAgent(['x']))[0].success)",
         ]
     )

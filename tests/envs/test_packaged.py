@@ -12,8 +12,8 @@ from mcp_stdio_server import __file__ as mcp_script
 from packaged import OF_ENGINES, OF_SERVERS, PACKAGED, QUESTIONS, Listener, add, packaged, packaged_tasks
 from tool_chat import tool_family
 
-from agentsgym import ScriptedAgent, check_env
-from agentsgym.envs.dataset_rows import BUILT_IN, class_path
+from agentsgym import ScriptedAgent, check_env, envs
+from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.Tools import McpServer, ToolEnv
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.thread_pool import EnvThreadPool
@@ -40,7 +40,7 @@ def played(env: Any, name: str, **options: Any) -> list[Trajectory]:
 
 def test_every_class_that_rows_may_name_is_here() -> None:
     played_here = {class_path(env_class) for env_class, _, _ in PACKAGED.values()}
-    assert played_here | OF_ENGINES | OF_SERVERS == BUILT_IN
+    assert played_here | OF_ENGINES | OF_SERVERS == {*envs.PACKAGED.values()}
 
 
 @pytest.mark.parametrize("name", PACKAGED)

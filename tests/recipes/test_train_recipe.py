@@ -15,7 +15,8 @@ from number_games import GuessNumber
 from transformers import AutoModelForCausalLM
 
 import agentsgym
-from agentsgym import ConfigError, PolicyAgent, RolloutStore, TwentyQuestionsEnv, evaluate, tiny_policy
+from agentsgym import ConfigError, PolicyAgent, RolloutStore, evaluate, tiny_policy
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.envs.PriceList import PriceListEnv, ReferencePlayer
 from agentsgym.envs.TwentyQuestions import ImitationPlayer
 from agentsgym.evaluation.compare import compare

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from agentsgym import RolloutStore, ScriptedAgent, TwentyQuestionsEnv
+from agentsgym import RolloutStore, ScriptedAgent
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.store.schema import SCHEMA
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rollout-store.md").read_text()

@@ -27,7 +27,7 @@ from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.types import Action, TurnRequest
 
 END = 2
-OF_SERVERS: dict[str, Any] = {"vllm_server_base_urls": None, "vllm_sync_timeout_s": 600.0, "max_staleness": 0}
+OF_SERVERS: dict[str, Any] = {"vllm_server_urls": (), "max_staleness": 0}
 
 
 def request(prompt: list[int], room: int | None = None) -> TurnRequest:

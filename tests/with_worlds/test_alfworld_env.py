@@ -14,17 +14,8 @@ from typing import Any
 
 import pytest
 
-from agentsgym import (
-    ALFWorldEnv,
-    EnvProcessPool,
-    EnvThreadPool,
-    RandomAgent,
-    ScriptedAgent,
-    StopReason,
-    check_env,
-    evaluate,
-    make,
-)
+from agentsgym import EnvProcessPool, EnvThreadPool, RandomAgent, ScriptedAgent, StopReason, check_env, evaluate, make
+from agentsgym.envs import ALFWorldEnv
 from agentsgym.envs.ALFWorld import ReferencePlayer
 from agentsgym.envs.ALFWorld.games import TASK_TYPES
 from agentsgym.envs.players import imitation_player, random_player, reference_player

@@ -19,12 +19,11 @@ from agentsgym import (
     EnvThreadPool,
     GRPOEnvConfig,
     GRPOEnvTrainer,
-    OpenEnvEnv,
-    OpenEnvServer,
     ScriptedAgent,
     ToolCall,
     check_env,
 )
+from agentsgym.envs import OpenEnvEnv, OpenEnvServer
 from agentsgym.envs.OpenEnv import seeds
 from agentsgym.envs.OpenEnv.http import get_json
 from agentsgym.envs.OpenEnv.wire import Connection

@@ -13,8 +13,9 @@ import pytest
 from packaged import OF_ENGINES
 from tool_chat import tool_family
 
-from agentsgym import ALFWorldEnv, ScienceWorldEnv, TextWorldEnv, check_env
+from agentsgym import check_env
 from agentsgym.agents.base import Agent
+from agentsgym.envs import ALFWorldEnv, ScienceWorldEnv, TextWorldEnv
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.thread_pool import EnvThreadPool

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentsgym.envs.ALFWorld import SPEC
 from agentsgym.errors import ConfigError, MissingDependencyError
 
 
@@ -105,7 +106,7 @@ def _folder() -> Path:
     except ValueError:  # the module was hidden: sys.modules holds None for it
         found = None
     if found is None or not found.origin:
-        raise MissingDependencyError("alfworld", "alfworld")
+        raise MissingDependencyError("alfworld", SPEC.extra)
     return Path(found.origin).parent
 
 

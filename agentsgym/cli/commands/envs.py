@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -69,7 +70,7 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
     if offline:
         chosen = [one for one in chosen if one.offline and one.status in ("ok", "words")]
     if as_json:
-        print_json([one.as_dict() for one in chosen])
+        print_json([asdict(one) for one in chosen])
     else:
         _show_list(chosen)
 
@@ -108,7 +109,7 @@ def _show_one(named: NamedEnv, *, as_json: bool) -> None:
     say(detail["about"])
     out().print(cell(f"class: {detail['env_class_path']}", "dim"))
     for name, value in detail["game"].items():
-        if value not in ("", None) and name != "step_us":
+        if value not in ("", None):
             out().print(cell(f"{name.replace('_', ' ')}: {_words(value)}"))
     _show_table("env_config", ("key", "default", "must be"), [
         (row["key"], _short(row["default"]), row["valid"]) for row in detail["env_config"]
@@ -121,16 +122,13 @@ def _detail(named: NamedEnv) -> dict[str, Any]:
     import inspect  # noqa: PLC0415
 
     from agentsgym.cli.catalogue import config_rows  # noqa: PLC0415
-    from agentsgym.cli.naming import did_you_mean, text_arena_games  # noqa: PLC0415
+    from agentsgym.cli.naming import did_you_mean  # noqa: PLC0415
     from agentsgym.envs.dataset_rows import class_path  # noqa: PLC0415
 
-    game: dict[str, Any] = {}
-    if named.name.startswith("TextArena:"):
-        games = text_arena_games()
-        name = named.env_config["game"]
-        if name not in games:
-            raise UsageError(f"there is no game {name!r} in the catalogue{did_you_mean(name, games)}")
-        game = games[name]
+    spec = named.env_class.spec
+    games, game = spec.known_games(), named.env_config.get(spec.game_key)
+    if game is not None and spec.has_only_listed_games and game not in games:
+        raise UsageError(f"there is no game {game!r} in the catalogue{did_you_mean(game, games)}")
     known = named.env_class.task_fields
     rows = config_rows(named.env_class)
     for row in rows:
@@ -139,7 +137,7 @@ def _detail(named: NamedEnv) -> dict[str, Any]:
         "name": named.name,
         "env_class_path": class_path(named.env_class),
         "about": _about(inspect.getdoc(named.env_class) or ""),
-        "game": game,
+        "game": {} if game is None else games.get(game, {}),
         "env_config": rows,
         "task_data": None if known is None else sorted(known),
     }

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from agentsgym._lazy import lazy  # the engine's processes import this package, and nothing of the environment
+from agentsgym._lazy import lazy
+from agentsgym.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
     from agentsgym.envs.ALFWorld.env import ALFWorldEnv
@@ -10,5 +11,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ALFWorldEnv", "ImitationPlayer", "RandomPlayer", "ReferencePlayer"]
 
-_HOMES = {"env": ("ALFWorldEnv",), "players": ("ImitationPlayer", "RandomPlayer", "ReferencePlayer")}
-__getattr__ = lazy(__name__, _HOMES)
+SPEC = EnvSpec(
+    packages=("alfworld", "textworld"),
+    extra="alfworld",
+    random="agentsgym.envs.ALFWorld.players:RandomPlayer",
+    reference="agentsgym.envs.ALFWorld.players:ReferencePlayer",
+    imitation="agentsgym.envs.ALFWorld.players:ImitationPlayer",
+)
+__getattr__ = lazy(__name__)

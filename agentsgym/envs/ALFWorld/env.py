@@ -7,13 +7,14 @@ from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
+from agentsgym.envs.ALFWorld import SPEC
 from agentsgym.envs.ALFWorld.games import TASK_TYPES, data_folder, game_file, stamp_of
 from agentsgym.envs.ALFWorld.tasks import task_dataset
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
 from agentsgym.envs.shared.engines import shared_processes
-from agentsgym.envs.shared.engines.settings import check_installed, process_fields
+from agentsgym.envs.shared.engines.settings import process_fields
 from agentsgym.envs.shared.text_worlds.commands import read_command
 from agentsgym.errors import TaskError
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, or_none
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 GO = "go to "
 LISTED = "You can: "
 _ENGINE = "agentsgym.envs.ALFWorld.engine:HouseholdEngine"
-_PACKAGES = ("alfworld", "textworld")
 _BEFORE = re.compile(r"^(?:>+|act(?:ion)?\s*:|\d+[.:)])\s*", re.I)
 
 _RULES = """You are in a household, and you are given a task. You see what is where you are. In each turn you give one \
@@ -72,6 +72,7 @@ class ALFWorldEnv(MultistepEnv):
       once; 0 for none.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "data": Field(default=None, expected="the path of a folder, or None", valid=or_none(is_str)),
         "show_commands": choice_field("all", "here", "none"),
@@ -95,7 +96,7 @@ class ALFWorldEnv(MultistepEnv):
             MissingDependencyError: ``alfworld`` is not installed.
         """
         super().__init__(tokenizer, env_config)
-        check_installed(_PACKAGES, "alfworld")
+        self.spec.check_installed()
         self._data = data_folder(self.env_config["data"])
 
     @property

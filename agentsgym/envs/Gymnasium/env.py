@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.envs.Gymnasium.actions import ActionTable, action_table, is_actions
 from agentsgym.envs.Gymnasium.exact import legal_outcomes
 from agentsgym.envs.Gymnasium.making import is_bare, make_game, max_turns_of, render_modes, spec_of
@@ -74,6 +75,7 @@ class GymnasiumEnv(MultistepEnv):
       0), ``"terminated"`` (the game ended, not a limit of turns), or a callable ``(game, reward, terminated) -> bool``.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "id": Field(default="FrozenLake-v1", expected="an id or a callable that makes a gymnasium.Env", valid=_is_id),
         "make_kwargs": Field(default={}, expected="a dict of arguments", valid=_is_kwargs),

@@ -6,21 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.errors import ConfigError, MissingDependencyError, did_you_mean
 from agentsgym.texts import sentence_of, shown
 
-
-def load_gymnasium() -> Any:
-    """The ``gymnasium`` package.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
-    try:
-        import gymnasium  # noqa: PLC0415  # an extra
-    except ImportError as error:
-        raise MissingDependencyError("gymnasium", "gymnasium") from error
-    return gymnasium
+#: Games that need nothing else, and whose exact values are known.
+GAMES = {
+    name: {"note": "Random and optimal play are known."}
+    for name in ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "Taxi-v4")
+}
 
 
 def spec_of(game_id: str) -> Any:
@@ -29,7 +23,7 @@ def spec_of(game_id: str) -> Any:
     Raises:
         ConfigError: Nothing is, or the id names a module: what is read from a dataset imports no code.
     """
-    gymnasium: Any = load_gymnasium()
+    gymnasium = SPEC.load("gymnasium")
     if ":" in game_id:
         raise ConfigError(
             f"env_config['id'] must be an id without a module, got {shown(game_id)}: import the module, which "
@@ -58,7 +52,7 @@ def render_modes(spec: Any) -> tuple[str, ...]:
             creator = load_env_creator(creator)
         except ImportError as error:
             raise ConfigError(f"env_config['id'] = {spec.id!r} cannot be imported: {sentence_of(error)}") from error
-        except load_gymnasium().error.DependencyNotInstalled as error:
+        except SPEC.load("gymnasium").error.DependencyNotInstalled as error:
             raise _missing(error) from error
     metadata: Any = getattr(creator, "metadata", None)
     return tuple(metadata.get("render_modes") or ()) if isinstance(metadata, Mapping) else ()  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
@@ -75,7 +69,7 @@ def make_game(game_id: Any, kwargs: Mapping[str, Any]) -> Any:
         ConfigError: It cannot be made.
         MissingDependencyError: It needs a package that is not installed.
     """
-    gymnasium: Any = load_gymnasium()
+    gymnasium = SPEC.load("gymnasium")
     name = game_id if isinstance(game_id, str) else getattr(game_id, "__name__", "the callable")
     try:
         # What Gymnasium's checker would warn of is checked where it is read.

@@ -32,12 +32,13 @@ class OptimalPlayer(Agent):
 
     Args:
         env: The game, one whose exact values are known.
+        seed: Not used, since nothing is drawn.
 
     Raises:
         ConfigError: They are not.
     """
 
-    def __init__(self, env: GymnasiumEnv) -> None:
+    def __init__(self, env: GymnasiumEnv, seed: int = 0) -> None:
         exact = env.exact()
         if exact is None or not exact.frames:
             raise ConfigError(

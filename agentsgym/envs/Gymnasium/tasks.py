@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
-from agentsgym.envs.Gymnasium.making import load_gymnasium
+from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.envs.Gymnasium.ready import ready_game
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import Field, is_bool, is_fraction, is_int
@@ -79,7 +79,7 @@ def random_maps(part: Part, settings: Mapping[str, Any]) -> Iterator[list[str]]:
     Raises:
         ConfigError: None of a thousand maps in a row is of this part, as where ``frozen_probability`` is 1.
     """
-    load_gymnasium()
+    SPEC.check_installed()
     from gymnasium.envs.toy_text.frozen_lake import generate_random_map  # noqa: PLC0415  # an extra
 
     size, ice = settings["map_size"], settings["frozen_probability"]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.OpenEnv import SPEC
 from agentsgym.envs.OpenEnv.forms import Forms, forms_of, outcome_of
 from agentsgym.envs.OpenEnv.link import Link, as_config_error
 from agentsgym.envs.OpenEnv.offer import Offer, ask_offer, result_of
@@ -24,7 +25,7 @@ from agentsgym.envs.OpenEnv.payloads import UnreadableActionError
 from agentsgym.envs.OpenEnv.seeds import check_seed
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, as_server, registered_server
 from agentsgym.envs.OpenEnv.tasks import DatasetOptions, task_dataset
-from agentsgym.envs.OpenEnv.wire import RefusedActionError, load_websockets
+from agentsgym.envs.OpenEnv.wire import RefusedActionError
 from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.envs.Tools.calls import Plan, plan_of
 from agentsgym.envs.Tools.env import TOOL_FIELDS
@@ -82,6 +83,7 @@ class OpenEnvEnv(MultistepEnv):
     - ``check_seed``: whether to find out before play, once a server, if two resets with one seed are equal.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "server": Field(default=None, expected="a name that register_server knows, or None", valid=or_none(is_str)),
         "format": choice_field("auto", "text", "json", "tools"),
@@ -128,7 +130,7 @@ class OpenEnvEnv(MultistepEnv):
         self._forms: Forms | None = None
         self._opening = threading.Lock()
         super().__init__(tokenizer, env_config)
-        load_websockets()
+        self.spec.check_installed()
         named = self.env_config["server"]
         if named is not None and server is not None:
             raise ConfigError(f"OpenEnvEnv has a server={server!r} and the env_config['server'] {named!r}: give one")

@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Never, cast
 
+from agentsgym.envs.OpenEnv import SPEC
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, address_of, is_local
-from agentsgym.errors import EnvError, MissingDependencyError
+from agentsgym.errors import EnvError
 from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
@@ -53,21 +54,6 @@ class FullServerError(EnvError):
     def __init__(self, sentence: str, max_sessions: int | None) -> None:
         super().__init__(sentence)
         self.max_sessions = max_sessions
-
-
-def load_websockets() -> Any:
-    """Import the WebSocket client.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
-    try:
-        from websockets.sync import client  # noqa: PLC0415  # an extra
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "websockets":
-            raise
-        raise MissingDependencyError("websockets", "openenv") from error
-    return client
 
 
 class Connection:
@@ -214,7 +200,7 @@ def _direct_connection() -> Any:
     """Give the class of a connection that follows no redirect: headers may hold a secret, for the server alone."""
     from websockets.exceptions import InvalidStatus  # noqa: PLC0415  # an extra
 
-    base = load_websockets().ClientConnection
+    base = SPEC.load("websockets.sync.client").ClientConnection
 
     def handshake(self: Any, *args: Any, **options: Any) -> None:
         try:
@@ -226,7 +212,7 @@ def _direct_connection() -> Any:
 
 
 def _connected(server: OpenEnvServer, url: str) -> AbstractContextManager[ClientConnection]:
-    client = load_websockets()
+    client = SPEC.load("websockets.sync.client")
     from websockets.exceptions import WebSocketException  # noqa: PLC0415  # an extra
 
     address = address_of(url, "ws", "ws")

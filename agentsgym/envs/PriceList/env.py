@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 from agentsgym.envs.contract import State
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options
+from agentsgym.envs.PriceList import SPEC
 from agentsgym.envs.PriceList.questions import KINDS, MOST_TIMES, Question, most_answer
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
 from agentsgym.envs.Tools.sources import SessionTools, parallel
@@ -95,6 +96,7 @@ class PriceListEnv(ToolEnv):
     - ``max_price``: the most that a good may cost; each costs at least 1.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         **TOOL_FIELDS,
         "goods": Field(default=list(GOODS), expected="a list of two or more lower-case words", valid=_is_goods),

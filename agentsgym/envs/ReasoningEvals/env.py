@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.ReasoningEvals import SPEC
 from agentsgym.envs.ReasoningEvals.extraction import (
     EXTRACTORS,
     FINDERS,
@@ -77,6 +78,7 @@ class ReasoningEvalsEnv(MultistepEnv):
     - ``wrong_penalty``, ``invalid_penalty``: what a wrong answer costs, and one that cannot be found in what was said.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "max_attempts": Field(default=1, expected="a positive int", valid=is_int(1)),
         "extractor": Field(default="auto", expected=_EXTRACTORS[0], valid=_EXTRACTORS[1]),

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from agentsgym.errors import ConfigError, MissingDependencyError, did_you_mean
+from agentsgym.envs.ReasoningEvals import SPEC
+from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
@@ -60,21 +61,8 @@ class Item:
         return answer if isinstance(answer, str) else None
 
 
-def load_package() -> Any:
-    """Import ``reasoning_gym``.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
-    try:
-        import reasoning_gym  # noqa: PLC0415  # an optional package
-    except ImportError as error:
-        raise MissingDependencyError("reasoning-gym", "reasoning") from error
-    return cast("Any", reasoning_gym)
-
-
 def _factory() -> Any:
-    load_package()
+    SPEC.load("reasoning_gym")
     from reasoning_gym import factory  # noqa: PLC0415
 
     return cast("Any", factory)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agentsgym.envs.ReasoningEvals import generated
+from agentsgym.envs.ReasoningEvals import SPEC, generated
 from agentsgym.envs.shared.child_process import serve
 from agentsgym.texts import sentence_of
 
@@ -33,10 +33,7 @@ def _on_alarm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # 
 
 
 def _load(request: Mapping[str, Any]) -> dict[str, Any]:
-    if request["package"] == "math_verify":
-        import math_verify  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]
-    else:
-        generated.load_package()
+    SPEC.load(request["package"])
     _limit_memory()
     return {}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentsgym.envs.ReasoningEvals import generated, grader
+from agentsgym.envs.ReasoningEvals import SPEC, generated, grader
 from agentsgym.envs.ReasoningEvals.extraction import Kind, brace_depth
 from agentsgym.envs.shared.numbers import as_number, canonical, quantities
 from agentsgym.errors import EnvError, MissingDependencyError
@@ -147,7 +147,7 @@ GRADES: Mapping[str, Grade] = {
 def check_installed(name: Any) -> None:
     """Raise :class:`MissingDependencyError` if a way to grade needs ``math-verify`` and it is not there."""
     if name in {"auto", "math"} and importlib.util.find_spec("math_verify") is None:
-        raise MissingDependencyError("math-verify", "reasoning")
+        raise MissingDependencyError("math-verify", SPEC.extra)
 
 
 def _verdict(reply: Mapping[str, Any]) -> Verdict:

@@ -1,6 +1,21 @@
 """ScienceWorld: experiments of elementary-school science in a simulated house, told in text."""
 
-from agentsgym.envs.ScienceWorld.env import ScienceWorldEnv
-from agentsgym.envs.shared.text_worlds.players import RandomPlayer, ReferencePlayer
+from typing import TYPE_CHECKING
 
-__all__ = ["RandomPlayer", "ReferencePlayer", "ScienceWorldEnv"]
+from agentsgym._lazy import lazy
+from agentsgym.envs.spec import EnvSpec
+
+if TYPE_CHECKING:
+    from agentsgym.envs.ScienceWorld.env import ScienceWorldEnv
+
+__all__ = ["ScienceWorldEnv"]
+
+SPEC = EnvSpec(
+    packages=("scienceworld", "py4j"),
+    extra="scienceworld",
+    dataset_key="tasks",
+    random="agentsgym.envs.shared.text_worlds.players:RandomPlayer",
+    reference="agentsgym.envs.shared.text_worlds.players:ReferencePlayer",
+    imitation="agentsgym.envs.shared.text_worlds.players:ImitationPlayer",
+)
+__getattr__ = lazy(__name__)

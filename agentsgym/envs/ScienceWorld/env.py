@@ -9,10 +9,11 @@ from agentsgym.agents.base import Agent
 from agentsgym.agents.exploring import ExploringAgent
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
+from agentsgym.envs.ScienceWorld import SPEC
 from agentsgym.envs.ScienceWorld.java import find_java
 from agentsgym.envs.ScienceWorld.tasks import TASKS, DatasetOptions, eval_dataset, train_dataset
 from agentsgym.envs.shared.text_worlds.env import TextWorldBase, engine_fields
-from agentsgym.envs.shared.text_worlds.players import ImitationPlayer, ReferencePlayer
+from agentsgym.envs.shared.text_worlds.players import ImitationPlayer, RandomPlayer, ReferencePlayer
 from agentsgym.errors import ConfigError, MissingDependencyError, TaskError, did_you_mean
 from agentsgym.fields import Field, is_bool, is_int, is_number, is_strings
 from agentsgym.texts import shown
@@ -62,6 +63,7 @@ class ScienceWorldEnv(TextWorldBase):
       games in play do not fit into so many, there are more.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "simplifications": Field(
             default=[], expected=f"a list of some of {', '.join(SIMPLIFICATIONS)}", valid=_are_simplifications
@@ -75,8 +77,6 @@ class ScienceWorldEnv(TextWorldBase):
     task_fields: ClassVar[Collection[str] | None] = ("task", "variation")
 
     engine: ClassVar[str] = "agentsgym.envs.ScienceWorld.engine:ScienceWorldEngine"
-    packages: ClassVar[Collection[str]] = ("scienceworld", "py4j")
-    extra: ClassVar[str] = "scienceworld"
 
     def _check_installed(self) -> None:
         super()._check_installed()
@@ -126,7 +126,7 @@ class ScienceWorldEnv(TextWorldBase):
 
     def random_player(self, seed: int = 0) -> Agent:
         """Make the player that gives one of the listed commands; where none are listed, one that says what it reads."""
-        return super().random_player(seed) if self.env_config["admissible_commands"] else ExploringAgent(seed=seed)
+        return RandomPlayer(self, seed) if self.env_config["admissible_commands"] else ExploringAgent(seed=seed)
 
     def reference_player(self, seed: int = 0) -> ReferencePlayer:
         """Make the player that follows the gold path.
@@ -136,13 +136,13 @@ class ScienceWorldEnv(TextWorldBase):
         """
         if not self.env_config["gold_path"]:
             raise ConfigError(_NEEDS_GOLD)
-        return super().reference_player(seed)
+        return ReferencePlayer(self, seed)
 
     def imitation_player(self, seed: int = 0) -> ImitationPlayer:
         """Make the player that shows the gold path to a learner; errors are those of :meth:`reference_player`."""
         if not self.env_config["gold_path"]:
             raise ConfigError(_NEEDS_GOLD)
-        return super().imitation_player(seed)
+        return ImitationPlayer(self, seed)
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]

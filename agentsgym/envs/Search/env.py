@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 from agentsgym.envs.contract import State
 from agentsgym.envs.datasets.questions import is_text
 from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, is_source
-from agentsgym.envs.Search import moves, world
+from agentsgym.envs.Search import SPEC, moves, world
 from agentsgym.envs.Search.corpus import GENERATED, Passage, load_corpus
 from agentsgym.envs.Search.index import IndexOptions, open_index
 from agentsgym.envs.Search.moves import TOOL, Answer, Mistake
@@ -86,6 +86,7 @@ class SearchEnv(ToolEnv):
     - ``cache_dir``: where large indexes are kept; None for the user's cache, ``""`` for none on disk.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         **{key: field for key, field in TOOL_FIELDS.items() if key not in _NOT_TAKEN},
         "corpus": Field(default=GENERATED, expected=f"'generated', {EXPECTED_SOURCE}", valid=is_source),

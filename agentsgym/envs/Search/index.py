@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentsgym.envs.Search import SPEC
 from agentsgym.envs.Search.corpus import Passage, ProcessCache
 from agentsgym.envs.shared.kept_folders import cache_folder, is_whole, keep, remove_damaged
-from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of
 
 logger = logging.getLogger(__name__)
@@ -101,22 +102,14 @@ def default_cache_dir() -> Path:
     return cache_folder("bm25")
 
 
-def _bm25s() -> Any:
-    try:
-        import bm25s  # noqa: PLC0415  # an optional package
-    except ImportError as error:
-        raise MissingDependencyError("bm25s", "search") from error
-    return bm25s
-
-
 def _words(texts: list[str], options: IndexOptions) -> list[list[str]]:
-    return _bm25s().tokenize(
+    return SPEC.load("bm25s").tokenize(
         texts, token_pattern=_WORD, stopwords=options.stopwords or [], return_ids=False, show_progress=False
     )
 
 
 def _content_hash(passages: Sequence[Passage], options: IndexOptions) -> str:
-    _bm25s()
+    SPEC.load("bm25s")
     made_by = [_FORMAT, importlib.metadata.version("bm25s"), options.title_weight, options.stopwords, _WORD]
     digest = hashlib.blake2b(json.dumps(made_by).encode(), digest_size=16)
     for one in passages:
@@ -136,7 +129,7 @@ def _ranker(passages: Sequence[Passage], options: IndexOptions, key: str, cache_
 
 
 def _new_ranker(passages: Sequence[Passage], options: IndexOptions) -> Any:
-    bm25s = _bm25s()
+    bm25s = SPEC.load("bm25s")
     titled = (" ".join([*[one.title] * options.title_weight, one.text]) for one in passages)
     words = _words([*titled], options)
     if not any(words):
@@ -151,7 +144,7 @@ def _kept_ranker(folder: Path) -> Any | None:
     if not is_whole(folder, "the index"):
         return None
     try:
-        return _bm25s().BM25.load(folder, mmap=True)
+        return SPEC.load("bm25s").BM25.load(folder, mmap=True)
     except Exception as error:  # noqa: BLE001  # a damaged file may raise anything
         remove_damaged(folder, "the index", error)
         return None

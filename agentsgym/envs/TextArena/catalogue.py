@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,3 +50,13 @@ def catalogue() -> dict[str, GameEntry]:
     """All games, by base id in order."""
     found: dict[str, Any] = json.loads(CATALOGUE_FILE.read_text(encoding="utf-8"))
     return {game: GameEntry(**entry) for game, entry in found["games"].items()}
+
+
+def games() -> dict[str, dict[str, Any]]:
+    """The facts that ``agentsgym envs`` shows of each game."""
+    listed = {game: asdict(entry) for game, entry in catalogue().items()}
+    for facts in listed.values():
+        needs = "a language model as its gamemaster" if facts["status"] == "gamemaster" else ""
+        facts["note"] = facts.pop("reason") or needs
+        del facts["step_us"]
+    return listed

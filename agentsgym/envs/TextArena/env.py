@@ -11,6 +11,7 @@ from agentsgym.agents.base import Agent, as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.shared.numbers import without_thoughts
+from agentsgym.envs.TextArena import SPEC
 from agentsgym.envs.TextArena.catalogue import GameEntry, catalogue
 from agentsgym.envs.TextArena.games import GameMaker, PlayedGame, base_id, game_seed
 from agentsgym.envs.TextArena.isolation import GameContext
@@ -77,6 +78,7 @@ class TextArenaEnv(MultistepEnv):
         MissingDependencyError: TextArena is not installed.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "game": Field(default=None, expected="a game's id, as 'Wordle-v0'", valid=is_str),
         "game_options": Field(

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym.envs.TextArena import SPEC
+from agentsgym.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -183,12 +184,7 @@ def textarena() -> Any:
         MissingDependencyError: It is not installed.
         ConfigError: A file of yours has its name.
     """
-    try:
-        package = importlib.import_module("textarena")
-    except ModuleNotFoundError as error:
-        if error.name != "textarena":
-            raise
-        raise MissingDependencyError("textarena", "textarena") from error
+    package = SPEC.load("textarena")
     if not hasattr(package, "envs"):
         raise ConfigError(f"{package.__file__} hides the package 'textarena': give that file another name")
     return package

@@ -1,6 +1,22 @@
 """TextWorld: quests in worlds that are made from a seed, told in text."""
 
-from agentsgym.envs.shared.text_worlds.players import ImitationPlayer, RandomPlayer, ReferencePlayer
-from agentsgym.envs.TextWorld.env import TextWorldEnv
+from typing import TYPE_CHECKING
 
-__all__ = ["ImitationPlayer", "RandomPlayer", "ReferencePlayer", "TextWorldEnv"]
+from agentsgym._lazy import lazy
+from agentsgym.envs.spec import EnvSpec
+
+if TYPE_CHECKING:
+    from agentsgym.envs.TextWorld.env import TextWorldEnv
+
+__all__ = ["TextWorldEnv"]
+
+SPEC = EnvSpec(
+    packages=("textworld", "jericho"),
+    extra="textworld",
+    game_key="kind",
+    games="agentsgym.envs.TextWorld.kinds:games",
+    random="agentsgym.envs.shared.text_worlds.players:RandomPlayer",
+    reference="agentsgym.envs.shared.text_worlds.players:ReferencePlayer",
+    imitation="agentsgym.envs.shared.text_worlds.players:ImitationPlayer",
+)
+__getattr__ = lazy(__name__)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
 from agentsgym.envs.shared.text_worlds.env import TextWorldBase, engine_fields
+from agentsgym.envs.TextWorld import SPEC
 from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
 from agentsgym.envs.TextWorld.tasks import DatasetOptions, task_dataset
 from agentsgym.errors import TaskError
@@ -48,6 +49,7 @@ class TextWorldEnv(TextWorldBase):
     - ``num_processes``, ``step_timeout_s``, ``start_timeout_s``: the engine's processes.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "kind": choice_field(*KINDS),
         "options": Field(default={}, expected="a dict of options of the kind", valid=_is_options),
@@ -60,8 +62,6 @@ class TextWorldEnv(TextWorldBase):
     task_fields: ClassVar[Collection[str] | None] = ("game_seed", "file")
 
     engine: ClassVar[str] = "agentsgym.envs.TextWorld.engine:TextWorldEngine"
-    packages: ClassVar[Collection[str]] = ("textworld", "jericho")
-    extra: ClassVar[str] = "textworld"
 
     def _check_config(self, config: dict[str, Any]) -> None:
         checked_game_options(config["kind"], config["options"])

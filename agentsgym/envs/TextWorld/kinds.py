@@ -63,6 +63,11 @@ KINDS: Mapping[str, Mapping[str, Field]] = {
 }
 
 
+def games() -> dict[str, dict[str, str]]:
+    """The kinds that are made without being given files, for ``agentsgym envs``."""
+    return {kind: {"note": "Made from a seed."} for kind in KINDS if kind != FILES}
+
+
 def checked_game_options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Check the options of a kind and fill in the rest.
 

@@ -17,6 +17,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import check_tool_use
+from agentsgym.envs.Tools import SPEC
 from agentsgym.envs.Tools.answers import MATCHES, matches, said
 from agentsgym.envs.Tools.calls import Maker, Plan, plan_of
 from agentsgym.envs.Tools.mcp_server import McpServer
@@ -91,6 +92,7 @@ class ToolEnv(MultistepEnv):
     - ``invalid_reward``: what a turn is paid of which nothing could be made.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = TOOL_FIELDS
 
     def __init__(

@@ -18,9 +18,10 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Self, cast
 
+from agentsgym.envs.Tools import SPEC
 from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.envs.Tools.results import ToolResult, as_text, failed
-from agentsgym.errors import EnvError, MissingDependencyError
+from agentsgym.errors import EnvError
 from agentsgym.texts import sentence_of, shown, visible
 
 logger = logging.getLogger(__name__)
@@ -258,7 +259,7 @@ class Connections:
             loop.close()
 
     def _connect(self, server: McpServer) -> Connection:
-        load_mcp()
+        SPEC.load("mcp")
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="agentsgym-mcp", daemon=True)
@@ -266,21 +267,6 @@ class Connections:
         connection = Connection(server, self._loop)
         self._opened.add(connection)
         return connection
-
-
-def load_mcp() -> Any:
-    """Import the SDK.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
-    try:
-        import mcp  # noqa: PLC0415  # an extra
-    except ModuleNotFoundError as error:
-        if error.name != "mcp":
-            raise
-        raise MissingDependencyError("mcp", "mcp") from error
-    return mcp
 
 
 async def _end_tasks() -> None:
@@ -324,7 +310,7 @@ class _WatchedStream:
 @contextlib.asynccontextmanager
 async def _open(server: McpServer, stderr: _Stderr | None, ended: Callable[[], None]) -> AsyncGenerator[Any]:
     """Open a session with a server and begin the conversation."""
-    mcp = load_mcp()
+    mcp = SPEC.load("mcp")
     if server.server is not None:
         async with _in_memory(server.server) as session:
             yield session
@@ -336,7 +322,7 @@ async def _open(server: McpServer, stderr: _Stderr | None, ended: Callable[[], N
 
 
 def _in_memory(server: Any) -> contextlib.AbstractAsyncContextManager[Any]:
-    mcp = load_mcp()
+    mcp = SPEC.load("mcp")
     made = server() if callable(server) else server
     if hasattr(mcp, "Client"):
         return cast("contextlib.AbstractAsyncContextManager[Any]", mcp.Client(made))
@@ -348,7 +334,7 @@ def _in_memory(server: Any) -> contextlib.AbstractAsyncContextManager[Any]:
 
 @contextlib.asynccontextmanager
 async def _streams(server: McpServer, stderr: _Stderr | None) -> AsyncGenerator[Any]:
-    mcp = load_mcp()
+    mcp = SPEC.load("mcp")
     if server.command is not None and stderr is not None:
         program, *arguments = server.command
         parameters = mcp.StdioServerParameters(
@@ -391,7 +377,7 @@ async def _list_tools(session: Any, server: McpServer) -> list[dict[str, Any]]:
 def _next_page(session: Any, cursor: str) -> Any:
     if "cursor" in inspect.signature(session.list_tools).parameters:
         return session.list_tools(cursor=cursor)
-    return session.list_tools(params=load_mcp().types.PaginatedRequestParams(cursor=cursor))
+    return session.list_tools(params=SPEC.load("mcp").types.PaginatedRequestParams(cursor=cursor))
 
 
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:

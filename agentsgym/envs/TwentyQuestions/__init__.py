@@ -1,8 +1,19 @@
 """Twenty Questions: find out by questions what object the gamemaster thinks of."""
 
-from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv
-from agentsgym.envs.TwentyQuestions.knowledge import DEMO_OBJECTS, DEMO_PROPERTIES
-from agentsgym.envs.TwentyQuestions.players import GreedyPlayer, ImitationPlayer, RandomPlayer, lower_bound_questions
+from typing import TYPE_CHECKING
+
+from agentsgym._lazy import lazy
+from agentsgym.envs.spec import EnvSpec
+
+if TYPE_CHECKING:
+    from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv
+    from agentsgym.envs.TwentyQuestions.knowledge import DEMO_OBJECTS, DEMO_PROPERTIES
+    from agentsgym.envs.TwentyQuestions.players import (
+        GreedyPlayer,
+        ImitationPlayer,
+        RandomPlayer,
+        lower_bound_questions,
+    )
 
 __all__ = [
     "DEMO_OBJECTS",
@@ -13,3 +24,10 @@ __all__ = [
     "TwentyQuestionsEnv",
     "lower_bound_questions",
 ]
+
+SPEC = EnvSpec(
+    random="agentsgym.envs.TwentyQuestions.players:RandomPlayer",
+    reference="agentsgym.envs.TwentyQuestions.players:GreedyPlayer",
+    imitation="agentsgym.envs.TwentyQuestions.players:ImitationPlayer",
+)
+__getattr__ = lazy(__name__)

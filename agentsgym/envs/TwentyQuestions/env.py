@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.shared.numbers import without_thoughts
+from agentsgym.envs.TwentyQuestions import SPEC
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
@@ -73,6 +74,7 @@ class TwentyQuestionsEnv(MultistepEnv):
       knowledge base does not confirm rules no object out.
     """
 
+    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "objects": Field(default="all", expected="'all' or a list of object names", valid=_is_choice),
         "properties": Field(default="all", expected="'all' or a list of property keys", valid=_is_choice),

@@ -2,7 +2,7 @@
 
 ::
 
-    {"math": (ToolEnv, config), "lake": rows, …} ─▶ schedule (which one next) ─▶ rows with the column "environment"
+    {"math": (MathEnv, config), "lake": rows, …} ─▶ schedule (which one next) ─▶ rows with the column "environment"
 """
 
 from __future__ import annotations

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.envs.dataset_rows import BUILT_IN, registered_classes
+from agentsgym.envs import PACKAGED
+from agentsgym.envs.dataset_rows import registered_classes
+from agentsgym.envs.spec import EnvSpec, installed, packaged_specs
 from agentsgym.errors import ConfigError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
-
-ENVIRONMENTS = Path(__file__).parent.parent
-#: The group of a packaged environment, and its class: ``TextArena`` names ``agentsgym.envs.TextArena.TextArenaEnv``.
-GROUPS = {path.split(".")[2]: path for path in sorted(BUILT_IN)}
-#: What follows the colon in ``GROUP:GAME`` is this key of ``env_config``, or this option of the dataset.
-GAME_KEYS = {"TextArena": "game", "TextWorld": "kind", "Gymnasium": "id"}
-DATASET_KEYS = {"ReasoningEvals": "task", "ScienceWorld": "tasks"}
-#: Games of Gymnasium that come with it, need nothing else, and whose random and optimal play are known.
-GYMNASIUM_GAMES = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "Taxi-v4")
-#: What TextWorld makes without being given files.
-TEXT_WORLD_KINDS = ("custom", "coin_collector", "treasure_hunter", "cooking", "simple")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,70 +52,77 @@ def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
     """Find what a name means.
 
     Args:
-        name: ``TwentyQuestions``, ``TextArena:Wordle-v0``, a class's dotted path, the name of an entry point, or
-            ``path/to/file.py:Class`` (the class may be left out where the file has one environment).
+        name: The name of a packaged environment or of an entry point, a class's dotted path, or
+            ``path/to/file.py:Class`` (the class may be left out where the file has one environment). Where the class's
+            :class:`~agentsgym.envs.spec.EnvSpec` has a key for it, a colon and a game may follow.
         env_config: Keys of ``env_config`` from other options.
 
     Raises:
         ConfigError: Nothing has that name; the nearest names are given.
     """
     given = env_config or {}
-    head, _, game = name.partition(":")
-    if head.endswith(".py") or ".py:" in name:
-        path, _, class_name = name.rpartition(":") if ".py:" in name else (name, "", "")
-        return NamedEnv(name=name, env_class=_class_of_file(Path(path), class_name), env_config=given)
-    path = GROUPS.get(head, head)
-    env_class = _find_class(path, name)
+    if ".py:" in name or name.endswith(".py"):
+        file, colon, rest = name.partition(".py:")
+        path, (class_name, _, game) = f"{file}.py" if colon else name, rest.partition(":")
+        env_class = _class_of_file(Path(path), class_name)
+    else:
+        path, _, game = name.partition(":")
+        env_class = _find_class(PACKAGED.get(path, path), name)
+    spec = env_class.spec
     if not game:
         return NamedEnv(name=name, env_class=env_class, env_config=given)
-    if head in DATASET_KEYS:
-        return NamedEnv(
-            name=name, env_class=env_class, env_config=given, dataset_options={DATASET_KEYS[head]: game.split(",")}
-        )
-    if head not in GAME_KEYS:
-        raise ConfigError(f"{shown(head)} has no games to choose with a colon, got {shown(name)}")
-    key = GAME_KEYS[head]
+    if spec.dataset_key:
+        options = {spec.dataset_key: game.split(",")}
+        return NamedEnv(name=name, env_class=env_class, env_config=given, dataset_options=options)
+    if not (key := spec.game_key):
+        raise ConfigError(f"{shown(path)} has no games to choose with a colon, got {shown(name)}")
     if given.get(key, game) != game:
         raise ConfigError(f"the game is given twice: {shown(game)} in {shown(name)}, and {key}={given[key]!r}")
     return NamedEnv(name=name, env_class=env_class, env_config={**given, key: game})
 
 
 def name_of_env(class_path: str | None, env_config: Mapping[str, Any]) -> str | None:
-    """Name an environment as :func:`find_env` knows it; a class that it does not know by its own name alone.
+    """Name an environment with its game, as :func:`find_env` knows it; a user's own by its class.
 
-    >>> name_of_env("agentsgym.envs.TextArena.TextArenaEnv", {"game": "Wordle-v0"}), name_of_env("games.Guess", {})
-    ('TextArena:Wordle-v0', 'Guess')
+    >>> name_of_env("my_games.chess.Chess", {})
+    'Chess'
     """
-    groups = [group for group, path in GROUPS.items() if path == class_path]
-    if not groups:
-        return None if class_path is None else class_path.rpartition(".")[2]
-    game = env_config.get(GAME_KEYS.get(groups[0], ""))
-    return groups[0] if game is None else f"{groups[0]}:{game}"
+    if class_path is None:
+        return None
+    named = {path: name for name, path in PACKAGED.items()}
+    name = named.get(class_path) or class_path.replace(":", ".").rpartition(".")[2] or class_path
+    spec = known_specs().get(name if class_path in named else class_path, EnvSpec())
+    game = env_config.get(spec.game_key)
+    return f"{name}:{game}" if game and isinstance(game, str) else name
+
+
+def known_specs() -> dict[str, EnvSpec]:
+    """The records of the packaged environments and of the registered classes by name; no environment is imported."""
+    return {**packaged_specs(), **{path: env_class.spec for path, env_class in registered_classes().items()}}
 
 
 def known_names() -> list[str]:
-    """Every name of an environment that there is, without loading any."""
-    import importlib.metadata  # noqa: PLC0415
-
-    entry_points = [entry.name for entry in importlib.metadata.entry_points(group="agentsgym.envs")]
-    games = [f"TextArena:{game}" for game in text_arena_games()]
-    others = [f"Gymnasium:{game}" for game in GYMNASIUM_GAMES]
-    others += [f"TextWorld:{kind}" for kind in TEXT_WORLD_KINDS]
-    return [*GROUPS, *others, *games, *entry_points, *registered_classes()]
-
-
-def text_arena_games() -> dict[str, Any]:
-    """The entries of TextArena's catalogue, read without the rest of that package."""
-    text = (ENVIRONMENTS / "TextArena" / "catalogue.json").read_text(encoding="utf-8")
-    return json.loads(text)["games"]
+    """Every name of an environment and of a game; games of an entry point, which would be imported, are left out."""
+    specs = known_specs()
+    games = [f"{name}:{game}" for name, spec in specs.items() for game in spec.known_games()]
+    return [*specs, *games, *installed()]
 
 
 def completions(incomplete: str) -> list[str]:
-    """The names that a shell may offer: games only once their group is typed."""
-    names = known_names()
+    """The names that a shell may offer: games only once their environment is typed."""
+    names = [*known_names(), *_games_of_entry_point(incomplete)]
     return [one for one in names if one.startswith(incomplete) and (":" not in one or ":" in incomplete)] or [
         one for one in names if one.startswith(incomplete)
     ]
+
+
+def _games_of_entry_point(incomplete: str) -> Iterator[str]:
+    name, colon, _ = incomplete.partition(":")
+    if colon and name in installed():
+        from agentsgym.envs.datasets.registry import find  # noqa: PLC0415
+
+        with contextlib.suppress(Exception):  # foreign code, and a shell that completes a word has no place for errors
+            yield from (f"{name}:{game}" for game in find(name).spec.known_games())
 
 
 def nearest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
@@ -161,7 +159,7 @@ def _find_class(path: str, name: str) -> type[MultistepEnv]:
     if f"{path}.py" in {one.name for one in Path().glob("*.py")}:
         meant = f"; did you mean {path}.py{name.removeprefix(path)}?"
     else:
-        meant = did_you_mean(name, [*known_names(), *BUILT_IN])
+        meant = did_you_mean(name, [*known_names(), *PACKAGED.values()])
     raise ConfigError(f"there is no environment {shown(name)}{reason}{meant}") from unknown
 
 
@@ -180,12 +178,8 @@ def _class_of_file(path: Path, class_name: str) -> type[MultistepEnv]:
         return next(iter(found.values()))
     if class_name:
         raise ConfigError(f"{path} has no environment {shown(class_name)}; it has {', '.join(found) or 'none'}")
-    raise ConfigError(f"{path} has {len(found)} environments: write {path}:CLASS{_among(found)}")
-
-
-def _among(names: Iterable[str]) -> str:
-    listed = ", ".join(names)
-    return f" with one of {listed}" if listed else ""
+    among = f" with one of {', '.join(found)}" if found else ""
+    raise ConfigError(f"{path} has {len(found)} environments: write {path}:CLASS{among}")
 
 
 def _module_of_file(path: Path) -> Any:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
+from agentsgym.envs import PACKAGED
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.dataset_rows import BUILT_IN, DatasetRow, class_path, drop_null_columns, registered_classes
+from agentsgym.envs.dataset_rows import DatasetRow, class_path, drop_null_columns, registered_classes
+from agentsgym.envs.spec import installed
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-ENTRY_POINT_GROUP = "agentsgym.envs"
 
 
 def register(env_class: type[MultistepEnv], path: str | None = None) -> type[MultistepEnv]:
@@ -31,7 +30,7 @@ def register(env_class: type[MultistepEnv], path: str | None = None) -> type[Mul
     if not (isinstance(env_class, type) and issubclass(env_class, MultistepEnv)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"register takes a subclass of MultistepEnv, got {shown(env_class)}")
     key = path or class_path(env_class)
-    if registered_classes().get(key, env_class) is not env_class or key in BUILT_IN:
+    if registered_classes().get(key, env_class) is not env_class or key in PACKAGED.values():
         raise ConfigError(f"env_class_path {shown(key)} is taken by another class")
     registered_classes()[key] = env_class
     return env_class
@@ -49,12 +48,13 @@ def find(path: str, *, allow_import: bool = False) -> type[MultistepEnv]:
     """
     if path in registered_classes():
         return registered_classes()[path]
-    if path in BUILT_IN or allow_import:
+    if path in PACKAGED.values() or allow_import:
         return _imported(path)
-    entry_points = {entry.name: entry for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
-    if path in entry_points:
-        return _checked(path, entry_points[path].load())
-    known = {*BUILT_IN, *registered_classes(), *entry_points}
+    entry_points = installed()
+    for name, entry in entry_points.items():
+        if path in {name, entry.value.replace(":", ".")}:  # the latter is what its own rows say
+            return _checked(path, entry.load())
+    known = {*PACKAGED.values(), *registered_classes(), *entry_points}
     raise ConfigError(
         f"env_class_path {shown(path)} is not registered{did_you_mean(path, known)}"
         " (agentsgym.register adds a class of yours; allow_import=True imports one you trust)"

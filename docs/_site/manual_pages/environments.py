@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from agentsgym.cli.catalogue import Entry, config_rows, entries
-from agentsgym.cli.naming import GROUPS, NamedEnv, find_env
+from agentsgym.cli.naming import NamedEnv, find_env
+from agentsgym.envs import PACKAGED
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.players import has_random_player, imitation_player, random_player, reference_player
 from agentsgym.envs.TextArena.references import REFERENCES
@@ -29,13 +30,13 @@ _STATUSES = {
 
 def environment_pages() -> dict[str, str]:
     """The list of all environments and a page for each group, by where they stand in the site."""
-    games: dict[str, list[Entry]] = {group: [] for group in GROUPS}
+    games: dict[str, list[Entry]] = {group: [] for group in PACKAGED}
     groups: dict[str, Entry] = {}
     for entry in entries():
         group = entry.name.partition(":")[0]
         if entry.is_game:
             games[group].append(entry)
-        elif group in GROUPS:
+        elif group in PACKAGED:
             groups[group] = entry
     pages = {_where(group): _group_page(entry, games[group]) for group, entry in groups.items()}
     return {INDEX: _index(groups, games), **pages}
@@ -76,7 +77,7 @@ def _about(entry: Entry) -> str:
 
 
 def _class_of(group: str) -> type[MultistepEnv]:
-    module, _, name = GROUPS[group].rpartition(".")
+    module, _, name = PACKAGED[group].rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
@@ -127,7 +128,7 @@ _ALL = "settings-that-all-of-them-have"
 
 
 def _facts(entry: Entry, env_class: type[MultistepEnv]) -> Iterator[tuple[str, str]]:
-    yield "class", f"[`{GROUPS[entry.name]}`][{env_class.__module__}.{env_class.__qualname__}]"
+    yield "class", f"[`{PACKAGED[entry.name]}`][{env_class.__module__}.{env_class.__qualname__}]"
     if entry.extra:
         yield "needs", f"`pip install 'agentsgym[{entry.extra}]'`"
     if entry.max_players > 1:

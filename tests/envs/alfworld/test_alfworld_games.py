@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from agentsgym import ALFWorldEnv, check_env
+from agentsgym import check_env
+from agentsgym.envs import ALFWorldEnv
 from agentsgym.envs.ALFWorld.games import find_games, game_file
 from agentsgym.errors import ConfigError, TaskError
 

@@ -15,16 +15,14 @@ from agentsgym import (
     ConfigError,
     EnvProcessPool,
     EnvThreadPool,
-    OpenEnvEnv,
-    OpenEnvServer,
     ScriptedAgent,
     StopReason,
     ToolCall,
     Trajectory,
     check_env,
     make,
-    register_server,
 )
+from agentsgym.envs import OpenEnvEnv, OpenEnvServer, register_server
 from agentsgym.envs.OpenEnv import link, seeds
 from agentsgym.envs.play import prepare_play
 

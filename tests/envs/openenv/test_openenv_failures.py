@@ -24,17 +24,8 @@ from openenv_stub import CountUp, Stub, error, observation, schema_of
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection
 
-from agentsgym import (
-    Action,
-    ConfigError,
-    EnvError,
-    EnvProcessPool,
-    OpenEnvEnv,
-    OpenEnvServer,
-    ScriptedAgent,
-    StopReason,
-    Trajectory,
-)
+from agentsgym import Action, ConfigError, EnvError, EnvProcessPool, ScriptedAgent, StopReason, Trajectory
+from agentsgym.envs import OpenEnvEnv, OpenEnvServer
 from agentsgym.envs.OpenEnv import link, seeds
 from agentsgym.envs.OpenEnv.payloads import UnreadableActionError, object_in
 from agentsgym.envs.OpenEnv.wire import Connection
@@ -362,7 +353,7 @@ def test_a_program_ends_with_a_process_that_was_killed() -> None:
     script = f"""
 import sys, time
 from agentsgym.envs.OpenEnv.local import LocalServer
-from agentsgym import OpenEnvServer
+from agentsgym.envs import OpenEnvServer
 server = LocalServer(OpenEnvServer(command=[sys.executable, {str(STUB)!r}, "{{port}}"]))
 print(server.port, flush=True)
 time.sleep(60)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentsgym.envs.datasets.naming import TEXT_WORLD_KINDS, find_env
+from agentsgym.envs.datasets.naming import find_env, known_names
+from agentsgym.envs.spec import EnvSpec
 from agentsgym.envs.TextWorld import TextWorldEnv
 from agentsgym.envs.TextWorld.feedback import opening_text, said_text
 from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
@@ -44,7 +45,8 @@ def test_settings_that_do_not_go_are_refused_in_words(config: dict[str, Any], pr
 
 
 def test_the_command_line_names_every_kind() -> None:
-    assert {*TEXT_WORLD_KINDS, FILES} == {*KINDS}
+    listed = {name.removeprefix("TextWorld:") for name in known_names() if name.startswith("TextWorld:")}
+    assert listed | {FILES} == {*KINDS}
     named = find_env("TextWorld:cooking", {"options": {"recipe": 2}})
     assert (named.env_class, named.env_config) == (TextWorldEnv, {"kind": "cooking", "options": {"recipe": 2}})
 
@@ -102,7 +104,7 @@ def test_without_textworld_rows_can_be_made_and_nothing_be_built() -> None:
 @pytest.fixture
 def env(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An environment whose engine is never started, wherever the tests run."""
-    monkeypatch.setattr(TextWorldEnv, "packages", ())
+    monkeypatch.setattr(TextWorldEnv, "spec", EnvSpec())
     return partial(TextWorldEnv, None)
 
 

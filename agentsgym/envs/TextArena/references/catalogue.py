@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.TextArena.games import base_id
 from agentsgym.envs.TextArena.isolation import textarena
 from agentsgym.envs.TextArena.references.bandit import Bandit
-from agentsgym.envs.TextArena.references.base import Reference, Rules
+from agentsgym.envs.TextArena.references.base import Reference, ReferencePlayer, Rules
 from agentsgym.envs.TextArena.references.frozen_lake import FrozenLake
 from agentsgym.envs.TextArena.references.guess_the_number import GuessTheNumber
 from agentsgym.envs.TextArena.references.kuhn_poker import KuhnPoker
@@ -57,3 +58,32 @@ def reference_for(
     options = {**textarena().envs.registration.ENV_REGISTRY[base].kwargs, **(game_options or {})}
     rules = Rules(game=base, options=options, max_steps=max_steps_per_episode, seat=seat)
     return REFERENCES[name](rules)
+
+
+def optimal_player(env: MultistepEnv, seed: int = 0) -> ReferencePlayer:
+    """Make the best player of the game that an environment plays.
+
+    Raises:
+        ConfigError: Its exact values are not known.
+    """
+    return _reference_of(env.env_config).optimal_player(seed)
+
+
+def anchors_of(env: MultistepEnv) -> Reference | None:
+    """Find the exact values of the game that an environment plays; None where they are not known."""
+    try:
+        values = _reference_of(env.env_config)
+        values.anchors()
+    except ConfigError:  # none are known of this game, or not under these options
+        return None
+    return values
+
+
+def _reference_of(config: Mapping[str, Any]) -> Reference:
+    if config["opening_moves"] or config["opponent"] != "random":
+        raise ConfigError(
+            "exact values are known of games against the opponent 'random' from their first move on, got "
+            f"opponent {config['opponent']!r} and opening_moves {config['opening_moves']!r}"
+        )
+    options = {"max_steps_per_episode": config["max_steps_per_episode"], "seat": config["seat"]}
+    return reference_for(config["game"], config["game_options"], **options)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from agentsgym.agents.base import Agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.shared.engines import EngineProcesses, RememberingProcesses, shared_processes
-from agentsgym.envs.shared.engines.settings import check_installed, process_fields
+from agentsgym.envs.shared.engines.settings import process_fields
 from agentsgym.envs.shared.text_worlds.commands import listed, read_command
-from agentsgym.envs.shared.text_worlds.players import ImitationPlayer, RandomPlayer, ReferencePlayer
 from agentsgym.fields import Field, is_bool
 
 NEW_GAME = "A new game begins.\n\n"
@@ -40,13 +38,9 @@ class TextWorldBase(MultistepEnv):
 
     Attributes:
         engine: The engine's class, as ``"module:Class"``.
-        packages: What must be installed.
-        extra: What installs it.
     """
 
     engine: ClassVar[str]
-    packages: ClassVar[Collection[str]]
-    extra: ClassVar[str]
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
@@ -69,7 +63,7 @@ class TextWorldBase(MultistepEnv):
         return f"{self._name} {session_id}"
 
     def _check_installed(self) -> None:
-        check_installed(self.packages, self.extra)
+        self.spec.check_installed()
 
     def _processes(self) -> EngineProcesses | RememberingProcesses:
         config = self.env_config
@@ -149,18 +143,6 @@ class TextWorldBase(MultistepEnv):
 
     def _close_episode(self, session_id: str, state: State) -> None:
         self._processes().end(self._in_engine(session_id))
-
-    def random_player(self, seed: int = 0) -> Agent:
-        """Make the player that gives one of the possible commands, each equally likely."""
-        return RandomPlayer(self, seed)
-
-    def reference_player(self, seed: int = 0) -> ReferencePlayer:
-        """Make the player that follows the walkthrough."""
-        return ReferencePlayer(self, seed)
-
-    def imitation_player(self, seed: int = 0) -> ImitationPlayer:
-        """Make the player that follows the walkthrough and now and then leaves it, to show the way back."""
-        return ImitationPlayer(self, seed)
 
 
 def _info(answer: Mapping[str, Any]) -> dict[str, Any]:

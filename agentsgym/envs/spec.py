@@ -1,0 +1,120 @@
+"""The record by which an environment plugs in: its extra, its games and its players, none of which it imports."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from agentsgym.envs import PACKAGED
+from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym.texts import shown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSpec:
+    """What is known of an environment before it is imported; subclasses inherit it as ``spec``.
+
+    Dotted names are written ``"package.module:attribute"`` and are imported when they are first used.
+
+    Attributes:
+        packages: Top-level modules that the environment cannot do without.
+        extra: The extra of agentsgym that installs what the environment needs.
+        offline: Whether it plays without a server.
+        game_key: The key of ``env_config`` whose value follows the colon in ``NAME:GAME``.
+        dataset_key: The option of the dataset whose values, separated by commas, follow the colon instead.
+        games: Dotted name of the known games: names, a mapping from names to facts, or a function that returns either.
+            Of the facts, ``note``, ``min_players``, ``max_players`` and ``status`` are listed by ``agentsgym envs``.
+        has_only_listed_games: Whether ``games`` is complete.
+        random: Dotted name of the random player, called as ``player(env, seed=seed)``.
+        reference: The best player, likewise.
+        imitation: The demonstrator of a warm start, likewise.
+        anchors: Dotted name of a function of the environment that returns the exact values of random and optimal play
+            as a function of a task; None where they are not known.
+    """
+
+    packages: tuple[str, ...] = ()
+    extra: str = ""
+    offline: bool = True
+    game_key: str = ""
+    dataset_key: str = ""
+    games: str = ""
+    has_only_listed_games: bool = False
+    random: str = ""
+    reference: str = ""
+    imitation: str = ""
+    anchors: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("games", "random", "reference", "imitation", "anchors"):
+            name = getattr(self, field)
+            if name and not all(name.partition(":")):
+                raise ConfigError(f"EnvSpec.{field} must be written 'package.module:attribute', got {shown(name)}")
+        if self.game_key and self.dataset_key:
+            raise ConfigError("EnvSpec takes either game_key or dataset_key, since one value follows the colon")
+
+    def known_games(self) -> Mapping[str, Mapping[str, Any]]:
+        """The facts of each known game; empty where none are listed."""
+        found: Any = imported(self.games) if self.games else ()
+        listed: Any = found() if callable(found) else found
+        return cast("Any", listed) if isinstance(listed, Mapping) else {game: {} for game in listed}
+
+    def missing_package(self) -> str | None:
+        """The first of ``packages`` that is not installed, found without importing any; None if all are."""
+        for package in self.packages:
+            try:
+                found = importlib.util.find_spec(package)
+            except ValueError:  # sys.modules has None for it
+                found = None
+            if found is None:
+                return package
+        return None
+
+    def check_installed(self) -> None:
+        """Raise :class:`MissingDependencyError`, which names the extra, if one of ``packages`` is not installed."""
+        package = self.missing_package()
+        if package is not None:
+            raise MissingDependencyError(package, self.extra)
+
+    def load(self, module: str) -> Any:
+        """Import a module that the extra installs.
+
+        Raises:
+            MissingDependencyError: It is not installed.
+        """
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            package = module.partition(".")[0]
+            if (error.name or "").partition(".")[0] != package:
+                raise  # it is installed, and something that it needs is not
+            raise MissingDependencyError(package.replace("_", "-"), self.extra) from error
+
+
+def imported(name: str) -> Any:
+    """Import what a dotted name means.
+
+    >>> imported("math:sqrt")(4.0)
+    2.0
+    """
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@functools.cache
+def packaged_specs() -> Mapping[str, EnvSpec]:
+    """The record of each packaged environment by its name; none of the environments is imported."""
+    return {name: importlib.import_module(f"agentsgym.envs.{name}").SPEC for name in PACKAGED}
+
+
+def installed() -> dict[str, EntryPoint]:
+    """The environments that other packages bring as entry points, by name; none is loaded."""
+    import importlib.metadata  # noqa: PLC0415  # slow, and an engine's process does without
+
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group="agentsgym.envs")}
