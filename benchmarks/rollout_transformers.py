@@ -17,12 +17,12 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM, StaticCache
 
-from agentsgym import PolicyAgent, TurnRequest
+from agentsgym import Action, PolicyAgent, TurnRequest
 from agentsgym.agents.policy.sampling import SamplingParams
 from agentsgym.testing import chat_tokenizer
 

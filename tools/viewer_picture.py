@@ -9,11 +9,13 @@ import argparse
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from agentsgym import RolloutStore, train
+from agentsgym.store.records import StoredRollout
 from agentsgym.viewer import write_page
 
-RECIPE = {
+RECIPE: dict[str, Any] = {
     "model": "tiny",
     "environments": [{"class": "TwentyQuestions", "env_config": {"max_steps_per_episode": 7}}],
     "warm_start": {"player": "random", "num_episodes": 1000, "max_steps": 300},
@@ -35,11 +37,16 @@ WIDTH, HEIGHT = 1200, 760
 
 def rollout_with_credit(store: RolloutStore) -> int:
     """The won rollout of training whose advantages differ most from turn to turn, as a row of the store."""
-    turns = store.to_pandas(by="turn")
-    trained = turns[turns["advantage"].notna()]
-    spread = trained.groupby("rollout")["advantage"].agg(lambda own: own.max() - own.min())
-    fitting = [row for row in spread.index if store[row].success and 4 <= len(store[row].turns) <= 6]
-    return int(spread[fitting].idxmax())
+
+    def spread(record: StoredRollout) -> float:
+        turns, advantages = record.trajectory.turns, record.advantages
+        if advantages is None or not record.trajectory.success or not 4 <= len(turns) <= 6:
+            return -1.0
+        by_turn = [advantages[turn.start] for turn in turns]
+        return max(by_turn) - min(by_turn)
+
+    spreads = [spread(record) for record in store.records()]
+    return spreads.index(max(spreads))
 
 
 def photograph(page: Path, row: int, picture: Path) -> None:
