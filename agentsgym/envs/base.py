@@ -73,7 +73,8 @@ class MultistepEnv(ABC):
     - ``keep_history``: whether the episodes of a trial share one conversation.
     - ``chat_template_kwargs``: further variables of the chat template, for every prompt.
     - ``guard_added_tokens``: whether spellings of added tokens, such as ``<think>``, stay plain text in what the agent
-      is shown; ``unguarded_tokens``: those that become tokens there all the same, such as ``<table>``.
+      is shown.
+    - ``unguarded_tokens``: added tokens that become tokens there all the same, such as ``<table>``.
     - ``history``: what the agent sees of what came before: all of it as it was, as the template renders it afresh, or
       what a function of the messages returns.
     """

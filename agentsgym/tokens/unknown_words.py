@@ -56,7 +56,7 @@ def warn_of_unknown_words(tokenizer: Any, trajectories: Iterable[Trajectory]) ->
     if unknown is None:
         return
     found = islice((one for one in trajectories if unknown in one.token_ids), _MAX_READ)
-    words = unknown_words(tokenizer, (message["content"] for one in found for message in one.messages))
+    words = unknown_words(tokenizer, (text for one in found for text in _given_texts(one)))
     if not words:
         return  # it was sampled, or stands in what a template prints
     _WARNED.add(tokenizer)
@@ -66,6 +66,12 @@ def warn_of_unknown_words(tokenizer: Any, trajectories: Iterable[Trajectory]) ->
         named(words),
         tokenizer.unk_token,
     )
+
+
+def _given_texts(trajectory: Trajectory) -> Iterable[str]:
+    """What was recorded from text: sampled tokens, decoded and encoded again, are others."""
+    sampled = {turn.message_index for turn in trajectory.turns if turn.exact}
+    return (message["content"] for index, message in enumerate(trajectory.messages) if index not in sampled)
 
 
 def _unread(tokenizer: Any, text: str, unknown: int) -> Iterable[str]:

@@ -59,7 +59,7 @@ _TRL_CHECKS: Final[dict[str, tuple[Check, str]]] = {
 
 
 _REWARDS: Final = "rewards come from the environment: return them from its _step_episode"
-_TOOLS: Final = "tools are those of the environment: pass one, such as ToolEnv, as env"
+_TOOLS: Final = "tools are those of the environment: pass an environment that has them as env"
 _TRL_ARGUMENTS: Final = {
     "reward_funcs": _REWARDS,
     "reward_processing_classes": _REWARDS,

@@ -321,7 +321,9 @@ def test_a_run_that_saves_models_alone_is_preempted_with_all_its_state(
 @pytest.mark.parametrize("env_pool", [None, "threads"])
 def test_an_environment_that_hangs_does_not_hold_the_run(env_pool: str | None, on_turn: Any, tmp_path: Path) -> None:
     """In threads it is left behind; on this thread a signal ends its wait, which then goes on for its time."""
-    trainer = trainer_of(tmp_path, env_pool=env_pool, env_pool_kwargs={"num_workers": 4}, preemption_grace_s=1.0)
+    trainer = trainer_of(
+        tmp_path, env_pool=env_pool, env_pool_kwargs=env_pool and {"num_workers": 4}, preemption_grace_s=1.0
+    )
     pid = os.getpid()
 
     def hang() -> None:

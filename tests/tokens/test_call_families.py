@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from chat_families import tokenizer_for
+from faulty_envs import HasATool
 from test_tool_calls import CALLS, TOOLS, read, written_turn
 
 from agentsgym import ScriptedAgent
@@ -146,12 +147,14 @@ TASK = {"question": "1 + 2?", "answer": "3"}
 
 
 def test_an_environment_refuses_a_template_whose_calls_cannot_be_read() -> None:
-    env = ToolEnv(family_of("unreadable"), tools=[add])
-    with pytest.raises(
-        ConfigError, match=r"prints calls that cannot be read back: .*RUN look_up WITH .*response_template"
-    ):
-        env.rollout([TASK], ScriptedAgent(["3"]))
-    report = check_env(env, [TASK], raise_on=None)
+    tokenizer = family_of("unreadable")
+    unreadable = r"prints calls that cannot be read back: .*RUN look_up WITH .*response_template"
+    with pytest.raises(ConfigError, match=unreadable):
+        ToolEnv(tokenizer, tools=[add])
+    env = HasATool(tokenizer)  # which gives its tools as it is played
+    with pytest.raises(ConfigError, match=unreadable):
+        env.rollout([{}], ScriptedAgent(["3"]))
+    report = check_env(env, [{}], raise_on=None)
     assert [(finding.check, "cannot be read back" in finding.text) for finding in report.errors] == [("tools", True)]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from games import correcting, logged, settings, tasks, trainer_of
+from games import WORDS, correcting, logged, settings, tasks, trainer_of
 from test_trl_seam import ROWS, parameter_gradients, prepared
 
 from agentsgym.agents.base import Agent
@@ -298,11 +298,19 @@ def test_a_run_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.parametrize("max_steps_per_episode", [1, 4])  # in the first, reward is as sparse as it can be
 def test_an_ordinary_run_warns_of_nothing(
-    max_steps_per_episode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    max_steps_per_episode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("games.WORDS", [*WORDS, "A number, please.", "Higher.", "Lower."])  # as the game says them
     with caplog.at_level(logging.WARNING, logger="agentsgym"):
         trainer_of(tmp_path, max_steps=3, env_config={"max_steps_per_episode": max_steps_per_episode}).train()
     assert not [record.getMessage() for record in caplog.records if record.name.startswith("agentsgym")]
+
+
+def test_a_run_whose_policy_cannot_read_the_game_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="agentsgym"):
+        trainer_of(tmp_path, max_steps=3, env_config={"max_steps_per_episode": 4}).train()
+    [said] = [one for one in caplog.records if one.name == "agentsgym.tokens.unknown_words"]
+    assert "cannot read 'A', 'Higher.'" in said.getMessage()
 
 
 class Silent(Agent):

@@ -100,7 +100,8 @@ def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_
             add("token-budget", "_format_prompt", text, False)
     if unknown_id(tokenizer) in trajectory.token_ids:
         texts = [message["content"] for one in observations(trajectory) for message in one]
-        answers = [trajectory.messages[turn.message_index]["content"] for turn in trajectory.turns if with_answers]
+        given = [turn for turn in trajectory.turns if with_answers and not turn.exact]
+        answers = [trajectory.messages[turn.message_index]["content"] for turn in given]
         shown_words = unknown_words(tokenizer, texts)
         own_words = [word for word in unknown_words(tokenizer, answers) if word not in shown_words]
         for what, words in (("the prompts say", shown_words), ("the agent says", own_words)):
