@@ -353,5 +353,5 @@ def test_what_would_weigh_rows_of_any_number_wrongly_is_refused(
 
 
 def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="GRPOEnvConfig.layout must be one of 'trajectory', 'turn', got 'turns'"):
+    with pytest.raises(ConfigError, match=r"GRPOEnvConfig\.layout must be one of 'trajectory', 'turn', got 'turns'"):
         settings(tmp_path, layout="turns")
