@@ -135,31 +135,9 @@ def test_every_common_key_of_env_config_is_documented_with_its_default() -> None
     assert {key: page.get(key, "missing") for key in defaults} == defaults
 
 
-@pytest.mark.parametrize(
-    ("path", "pages"),
-    [
-        ("agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv", ["twenty_questions.md"]),
-        ("agentsgym.envs.Tools.ToolEnv", ["tools.md"]),
-        ("agentsgym.envs.Search.SearchEnv", ["tools.md", "search.md"]),
-        ("agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv", ["reasoning.md"]),
-        ("agentsgym.envs.ALFWorld.ALFWorldEnv", ["alfworld.md"]),
-        ("agentsgym.envs.OpenEnv.OpenEnvEnv", ["openenv.md"]),
-        ("agentsgym.envs.TextWorld.TextWorldEnv", ["textworld.md"]),
-        ("agentsgym.envs.ScienceWorld.ScienceWorldEnv", ["scienceworld.md"]),
-    ],
-)
-def test_every_option_of_an_environment_is_documented_with_its_default(path: str, pages: list[str]) -> None:
-    defaults = {key: field.default for key, field in find(path).config_fields.items()}
-    page: dict[str, Any] = {}
-    for name in pages:
-        page |= documented(name)
-    assert {key: page.get(key, "missing") for key in defaults} == defaults
-
-
-def test_every_option_of_gymnasium_is_documented_with_its_default() -> None:
-    game = find("agentsgym.envs.Gymnasium.GymnasiumEnv")
-    defaults = {key: field.default for key, field in game.config_fields.items()}
-    page = documented("gymnasium.md")
+def test_every_option_of_tools_is_documented_with_its_default() -> None:
+    defaults = {key: field.default for key, field in find("agentsgym.envs.Tools.ToolEnv").config_fields.items()}
+    page = documented("tools.md")
     assert {key: page.get(key, "missing") for key in defaults} == defaults
 
 
