@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WINDOW_EPISODES: Final = 256
-FRACTIONS: Final = (0.5, 0.8, 0.9)  # of the way from random to best play
-RATIO_FRACTION: Final = 0.8
+FRACTION: Final = 0.8  # of the way from random to best play
 CONFIDENCE: Final = 0.9
 
 
@@ -172,7 +171,7 @@ def write_report(runs: Sequence[Run], folder: Path) -> str:
     parts = [_overview(by_game)]
     for game, arms in by_game.items():
         draw(arms, folder / f"credit_{game}.png", title=game.replace("_", " "))
-        parts += [f"## {game}", _anchors(arms), _episodes_table(arms), _ratio_table(arms), f"![](credit_{game}.png)"]
+        parts += [f"## {game}", _anchors(arms), _arms_table(arms), f"![](credit_{game}.png)"]
     text = "\n\n".join(parts) + "\n"
     (folder / "report.md").write_text(text, encoding="utf-8")
     return text
@@ -185,14 +184,14 @@ def _overview(by_game: Mapping[str, Mapping[str, Sequence[Run]]]) -> str:
     def cell(runs: Sequence[Run]) -> str:
         if not runs:
             return ""
-        episodes = median_over_seeds([run.episodes_to(RATIO_FRACTION) for run in runs]).value
+        episodes = median_over_seeds([run.episodes_to(FRACTION) for run in runs]).value
         final = median_over_seeds([run.final_fraction for run in runs]).value
         return f"{'never' if math.isinf(episodes) else f'{episodes:,.0f}'} · {final:.0%}"
 
     rows = [[f"`{arm}`", *(cell(arms.get(arm, ())) for arms in by_game.values())] for arm in arms]
     header = ["arm", *(game.replace("_", " ") for game in by_game)]
     return (
-        f"Episodes to {RATIO_FRACTION:.0%} of the way from random to best play, and how far along it play is in the "
+        f"Episodes to {FRACTION:.0%} of the way from random to best play, and how far along it play is in the "
         f"end; medians over seeds.\n\n{markdown_table(header, rows)}"
     )
 
@@ -200,63 +199,45 @@ def _overview(by_game: Mapping[str, Mapping[str, Sequence[Run]]]) -> str:
 def _anchors(arms: Mapping[str, Sequence[Run]]) -> str:
     run = next(iter(arms.values()))[0]
     return (
-        f"Random play scores {run.random_score:.3f}, best play {run.optimal_score:.3f}. Medians over seeds, in "
-        f"brackets {CONFIDENCE:.0%} intervals of a bootstrap over the seeds. Episodes until the last {WINDOW_EPISODES} "
-        f"of training stood at a fraction of the way from random to best play; final: where play stood afterwards; "
-        f"won: its win rate, {run.num_evaluated:,} games a seed."
+        f"Random play scores {run.random_score:.3f}, best play {run.optimal_score:.3f}; {run.num_episodes:,} episodes. "
+        f"Medians over seeds, in brackets {CONFIDENCE:.0%} intervals of a bootstrap over the seeds. Episodes until the "
+        f"last {WINDOW_EPISODES} of training stood at {FRACTION:.0%} of the way from random to best play, also divided "
+        f"by those of `grpo` and `win_grpo` (`<` where these never got there); final: where play stood after training, "
+        f"over {run.num_evaluated:,} episodes a seed."
     )
 
 
-def _episodes_table(arms: Mapping[str, Sequence[Run]]) -> str:
-    """Episodes until play stood at fractions of optimal, and how it stood afterwards, a row an arm."""
-    header = ["arm", "seeds", "episodes", *(f"to {fraction:.0%}" for fraction in FRACTIONS), "final", "won", "CPU s"]
+def _arms_table(arms: Mapping[str, Sequence[Run]]) -> str:
+    """Episodes until play stood at a fraction of optimal, and how it stood afterwards, a row an arm."""
+    header = ["arm", f"to {FRACTION:.0%}", "over `grpo`", "over `win_grpo`", "final"]
     has_held_out = any(run.held_out_win_rate is not None for runs in arms.values() for run in runs)
-    header[-1:-1] = ["won, held out"] * has_held_out
     rows = [
         [
             f"`{arm}`",
-            str(len(runs)),
-            f"{runs[0].num_episodes:,}",
-            *(_episodes([run.episodes_to(fraction) for run in runs]) for fraction in FRACTIONS),
+            _episodes([run.episodes_to(FRACTION) for run in runs]),
+            *(_ratio(arm, reference, arms) for reference in ("grpo", "win_grpo")),
             _cell(median_over_seeds([run.final_fraction for run in runs]), "{:.0%}"),
-            _cell(median_over_seeds([run.final_win_rate for run in runs]), "{:.0%}"),
             *([_cell(median_over_seeds([run.held_out_win_rate or 0.0 for run in runs]), "{:.0%}")] * has_held_out),
-            f"{np.median([run.cpu_s for run in runs]):.0f}",
         ]
         for arm, runs in arms.items()
     ]
-    return markdown_table(header, rows)
+    return markdown_table([*header, *["won, held out"] * has_held_out], rows)
 
 
-def _ratio_table(arms: Mapping[str, Sequence[Run]]) -> str:
-    """The episodes an arm takes over those of another that differs in the credit, in the reward, or in both."""
-    rows: list[list[str]] = []
-    for arm in arms:
-        is_win = arm.startswith("win_")
-        references = ("win_grpo", "", "") if is_win else ("grpo", f"win_{arm}", "win_grpo")
-        cells = [_ratio(arms[arm], arms.get(name, ())) if name != arm else "" for name in references]
-        if any(cells):
-            rows.append([f"`{arm}`", *cells])
-    header = ["arm", "same reward, other credit", "same credit, other reward", "over `win_grpo`"]
-    return (
-        f"Episodes to {RATIO_FRACTION:.0%}, divided by those of `grpo` (`win_grpo`) on the same reward, of the same "
-        f"estimator on the reward for the win alone, and of `win_grpo`. Below 1 is faster; `<` where the other never "
-        f"got there.\n\n" + markdown_table(header, rows)
-    )
-
-
-def _ratio(runs: Sequence[Run], references: Sequence[Run]) -> str:
-    """The ratio over the seeds that both played; empty where there are none."""
-    theirs = {run.seed: run for run in references}
-    pairs = [(run, theirs[run.seed]) for run in runs if run.seed in theirs]
+def _ratio(arm: str, reference: str, arms: Mapping[str, Sequence[Run]]) -> str:
+    """The episodes that an arm takes over those of a reference, over the seeds that both played; empty without any."""
+    if arm == reference or (arm.startswith("win_") and reference == "grpo"):
+        return ""
+    theirs = {run.seed: run for run in arms.get(reference, ())}
+    pairs = [(run, theirs[run.seed]) for run in arms[arm] if run.seed in theirs]
     if not pairs:
         return ""
-    ours = [run.episodes_to(RATIO_FRACTION) for run, _ in pairs]
+    ours = [run.episodes_to(FRACTION) for run, _ in pairs]
     if math.isinf(median_over_seeds(ours).value):
         return "not reached"
-    needed = [reference.episodes_to(RATIO_FRACTION) for _, reference in pairs]
+    needed = [other.episodes_to(FRACTION) for _, other in pairs]
     is_bound = math.isinf(median_over_seeds(needed).value)
-    at_least = [min(episodes, reference.num_episodes) for episodes, (_, reference) in zip(needed, pairs, strict=True)]
+    at_least = [min(episodes, other.num_episodes) for episodes, (_, other) in zip(needed, pairs, strict=True)]
     return ("< " if is_bound else "") + _cell(median_over_seeds(ours, at_least), "{:.2f}")
 
 

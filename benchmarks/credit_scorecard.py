@@ -170,14 +170,13 @@ def limit(row: Row, horizon: int = 3) -> Fit:
 
 def pair_cells(row: Row) -> list[str]:
     """What the table shows of a row for groups of two."""
-    (cosine, scale, off), variance = score(row, *PAIRS)
-    return [f"{cosine:.3f}", f"{scale:.2f}", f"{100 * off:.1f} %", f"{variance:.1f}"]
+    direction, variance = score(row, *PAIRS)
+    return [f"{direction.cosine:.3f}", f"{variance:.1f}"]
 
 
 def large_cells(row: Row) -> list[str]:
     """What it shows for larger groups."""
-    (cosine, _, _), variance = score(row, *FOURS)
-    return [f"{cosine:.3f}", f"{variance:.1f}", f"{limit(row).cosine:.3f}"]
+    return [f"{score(row, *FOURS).fit.cosine:.3f}", f"{limit(row).cosine:.3f}"]
 
 
 def line(row: Row) -> str:
@@ -192,8 +191,7 @@ def table_line(entries: Sequence[str]) -> str:
 
 def scorecard() -> list[str]:
     """The table of all estimators."""
-    pairs = [f"n = 2: {name}" for name in ("cos", "scale", "off", "variance")]
-    header = ["scale `none` unless said", *pairs, "n = 4: cos", "variance", "n → ∞: cos"]
+    header = ["scale `none` by default", "n = 2: cos", "n = 2: variance", "n = 4: cos", "n → ∞: cos"]
     lines = [table_line(header), table_line(["---"] * len(header))]
     for title, rows in (("**exactly the direction of the gradient**", EXACT), ("**biased**", BIASED)):
         lines += [table_line([title, *[""] * (len(header) - 1)]), *map(line, rows)]
