@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from trl import GRPOConfig, ModelConfig
+from trl import ModelConfig
 
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.envs.datasets.registry import find
@@ -141,8 +141,9 @@ def test_every_option_of_tools_is_documented_with_its_default() -> None:
     assert {key: page.get(key, "missing") for key in defaults} == defaults
 
 
-def test_every_setting_of_ours_is_documented_with_its_default() -> None:
-    own, theirs = ({field.name: field.default for field in fields(config)} for config in (GRPOEnvConfig, GRPOConfig))
-    changed = {name: value for name, value in own.items() if name not in theirs or theirs[name] != value}
-    page = documented("training.md")
-    assert {name: page.get(name, "missing") for name in changed} == changed
+def test_every_setting_that_the_page_explains_has_its_default() -> None:
+    """The generated page of all settings is checked in ``tests/test_site.py``."""
+    defaults = {field.name: field.default for field in fields(GRPOEnvConfig)}
+    explained = {name: value for name, value in documented("training.md").items() if name in defaults}
+    assert len(explained) >= 20
+    assert explained == {name: defaults[name] for name in explained}
