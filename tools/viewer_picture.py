@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from agentsgym import RolloutStore, train
+from agentsgym.envs.TwentyQuestions.knowledge import DEMO_OBJECTS, DEMO_PROPERTIES
 from agentsgym.store.records import StoredRollout
 from agentsgym.viewer import write_page
 
+GAME = {"objects": [*DEMO_OBJECTS], "properties": [*DEMO_PROPERTIES], "max_steps_per_episode": 7}
 RECIPE: dict[str, Any] = {
     "model": "tiny",
-    "environments": [{"class": "TwentyQuestions", "env_config": {"max_steps_per_episode": 7}}],
+    "environments": [{"class": "TwentyQuestions", "env_config": GAME}],
     "warm_start": {"player": "random", "num_episodes": 1000, "max_steps": 300},
     "training": {
         "max_steps": 120,
@@ -32,6 +34,7 @@ RECIPE: dict[str, Any] = {
     },
     "evaluation": {"num_tasks": 16, "num_rollouts": 1},
 }
+NEWEST = 512  # rollouts that the page holds
 WIDTH, HEIGHT = 1200, 760
 
 
@@ -72,7 +75,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "run"
         train({**RECIPE, "training": {**RECIPE["training"], "output_dir": str(output)}})
-        store = RolloutStore(output / "rollouts")
+        store = RolloutStore(output / "rollouts").filter(source="training")[-NEWEST:]
         page = Path(folder) / "page.html"
         write_page(store, page)
         photograph(page, rollout_with_credit(store), picture)
