@@ -1,6 +1,6 @@
 """Break runs on purpose, and print what was lost: ``python benchmarks/faults.py`` (an hour), or with ``--quick``.
 
-The table is that of ``docs/reliability.md``. The status is 1 if anything was lost.
+``docs/reliability.md`` summarizes its table. The status is 1 if anything was lost.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,18 @@ from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.Tools.env import TOOL_FIELDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", PAGE, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("index", range(len(BLOCKS)))
-def test_a_snippet_runs(index: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = tmp_path / "snippet.py"  # a schema is made of a function's source file
-    script.write_text(BLOCKS[index], encoding="utf-8")
-    names: dict[str, Any] = {"__name__": "snippet"}
-    exec(compile(BLOCKS[index], str(script), "exec"), names)
-    if index == 0:
-        assert capsys.readouterr().out == "[0.1, 1.0] True\n"
+@pytest.mark.parametrize(("code", "printed"), BLOCKS)
+def test_a_snippet_prints_what_the_page_shows(
+    code: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "snippet.py").write_text(code, encoding="utf-8")  # a schema is made of a function's source file
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "snippet", raising=False)  # of the snippet before
+    names = vars(importlib.import_module("snippet"))
+    assert capsys.readouterr().out == printed
     if "rows" in names:
         assert sorted(row["task_data"]["answer"] for row in names["rows"]) == [8, 10]
 
