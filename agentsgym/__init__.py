@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from agentsgym.evaluation.run import evaluate
     from agentsgym.failure_policy import FailurePolicy
     from agentsgym.fields import Field
+    from agentsgym.observers.learning_curve import LearningCurve
     from agentsgym.recipes.recipe import Recipe
     from agentsgym.recipes.run import TrainingRun
     from agentsgym.recipes.train import train
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from agentsgym.rollouts.thread_pool import EnvThreadPool
     from agentsgym.store.reader import RolloutStore
     from agentsgym.tiny import tiny_policy
-    from agentsgym.training.callbacks import LearningCurve
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.curriculum import Curriculum
     from agentsgym.training.drift import logprob_gap

@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from agentsgym.evaluation.metrics import fraction_of_optimal
 from agentsgym.reports.plots import moving_average
 from agentsgym.seeding import derive_seed
+from agentsgym.statistics.metrics import fraction_of_optimal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

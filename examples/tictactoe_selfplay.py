@@ -24,11 +24,11 @@ from agentsgym import Agent, Message, TrainingRun, evaluate, tiny_policy
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.TextArena.references import reference_for
 from agentsgym.envs.TextArena.references import tic_tac_toe as exact
-from agentsgym.evaluation.metrics import Evaluation
 from agentsgym.recipes.command_line import PolicyOptions, parse_options
 from agentsgym.recipes.scripts import episodes_bar, load_policy, quiet_logging, write_transcripts
 from agentsgym.reports.tables import text_table
 from agentsgym.seeding import derive_seed
+from agentsgym.statistics.metrics import Evaluation
 
 GAME = "TicTacToe-v0"
 CONFIG: dict[str, Any] = {"game": GAME, "errors_in_a_row": 0}  # an illegal move loses

@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LINE = (
     "texts → errors → interruptions → types → failures → seeding → fields → failure_policy → ranks → tokens → {credit, "
-    "rollouts, agents, store} → {batch, record_audit, recorded} → envs → evaluation → {tiny, testing} → "
-    "reports → interop → training → export → {recipes, viewer} → cli"
+    "rollouts, agents, store} → {batch, record_audit, recorded} → envs → statistics → evaluation → {tiny, testing} → "
+    "reports → interop → training → observers → export → {recipes, viewer} → cli"
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
 GROUND = {"_lazy"}  # imports nothing, and may be imported everywhere
@@ -30,8 +30,18 @@ NAMED_BY = {
         "agentsgym.reports.frames.trajectory_frame",
         "agentsgym.reports.html.trajectory_html",
     },
-    "evaluation/metrics.py": {"agentsgym.reports.html.evaluation_html", "agentsgym.reports.frames.evaluation_frame"},
+    "training/observing.py": {
+        "agentsgym.observers.shown.ShownConversations",
+        "agentsgym.observers.stored.TrainingStore",
+    },
+    "statistics/metrics.py": {"agentsgym.reports.html.evaluation_html", "agentsgym.reports.frames.evaluation_frame"},
 }
+# What a reader of the training loop holds in mind; a folder of `envs` whose name is that of a class is a world.
+CORE = {
+    *("texts", "errors", "interruptions", "types", "failures", "seeding", "fields", "failure_policy", "ranks"),
+    *("tokens", "credit", "rollouts", "agents", "batch", "envs", "statistics", "training"),
+}
+AROUND = RANK.keys() - CORE
 _DRIVERS = ("recipes/command_line.py", "recipes/from_values.py", "recipes/run.py", "recipes/scripts.py")
 # A heavy package, the places that may import it, and those that may do so only inside a function or for types.
 HEAVY = {
@@ -39,7 +49,7 @@ HEAVY = {
     "vllm": ((), ()),
     "torch": (
         ("training", "agents/policy", "agents/vllm", "ranks.py", "tiny.py", *_DRIVERS),
-        ("agents/direct.py", "envs", "testing.py", "interop"),
+        ("agents/direct.py", "envs", "testing.py", "interop", "observers"),
     ),
     "openai": ((), ("agents/openai.py", "agents/openai_client.py")),
     "peft": ((), ("training",)),
@@ -53,9 +63,9 @@ HEAVY = {
     "websockets": ((), ("envs/OpenEnv/wire.py",)),
     "inspect_ai": (("export/inspect_samples.py",), ("export/inspect_logs.py",)),
     "typer": (("cli",), ()),
-    "rich": ((), ("cli", "training/reporting")),
-    "trackio": ((), ("training/reporting", "export")),
-    "wandb": ((), ("training/reporting",)),
+    "rich": ((), ("cli", "observers")),
+    "trackio": ((), ("observers", "export")),
+    "wandb": ((), ("observers",)),
 }
 
 
@@ -257,6 +267,24 @@ def test_no_files_import_each_other_in_a_circle(graph: Mapping[str, set[str]]) -
     assert len(graph) > 60
     faces = {name for name in graph if is_face(graph, name)}
     assert circle({name: others - faces for name, others in graph.items() if name not in faces}) == []
+
+
+def ring(name: str) -> str:
+    """Which of the three rings a module belongs to."""
+    _, first, inner, *_ = (name + "...").split(".")
+    if first in AROUND:
+        return "around"
+    return "worlds" if first == "envs" and (inner[:1].isupper() or inner == "shared") else "core"
+
+
+def test_the_core_imports_no_world_and_nothing_around_it(graph: Mapping[str, set[str]]) -> None:
+    core = {name: others for name, others in graph.items() if ring(name) == "core" and not is_face(graph, name)}
+    assert {"agentsgym.training.trainer", "agentsgym.training.observing", "agentsgym.envs.base"} <= core.keys()
+    outward = {(name, other) for name, others in core.items() for other in others if ring(other) != "core"}
+    assert outward == set()
+    inside = {name for name in graph if is_face(graph, name) and ring(name) == "core"}
+    faces = {name for name in inside if any(ring(other) != "core" for other in graph[name])}
+    assert faces == {"agentsgym", "agentsgym.envs", "agentsgym.training"}  # which hand names on when these are used
 
 
 @pytest.mark.parametrize("folder", ["", ".training", ".agents", ".rollouts", ".envs", ".credit", ".tokens"])

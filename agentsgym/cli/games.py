@@ -13,10 +13,10 @@ from agentsgym.cli.players import Player
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.players import anchors_of
 from agentsgym.errors import AgentsGymError, StoreError
-from agentsgym.evaluation.metrics import Evaluation, summarize
-from agentsgym.evaluation.optimality import anchors_of_info
 from agentsgym.evaluation.run import evaluate
 from agentsgym.interruptions import Terminated
+from agentsgym.statistics.metrics import Evaluation, summarize
+from agentsgym.statistics.optimality import anchors_of_info
 from agentsgym.store.reader import RolloutStore
 from agentsgym.texts import sentence_of
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.cli.console import cell, out
-from agentsgym.evaluation.passing import most_rollouts, pass_at_k_interval, pass_hat_k_interval
+from agentsgym.statistics.passing import most_rollouts, pass_at_k_interval, pass_hat_k_interval
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from agentsgym.cli.games import Games
-    from agentsgym.evaluation.metrics import Estimate, Evaluation
+    from agentsgym.statistics.metrics import Estimate, Evaluation
 
 _PERCENT, _NUMBER = "{:z.1%}", "{:z.2f}"
 _INFO = "info/"  # before the key of a number that an environment gives

@@ -35,7 +35,6 @@ from agentsgym.credit.registry import ESTIMATORS, get_estimator
 from agentsgym.credit.returns import gigpo, mt_grpo, rebn, return_to_go, same_state
 from agentsgym.credit.rewards import scatter_to_tokens
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.seats import split_seats
 from agentsgym.credit.shaping import PotentialShaping
 from agentsgym.credit.traits import reads_token_rewards, traits_of
 from agentsgym.types import Trajectory
@@ -91,47 +90,43 @@ def token_advantages(
 
 
 def zero_variance_groups(rollouts: Sequence[ScoredRollout]) -> set[int]:
-    """The task groups whose final rewards are all equal, so that :func:`grpo` gives them 0.0.
+    """The groups whose final rewards are all equal, so that :func:`grpo` gives them 0.0.
 
     A group of one is one of them; rollouts that failed or were dropped, and groups that have no other, are left out.
-    In a game of several seats those of each role must be equal.
 
     Args:
-        rollouts: The batch.
+        rollouts: The batch, each of one role, as :func:`~agentsgym.credit.seats.split_seats` takes them apart.
 
     Returns:
         Their ``group``.
     """
-    split = split_seats(rollouts, untold="keep")
-    by_group = _final_rewards_by_group(split.rollouts)
-    return split.task_groups({group for group, rewards in by_group.items() if nearly_equal(rewards)})
+    return {group for group, rewards in _final_rewards_by_group(rollouts).items() if nearly_equal(rewards)}
 
 
 def zero_variance_fraction(rollouts: Sequence[ScoredRollout]) -> float:
-    """The fraction of task groups that are :func:`zero_variance_groups`.
+    """The fraction of groups that are :func:`zero_variance_groups`.
 
     Args:
-        rollouts: The batch.
+        rollouts: The batch, each of one role.
 
     Returns:
         In [0, 1]; 0.0 without any group.
     """
-    num_groups = len(_final_rewards_by_group(rollouts))
-    return len(zero_variance_groups(rollouts)) / num_groups if num_groups else 0.0
+    rewards = _final_rewards_by_group(rollouts).values()
+    return sum(map(nearly_equal, rewards)) / len(rewards) if rewards else 0.0
 
 
 def step_group_sizes(rollouts: Sequence[ScoredRollout]) -> list[int]:
     """The number of turns in the same state, for each group of turns that :func:`gigpo` compares.
 
     Args:
-        rollouts: The batch.
+        rollouts: The batch, each of one role.
 
     Returns:
         One size a group, at least 1 each, in the order in which the groups first appear; turns without a state key,
         and rollouts that failed or were dropped, are left out.
     """
-    parts = split_seats(rollouts, untold="keep").rollouts
-    groups = Counter(same_state(one, k) for one in parts if one.included for k in range(len(one.state_keys)))
+    groups = Counter(same_state(one, k) for one in rollouts if one.included for k in range(len(one.state_keys)))
     return [size for group, size in groups.items() if group is not None]
 
 

@@ -246,8 +246,7 @@ def filter_rollouts(
         that are trained on, and ``frac_reward_zero_std``, the fraction of those without variance before any is
         dropped.
     """
-    seen = _penalized(rollouts, args)
-    dropped = uninformative_task_groups(rollouts, args)
+    seen, dropped = _penalized_and_uninformative(rollouts, args)
     groups = {rollout.group for rollout in rollouts}
     metrics = {
         "frac_reward_zero_std": zero_variance_fraction(seen),
@@ -259,22 +258,20 @@ def filter_rollouts(
 def uninformative_task_groups(rollouts: Sequence[ScoredRollout], args: AdvantageSettings) -> set[int]:
     """Find the task groups to drop or to resample: those of all roles too small, or without variance."""
     split = split_seats(rollouts, untold="keep")
-    groups = uninformative_groups(
-        _penalized(split.rollouts, args),
-        min_group_size=args.min_group_size,
-        drop_zero_variance=args.zero_variance_groups != "keep",
-    )
-    return split.task_groups(groups)
+    return split.task_groups(_penalized_and_uninformative(split.rollouts, args)[1])
 
 
-def _penalized(rollouts: Sequence[ScoredRollout], args: AdvantageSettings) -> list[ScoredRollout]:
+def _penalized_and_uninformative(
+    rollouts: Sequence[ScoredRollout], args: AdvantageSettings
+) -> tuple[list[ScoredRollout], set[int]]:
+    """The rollouts, each of one role, after the penalty of truncated ones; and the groups to drop of these."""
     is_penalized = args.truncation == "penalize"
-    return penalize_truncated(rollouts, args.truncation_penalty) if is_penalized else list(rollouts)
+    seen = penalize_truncated(rollouts, args.truncation_penalty) if is_penalized else list(rollouts)
+    drop = args.zero_variance_groups != "keep"
+    return seen, uninformative_groups(seen, min_group_size=args.min_group_size, drop_zero_variance=drop)
 
 
-def advantage_metrics(
-    rollouts: Sequence[ScoredRollout], entries: TurnEntries, split: SeatSplit | None = None
-) -> dict[str, float]:
+def advantage_metrics(rollouts: Sequence[ScoredRollout], entries: TurnEntries, split: SeatSplit) -> dict[str, float]:
     """Summarize advantages by turn index and by role, and the sizes of step groups.
 
     Args:
@@ -285,8 +282,8 @@ def advantage_metrics(
     by_index: dict[int, list[float]] = {}
     by_role: dict[Hashable, list[float]] = {}
     for i, (rollout, turns) in enumerate(zip(rollouts, entries, strict=True)):
-        places = range(len(turns)) if split is None else split.places[i][1]
-        for own, k, entry in zip(range(len(turns)), places, turns, strict=True) if rollout.included else ():
+        pairs = zip(split.places[i][1], turns, strict=True)
+        for own, (k, entry) in enumerate(pairs) if rollout.included else ():
             values = cast("Sequence[float]", entry if isinstance(entry, Sequence) else [entry])
             by_index.setdefault(k, []).extend(values)
             by_role.setdefault(rollout.role(own), []).extend(values)

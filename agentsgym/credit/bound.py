@@ -11,7 +11,7 @@ from agentsgym.credit._comparison import Scale
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.gae import return_value_targets
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.seats import by_seat
+from agentsgym.credit.seats import each_role_apart
 from agentsgym.credit.traits import EstimatorTraits, all_options, declaration_of, reads_token_rewards, traits_of
 
 TurnAdvantage = float | Sequence[float]
@@ -48,10 +48,8 @@ class BoundEstimator:
     ) -> Sequence[Sequence[TurnAdvantage]]:
         """Return for each rollout one entry a turn; the function sees every role of a rollout as one of its own."""
         kept = {} if self.state is None else {"state": self.state}
-        function = self.function
-        if not reads_token_rewards(self.traits):
-            function = by_seat(cast("Callable[..., list[list[TurnAdvantage]]]", function))
-        return function(rollouts, discount=discount, scale=scale, **self.options, **kept)
+        function = partial(self.function, discount=discount, scale=scale, **self.options, **kept)
+        return function(rollouts) if reads_token_rewards(self.traits) else each_role_apart(function, rollouts)
 
     @property
     def name(self) -> str:
@@ -63,7 +61,9 @@ class BoundEstimator:
         """What it reads and compares with its options; None if it declares nothing."""
         return traits_of(self.function, self.options)
 
-    def value_targets(self, rollouts: Sequence[ScoredRollout], *, discount: float) -> list[list[list[float]]]:
+    def value_targets(
+        self, rollouts: Sequence[ScoredRollout], *, discount: float
+    ) -> Sequence[Sequence[Sequence[float]]]:
         """Give what a value head is trained towards; for an estimator of one's own the discounted returns.
 
         Args:
@@ -77,9 +77,11 @@ class BoundEstimator:
             ConfigError: The rollouts have no values.
         """
         declaration = declaration_of(self.function)
-        if declaration is None or declaration.value_targets is None:
-            return return_value_targets(rollouts, discount=discount)
-        return declaration.value_targets(rollouts, discount=discount, **all_options(self.function, self.options))
+        targets = partial(return_value_targets, discount=discount)
+        if declaration is not None and declaration.value_targets is not None:
+            options = all_options(self.function, self.options)
+            targets = partial(declaration.value_targets, discount=discount, **options)
+        return each_role_apart(targets, rollouts)
 
 
 def name_of(function: Callable[..., Any]) -> str:

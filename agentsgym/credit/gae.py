@@ -21,7 +21,6 @@ from typing import Final, get_args
 
 from agentsgym.credit._comparison import Scale, check_choice, check_number, scale_divisor
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.seats import by_seat
 from agentsgym.credit.traits import Declaration, EstimatorTraits, Use
 from agentsgym.errors import ConfigError
 
@@ -53,7 +52,6 @@ def gae(rewards: Sequence[float], values: Sequence[float], *, discount: float, g
     return advantages[::-1]
 
 
-@by_seat
 def turn_value_targets(
     rollouts: Sequence[ScoredRollout], *, discount: float, gae_lambda: float = 0.95
 ) -> list[list[list[float]]]:
@@ -87,7 +85,6 @@ def return_value_targets(rollouts: Sequence[ScoredRollout], *, discount: float) 
     return turn_value_targets(rollouts, discount=discount, gae_lambda=1.0)
 
 
-@by_seat
 def token_value_targets(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -130,7 +127,6 @@ _OF_TOKENS: Final = EstimatorTraits(uses=frozenset((*_USES, "values")), per_toke
 
 
 @Declaration(traits_of=lambda _options: _OF_TURNS, value_targets=turn_value_targets).on
-@by_seat
 def turn_gae(
     rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Scale = "group", gae_lambda: float = 0.95
 ) -> list[list[float]]:
@@ -162,7 +158,6 @@ def turn_gae(
 
 
 @Declaration(traits_of=lambda _options: _OF_TOKENS, value_targets=token_value_targets).on
-@by_seat
 def bilevel_gae(
     rollouts: Sequence[ScoredRollout],
     *,

@@ -21,7 +21,6 @@ from agentsgym.credit._comparison import (
 )
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.seats import by_seat
 from agentsgym.credit.traits import estimator_traits
 
 
@@ -53,7 +52,6 @@ def reward(
 
 
 @estimator_traits(uses=["final_reward"], compares_in_task_groups=True)
-@by_seat
 def grpo(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -87,7 +85,6 @@ def grpo(
 
 
 @estimator_traits(uses=["final_reward"], compares_in_task_groups=True)
-@by_seat
 def rloo(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -119,7 +116,6 @@ def rloo(
 
 
 @estimator_traits(uses=["final_reward", "roles"])
-@by_seat
 def rae(
     rollouts: Sequence[ScoredRollout],
     *,

@@ -34,7 +34,6 @@ from agentsgym.credit._comparison import (
 )
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.seats import by_seat
 from agentsgym.credit.traits import Declaration, EstimatorTraits, Options, Use, estimator_traits
 from agentsgym.errors import ConfigError
 
@@ -78,7 +77,6 @@ def _keeps_averages(options: Options) -> bool:
 
 
 @Declaration(traits_of=_return_to_go_traits, keeps_state=_keeps_averages).on
-@by_seat
 def return_to_go(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -132,7 +130,6 @@ def return_to_go(
 
 
 @estimator_traits(uses=_RETURNS)
-@by_seat
 def rebn(rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Scale = "group") -> list[list[float]]:
     """Each turn's return against all of the batch, ``A_k = (G_k - mean G) / (std G + 1e-4)`` (ReBN, 2510.01051).
 
@@ -163,7 +160,6 @@ def rebn(rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Sca
 
 
 @estimator_traits(uses=["turn_rewards", "final_reward"], compares_in_task_groups=True)
-@by_seat
 def mt_grpo(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -211,7 +207,6 @@ def mt_grpo(
 
 
 @estimator_traits(uses=[*_RETURNS, "final_reward", "state_keys"], compares_in_task_groups=True)
-@by_seat
 def gigpo(
     rollouts: Sequence[ScoredRollout],
     *,

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 from agentsgym.credit.rewards import turns_by_role
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
 
-P = ParamSpec("P")
 T = TypeVar("T")
 Untold = Literal["refuse", "keep"]
 
@@ -120,23 +118,25 @@ def split_seats(rollouts: Sequence[ScoredRollout], *, untold: Untold = "refuse")
     return SeatSplit(parts, rollouts, places)
 
 
-def by_seat(
-    function: Callable[Concatenate[Sequence[ScoredRollout], P], list[list[T]]],
-) -> Callable[Concatenate[Sequence[ScoredRollout], P], list[list[T]]]:
-    """Make a function of rollouts, which gives an entry for each of their turns, see every role as a rollout.
+def each_role_apart(
+    function: Callable[[Sequence[ScoredRollout]], Sequence[Sequence[T]]], rollouts: Sequence[ScoredRollout]
+) -> Sequence[Sequence[T]]:
+    """Call a function that gives an entry for each turn, so that it sees every role as a rollout.
 
     Args:
-        function: An estimator, or what gives the targets of a value head.
+        function: What estimates advantages, or targets of a value head.
+        rollouts: The batch, or the parts of one, which are not taken apart again.
+
+    Returns:
+        One entry for each turn of each rollout, (N, K).
+
+    Raises:
+        ConfigError: As :func:`split_seats`.
     """
-
-    @wraps(function)
-    def call(rollouts: Sequence[ScoredRollout], *args: P.args, **keywords: P.kwargs) -> list[list[T]]:
-        if not any(map(_has_seats, rollouts)):
-            return function(rollouts, *args, **keywords)
-        split = split_seats(rollouts)
-        return split.merge(function(split.rollouts, *args, **keywords))
-
-    return call
+    if not any(map(_has_seats, rollouts)):
+        return function(rollouts)
+    split = split_seats(rollouts)
+    return split.merge(function(split.rollouts))
 
 
 def of_environment(environment: Hashable) -> str:

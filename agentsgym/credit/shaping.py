@@ -10,7 +10,7 @@ from agentsgym.credit._comparison import Scale, check_number
 from agentsgym.credit.bound import BoundEstimator, Estimator, TurnAdvantage, name_of
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.seats import of_environment, split_seats
+from agentsgym.credit.seats import each_role_apart, of_environment
 from agentsgym.credit.traits import EstimatorTraits, Use, traits_of
 from agentsgym.errors import ConfigError
 
@@ -31,7 +31,7 @@ def shaped(rollouts: Sequence[ScoredRollout], *, discount: float, weight: float)
     episode of the same trial counts as what follows.
 
     Φ is what the state is worth to the role whose turn it is, and what follows a turn is that role's own next turn:
-    rollouts of several roles are taken apart (:func:`~agentsgym.credit.seats.split_seats`) before they come here.
+    rollouts of several roles are taken apart (:func:`~agentsgym.credit.seats.each_role_apart`) before they come here.
 
     Args:
         rollouts: The batch, each of one role; those that are not included are returned as they are.
@@ -78,9 +78,12 @@ class PotentialShaping:
         self, rollouts: Sequence[ScoredRollout], /, *, discount: float, scale: Scale
     ) -> Sequence[Sequence[TurnAdvantage]]:
         """Return for each rollout one entry a turn."""
-        split = split_seats(rollouts)
-        seen = shaped(split.rollouts, discount=discount, weight=self.weight)
-        return split.merge(self.estimator(seen, discount=discount, scale=scale))
+
+        def estimate(parts: Sequence[ScoredRollout]) -> Sequence[Sequence[TurnAdvantage]]:
+            seen = shaped(parts, discount=discount, weight=self.weight)
+            return self.estimator(seen, discount=discount, scale=scale)
+
+        return each_role_apart(estimate, rollouts)
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -108,7 +111,9 @@ class PotentialShaping:
         traits = traits_of(self.function, self.options)
         return traits and replace(traits, uses=traits.uses | {"discount"})
 
-    def value_targets(self, rollouts: Sequence[ScoredRollout], *, discount: float) -> list[list[list[float]]]:
+    def value_targets(
+        self, rollouts: Sequence[ScoredRollout], *, discount: float
+    ) -> Sequence[Sequence[Sequence[float]]]:
         """Give what a value head is trained towards: the estimator's own targets, of the shaped rewards that it sees.
 
         Args:
@@ -122,9 +127,11 @@ class PotentialShaping:
             ConfigError: The rollouts have no values or no potentials.
         """
         own = BoundEstimator(self.function, self.options)
-        split = split_seats(rollouts)
-        seen = shaped(split.rollouts, discount=discount, weight=self.weight)
-        return split.merge(own.value_targets(seen, discount=discount))
+
+        def targets(parts: Sequence[ScoredRollout]) -> Sequence[Sequence[Sequence[float]]]:
+            return own.value_targets(shaped(parts, discount=discount, weight=self.weight), discount=discount)
+
+        return each_role_apart(targets, rollouts)
 
 
 def _why_unreached(traits: EstimatorTraits | None) -> str | None:

@@ -1,7 +1,7 @@
 """Measure how well an agent plays: many episodes, a few numbers, and how far these can be trusted."""
 
-from agentsgym.evaluation.metrics import Estimate, Evaluation, summarize
 from agentsgym.evaluation.run import evaluate
 from agentsgym.evaluation.transcripts import render_transcript
+from agentsgym.statistics.metrics import Estimate, Evaluation, summarize
 
 __all__ = ["Estimate", "Evaluation", "evaluate", "render_transcript", "summarize"]

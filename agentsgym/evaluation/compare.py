@@ -12,7 +12,7 @@ import numpy as np
 
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import ConfigError
-from agentsgym.evaluation.intervals import bootstrap_intervals
+from agentsgym.statistics.intervals import bootstrap_intervals
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.values import from_json, to_json
@@ -131,7 +131,7 @@ def compare(run_a: Run, run_b: Run, *, confidence: float = 0.95, seed: int = 0) 
     ``env_config`` are the same; the keys that all environments have, limits of turns for example, may differ, and so
     may the number of rollouts. Each shared task counts once, with the mean over its rollouts. The intervals are
     percentile bootstraps over the shared tasks' differences
-    (:func:`~agentsgym.evaluation.intervals.bootstrap_intervals`), which pairing makes narrower than those of two runs
+    (:func:`~agentsgym.statistics.intervals.bootstrap_intervals`), which pairing makes narrower than those of two runs
     of which each is taken by itself. Where the win rate changed by the same in each of the n tasks, resampling sees no
     spread; its interval then allows that a share ``1 - (α/2)^(1/n)`` of all tasks, the most that n tasks may never show
     (Clopper & Pearson 1934), changes in any other way. A reward has no bounds that are known, so where it changed alike

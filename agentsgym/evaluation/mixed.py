@@ -17,12 +17,12 @@ from agentsgym.envs.datasets.mix import LABEL_COLUMN
 from agentsgym.envs.datasets.registry import make
 from agentsgym.envs.play import play as play_all
 from agentsgym.errors import ConfigError, TaskError, check_options
-from agentsgym.evaluation.metrics import Evaluation, summarize
 from agentsgym.evaluation.run import KeptRollouts
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import is_int, require
 from agentsgym.rollouts.driver import drive
 from agentsgym.seeding import derive_seed
+from agentsgym.statistics.metrics import Evaluation, summarize
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:

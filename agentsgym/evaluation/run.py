@@ -19,11 +19,11 @@ from agentsgym.errors import (
     check_options,
     did_you_mean,
 )
-from agentsgym.evaluation.metrics import Evaluation, summarize
-from agentsgym.evaluation.optimality import References, anchors_of_task
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import is_fraction, or_none, require
 from agentsgym.seeding import derive_seed
+from agentsgym.statistics.metrics import Evaluation, summarize
+from agentsgym.statistics.optimality import References, anchors_of_task
 
 if TYPE_CHECKING:
     from datasets import Dataset

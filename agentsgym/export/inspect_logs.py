@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.envs.datasets.naming import name_of_env
 from agentsgym.errors import ConfigError, MissingDependencyError
-from agentsgym.evaluation.metrics import summarize
 from agentsgym.fields import is_int, require
+from agentsgym.statistics.metrics import summarize
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.values import from_json, to_json
@@ -33,7 +33,7 @@ from agentsgym.types import Trajectory
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalMetric, EvalResults, EvalSample, EvalScore, EvalSpec, EvalStats
 
-    from agentsgym.evaluation.metrics import Estimate, Evaluation
+    from agentsgym.statistics.metrics import Estimate, Evaluation
 
 SUFFIXES: Final = (".eval", ".json")
 _SHARED: Final = ("env_class_path", "env_config", "agent", "run", "source")  # what the rollouts of a log have in common

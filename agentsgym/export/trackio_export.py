@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import ConfigError, MissingDependencyError, StoreError
-from agentsgym.evaluation.metrics import summarize_outcomes
+from agentsgym.observers.conversations import Conversation, inert, trace_of
+from agentsgym.statistics.metrics import summarize_outcomes
 from agentsgym.store.values import to_json
 from agentsgym.texts import sentence_of, shown, visible
 from agentsgym.training.metrics.rollouts import RolloutSummary, evaluation_metrics, rollout_metrics
-from agentsgym.training.reporting.conversations import Conversation, inert
-from agentsgym.training.reporting.trackers import trace_of
 
 if TYPE_CHECKING:
     from pathlib import Path

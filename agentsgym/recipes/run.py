@@ -23,12 +23,12 @@ from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import evaluate_mixed
 from agentsgym.evaluation.run import evaluate
+from agentsgym.observers.learning_curve import LearningCurve
+from agentsgym.observers.stored import TrainingStore, new_run_name
 from agentsgym.recipes.scripts import LossBar, Phases, episodes_bar, write_transcripts
 from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
-from agentsgym.training.callbacks import LearningCurve
 from agentsgym.training.imitate import imitate, tiny_imitation_config
-from agentsgym.training.storing import new_run_name
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from agentsgym.agents.base import Agent
     from agentsgym.envs.base import MultistepEnv
-    from agentsgym.evaluation.metrics import Evaluation
+    from agentsgym.statistics.metrics import Evaluation
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.types import Trajectory
 
@@ -310,7 +310,9 @@ class TrainingRun:
             peft_config=self.peft_config,
             **trainer_options,
         )
-        trainer._rollouts.run = self.run_name
+        for observer in trainer.observers:
+            if isinstance(observer, TrainingStore):
+                observer.run = self.run_name
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)
         with trainer, self.phases.measure(label), self.phases.interruptible(handle_sigterm=False):

@@ -34,8 +34,8 @@ from agentsgym.tiny import HasVocabulary, environment_texts, tiny_model, tiny_po
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
-    from agentsgym.evaluation.metrics import Evaluation
     from agentsgym.recipes.environments import World
+    from agentsgym.statistics.metrics import Evaluation
     from agentsgym.store.reader import RolloutStore
     from agentsgym.training.config import GRPOEnvConfig
 

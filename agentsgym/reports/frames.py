@@ -20,7 +20,7 @@ from agentsgym.types import Trajectory, Turn
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from agentsgym.evaluation.metrics import Evaluation
+    from agentsgym.statistics.metrics import Evaluation
 
 Rows = Callable[[Trajectory], list[dict[str, Any]]]
 

@@ -11,8 +11,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from agentsgym.errors import ConfigError
-from agentsgym.evaluation.metrics import Estimate, Evaluation
 from agentsgym.reports.colors import CSS, largest, strength
+from agentsgym.statistics.metrics import Estimate, Evaluation
 from agentsgym.texts import shortened, shown, visible
 from agentsgym.types import Trajectory, Turn
 

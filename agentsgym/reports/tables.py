@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agentsgym.evaluation.metrics import Estimate, Evaluation
+from agentsgym.statistics.metrics import Estimate, Evaluation
 from agentsgym.texts import visible
 
 _MOST_CHARACTERS = 100  # of a cell

@@ -19,8 +19,8 @@ from agentsgym.agents.build import build_policy
 from agentsgym.batch.padding import round_up
 from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
 from agentsgym.errors import ConfigError
-from agentsgym.evaluation.metrics import Evaluation, summarize_outcomes
-from agentsgym.ranks import all_gather_objects, count_real_rollouts, raise_on_all_ranks
+from agentsgym.ranks import all_gather_objects, count_real_rollouts, gather_to_main, raise_on_all_ranks
+from agentsgym.statistics.metrics import Evaluation, summarize_outcomes
 from agentsgym.training._trl import TRLSeam, environment
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.generation.asynchronous import build_generator
@@ -32,15 +32,14 @@ from agentsgym.training.lifecycle.resuming import generations_before, preserve_r
 from agentsgym.training.loss import MicrobatchLoss, row_sum, sort_by_length
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
-from agentsgym.training.metrics.rollouts import evaluation_metrics, rollout_metrics
+from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metrics, rollout_metrics
+from agentsgym.training.observing import ObservedBatch, build_observers, flushing
 from agentsgym.training.policy.build import build_value_model, check_model, check_parts, check_sharding
 from agentsgym.training.policy.value_head import StepValueHead
-from agentsgym.training.reporting.reports import Reports
-from agentsgym.training.reporting.trackers import begin_trackio
-from agentsgym.training.storing import TrainingStore
 from agentsgym.training.tensors.importance import gap_metrics
 from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
 from agentsgym.training.tensors.token_batch import TokenBatch, trl_batch
+from agentsgym.training.trackers import begin_trackio, set_up_reports
 from agentsgym.training.validation import refuse_trl_arguments
 
 if TYPE_CHECKING:
@@ -70,6 +69,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         generator: Plays the rows.
         value_model: Predicts returns for ``turn_gae`` and ``bilevel_gae``; None without ``args.value_head``.
         statistics: Per-turn loss statistics since the last log.
+        observers: What the settings have keep or show the rollouts.
         last_evaluation: The newest evaluation: the numbers of all ranks, and the trajectories that this rank played;
             None before the first.
 
@@ -160,13 +160,14 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.last_evaluation: Evaluation | None = None
         self._assigner = AdvantageAssigner(args)
         self.generator = build_generator(self.environments, agent, args, self.train_dataset, self.curriculum)
-        self._rollouts = TrainingStore(args, self.environments, self.estimator)
         self._diagnostics = Diagnostics(args, self.estimator)
         self.statistics = LossStatistics(args.loss, **seam.clip_epsilons, device=seam.device)
         self.value_model = build_value_model(policy, args, accelerator)
         self._microbatch_loss = MicrobatchLoss(seam, args, self.statistics, self.value_model)
-        self._reports = Reports(args, self.callback_handler.callbacks)
-        self.add_callback(self._reports)
+        set_up_reports(self.callback_handler.callbacks, args.tracked_groups, args.printed_groups)
+        self.observers = build_observers(args, self.environments, self.estimator)
+        for observer in self.observers:
+            self.add_callback(observer)
         self.add_callback(FlushMetrics(self.flush_statistics))
         if self.value_model is not None:
             self.add_callback(StepValueHead(self.value_model))
@@ -188,16 +189,13 @@ class GRPOEnvTrainer(RestartableTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, and log a kind of failure once a run: see :class:`RestartableTrainer` for the arguments."""
-        with (
-            self.generator.keeping_workers(),
-            self.generator.counting_failures(),
-            self._rollouts.written_at_the_end(),
-        ):
+        with self.generator.keeping_workers(), self.generator.counting_failures(), flushing(self.observers):
             return super().train(*args, **kwargs)
 
     def _end_parts(self) -> None:
         self.generator.close()
-        self._rollouts.close()
+        for observer in self.observers:
+            observer.close()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Collective: play the rows and return right-padded tensors for the loss.
@@ -225,7 +223,11 @@ class GRPOEnvTrainer(RestartableTrainer):
         mask = tokens.agent_token_mask(advantages.included)
         logprobs = self._token_logprobs(batch, tokens, mask, phase)
         self._record(batch, advantages, logprobs, phase)
-        self._rollouts.add(batch, phase, tokens, mask, advantages, logprobs)
+        observed = ObservedBatch(
+            batch=batch, phase=phase, tokens=tokens, mask=mask, advantages=advantages, logprobs=logprobs
+        )
+        for observer in self.observers:
+            observer.on_batch(observed)
         columns = trl_batch(
             tokens, mask, advantages, logprobs, loss_type=self.args.loss, multiplies_ratio=self.args.use_vllm
         )
@@ -305,7 +307,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.generator.policy.weights_changed()  # evaluate() may follow any weight change
         with (
             self.generator.keeping_workers(),
-            self._rollouts.written_at_the_end(),
+            flushing(self.observers),
             preserve_rng_state(),
             count_real_rollouts(dataloader, num_rollouts) as count,
         ):
@@ -411,6 +413,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         if logprobs.comparison is not None:
             metrics |= gap_metrics(all_gather_objects([logprobs.comparison]))
         seam.record_metrics(metrics, is_training=is_training)
-        self._reports.add(seam, batch, advantages, phase)
+        shown = list(map(CompletionRow.of, batch.trajectories, advantages.advantages))
+        seam.record_completions(gather_to_main(shown) if self.args.log_completions else shown)
         if not is_training:
             self._evaluated.add(batch)

@@ -110,7 +110,7 @@ def choices() -> dict[str, Any]:
 @functools.cache
 def options_of(name: str) -> dict[str, dict[str, Any]]:
     """The options of an estimator, each with its default and, where it is a name, the names that can be chosen."""
-    function = inspect.unwrap(cast("Callable[..., Any]", ESTIMATORS[name]))
+    function = cast("Callable[..., Any]", ESTIMATORS[name])
     hints = get_type_hints(function)
     parameters = [*inspect.signature(function).parameters.values()][1:]
     return {

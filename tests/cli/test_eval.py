@@ -16,8 +16,8 @@ from http_server import HANG_UP, Asked, Reply, chat, serving
 from agentsgym.agents.scripted import RandomAgent
 from agentsgym.cli.naming import find_env
 from agentsgym.envs.TwentyQuestions import RandomPlayer, TwentyQuestionsEnv
-from agentsgym.evaluation.passing import pass_at_k_interval, pass_hat_k_interval
 from agentsgym.evaluation.run import evaluate
+from agentsgym.statistics.passing import pass_at_k_interval, pass_hat_k_interval
 
 TWENTY = ("-c", 'objects=["clock","cat","car","tree"]', "-c", "max_steps_per_episode=5", "--dataset", "split=all")
 

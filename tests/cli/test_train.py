@@ -14,7 +14,7 @@ import pytest
 from command_line import ran
 from transformers import TrainerCallback
 
-from agentsgym.training.callbacks import LearningCurve
+from agentsgym.observers.learning_curve import LearningCurve
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 

@@ -37,15 +37,18 @@ from agentsgym.credit.advantages import (
     step_group_sizes,
     zero_variance_groups,
 )
-from agentsgym.credit.gae import bilevel_gae, turn_gae, turn_value_targets
-from agentsgym.credit.outcomes import grpo, rloo
-from agentsgym.credit.returns import gigpo, mt_grpo, rebn, return_to_go
+from agentsgym.credit.gae import turn_gae
+from agentsgym.credit.returns import gigpo, return_to_go
 from agentsgym.credit.seats import split_seats
 from agentsgym.errors import ConfigError
 
 TOLERANCE = 1e-12
 GRADIENT = np.add(seat_gradient("X"), seat_gradient("O"))
-NONE: dict[str, Any] = {"scale": "none"}
+
+
+def bound(name: str, *, scale: Scale = "none", **options: Any) -> Callable[[Batch], Any]:
+    """A built-in estimator, as :func:`get_estimator` gives it."""
+    return partial(get_estimator(name, **options), discount=1.0, scale=scale)
 
 
 def test_the_seat_gradients_are_those_of_finite_differences() -> None:
@@ -79,15 +82,15 @@ def shaped(function: Any, **options: Any) -> Any:
 
 # An estimator, and how many times the sum of the two seats' gradients it is in expectation.
 UNBIASED: dict[str, tuple[Any, float]] = {
-    "rloo": (partial(rloo, **NONE), 1.0),
+    "rloo": (bound("rloo"), 1.0),
     "rae": (remembering("rae"), 1.0),
-    "return_to_go_others": (partial(return_to_go, **NONE), 1.0),
-    "return_to_go_batch": (partial(return_to_go, **NONE, baseline="batch"), 1.0),
+    "return_to_go_others": (bound("return_to_go"), 1.0),
+    "return_to_go_batch": (bound("return_to_go", baseline="batch"), 1.0),
     "return_to_go_role_ema": (remembering("return_to_go", baseline="role_ema"), 1.0),
-    "return_to_go_none": (partial(return_to_go, **NONE, baseline="none"), 1.0),
-    "gigpo_others": (partial(gigpo, **NONE, baseline="others"), 2.0),
-    "turn_gae": (partial(turn_gae, **NONE, gae_lambda=1.0), 1.0),
-    "bilevel_gae": (lambda rollouts: flat(bilevel_gae(rollouts, **NONE, gae_lambda=1.0)), 1.0),
+    "return_to_go_none": (bound("return_to_go", baseline="none"), 1.0),
+    "gigpo_others": (bound("gigpo", baseline="others"), 2.0),
+    "turn_gae": (bound("turn_gae", gae_lambda=1.0), 1.0),
+    "bilevel_gae": (lambda rollouts: flat(bound("bilevel_gae", gae_lambda=1.0)(rollouts)), 1.0),
     "shaped_return_to_go": (shaped(return_to_go), 1.0),
     "shaped_gigpo_others": (shaped(gigpo, baseline="others"), 2.0),
     "shaped_turn_gae": (shaped(turn_gae, gae_lambda=1.0), 1.0),
@@ -117,13 +120,13 @@ def test_the_mean_of_all_shrinks_each_seats_gradient_by_the_size_of_its_group(nu
         ways = [1, 1, 1] if num_rollouts == 1 else [[1, 1], [1, 2, 1]][num_rollouts - 2]
         of_o += ways[others] * away ** (num_rollouts - 1 - others) * (1 - away) ** others * others / (others + 1)
     right = (num_rollouts - 1) / num_rollouts * np.array(seat_gradient("X")) + of_o * np.array(seat_gradient("O"))
-    assert np.abs(expected(seen(partial(grpo, **NONE)), num_rollouts) - right).max() < TOLERANCE
+    assert np.abs(expected(seen(bound("grpo")), num_rollouts) - right).max() < TOLERANCE
 
 
 @pytest.mark.parametrize(("num_rollouts", "cosine"), [(2, 0.9960), (3, 0.9982)])
 def test_the_mean_of_all_bends_the_sum_where_a_seat_does_not_always_move(num_rollouts: int, cosine: float) -> None:
     """Its own mean shrinks O, which moves in fewer of the rollouts, more than X; the mean of the others neither."""
-    found = {name: expected(seen(partial(one, **NONE)), num_rollouts) for name, one in (("grpo", grpo), ("rloo", rloo))}
+    found = {name: expected(seen(bound(name)), num_rollouts) for name in ("grpo", "rloo")}
     cosines = {name: one @ GRADIENT / np.linalg.norm(one) / np.linalg.norm(GRADIENT) for name, one in found.items()}
     assert cosines == {"grpo": pytest.approx(cosine, abs=1e-4), "rloo": pytest.approx(1.0, abs=TOLERANCE)}
 
@@ -133,7 +136,7 @@ def test_the_mean_of_all_is_exact_where_every_seat_always_moves(monkeypatch: pyt
     monkeypatch.setitem(two_seats.PAID_TO_X, (0, 0), -0.75)
     monkeypatch.setitem(two_seats.PAID_TO_X, (0, 1), 1.5)
     right = np.add(*(two_seats.seat_gradient.__wrapped__(role) for role in "XO")) / 2
-    assert np.abs(expected(seen(partial(grpo, **NONE)), 2) - right).max() < TOLERANCE
+    assert np.abs(expected(seen(bound("grpo")), 2) - right).max() < TOLERANCE
 
 
 def test_without_being_told_the_gradient_would_be_another() -> None:
@@ -157,7 +160,7 @@ def test_exact_values_of_each_seat_may_be_trusted() -> None:
             replace(scored(one), values=[[worth(ROLES[k], one.moves[:k])] for k in range(len(one.moves))])
             for one in plays
         ]
-        return turn_gae(known, scale="none", gae_lambda=0.0)
+        return bound("turn_gae", gae_lambda=0.0)(known)
 
     assert np.abs(expected(trusting, 1) - GRADIENT).max() < TOLERANCE
 
@@ -227,15 +230,17 @@ def is_last(one: ScoredRollout, k: int) -> bool:
 def test_every_comparison_is_with_the_same_role(given_games: list[tuple[int, Game]], scale: Scale) -> None:
     batch = [played(game, group) for group, game in given_games]
     by_turn, by_state = own_index, lambda one, k: (one.group, one.state_keys[k])
-    assert_close(grpo(batch, scale=scale), finals(batch, others=False, scale=scale))
-    assert_close(rloo(batch, scale=scale), finals(batch, others=True, scale=scale))
+    assert_close(bound("grpo", scale=scale)(batch), finals(batch, others=False, scale=scale))
+    assert_close(bound("rloo", scale=scale)(batch), finals(batch, others=True, scale=scale))
     expected_numbers = step(batch, future, by_turn, others=True, scale=scale)
-    assert_close(return_to_go(batch, scale=scale), expected_numbers)
+    assert_close(bound("return_to_go", scale=scale)(batch), expected_numbers)
     expected_numbers = step(batch, future, lambda _one, _k: "all", others=True, scale=scale)
-    assert_close(return_to_go(batch, scale=scale, baseline="batch"), expected_numbers)
-    assert_close(rebn(batch, scale=scale), step(batch, future, lambda _one, _k: "all", others=False, scale=scale))
+    assert_close(bound("return_to_go", scale=scale, baseline="batch")(batch), expected_numbers)
+    assert_close(
+        bound("rebn", scale=scale)(batch), step(batch, future, lambda _one, _k: "all", others=False, scale=scale)
+    )
     steps = step(batch, future, by_state, others=False, scale=scale)
-    assert_close(gigpo(batch, scale=scale), total(finals(batch, others=False, scale=scale), steps))
+    assert_close(bound("gigpo", scale=scale)(batch), total(finals(batch, others=False, scale=scale), steps))
     before_last = step(
         batch,
         lambda one, k: one.turn_rewards[k],
@@ -243,7 +248,7 @@ def test_every_comparison_is_with_the_same_role(given_games: list[tuple[int, Gam
         others=False,
         scale=scale,
     )
-    assert_close(mt_grpo(batch, scale=scale), total(finals(batch, others=False, scale=scale), before_last))
+    assert_close(bound("mt_grpo", scale=scale)(batch), total(finals(batch, others=False, scale=scale), before_last))
 
 
 @settings(deadline=None)
@@ -284,8 +289,8 @@ def test_the_order_of_rollouts_does_not_matter(
     batch = [played(game, group) for group, game in given_games]
     order = list(range(len(batch)))
     shuffling.shuffle(order)
-    numbers = ESTIMATORS[name](batch, discount=1.0, scale=scale)
-    again = ESTIMATORS[name]([batch[i] for i in order], discount=1.0, scale=scale)
+    numbers = get_estimator(name)(batch, discount=1.0, scale=scale)
+    again = get_estimator(name)([batch[i] for i in order], discount=1.0, scale=scale)
     assert_close([list(row) for row in again], [list(numbers[i]) for i in order])  # type: ignore[arg-type]
 
 
@@ -313,7 +318,7 @@ def test_rollouts_of_one_role_pass_through_untouched(rollouts: Batch) -> None:
 def test_the_loser_is_not_rewarded_for_the_winners_move() -> None:
     won = {"X": 1.0, "O": -1.0}
     game = rollout([0.0, 0.0, 0.0, -1.0, 1.0], final=1.0, roles="XOXOX", final_rewards=won)
-    assert return_to_go([game], baseline="none", scale="none") == [[1.0, -1.0, 1.0, -1.0, 1.0]]
+    assert bound("return_to_go", baseline="none")([game]) == [[1.0, -1.0, 1.0, -1.0, 1.0]]
     draw = rollout([0.0] * 4, final=0.0, roles="XOXO", final_rewards={"X": 0.0, "O": 0.0})
     for name in set(ESTIMATORS) - {"turn_gae", "bilevel_gae", "reward"}:
         for scale in SCALES:
@@ -338,9 +343,9 @@ def test_what_is_known_without_being_told_is_not_refused() -> None:
     untold = rollout([0.0, 1.0], roles="XO")
     assert get_estimator("reward")([untold], discount=1.0, scale="none") == [[0.0, 1.0]]
     for one in (replace(untold, failed=True), replace(untold, turn_rewards=[0.0, 0.0], final_reward=0.0)):
-        assert return_to_go([one], scale="none") == [[0.0, 0.0]]
+        assert bound("return_to_go")([one]) == [[0.0, 0.0]]
     together = replace(untold, turn_rewards=[1.0, 1.0], final_rewards={"X": 1.0, "O": 1.0})
-    assert return_to_go([together], scale="none") == [[1.0, 1.0]]
+    assert bound("return_to_go")([together]) == [[1.0, 1.0]]
 
 
 def test_final_rewards_must_be_known_of_every_role() -> None:
@@ -353,8 +358,9 @@ def test_a_task_group_has_no_variance_where_no_role_has_any() -> None:
         return rollout([x, o], group=group, final=x, roles="XO", final_rewards={"X": x, "O": o}, keys=["s", "s"])
 
     batch = [game(1, 0, 0), game(1, 2, 0), game(1, 0, 1), game(1, 0, 1), rollout([3.0], group=2)]
-    assert zero_variance_groups(batch) == {1, 2}
-    assert step_group_sizes(batch) == [2, 2, 2, 2]  # each role has states of its own
+    split = split_seats(batch)
+    assert split.task_groups(zero_variance_groups(split.rollouts)) == {1, 2}
+    assert step_group_sizes(split.rollouts) == [2, 2, 2, 2]  # each role has states of its own
 
 
 def test_an_estimator_of_ones_own_sees_roles_apart() -> None:
@@ -367,7 +373,8 @@ def test_an_estimator_of_ones_own_sees_roles_apart() -> None:
 
 def test_targets_are_what_the_role_is_paid() -> None:
     game = rollout([0.0, -1.0, 1.0], final=1.0, roles="XOX", final_rewards={"X": 1.0, "O": -1.0})
-    targets = turn_value_targets([replace(game, values=[[0.0], [0.0], [0.0]])], discount=1.0, gae_lambda=1.0)
+    valued = [replace(game, values=[[0.0], [0.0], [0.0]])]
+    targets = get_estimator("turn_gae", gae_lambda=1.0).value_targets(valued, discount=1.0)
     assert targets == [[[1.0], [-1.0], [1.0]]]
     shaping = PotentialShaping(get_estimator("turn_gae"), 1.0)
     known = replace(game, values=[[0.0], [0.0], [0.0]], potentials=[0.5, 0.25, 0.5])

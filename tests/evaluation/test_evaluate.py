@@ -14,9 +14,9 @@ from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.datasets.registry import class_path
 from agentsgym.errors import ConfigError, TaskError, TooManyFailuresError
-from agentsgym.evaluation.metrics import Evaluation
 from agentsgym.evaluation.run import evaluate
 from agentsgym.evaluation.transcripts import render_transcript
+from agentsgym.statistics.metrics import Evaluation
 from agentsgym.types import Action, Trajectory, TurnRequest
 
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.evaluation.metrics import (
+from agentsgym.reports.html import evaluation_html
+from agentsgym.statistics.metrics import (
     Estimate,
     Evaluation,
     bootstrap_intervals,
@@ -21,7 +22,6 @@ from agentsgym.evaluation.metrics import (
     pass_at_k,
     summarize,
 )
-from agentsgym.reports.html import evaluation_html
 from agentsgym.types import StopReason, Trajectory, Turn
 
 
@@ -198,7 +198,7 @@ def test_equal_seeds_give_equal_numbers_and_confidence_widens() -> None:
 def test_blocks_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     values, clusters = [[float(index % 7)] for index in range(30)], [index // 3 for index in range(30)]
     whole = bootstrap_intervals(values, clusters, num_resamples=1000)
-    monkeypatch.setattr("agentsgym.evaluation.intervals._ENTRIES_PER_BLOCK", 64)
+    monkeypatch.setattr("agentsgym.statistics.intervals._ENTRIES_PER_BLOCK", 64)
     assert bootstrap_intervals(values, clusters, num_resamples=1000).tolist() == whole.tolist()
 
 

@@ -18,8 +18,8 @@ from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.TextArena.references import reference_for
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation import Estimate, summarize
-from agentsgym.evaluation.metrics import fraction_of_optimal
-from agentsgym.evaluation.optimality import anchors_of_task, fraction_with_interval
+from agentsgym.statistics.metrics import fraction_of_optimal
+from agentsgym.statistics.optimality import anchors_of_task, fraction_with_interval
 from agentsgym.types import StopReason, Trajectory, Turn
 
 NUMBERS = st.floats(-10, 10)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.evaluation.metrics import pass_at_k, pass_at_k_interval, pass_hat_k, pass_hat_k_interval, summarize
-from agentsgym.evaluation.passing import most_rollouts
+from agentsgym.statistics.metrics import pass_at_k, pass_at_k_interval, pass_hat_k, pass_hat_k_interval, summarize
+from agentsgym.statistics.passing import most_rollouts
 from agentsgym.types import StopReason, Trajectory
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.evaluation.metrics import pass_at_k, pass_at_k_interval, summarize
+from agentsgym.statistics.metrics import pass_at_k, pass_at_k_interval, summarize
 from agentsgym.types import StopReason, Trajectory
 
 

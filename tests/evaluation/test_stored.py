@@ -17,9 +17,9 @@ from agentsgym.agents.base import Agent
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.errors import AgentsGymError, ConfigError, StoreError, TooManyFailuresError
-from agentsgym.evaluation.metrics import Evaluation
 from agentsgym.evaluation.run import evaluate
 from agentsgym.rollouts.thread_pool import EnvThreadPool
+from agentsgym.statistics.metrics import Evaluation
 from agentsgym.store import parts
 from agentsgym.store.reader import RolloutStore
 from agentsgym.types import Action, Trajectory, TurnRequest

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.evaluation.passing import maj_at_k, winning_chances
+from agentsgym.statistics.passing import maj_at_k, winning_chances
 from agentsgym.types import StopReason, Trajectory
 
 

@@ -20,11 +20,11 @@ from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.envs.PriceList import PriceListEnv, ReferencePlayer
 from agentsgym.envs.TwentyQuestions import ImitationPlayer
 from agentsgym.evaluation.compare import compare
+from agentsgym.observers.learning_curve import LearningCurve
 from agentsgym.recipes.run import TrainingRun
 from agentsgym.recipes.train import prepare
 from agentsgym.recipes.warm_start import played_lessons, stored_lessons
 from agentsgym.reports.plots.stored import curve_of
-from agentsgym.training.callbacks import LearningCurve
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 

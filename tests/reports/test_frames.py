@@ -9,8 +9,8 @@ import pytest
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError
-from agentsgym.evaluation.metrics import Evaluation, summarize
 from agentsgym.reports.frames import rollouts_frame
+from agentsgym.statistics.metrics import Evaluation, summarize
 from agentsgym.types import StopReason, Trajectory, Turn
 
 

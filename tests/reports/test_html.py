@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym.errors import ConfigError
-from agentsgym.evaluation.metrics import summarize
 from agentsgym.reports.html import rollouts_html, trajectory_html
+from agentsgym.statistics.metrics import summarize
 from agentsgym.tiny import tiny_tokenizer
 from agentsgym.types import StopReason, Trajectory, Turn
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
-from agentsgym.evaluation.metrics import Estimate
 from agentsgym.reports.colors import BLUE, REFERENCES, VERMILION
 from agentsgym.reports.plots import learning_curve, moving_average, spread
+from agentsgym.statistics.metrics import Estimate
 
 POINTS = [(float(64 * batch), 0.4 + 0.004 * batch) for batch in range(1, 100)]
 BEFORE, AFTER = Estimate(mean=0.4, low=0.36, high=0.44), Estimate(mean=0.8, low=0.77, high=0.83)

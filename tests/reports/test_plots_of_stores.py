@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from stored import rollout
 
 from agentsgym.errors import ConfigError
-from agentsgym.evaluation.metrics import summarize
 from agentsgym.reports.plots import Picture, by_turn, credit_along, learning_curve, lengths, rollout_group
 from agentsgym.reports.plots.stored import curve_of
+from agentsgym.statistics.metrics import summarize
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
 from agentsgym.types import StopReason, Trajectory, Turn

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.evaluation.metrics import Estimate, Evaluation
 from agentsgym.reports.tables import comparison_table, text_table
+from agentsgym.statistics.metrics import Estimate, Evaluation
 
 
 def evaluation(**fields: Any) -> Evaluation:

@@ -10,7 +10,7 @@ import pytest
 from games import settings, trainer_of
 from transformers import TrainerControl, TrainerState
 
-from agentsgym.training.callbacks import LearningCurve
+from agentsgym.observers.learning_curve import LearningCurve
 from agentsgym.training.config import GRPOEnvConfig
 
 PNG = b"\x89PNG\r\n"
@@ -98,7 +98,7 @@ class Shown:
 def test_the_bar_moves_and_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bars: list[Shown] = []
     monkeypatch.setattr(
-        "agentsgym.training.callbacks.tqdm", lambda **arguments: bars.append(Shown(**arguments)) or bars[-1]
+        "agentsgym.observers.learning_curve.tqdm", lambda **arguments: bars.append(Shown(**arguments)) or bars[-1]
     )
     args, curve = settings(tmp_path), LearningCurve(tmp_path / "curve.png")
     curve.on_train_begin(args, at(2, max_steps=9), TrainerControl())
@@ -123,11 +123,11 @@ class Terminal(io.StringIO):
 def test_a_terminal_is_shown_a_bar_with_reward_and_win_rate_and_a_file_gets_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="agentsgym.training.callbacks")
+    caplog.set_level("INFO", logger="agentsgym.observers.learning_curve")
     clock = iter([100.0])
     bars: list[Shown] = []
     monkeypatch.setattr(
-        "agentsgym.training.callbacks.tqdm", lambda **arguments: bars.append(Shown(**arguments)) or bars[-1]
+        "agentsgym.observers.learning_curve.tqdm", lambda **arguments: bars.append(Shown(**arguments)) or bars[-1]
     )
     args, start = settings(tmp_path, disable_tqdm=False), at(2, max_steps=22)
     monkeypatch.setattr("sys.stderr", Terminal())
@@ -138,7 +138,7 @@ def test_a_terminal_is_shown_a_bar_with_reward_and_win_rate_and_a_file_gets_line
     assert caplog.messages == []
     monkeypatch.setattr("sys.stderr", io.StringIO())
     curve = LearningCurve(redraw_every_s=1e9)
-    monkeypatch.setattr("agentsgym.training.callbacks.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("agentsgym.observers.learning_curve.time.monotonic", lambda: next(clock))
     curve.on_train_begin(args, start, TrainerControl())
     clock = iter([104.0])
     curve.on_log(args, at(4, max_steps=22), TrainerControl(), logs={"reward": 0.5})

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from agentsgym.observers.console import print_conversations
+from agentsgym.observers.conversations import COLUMNS, Conversation, chosen, trace_of, turn_advantages
 from agentsgym.texts import visible
-from agentsgym.training.reporting.console import print_conversations
-from agentsgym.training.reporting.conversations import COLUMNS, Conversation, chosen, turn_advantages
-from agentsgym.training.reporting.trackers import trace_of
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J<script>alert(1)</script>\u202eevil\u2066\ud800 [bold]x[/bold] :smile: [/nothing]"

@@ -10,7 +10,7 @@ import pytest
 
 from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.evaluation.metrics import summarize
+from agentsgym.statistics.metrics import summarize
 from agentsgym.training.metrics.rollouts import CompletionRow, RolloutSummary, evaluation_metrics, rollout_metrics
 from agentsgym.types import StopReason, Trajectory, Turn
 

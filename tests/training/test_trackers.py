@@ -18,9 +18,10 @@ from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TrackioCallback
 
 from agentsgym.errors import ConfigError
+from agentsgym.observers.conversations import COLUMNS, Conversation
+from agentsgym.observers.shown import send_conversations
 from agentsgym.training.metrics.registry import GROUPS, metric_of
-from agentsgym.training.reporting.conversations import COLUMNS, Conversation
-from agentsgym.training.reporting.trackers import choose_metrics, send_conversations
+from agentsgym.training.trackers import choose_metrics
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import StopReason, Trajectory
 

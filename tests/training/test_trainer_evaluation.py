@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset, IterableDataset
 from games import TextAgent, has_moved, logged, tasks, trainer_of
 
-from agentsgym.evaluation.metrics import summarize
+from agentsgym.statistics.metrics import summarize
 from agentsgym.types import StopReason
 
 

@@ -50,7 +50,9 @@ def train(
     from agentsgym.recipes.train import prepare  # noqa: PLC0415
 
     quiet_transformers()
-    logging.getLogger("agentsgym.training.callbacks").setLevel(logging.INFO)  # the steps, where no bar can show them
+    logging.getLogger("agentsgym.observers.learning_curve").setLevel(
+        logging.INFO
+    )  # the steps, where no bar can show them
     with usage():
         course = prepare(config, overrides=options.key_values(set_values, "--set"))
     with contextlib.redirect_stdout(sys.stderr):  # what is said on the way is no result

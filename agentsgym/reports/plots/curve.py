@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
-from agentsgym.evaluation.metrics import Estimate
 from agentsgym.reports.colors import BLUE, PAPER, REFERENCES, VERMILION
 from agentsgym.reports.plots.stored import curve_of
 from agentsgym.reports.plots.style import Picture, draw_frame, draw_legend, finished
+from agentsgym.statistics.metrics import Estimate
 from agentsgym.store.reader import RolloutStore
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, Self
 
 from agentsgym.errors import ConfigError
-from agentsgym.evaluation.breakdown import SeatOutcome
-from agentsgym.evaluation.metrics import Estimate, summarize_outcomes
 from agentsgym.reports.plots.style import TokenValues
+from agentsgym.statistics.breakdown import SeatOutcome
+from agentsgym.statistics.metrics import Estimate, summarize_outcomes
 from agentsgym.store.reader import RolloutStore
 from agentsgym.types import StopReason, Trajectory, outcome_of
 

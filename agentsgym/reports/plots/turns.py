@@ -14,7 +14,6 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from agentsgym.errors import ConfigError
-from agentsgym.evaluation.intervals import bootstrap_intervals
 from agentsgym.reports.colors import BLUE, BROWN, FAINT_INK, GRAY, OUTCOMES, VERMILION, VIOLET
 from agentsgym.reports.plots.stored import DrawnRollout, DrawnTurn, lengths_of, turns_of
 from agentsgym.reports.plots.style import (
@@ -28,6 +27,7 @@ from agentsgym.reports.plots.style import (
     leave_room,
     mean_of,
 )
+from agentsgym.statistics.intervals import bootstrap_intervals
 from agentsgym.types import Trajectory
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Self
 
 from agentsgym.batch.layouts import TrainingRow
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.evaluation.breakdown import by_label, by_role
-from agentsgym.evaluation.metrics import Evaluation, fraction_of_optimal
+from agentsgym.statistics.breakdown import by_label, by_role
+from agentsgym.statistics.metrics import Evaluation, fraction_of_optimal
 from agentsgym.texts import visible
 from agentsgym.training.tensors.logprobs import KnownLogprobs
 from agentsgym.types import Message, StopReason, Trajectory

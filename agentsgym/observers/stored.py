@@ -6,7 +6,6 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -18,19 +17,16 @@ from agentsgym.envs.datasets.stored_columns import stored_columns
 from agentsgym.errors import StoreError
 from agentsgym.ranks import KeptError, all_gather_objects
 from agentsgym.store.reader import RolloutStore
+from agentsgym.training.observing import BatchObserver, ObservedBatch
 
 if TYPE_CHECKING:
     import torch
 
-    from agentsgym.credit.assignment import TokenAdvantages
     from agentsgym.credit.bound import BoundEstimator
     from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.envs.datasets.environments import Environments
     from agentsgym.store.writer import RolloutWriter
     from agentsgym.training.config import GRPOEnvConfig
-    from agentsgym.training.generation.generator import GenerationBatch, Phase
-    from agentsgym.training.tensors.logprobs import TokenLogprobs
-    from agentsgym.training.tensors.token_batch import TokenBatch
 
 _SOURCES = {"train": "training", "eval": "evaluation"}
 
@@ -40,94 +36,70 @@ def new_run_name() -> str:
     return f"training-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
-class TrainingStore:
-    """Where the rollouts of a run go; nowhere without ``args.store_rollouts``.
+class TrainingStore(BatchObserver):
+    """Writes the rollouts of a run to a store.
 
     Attributes:
         run: What the run is called there; the first rank's counts. Empty for a new name.
     """
 
     def __init__(
-        self, args: GRPOEnvConfig, environments: Environments, estimator: BoundEstimator | PotentialShaping
+        self,
+        folder: Path,
+        args: GRPOEnvConfig,
+        environments: Environments,
+        estimator: BoundEstimator | PotentialShaping,
     ) -> None:
         """Open nothing yet: that is done on all ranks together.
 
         Args:
+            folder: The store's.
             args: The settings.
             environments: The environments of the rows.
             estimator: What makes the advantages.
         """
-        self._args, self._environments, self._estimator = args, environments, estimator
+        self._folder, self._args, self._environments, self._estimator = folder, args, environments, estimator
         self._writer: RolloutWriter | None = None
         self.run = ""
         self._tokenizer: str | None = None
 
-    def add(
-        self,
-        batch: GenerationBatch,
-        phase: Phase,
-        tokens: TokenBatch,
-        mask: torch.Tensor,
-        advantages: TokenAdvantages,
-        logprobs: TokenLogprobs,
-    ) -> None:
-        """Collective if rollouts are stored: hand this rank's rollouts to the store, which writes them meanwhile.
+    def on_batch(self, observed: ObservedBatch) -> None:
+        """Collective: hand this rank's rollouts to the store, which writes them meanwhile.
 
         A disk that takes nothing is logged once, and the rollouts are kept until it does.
-
-        Args:
-            batch: What was played.
-            phase: What for.
-            tokens: Its rows.
-            mask: (B, L), 1 on the agent tokens that are trained on.
-            advantages: One number a token of each rollout.
-            logprobs: The trained model's log-probabilities and entropies, where they were computed.
 
         Raises:
             StoreError: There can be no store at that place, on some rank; it is raised on all of them.
         """
-        folder = self._args.rollout_folder
-        if folder is None:
-            return
         error = KeptError()
         if self._writer is None:
-            self._open(folder, error)
+            self._open(error)
         with error.keeping():
-            scored = [_by_token(batch, tokens, mask, one) for one in (logprobs.model, logprobs.entropies)]
-            self._add(batch, phase, advantages, *scored)
+            self._add(observed)
         all_gather_objects((), error.first)
 
-    @contextlib.contextmanager
-    def written_at_the_end(self) -> Generator[None]:
-        """Write what is left when the run ends, however it ends."""
-        try:
-            yield
-        finally:
-            if self._writer is not None:
-                with contextlib.suppress(StoreError):  # logged where it happened; the writer tries again at its end
-                    self._writer.flush()
+    def flush(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            with contextlib.suppress(StoreError):  # logged where it happened; the writer tries again at its end
+                self._writer.flush()
 
     def close(self) -> None:
         """Write what is left, and end the writer's thread."""
         if self._writer is not None:
             self._writer.close(strict=False)
 
-    def _open(self, folder: Path, error: KeptError) -> None:
+    def _open(self, error: KeptError) -> None:
         """Collective: make this rank's writer, and agree on the name of the run."""
         with error.keeping():
-            self._writer = RolloutStore.writer(folder, agent="policy")
+            self._writer = RolloutStore.writer(self._folder, agent="policy")
             self._tokenizer = self._writer.keep_tokenizer(self._environments.tokenizer)
         self.run = all_gather_objects([self.run or new_run_name()], error.first)[0]
 
-    def _add(
-        self,
-        batch: GenerationBatch,
-        phase: Phase,
-        advantages: TokenAdvantages,
-        model_logprobs: Sequence[Sequence[float] | None],
-        entropies: Sequence[Sequence[float] | None],
-    ) -> None:
-        writer = cast("RolloutWriter", self._writer)
+    def _add(self, observed: ObservedBatch) -> None:
+        writer, batch, phase = cast("RolloutWriter", self._writer), observed.batch, observed.phase
+        advantages, logprobs = observed.advantages, observed.logprobs
+        model_logprobs, entropies = (_by_token(observed, one) for one in (logprobs.model, logprobs.entropies))
         credit = CreditSettings.of(self._args, self._estimator).as_dict() | {"num_rollouts": len(batch.rollouts)}
         for i, trajectory in enumerate(batch.trajectories):
             env = self._environments.of(batch.dataset_rows[i])
@@ -149,16 +121,14 @@ class TrainingStore:
         writer.flush(wait=False)
 
 
-def _by_token(
-    batch: GenerationBatch, tokens: TokenBatch, mask: torch.Tensor, logprobs: torch.Tensor | None
-) -> list[list[float] | None]:
+def _by_token(observed: ObservedBatch, logprobs: torch.Tensor | None) -> list[list[float] | None]:
     """Lay numbers of tokens, (B, L), on the tokens of each rollout, (T,): NaN where an agent token has none."""
+    trajectories = observed.batch.trajectories
     if logprobs is None:
-        return [None] * len(batch.trajectories)
-    nested = tokens.by_turn(
-        logprobs.float().masked_fill(mask == 0, math.nan), [len(one.turns) for one in batch.trajectories]
-    )
+        return [None] * len(trajectories)
+    own = logprobs.float().masked_fill(observed.mask == 0, math.nan)
+    nested = observed.tokens.by_turn(own, [len(one.turns) for one in trajectories])
     return [
         scatter_to_tokens(trajectory, [numbers or math.nan for numbers in own])
-        for trajectory, own in zip(batch.trajectories, nested, strict=True)
+        for trajectory, own in zip(trajectories, nested, strict=True)
     ]

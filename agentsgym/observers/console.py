@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from agentsgym.observers.conversations import shown_indices, speech
 from agentsgym.texts import shortened
-from agentsgym.training.reporting.conversations import shown_indices, speech
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from agentsgym.training.reporting.conversations import Conversation
+    from agentsgym.observers.conversations import Conversation
 
 _MAX_MESSAGE: Final = 1_000  # bytes of a message
 _MAX_MESSAGES: Final = 24

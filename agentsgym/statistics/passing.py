@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentsgym.evaluation.intervals import Estimate, bootstrap_intervals, without_spread
 from agentsgym.seeding import derive_seed
+from agentsgym.statistics.intervals import Estimate, bootstrap_intervals, without_spread
 from agentsgym.types import Trajectory
 
 
@@ -158,7 +158,7 @@ def pass_at_k_interval(
     Args:
         trajectories: The rollouts; failed ones are left out.
         k: The tries.
-        clusters: What belongs together, one key a trajectory, as in :func:`~agentsgym.evaluation.metrics.summarize`; a
+        clusters: What belongs together, one key a trajectory, as in :func:`~agentsgym.statistics.metrics.summarize`; a
             task belongs where its first rollout does. None: each task by itself.
         confidence: Of the interval, in (0, 1).
         seed: Of the bootstrap.

@@ -12,10 +12,10 @@ import numpy as np
 
 from agentsgym._lazy import called_later
 from agentsgym.envs.anchors import Anchors
-from agentsgym.evaluation.breakdown import RolloutOutcome, by_label, by_role
-from agentsgym.evaluation.intervals import Estimate, bootstrap_intervals, cluster_totals, without_spread
-from agentsgym.evaluation.optimality import anchors_of_info, fraction_with_interval
-from agentsgym.evaluation.passing import maj_at_k, pass_at_k, pass_at_k_interval, pass_hat_k, pass_hat_k_interval
+from agentsgym.statistics.breakdown import RolloutOutcome, by_label, by_role
+from agentsgym.statistics.intervals import Estimate, bootstrap_intervals, cluster_totals, without_spread
+from agentsgym.statistics.optimality import anchors_of_info, fraction_with_interval
+from agentsgym.statistics.passing import maj_at_k, pass_at_k, pass_at_k_interval, pass_hat_k, pass_hat_k_interval
 from agentsgym.types import StopReason, Trajectory
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Evaluation:
         confidence: The probability with which the method's intervals hold the truth, in (0, 1).
         num_left_out: Rollouts that did not fail, and whose task groups were too small (``min_group_size``).
         by_environment: The same for each environment, where there are several; else empty.
-        by_role: The same for each role (:func:`~agentsgym.evaluation.breakdown.seat_outcomes`), where there are
+        by_role: The same for each role (:func:`~agentsgym.statistics.breakdown.seat_outcomes`), where there are
             several; else empty. Its turns are those of the role, and it holds no trajectories.
         fraction_of_optimal: Where the reward lies between that of random play (0) and that of optimal play (1), of the
             rollouts for which both are known, where one role is paid; None if there are none, as in a game that the
@@ -107,7 +107,7 @@ class Evaluation:
         return pass_at_k(self.trajectories, k)
 
     def pass_at_k_interval(self, k: int) -> Estimate:
-        """Estimate the same with an interval over tasks: see :func:`~agentsgym.evaluation.passing.pass_at_k_interval`.
+        """Estimate the same with an interval over tasks: see :func:`~agentsgym.statistics.passing.pass_at_k_interval`.
 
         The confidence is that of the other estimates, and so is what is one task (``cluster_by``).
         """
@@ -122,7 +122,7 @@ class Evaluation:
         return pass_hat_k_interval(self.trajectories, k, clusters=self.clusters or None, confidence=self.confidence)
 
     def maj_at_k(self, k: int) -> float:
-        """Estimate how often the most frequent answer is right: see :func:`~agentsgym.evaluation.passing.maj_at_k`."""
+        """Estimate how often the most frequent answer is right: see :func:`~agentsgym.statistics.passing.maj_at_k`."""
         return maj_at_k(self.trajectories, k)
 
     def _estimates(self) -> list[tuple[str, Estimate | None]]:

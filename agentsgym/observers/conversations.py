@@ -80,6 +80,13 @@ class Conversation:
         return f", {self.notes[index]}" if index in self.notes else ""
 
 
+def trace_of(conversation: Conversation, facts: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Give the messages of a trace, and its metadata: what the conversation's turns were worth, and ``facts``."""
+    own = conversation.facts
+    status = "error" if own["outcome"] == "failed" else "ok"
+    return [{**message} for message in conversation.messages], {"status": status, **own, **facts}
+
+
 def turn_advantages(trajectory: Trajectory, advantages: Sequence[float]) -> list[float | None]:
     """The mean advantage of each turn's tokens, (K,); None for a turn without tokens.
 

@@ -17,7 +17,7 @@ from agentsgym.reports.plots import learning_curve
 from agentsgym.reports.plots.style import check_path
 
 if TYPE_CHECKING:
-    from agentsgym.evaluation.metrics import Estimate
+    from agentsgym.statistics.metrics import Estimate
 
 
 logger = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ class LearningCurve(TrainerCallback):
     """Plots the win rate of the training rollouts as it develops, and shows it beside a progress bar.
 
     In a notebook the plot stands in the cell that trains, and is drawn again in place. Where standard error is neither
-    a notebook's nor a terminal, there is no bar: each log is a line of the logger ``agentsgym.training.callbacks`` at
-    level INFO.
+    a notebook's nor a terminal, there is no bar: each log is a line of the logger
+    ``agentsgym.observers.learning_curve`` at level INFO.
 
     Attributes:
         points: (episodes played so far, win rate of the rollouts since the last log).

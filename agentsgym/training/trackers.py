@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ClassVar, Final
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TrackioCallback
@@ -13,15 +13,10 @@ from trl.extras import profiling
 
 from agentsgym.texts import sentence_of
 from agentsgym.training.metrics.registry import metric_of
-from agentsgym.training.reporting.conversations import COLUMNS
-
-if TYPE_CHECKING:
-    from agentsgym.training.reporting.conversations import Conversation
 
 logger = logging.getLogger(__name__)
 
 _EVENTS: Final = tuple(name for name in dir(TrainerCallback) if name.startswith("on_"))
-_STEP: Final = "train/global_step"  # by which the trackers' own curves are drawn
 
 
 def choose_metrics(metrics: Mapping[str, Any], groups: Collection[str]) -> dict[str, Any]:
@@ -128,40 +123,3 @@ def begin_trackio(callbacks: Iterable[TrainerCallback], *args: Any, model: Any) 
     for callback in callbacks:
         if isinstance(callback, TrackioCallback):
             callback.on_train_begin(*args, model=model)
-
-
-def send_conversations(name: str, conversations: Sequence[Conversation], *, kind: str, step: int) -> None:
-    """Send conversations to a tracker that has tables: wandb or trackio. To another nothing is sent.
-
-    Args:
-        name: The tracker, as ``report_to`` names it.
-        conversations: What to send.
-        kind: ``"train"`` or ``"eval"``: the first part of the keys.
-        step: Optimizer steps that are done.
-
-    Raises:
-        Exception: Whatever the tracker raises, such as when it has no run.
-    """
-    columns, rows = list(COLUMNS), [one.row(step) for one in conversations]
-    if name == "wandb":
-        import wandb  # noqa: PLC0415  # an extra  # pyright: ignore[reportMissingImports]
-
-        wandb.log({f"{kind}/conversations": wandb.Table(columns=columns, data=rows), _STEP: step})
-    elif name == "trackio":
-        import trackio  # noqa: PLC0415  # an extra
-
-        traces = [trackio.Trace(*trace_of(one, {"step": step})) for one in conversations]
-        trackio.log(
-            {
-                f"{kind}/conversations": trackio.Table(columns=columns, data=rows),
-                f"{kind}/rollouts": traces,
-                _STEP: step,
-            }
-        )
-
-
-def trace_of(conversation: Conversation, facts: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Give the messages of a trace, and its metadata: what the conversation's turns were worth, and ``facts``."""
-    own = conversation.facts
-    status = "error" if own["outcome"] == "failed" else "ok"
-    return [{**message} for message in conversation.messages], {"status": status, **own, **facts}

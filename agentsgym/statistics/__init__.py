@@ -1,0 +1,1 @@
+"""Summarize finished rollouts in estimates with intervals, in training as in an evaluation."""

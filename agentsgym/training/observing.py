@@ -1,0 +1,90 @@
+"""Let others watch a run without the trainer knowing them: what they are given, and which the settings name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transformers import TrainerCallback
+
+from agentsgym._lazy import called_later
+
+if TYPE_CHECKING:
+    import torch
+
+    from agentsgym.credit.assignment import TokenAdvantages
+    from agentsgym.credit.bound import BoundEstimator
+    from agentsgym.credit.shaping import PotentialShaping
+    from agentsgym.envs.datasets.environments import Environments
+    from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.generation.batch import GenerationBatch, Phase
+    from agentsgym.training.tensors.logprobs import TokenLogprobs
+    from agentsgym.training.tensors.token_batch import TokenBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedBatch:
+    """A generation batch with everything that the loss is computed from.
+
+    Attributes:
+        batch: The rollouts.
+        phase: Their purpose.
+        tokens: Their rows.
+        mask: (B, L), 1 on the agent tokens that are trained on.
+        advantages: One number a token of each rollout.
+        logprobs: The trained model's log-probabilities and entropies, where they were computed.
+    """
+
+    batch: GenerationBatch
+    phase: Phase
+    tokens: TokenBatch
+    mask: torch.Tensor
+    advantages: TokenAdvantages
+    logprobs: TokenLogprobs
+
+
+class BatchObserver(TrainerCallback):
+    """A callback that receives every generation batch too, in training and in evaluation."""
+
+    def on_batch(self, observed: ObservedBatch) -> None:
+        """Collective: take a batch, before it is trained on."""
+
+    def flush(self) -> None:
+        """Write what is left, at the end of a training or an evaluation, however it ended."""
+
+    def close(self) -> None:
+        """Release what the observer holds, at the end of the trainer."""
+
+
+_show_conversations = called_later("agentsgym.observers.shown", "ShownConversations")
+_store_rollouts = called_later("agentsgym.observers.stored", "TrainingStore")
+
+
+def build_observers(
+    args: GRPOEnvConfig, environments: Environments, estimator: BoundEstimator | PotentialShaping
+) -> list[BatchObserver]:
+    """Build the observers that the settings name; the modules of the others are not imported.
+
+    Args:
+        args: The settings.
+        environments: The environments of the rows.
+        estimator: The estimator of the advantages.
+    """
+    observers: list[BatchObserver] = []
+    if args.log_conversations:
+        observers.append(_show_conversations(args))
+    if args.rollout_folder is not None:
+        observers.append(_store_rollouts(args.rollout_folder, args, environments, estimator))
+    return observers
+
+
+@contextlib.contextmanager
+def flushing(observers: Sequence[BatchObserver]) -> Generator[None]:
+    """Flush the observers at the end, however it ends."""
+    try:
+        yield
+    finally:
+        for observer in observers:
+            observer.flush()

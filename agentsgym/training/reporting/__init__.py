@@ -1,1 +1,0 @@
-"""Show a run: which metrics go to trackers and the terminal, and whole conversations in both."""
