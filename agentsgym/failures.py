@@ -66,7 +66,7 @@ def failure_of(
     except KeyboardInterrupt:
         raise
     except BaseException as other:  # noqa: BLE001  # foreign code: whatever a traceback reads of an error may raise
-        failure.trace = f"its traceback cannot be written: that raised {type(other).__name__}"
+        failure.trace = f"its traceback cannot be formatted: formatting raised {type(other).__name__}"
     return failure
 
 
@@ -137,7 +137,7 @@ class FailureLog:
         """Log the counts, also of a run that was ended."""
         for kind_, count in self._counts.items():
             if count > 1:
-                alike = "of yet other kinds, such as" if kind_ == _OTHER_KINDS else "like it:"
+                alike = "of other kinds, e.g." if kind_ == _OTHER_KINDS else "like it:"
                 self._logger.warning("… and %d more %s %s", count - 1, alike, self._first[kind_])
 
     def note(self, trajectory: Trajectory) -> None:

@@ -152,7 +152,7 @@ class Action:
     def __post_init__(self) -> None:
         if self.logprobs is not None and (self.token_ids is None or len(self.logprobs) != len(self.token_ids)):
             given = "no token_ids" if self.token_ids is None else f"{len(self.token_ids)} token_ids"
-            raise ValueError(f"an Action needs one log-probability an id, got {len(self.logprobs)} and {given}")
+            raise ValueError(f"an Action needs one log-probability per id, got {len(self.logprobs)} and {given}")
 
     def __repr__(self) -> str:
         return _brief(self)
@@ -267,7 +267,7 @@ class Trajectory:
         for name in ("logprobs", "per_token_rewards"):
             values = getattr(self, name)
             if values and len(values) != len(self.token_ids):
-                raise ValueError(f"{name} needs one value a token, got {len(values)} for {len(self.token_ids)}")
+                raise ValueError(f"{name} needs one value per token, got {len(values)} for {len(self.token_ids)}")
 
     @classmethod
     def from_messages(cls, tokenizer: Any, messages: Any, rewards: Any, **options: Any) -> Trajectory:

@@ -72,7 +72,7 @@ def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     """
     given: Any = message.get("tool_calls") or ()
     if not isinstance(given, list | tuple):
-        raise RequestError(f"its answer has tool_calls that are no list: {shown(given)}")
+        raise RequestError(f"its answer has tool_calls that are not a list: {shown(given)}")
     return tuple(_call(one) for one in cast("Sequence[Any]", given))
 
 

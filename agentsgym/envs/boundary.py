@@ -97,14 +97,14 @@ def with_plain_text(action: Any) -> Any:
 def action_error(action: Any, room: int | None, vocabulary_size: float) -> str:
     """Say why an agent's answer cannot be recorded; empty if it can."""
     if not isinstance(action, Action) or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return f"an agent must answer with an Action, got {shown(action)}"
+        return f"an agent must return an Action, got {shown(action)}"
     if type(action.policy_version) is not int and action.policy_version is not None:
         return f"an Action's policy_version must be an int or None, got {_described(action.policy_version)}"
     if action.token_ids is None:
         return "" if is_unicode(action.text) else f"an Action's text must be valid Unicode, got {shown(action.text)}"
     error = _ids_error(action.token_ids, vocabulary_size)
     if not error and room is not None and len(action.token_ids) > room:
-        error = f"an action of {len(action.token_ids)} tokens, at most {room} were asked for"
+        error = f"an action of {len(action.token_ids)} tokens, more than the {room} requested"
     if not error and action.logprobs is not None:
         error = _logprobs_error(action.logprobs)
     return error
@@ -256,7 +256,7 @@ def as_shown_messages(messages: Any) -> list[Message]:
     except BaseException as raised:
         raise failure_of_value(name, raised) from raised
     if plain is None or plain[-1]["role"] == "assistant":
-        expected = "a list of messages that ends with what the agent is to answer"
+        expected = "a list of messages that ends with the one to answer"
         raise EnvError(f"{name} must return {expected}, got {shown(messages)}")
     if not all(is_unicode(message["content"]) for message in plain):
         raise EnvError(f"{name} must return valid Unicode, got {shown(plain)}")
@@ -272,7 +272,7 @@ def as_token_rewards(rewards: Any, num_tokens: int) -> list[float]:
     if num_given == num_tokens:
         return cast("list[float]", rewards)
     given = shown(cast("object", rewards)) if num_given is None else num_given
-    raise EnvError(f"_calculate_rewards must return a list of {num_tokens} rewards, one a token, got {given}")
+    raise EnvError(f"_calculate_rewards must return a list of {num_tokens} rewards, one per token, got {given}")
 
 
 def as_hashable(name: str, value: Any) -> Hashable:
@@ -307,7 +307,7 @@ def as_role_rewards(rewards: Any) -> dict[Hashable, float]:
     """Read ``info["rewards"]``: a finite number for each role, or an :class:`EnvError`."""
     name = "_step_episode's info['rewards']"
     if not isinstance(rewards, Mapping):
-        raise EnvError(f"{name} must be a dict of one reward a role, got {shown(rewards)}")
+        raise EnvError(f"{name} must be a dict of one reward per role, got {shown(rewards)}")
     paid = cast("Mapping[Hashable, Any]", rewards)
     return {role: as_number(f"{name}[{shown(role)}]", amount) for role, amount in paid.items()}
 
@@ -322,13 +322,13 @@ def paid_to(role: Hashable, step: Step) -> Step:
         return step
     if rewards and role is None and None not in rewards:
         raise EnvError(
-            f"_role must name the role whose turn it was where _step_episode pays by role, got None beside "
+            "_role must return the role that acted when _step_episode gives rewards by role, got None beside "
             f"info['rewards'] = {shown(dict(rewards))}"
         )
     if role not in rewards:
         alike = [one for one in rewards if str(one).casefold() == str(role).casefold()]
         if alike:
-            raise EnvError(f"_role returned {shown(role)}, and _step_episode's info['rewards'] pays {shown(alike[0])}")
+            raise EnvError(f"_role returned {shown(role)}, but _step_episode's info['rewards'] has {shown(alike[0])}")
     return step._replace(reward=rewards.get(role, 0.0))
 
 

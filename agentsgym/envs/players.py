@@ -76,6 +76,6 @@ def _required_player(env: MultistepEnv, kind: str, seed: int, title: str) -> Any
         return player
     known = [PACKAGED[name].rpartition(".")[2] for name, spec in packaged_specs().items() if getattr(spec, kind)]
     raise ConfigError(
-        f"{type(env).__name__} brings no {title} (those that do: {', '.join(known)}); a class of yours offers one by "
-        f"defining {kind}_player(self, seed)"
+        f"{type(env).__name__} has no {title} (environments with one: {', '.join(known)}); define "
+        f"{kind}_player(self, seed) in your class to add one"
     )

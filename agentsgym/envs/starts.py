@@ -58,8 +58,8 @@ def _check_plainly(task_data: TaskData, name: str) -> None:
                     raise
                 sentence = f"{type(error).__name__}: {sentence_of(error)}"
                 raise TaskError(
-                    f"{name}[{shown(key)}] must be something that copy.deepcopy copies, since every episode gets a "
-                    f"copy, and it raised {sentence}"
+                    f"{name}[{shown(key)}] must support copy.deepcopy, since every episode gets a copy; it "
+                    f"raised {sentence}"
                 ) from error
 
 

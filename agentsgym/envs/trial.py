@@ -325,7 +325,7 @@ class Trial:
             span = conversation.transcript.act(action, room)
         except TemplateError as refused:
             raise AgentError(
-                f"session {self.session_id}: what the agent said cannot be recorded: {refused}"
+                f"session {self.session_id}: the agent's answer cannot be recorded: {refused}"
             ) from refused
         conversation.agent_state = action.agent_state
         conversation.logprobs.append(action.logprobs)

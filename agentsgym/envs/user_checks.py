@@ -175,7 +175,7 @@ def check_single_stream(env: Any, caller: str) -> None:
     check_initialized(env)
     if env.tokenizer is not None and env.env_config["history"] != "append":
         raise ConfigError(
-            f"{caller} gives one row of tokens a rollout, and env_config['history']="
+            f"{caller} gives one row of tokens per rollout, and env_config['history']="
             f"{env.env_config['history']!r} makes a new one wherever it rewrites the history: "
             "use generate(..., return_all_steps=True), which gives each turn its own prompt"
         )

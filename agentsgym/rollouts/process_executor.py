@@ -33,8 +33,8 @@ _MEASURE_EVERY_S = 0.1
 _MAX_FAILED_STARTS = 3  # a process, one after the other
 _MAX_DEATHS_WITHOUT_PROGRESS = 8  # a live trial, more than it takes to convict each of them
 _TASKS = (
-    "an EnvProcessPool takes tasks whose values can be pickled and are of classes that a module defines: name others "
-    "in the task, and make them in _initialize_episode"
+    "an EnvProcessPool takes tasks whose values can be pickled and whose classes are defined in a module: put only "
+    "names of other objects in the task, and create the objects in _initialize_episode"
 )
 
 
@@ -150,7 +150,7 @@ class ProcessExecutor:
             )
         remote = None if reply.trial_index is None else self._trials.get(reply.trial_index)
         if remote is None or remote.worker is not worker:
-            worker.kill("it answered for a session that does not live there")
+            worker.kill("it replied for a session that it does not hold")
         elif isinstance(reply, RequestDelta):
             self._handle_request(remote, worker, reply)
         elif isinstance(reply, DeserializationFailure):
@@ -223,16 +223,16 @@ class ProcessExecutor:
         self._num_deaths_without_progress += 1
         if not worker.is_ready and not worker.killed_by_signal:
             raise ConfigError(
-                f"an EnvProcessPool's process ended ({worker.how_it_ended()}) before it began to work; what it "
-                'wrote says why: a script must start its pool below `if __name__ == "__main__":`'
+                f"an EnvProcessPool's process ended ({worker.how_it_ended()}) before it was ready; see its "
+                'output: a script must start its pool under `if __name__ == "__main__":`'
             )
         num_failed, num_deaths = self._num_failed_starts, self._num_deaths_without_progress
         num_allowed = _MAX_DEATHS_WITHOUT_PROGRESS * (len(self._trials) + self._workers.size)
         if num_failed > _MAX_FAILED_STARTS * self._workers.size or num_deaths > num_allowed:
             raise AgentsGymError(
                 f"the last {max(num_failed, num_deaths)} processes of an EnvProcessPool "
-                f"ended one after the other ({worker.how_it_ended()}) and no session went on: see whether there is "
-                f"memory for num_workers = {self._workers.size} of them, and what else ends processes here"
+                f"ended one after the other ({worker.how_it_ended()}) and no session made progress: check that "
+                f"there is memory for num_workers = {self._workers.size} of them, and that nothing else kills processes"
             )
 
     def _judge(self, worker: WorkerHandle, residents: list[RemoteTrial], suspect: RemoteTrial | None) -> None:

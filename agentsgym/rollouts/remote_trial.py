@@ -88,7 +88,7 @@ class RemoteTrial:
             if is_interruption(error):
                 raise
             return self.failed(
-                f"its result cannot be read where it was sent to: {type(error).__name__}: {sentence_of(error)}"
+                f"its result cannot be read by the receiving process: {type(error).__name__}: {sentence_of(error)}"
             )
 
     def failed(self, sentence: str) -> Finished:
@@ -98,9 +98,8 @@ class RemoteTrial:
     def differs(self) -> EnvError:
         """Make the error of a trial that comes out differently when it is played again."""
         return EnvError(
-            f"session {self.trial.session_id}: its process died, and when it was played again from its "
-            f"{len(self.inputs)} recorded actions it came out differently; an environment must give the same for the "
-            "same task, seed and actions"
+            f"session {self.trial.session_id}: its process died, and replaying its {len(self.inputs)} "
+            "recorded actions gave another episode; an environment must be deterministic given task, seed and actions"
         )
 
     def died(self, ended: str) -> EnvError:

@@ -136,7 +136,7 @@ class Template:
         except TemplateError as error:
             if len(messages) < 2 or messages[0]["role"] != "system" or not _works(self.render, messages[1:]):
                 raise
-            raise TemplateError(f"{error}; what would do: {_NO_SYSTEM}") from error.__cause__
+            raise TemplateError(f"{error}; to fix it: {_NO_SYSTEM}") from error.__cause__
 
     def opening(self, roles: Roles) -> Printed:
         """Find the first prompt, with a sentinel for each message, and how contents are changed.
@@ -179,10 +179,10 @@ class Template:
             text = self.render(new) if first else self.after_answer([QUESTION, ANSWERED, *new])
             behind = self.after_answer([*new, *next_turn] if first else [QUESTION, REPLY, *new, *next_turn])
         except TemplateError as error:
-            raise TemplateError(f"{error}; what would do: leave out {word!r} in {kind}") from error.__cause__
+            raise TemplateError(f"{error}; to fix it: leave out {word!r} in {kind}") from error.__cause__
         if behind != self.after_answer([QUESTION, *next_turn]):
             raise TemplateError(
-                f"the chat template prints something else in later turns because of {word!r} in {kind}; "
+                f"the chat template prints different text in later turns because of {word!r} in {kind}; "
                 f"what would do: leave it out, or {RERENDER}"
             )
         return text
@@ -280,8 +280,8 @@ class Template:
             return ""
         if not end:
             raise TemplateError(
-                f"the chat template ends with {shown(prompt)} whether it is asked for a generation prompt or not, so "
-                "that the end of an answer cannot be told from it: print it under {% if add_generation_prompt %}"
+                f"the chat template ends with {shown(prompt)} whether or not a generation prompt is requested, so the "
+                "end of an answer cannot be distinguished: print the prompt under {% if add_generation_prompt %}"
             )
         return prompt
 
@@ -292,12 +292,12 @@ class Template:
         kind = " + ".join(roles)
         if up_to_last(before, roles) != up_to_last(self.render(first, **self.frozen), roles):
             raise TemplateError(
-                f"the chat template prints a first prompt of {kind} in another way, or at another place, once the "
-                f"conversation goes on"
+                f"the chat template prints a first prompt of {kind} differently, or elsewhere, once the "
+                f"conversation continues"
             )
         if after != self.after_answer([QUESTION, ANSWERED, *padded(("user",))]):
             raise TemplateError(
-                f"the chat template prints something else behind an answer when the conversation begins with {kind}"
+                f"the chat template prints different text after an answer when the conversation begins with {kind}"
             )
         return printed
 
@@ -307,22 +307,22 @@ class Template:
         kind = " + ".join(roles)
         others = {
             "in the second turn than in the first": [QUESTION, REPLY, QUESTION, ANSWERED, *new],
-            f"behind an earlier {kind}": [QUESTION, REPLY, *plain(roles), ANSWERED, *new],
-            "behind an answer with thinking": [QUESTION, THOUGHT, *new],
+            f"after an earlier {kind}": [QUESTION, REPLY, *plain(roles), ANSWERED, *new],
+            "after an answer with thinking": [QUESTION, THOUGHT, *new],
         }
         for place, conversation in others.items():
             if self.after_answer(conversation) != text:
-                raise TemplateError(f"the chat template prints something else around {kind} {place}")
+                raise TemplateError(f"the chat template prints different text around {kind} {place}")
         usual_before, usual = self.around_answer([QUESTION, ANSWERED, *padded(("user",))])
         if before[: before.rfind("question")] != usual_before[: usual_before.rfind("question")]:
-            raise TemplateError(f"the chat template prints another first prompt when {kind} comes later")
+            raise TemplateError(f"the chat template prints a different first prompt when {kind} comes later")
         if usual != self.after_answer([QUESTION, REPLY, *plain(roles), ANSWERED, *padded(("user",))]):
-            raise TemplateError(f"the chat template prints something else around user behind an earlier {kind}")
+            raise TemplateError(f"the chat template prints different text around user after an earlier {kind}")
         printed = unpad(text, roles)
         later = self.after_answer([QUESTION, ANSWERED, *new, REPLY, QUESTION])
         if not later.startswith(up_to_last(text, roles)):
             raise TemplateError(
-                f"the chat template prints {kind} in another way, or at another place, once the conversation goes on"
+                f"the chat template prints {kind} differently, or elsewhere, once the conversation continues"
             )
         if self.frozen and ANOTHER_TIME in text:
             raise TemplateError(f"the chat template prints the time around {kind} in later turns")
@@ -345,7 +345,7 @@ class Template:
                 *([RERENDER] if self._shows(conversation) else []),
                 OTHER_TEMPLATE,
             ]
-            raise TemplateError(f"{error}; what would do: {', or '.join(ways)}") from error.__cause__
+            raise TemplateError(f"{error}; to fix it: {', or '.join(ways)}") from error.__cause__
 
     def _can_drop_system(self, find: Callable[[Roles], Printed], roles: Roles) -> bool:
         """Whether a first prompt is taken without its system message, which is the environment's to leave out."""

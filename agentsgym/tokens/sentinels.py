@@ -80,8 +80,8 @@ def unpad(text: str, roles: Roles) -> Printed:
             found = text.count(f"sentinel{index}_")
             did = "leaves out, moves or rewrites" if not found else "repeats" if found > 1 else "changes"
             raise TemplateError(
-                f"the chat template must print the content of each message once where it stands, unchanged, "
-                f"stripped of whitespace or as JSON; of {', '.join(roles)} it {did} the {role} message {index}"
+                f"the chat template must print the content of each message once and in place, unchanged, "
+                f"stripped of whitespace or as JSON; for {', '.join(roles)} it {did} the {role} message {index}"
             )
         text, change = taken
         changes.append(change)

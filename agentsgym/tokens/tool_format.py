@@ -187,7 +187,7 @@ class ToolFormat:
         try:
             self._tools.checked_results(roles)
         except TemplateError as error:
-            raise TemplateError(f"{error}; what would do: {RERENDER}, or {OTHER_TEMPLATE}") from refusal
+            raise TemplateError(f"{error}; to fix it: {RERENDER}, or {OTHER_TEMPLATE}") from refusal
         return "structured"
 
     def _structured(self, messages: Sequence[Message], roles: Roles, ended_by: int | None) -> Scaffold:

@@ -131,7 +131,7 @@ class ToolTemplate:
         new = self._messages(roles, answered, contents)
         real = self._render([QUESTION, self.call_message(answered), *new])
         if real[:cut] != text[:cut]:
-            raise TemplateError("the chat template prints a call in another way because of what a tool returned")
+            raise TemplateError("the chat template prints a call differently because of what a tool returned")
         return real[cut:]
 
     def checked_results(self, roles: Roles) -> Printed:
@@ -148,20 +148,20 @@ class ToolTemplate:
         earlier: Conversation = [QUESTION, call, *self._messages(roles, answered, [f"word{n}" for n in range(9)])]
         others: dict[str, Conversation] = {
             "in a second round": [*earlier, call],
-            "behind an earlier answer": [QUESTION, REPLY, QUESTION, call],
-            "behind a call with text": [QUESTION, {**call, "content": ANSWER}],
+            "after an earlier answer": [QUESTION, REPLY, QUESTION, call],
+            "after a call with text": [QUESTION, {**call, "content": ANSWER}],
         }
         for place, before in others.items():
             other, cut = self._cut(before, roles, answered)
             # Gemma 4 moves the text of a call behind the results: all that an agent that is asked now did not see.
             is_same = other[cut:].startswith(up_to_last(text, roles)) if "text" in place else other[cut:] == text
             if not is_same:
-                raise TemplateError(f"the chat template prints something else around results of tools {place}")
+                raise TemplateError(f"the chat template prints different text around results of tools {place}")
         new = self._messages(roles, answered)
         later = self._render([QUESTION, call, *new, REPLY, QUESTION])
         start = self._end_in(later)
         if not later[start:].startswith(up_to_last(text, roles)):
-            raise TemplateError("the chat template prints results of tools in another way once a conversation goes on")
+            raise TemplateError("the chat template prints results of tools differently once a conversation continues")
         if ANOTHER_TIME in text:
             raise TemplateError("the chat template prints the time around results of tools")
         self._check_prompt([QUESTION, call, *new], text)
@@ -209,7 +209,7 @@ class ToolTemplate:
             closing = self._template.after_answer([QUESTION, ANSWERED], ask=False)
             text = self._render([QUESTION, message], ask=False)
             if not text.endswith(closing):
-                raise TemplateError("the chat template closes an answer with reasoning in another way than others")
+                raise TemplateError("the chat template closes an answer with reasoning differently from others")
             text = text[: len(text) - len(closing)] + self._turn_end.before
         shared = "".join(common_prefix(asked, text))
         if shared != asked:
@@ -317,7 +317,7 @@ class ToolTemplate:
         first = text.rfind(_FIRST)
         edge = text.rfind(self.end.text, 0, first) if self.end and first >= 0 else -1
         if edge < 0:
-            raise TemplateError("the chat template must print the result of a tool once, behind its call")
+            raise TemplateError("the chat template must print the result of a tool once, after its call")
         return edge
 
     def _check_prompt(self, before: Conversation, text: str) -> None:
@@ -329,6 +329,6 @@ class ToolTemplate:
         whole, _, _ = self._render([*before, ANSWERED]).partition(ANSWER)
         if not whole.endswith(text):
             raise TemplateError(
-                "the chat template prints no generation prompt behind results of tools, and begins the answer to them "
-                "with something else in history"
+                "the chat template prints no generation prompt after results of tools, and begins the answer to them "
+                "with different text in history"
             )

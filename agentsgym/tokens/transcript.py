@@ -108,7 +108,7 @@ class Transcript:
             RuntimeError: The last observation still waits for its action.
         """
         if self._mark is not None:
-            raise RuntimeError("observe wants an action after each observation, but the last one has none yet")
+            raise RuntimeError("observe() was called before the last observation was answered: call act() first")
         messages = self._answered(messages)
         mark = _Mark(
             len(self.messages),
@@ -169,7 +169,7 @@ class Transcript:
         """
         mark = self._mark
         if mark is None:
-            raise RuntimeError("retract wants an observation without an action, but there is none")
+            raise RuntimeError("retract() needs an observation without an action, but there is none")
         del self.messages[mark.num_messages :]
         self.prompt_messages = mark.prompt_messages
         del self.prompt_messages[mark.num_prompt_messages :]
@@ -193,7 +193,7 @@ class Transcript:
             RuntimeError: There is no answer to close with: the last observation still waits for its action.
         """
         if self._mark is not None or not self.messages:
-            raise RuntimeError("close wants the last observation to have its action, and it has none")
+            raise RuntimeError("close() needs a conversation whose last observation is answered: call act() first")
         messages = self._answered(messages)
         token_ids = self._closing(messages)
         if token_ids is not None and (limit is None or len(token_ids) <= limit):
@@ -233,7 +233,7 @@ class Transcript:
             RuntimeError: There is no observation to answer.
         """
         if self._mark is None:
-            raise RuntimeError("act wants an observation to answer, but the last one has its action already")
+            raise RuntimeError("act() was called without an observation to answer: call observe() first")
         answer, start = self._message(action), len(self._earlier) + len(self.token_ids)
         self.was_cut = False
         chat_format = self._format

@@ -61,8 +61,8 @@ def warn_of_unknown_words(tokenizer: Any, trajectories: Iterable[Trajectory]) ->
         return  # it was sampled, or stands in what a template prints
     _WARNED.add(tokenizer)
     logger.warning(
-        "the tokenizer cannot read %s: all such words are one token, %s, and the model cannot tell them apart; give "
-        "tiny_policy texts that hold every word (vocabulary_texts() of the environment, or episodes that say them)",
+        "the tokenizer cannot read %s: all such words are one token, %s, and the model cannot distinguish them; give "
+        "tiny_policy texts that hold every word (vocabulary_texts() of the environment, or episodes that use them)",
         named(words),
         tokenizer.unk_token,
     )

@@ -33,7 +33,7 @@ def test_hooks_and_rollout_may_be_overridden() -> None:
     assert type("Own", (GuessEnv,), {name: lambda self, *arguments: None for name in names})()
 
 
-HINT = "; a class declares keys of its own in config_fields"
+HINT = "; a class declares further keys in config_fields"
 
 
 def test_a_key_of_a_classs_own_is_refused_with_where_to_declare_it() -> None:

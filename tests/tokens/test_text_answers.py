@@ -128,7 +128,7 @@ def test_an_end_that_cannot_be_told_from_the_prompt_behind_it_is_refused() -> No
         "{% if messages[0].role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
         "{% for m in messages %}" + turn + "{% endfor %}{{ '<|im_start|>assistant\n' }}"
     )
-    with pytest.raises(TemplateError, match=r"asked for a generation prompt or not.*if add_generation_prompt"):
+    with pytest.raises(TemplateError, match=r"a generation prompt is requested.*if add_generation_prompt"):
         ChatFormat.of(tokenizer)
 
 

@@ -125,7 +125,7 @@ def test_a_call_that_the_budget_cut_is_closed_in_front_of_its_result(name: str) 
 @pytest.mark.parametrize("name", REFUSED)
 def test_results_that_no_full_render_keeps_are_refused_with_a_way_out(name: str) -> None:
     transcript = new_transcript(name)
-    with pytest.raises(TemplateError, match=r'; what would do: set env_config\["history"\] = "rerender"'):
+    with pytest.raises(TemplateError, match=r'; to fix it: set env_config\["history"\] = "rerender"'):
         one_round(transcript, ["a"], ["b"])
     anew = Transcript(ChatFormat.of(tool_family(name), append=False, tools=TOOLS), "rerender")
     anew.observe([GO])

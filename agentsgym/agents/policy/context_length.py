@@ -52,5 +52,5 @@ def budget_within(limit: int | None, prompt: Sequence[int], room: int, holder: s
         return min(room, limit - len(prompt))
     raise AgentError(
         f"a prompt of {len(prompt)} tokens leaves no room for an answer in {holder}, {limit} tokens: {remedy}set "
-        f"env_config['max_trajectory_tokens'] to at most {limit}, so that episodes end before"
+        f"env_config['max_trajectory_tokens'] to at most {limit}, so that episodes end earlier"
     )

@@ -135,8 +135,8 @@ class VLLMServers:
                     await server.look(session)
                 except PassingError as error:
                     raise AgentsGymError(
-                        f"rank {self._rank} cannot reach the vLLM server at {server.url}: {error}. Each rank asks it "
-                        "itself, so its address must be one that all machines reach (vllm_server_base_url)"
+                        f"rank {self._rank} cannot reach the vLLM server at {server.url}: {error}. Every rank "
+                        "sends requests, so all machines must reach its address (vllm_server_base_url)"
                     ) from error
 
     def _home(self, session_id: str, last: str) -> VLLMServer:
@@ -151,7 +151,7 @@ class VLLMServers:
         usable = [server for server in rotated if not server.lost]
         if not usable:
             reasons = "; ".join(f"{server.url}: {server.lost}" for server in self.servers)
-            raise AgentError(f"no vLLM server is left to ask ({reasons})" + (f"; {last}" if last else ""))
+            raise AgentError(f"no vLLM server is left ({reasons})" + (f"; {last}" if last else ""))
         server = min(usable, key=lambda one: one.num_sessions)  # the first of those that have fewest
         server.num_sessions += 1
         self._homes[session_id] = server
@@ -220,15 +220,15 @@ class VLLMServers:
         if known is not None and known == server.version and version != known:
             self._lose(
                 server,
-                f"it no longer has the weights that it was given (it was started again, or is someone else's too: they "
-                f"are marked {version!r}, not {server.version!r})",
+                "it no longer has the weights that were pushed to it (it was restarted, or another run uses it: their "
+                f"version is {version!r}, not {server.version!r})",
             )
 
     def _lose(self, server: VLLMServer, reason: str) -> None:
         if server.lost:
             return
         server.lost = reason
-        logger.warning("the vLLM server at %s is not asked any more in this generation batch: %s", server.url, reason)
+        logger.warning("the vLLM server at %s gets no more requests in this generation batch: %s", server.url, reason)
         gone = self._gone.get(server.url)
         if gone is not None and not gone.done():
             gone.set_result(None)

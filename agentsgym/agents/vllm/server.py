@@ -94,7 +94,7 @@ class VLLMServer:
         answer = await self._get(session, "/v1/models")
         models: Any = answer.get("data") if answer is not None else None
         if not isinstance(models, list) or not models or "id" not in models[0]:
-            raise PassingError(f"its /v1/models is no vLLM server's: {shown(answer)}", is_connection=False)
+            raise PassingError(f"its /v1/models is not that of a vLLM server: {shown(answer)}", is_connection=False)
         model = cast("dict[str, Any]", models[0])
         self.model, self.root = str(model["id"]), str(model.get("root") or model["id"])
         context = model.get("max_model_len")
@@ -163,7 +163,7 @@ class VLLMServer:
         if reason == "abort":
             raise PassingError("it aborted the request", is_connection=False)
         if reason not in ("stop", "length") or not isinstance(ids, list):
-            raise AgentError(f"the answer of the vLLM server at {self.url} makes no sense: {shown(choice or answer)}")
+            raise AgentError(f"the answer of the vLLM server at {self.url} is malformed: {shown(choice or answer)}")
         if choice.get("prompt_token_ids") != prompt:
             raise AgentError(f"the vLLM server at {self.url} must answer the prompt it is given, but answered another")
         told: Any = choice.get("logprobs")
@@ -212,7 +212,7 @@ def _json(content: bytes) -> Mapping[str, Any]:
     except ValueError:
         answer = None
     if not isinstance(answer, Mapping):
-        raise PassingError(f"its answer is no JSON object: {shown(content[:_READ_CHARACTERS])}", is_connection=False)
+        raise PassingError(f"its answer is not a JSON object: {shown(content[:_READ_CHARACTERS])}", is_connection=False)
     return cast("Mapping[str, Any]", answer)
 
 

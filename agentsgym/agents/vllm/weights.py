@@ -172,7 +172,7 @@ class ServerWeights:
                     continue
                 known = self._marks.get(server.url)
                 if server.url in self._marks and (version != known if known is not None else server.url in lost):
-                    logger.warning("the vLLM server at %s was started again; it gets the weights again", server.url)
+                    logger.warning("the vLLM server at %s was restarted; the weights are pushed again", server.url)
                     self._reconnect.add(server.url)
                     self._checked.discard(server.url)
                     del self._marks[server.url]
@@ -202,7 +202,7 @@ class ServerWeights:
             if time.monotonic() >= deadline:
                 raise AgentsGymError(
                     f"the vLLM server at {missing[0]} did not answer within vllm_server_timeout = {limit_s:g} s: "
-                    f"{found[missing[0]]}; start it again and resume the run from its last checkpoint"
+                    f"{found[missing[0]]}; restart it and resume the run from its last checkpoint"
                 )
             await asyncio.sleep(_LOOK_S)
 
@@ -274,7 +274,7 @@ class ServerWeights:
             return
         if not run_coroutine(self._switch(url, "pause?mode=keep&clear_cache=true")):
             raise ConfigError(
-                f"the vLLM server at {url} cannot pause, and max_staleness above 0 gives it weights while it answers: "
+                f"the vLLM server at {url} cannot pause, and max_staleness above 0 pushes weights while it generates: "
                 "start it with VLLM_SERVER_DEV_MODE=1"
             )
         try:
@@ -292,7 +292,7 @@ class ServerWeights:
             try:
                 return await self._servers.by_url(url).switch(session, command)
             except PassingError as error:
-                raise AgentsGymError(f"the vLLM server at {url} went away: {error}") from error
+                raise AgentsGymError(f"the vLLM server at {url} became unreachable: {error}") from error
 
     def _push_through_client(self, url: str) -> None:
         try:
@@ -306,7 +306,7 @@ class ServerWeights:
         except Exception as error:
             raise AgentsGymError(
                 f"the weights could not be pushed to the vLLM server at {url}: {type(error).__name__}: "
-                f"{sentence_of(error)}; it must run the model that is trained, and its log says more"
+                f"{sentence_of(error)}; it must run the model in training; see its log"
             ) from error
 
     def _client(self, url: str) -> Any:
@@ -331,7 +331,9 @@ class ServerWeights:
             try:
                 return await self._servers.by_url(url).mark(session, mark)
             except PassingError as error:
-                raise AgentsGymError(f"the vLLM server at {url} went away after it got the weights: {error}") from error
+                raise AgentsGymError(
+                    f"the vLLM server at {url} became unreachable after the weights were pushed: {error}"
+                ) from error
 
 
 def within(limit_s: float, call: Callable[[], None], too_late: str, device: torch.device) -> None:

@@ -167,13 +167,13 @@ class HookProbe:
         first, _ = self._starts.setdefault(id(state), (session_id, state))
         self.starts[-1].append(start_of(session_id, state))
         if first != session_id:
-            text = "_initialize_episode gives two sessions the very same dict: it must make a new one for each"
+            text = "_initialize_episode returns the same dict for two sessions: it must create a new one for each"
             self.add("state-isolation", "_initialize_episode", text)
 
     def _see_step(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], step: tuple[Any, ...]) -> None:
         next_state, reward, done, info = step
         if _is_number(reward) and not math.isfinite(reward):
-            text = f"{name} pays {reward!r}: rewards must be finite numbers"
+            text = f"{name} returned the reward {reward!r}: rewards must be finite numbers"
             self.add("finite-rewards", name, text, about=repr(reward))
         if isinstance(info, Mapping):
             self._see_paid(name, cast("Mapping[Any, Any]", info).get("rewards"))
@@ -184,7 +184,7 @@ class HookProbe:
         if rewards is None:
             return
         if not isinstance(rewards, Mapping):
-            self.add("roles", name, f"info['rewards'] must be a dict of a reward for each role, got {shown(rewards)}")
+            self.add("roles", name, f"info['rewards'] must be a dict of one reward per role, got {shown(rewards)}")
             return
         for role, reward in cast("Mapping[Any, Any]", rewards).items():
             self.paid_roles.setdefault(role, name)

@@ -47,7 +47,7 @@ def look_at_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Ad
     names = [tool.get("function", tool).get("name", "") for tool in env.tool_schemas]
     for name, tool in zip(names, env.tool_schemas, strict=True):
         if not str(tool.get("function", tool).get("description") or "").strip():
-            text = f"the tool {name!r} has no description: say in its docstring what it does"
+            text = f"the tool {name!r} has no description: describe in its docstring what it does"
             add("tools", "_tools", text, False, about=name)
     tokenizer: Any = env.tokenizer
     prompted = [one for one in trajectories if one.turns and one.token_ids]
@@ -70,7 +70,7 @@ def look_at_prompts(trajectory: Trajectory, add: Add) -> None:
     texts = ["\n".join(message["content"] for message in one) for one in observations(trajectory)]
     roles = [message["role"] for one in observations(trajectory)[1:] for message in one]
     if "system" in roles:
-        text = "_format_prompt gives a system message after the first turn: _system_prompt gives it, once"
+        text = "_format_prompt returns a system message after the first turn: _system_prompt gives it, once"
         add("prompt-purity", "_format_prompt", text, False)
     if any(turn.prompt_messages is not None for turn in trajectory.turns):
         return  # a history that is rewritten drops what a prompt says again
@@ -79,7 +79,7 @@ def look_at_prompts(trajectory: Trajectory, add: Add) -> None:
             add("prompt-purity", "_format_prompt", _repeats(k + 1, "the whole first prompt", texts[0]), False)
             return
         if k + 2 < len(texts) and _holds(text, earlier, _MIN_REPEATED) and _holds(texts[k + 2], text, _MIN_REPEATED):
-            add("prompt-purity", "_format_prompt", _repeats(k + 1, "all that was said before it", earlier), False)
+            add("prompt-purity", "_format_prompt", _repeats(k + 1, "the whole conversation before it", earlier), False)
             return
     rules = _in_every(texts)
     if rules:
@@ -103,7 +103,7 @@ def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_
         answers = [trajectory.messages[turn.message_index]["content"] for turn in trajectory.turns if with_answers]
         shown_words = unknown_words(tokenizer, texts)
         own_words = [word for word in unknown_words(tokenizer, answers) if word not in shown_words]
-        for what, words in (("the prompts say", shown_words), ("the agent says", own_words)):
+        for what, words in (("the prompts contain", shown_words), ("the agent writes", own_words)):
             if words:
                 text = f"the tokenizer does not know what {what}, such as {named(words)}"
                 add("token-budget", "_format_prompt", text, False, about=what)
@@ -164,16 +164,17 @@ def look_at_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
         pays = one.final_reward != 0 or any(one.turn_rewards)
         if pays and len(roles) > 1 and not (one.final_rewards or one.failed):
             text = (
-                f"an episode has turns of the roles {' and '.join(map(shown, roles))}, and no reward says whose it is, "
-                "which training refuses: return info['rewards'] = {role: reward} from _step_episode in each step that "
+                f"an episode has turns of the roles {' and '.join(map(shown, roles))}, and no reward is given by role, "
+                "which training requires: return info['rewards'] = {role: reward} from _step_episode in each step that "
                 "gives a reward"
             )
             probe.add("roles", "_step_episode", text, is_error=True)
     known = {role for role in probe.roles if role is not None}
     for role, hook in probe.paid_roles.items():
         if role not in known:
-            turns = f"the roles of the turns are {shown(sorted(map(str, known)))}" if known else "_role names no role"
-            probe.add("roles", hook, f"info['rewards'] pays the role {shown(role)}, and {turns}", about=shown(role))
+            turns = f"the roles of the turns are {shown(sorted(map(str, known)))}" if known else "_role returns no role"
+            text = f"info['rewards'] has a reward for the role {shown(role)}, but {turns}"
+            probe.add("roles", hook, text, about=shown(role))
 
 
 def look_at_failure(trajectory: Trajectory, add: Add) -> None:
@@ -183,7 +184,7 @@ def look_at_failure(trajectory: Trajectory, add: Add) -> None:
         why = rest.partition("\n")[0]
         add("failed", "", f"an episode failed, {place}: {why}", about=why)
     if trajectory.num_close_errors:
-        add("failed", "_close_episode", "_close_episode raised: what the episode held may not be freed", False)
+        add("failed", "_close_episode", "_close_episode raised: resources of the episode may leak", False)
 
 
 def tools_error(env: MultistepEnv) -> str | None:
@@ -231,6 +232,6 @@ def _is_prose(line: str) -> bool:
 
 def _repeats(turn: int, what: str, text: str) -> str:
     return (
-        f"the prompt of turn {turn} repeats {what}, {shown(text, 60)}: _format_prompt gives only what is new, and "
-        "the conversation keeps the rest"
+        f"the prompt of turn {turn} repeats {what}, {shown(text, 60)}: _format_prompt must return only what is new, "
+        "since the conversation keeps the rest"
     )

@@ -143,7 +143,7 @@ class _Checker:
             with time_limit(limit_s):
                 self.play(tasks, seed)
         except OutOfTimeError as error:
-            text = f"the check was not done within {limit_s:g} s: this ran at that moment; does it come back?"
+            text = f"the check did not finish within {limit_s:g} s: this line was running; does it return?"
             self._probe.add("time-limit", "", text, place=error.place)
 
     def play(self, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
@@ -160,7 +160,7 @@ class _Checker:
         if difference is None:
             self._compare(tasks, alone, scripts, seed)
         else:
-            text = f"the same task, seed and actions gave another episode: {difference.text}; {_REMEDY}"
+            text = f"the same task, seed and actions gave a different episode: {difference.text}; {_REMEDY}"
             self._add_difference("deterministic", text, difference)
         with self._probe.stepping_after_the_end(), _globals(seed):
             self._played += replay(env, tasks, scripts)
@@ -172,8 +172,8 @@ class _Checker:
         if change is None or any(map(self._found, ("deterministic", "global-random", "state-isolation"))):
             return
         text = (
-            f"the same task and seed began with another state, which these plays did not show: {change}; a game that "
-            f"depends on it cannot be played again: {_REMEDY}"
+            f"the same task and seed gave different initial states, which did not show in these episodes: {change}; an "
+            f"episode that depends on it cannot be replayed: {_REMEDY}"
         )
         self._add("deterministic", "_initialize_episode", text, False)
 
@@ -189,7 +189,7 @@ class _Checker:
         self._played += [*reseeded, *together]
         difference = first_difference(alone, reseeded)
         if difference is not None and not self._found("global-random"):
-            text = f"an episode changes when the global generators are seeded anew: {difference.text}; {_REMEDY}"
+            text = f"an episode changes when the global generators are reseeded: {difference.text}; {_REMEDY}"
             self._add_difference("global-random", text, difference)
         difference = first_difference(alone, together)
         if difference is not None and not self._found("global-random"):
@@ -214,7 +214,7 @@ class _Checker:
         self._played += elsewhere
         difference = first_difference(alone, elsewhere)
         if difference is not None:
-            text = f"a pickled copy of {name}, as worker processes have it, plays another episode: {difference.text}"
+            text = f"a pickled copy of {name}, as in a worker process, plays a different episode: {difference.text}"
             self._add("pickling", "", text)
 
     def _look(self, alone: Sequence[Trajectory]) -> None:

@@ -79,7 +79,7 @@ def mix(
         raise ConfigError(f"mix takes at least one source by name, got {shown(sources)}")
     for name in sources:
         if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"a source's name must be a text without '/', got {shown(name)}")
+            raise ConfigError(f"a source's name must be a str without '/', got {shown(name)}")
     whole = _whole_weights(sources, weights)
     rows = {name: _rows(name, source, split) for name, source in sources.items()}
     count = sum(map(len, rows.values())) if size is None else size
@@ -133,17 +133,15 @@ def _whole_weights(sources: Mapping[str, Any], weights: Any) -> dict[str, int]:
     if weights is None:
         return dict.fromkeys(sources, 1)
     if not isinstance(weights, Mapping):
-        raise ConfigError(f"weights must be a dict of a number for each source, got {shown(weights)}")
+        raise ConfigError(f"weights must be a dict of one number per source, got {shown(weights)}")
     given = cast("Mapping[str, Any]", weights)
     for name in given:
         if name not in sources:
-            raise ConfigError(f"weights has {shown(name)}, which is no source{did_you_mean(str(name), sources)}")
+            raise ConfigError(f"weights has {shown(name)}, which is not a source{did_you_mean(str(name), sources)}")
     for name in sources:
         if name not in given:
             raise ConfigError(f"weights has no number for the source {shown(name)}")
-        require(
-            f"weights[{name!r}]", given[name], is_positive_number, "a number above 0 (a source of none is left out)"
-        )
+        require(f"weights[{name!r}]", given[name], is_positive_number, "a number above 0; leave out an unused source")
     exact = {name: Fraction(given[name]) for name in sources}
     scale = math.lcm(*(weight.denominator for weight in exact.values()))
     return {name: int(weight * scale) for name, weight in exact.items()}
@@ -187,8 +185,8 @@ def _tasks_of_instance(env: MultistepEnv, split: str) -> Iterable[Any]:
     parts: list[str] = vars(env)["_called_parts"]
     if parts:
         raise ConfigError(
-            f"it was made with {', '.join(parts)}, which cannot stand in a row, and rows are all that a mixture holds: "
-            "make it of JSON values alone, or write a subclass that needs no more and give that"
+            f"it was built with {', '.join(parts)}, which cannot be stored in a row, and a mixture holds only rows: "
+            "build it from JSON values alone, or give a subclass that needs nothing else"
         )
     return _own_tasks(type(env), env.given_config, {}, split)
 
@@ -223,7 +221,7 @@ def _plain(config: Mapping[str, Any]) -> Row:
     plain = plain_part(config) or {}
     for key in config:
         if key not in plain:
-            raise ConfigError(f"env_config[{key!r}] must be a JSON value to stand in a row, got {shown(config[key])}")
+            raise ConfigError(f"env_config[{key!r}] must be a JSON value, to fit in a row, got {shown(config[key])}")
     return plain
 
 
@@ -261,7 +259,7 @@ def _row(source: str, row: Any, name: str) -> Row:
     try:
         json.dumps(fields)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} holds what JSON cannot: {sentence_of(error)}") from error
+        raise ConfigError(f"{name} holds a value that JSON cannot represent: {sentence_of(error)}") from error
     find(path)
     if not isinstance(config, Mapping | None):
         raise ConfigError(f"{name} must have a dict or None as its 'env_config', got {shown(config)}")

@@ -140,7 +140,7 @@ def nearest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """End a sentence about an unknown name with the nearest known ones."""
     near = nearest(word, known)
-    return f"; did you mean {' or '.join(near)}?" if near else "; agentsgym envs lists what there is"
+    return f"; did you mean {' or '.join(near)}?" if near else "; `agentsgym envs` lists the environments"
 
 
 def _find_class(path: str, name: str) -> type[MultistepEnv]:

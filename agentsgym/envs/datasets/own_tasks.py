@@ -34,8 +34,7 @@ def tasks_of(
     except NotImplementedError:
         if options:
             raise ConfigError(
-                f"{type(env).__name__} has no dataset of its own to which options could say something, "
-                f"got {', '.join(options)}"
+                f"{type(env).__name__} builds no dataset that takes options, got {', '.join(options)}"
             ) from None
     return [{"seed": derive_seed("command line", split, seed, index)} for index in range(most)]
 

@@ -57,7 +57,7 @@ def find(path: str, *, allow_import: bool = False) -> type[MultistepEnv]:
     known = {*PACKAGED.values(), *registered_classes(), *entry_points}
     raise ConfigError(
         f"env_class_path {shown(path)} is not registered{did_you_mean(path, known)}"
-        " (agentsgym.register adds a class of yours; allow_import=True imports one you trust)"
+        " (agentsgym.register adds your own class; allow_import=True imports one you trust)"
     )
 
 

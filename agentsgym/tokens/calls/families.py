@@ -97,7 +97,7 @@ class _Tags(NamedTuple):
 def _tagged(name: str, body: str, tags: _Tags, kinds: Kinds) -> list[ToolCall]:
     """Read the arguments of one call that stand in tags; whatever stands outside of them is wrong."""
     if rest := tags.whole.sub("", body).strip():
-        return [failed_call(MalformedCallError(f"has {rest[:40]!r} outside of its arguments"), name)]
+        return [failed_call(MalformedCallError(f"has {rest[:40]!r} outside its arguments"), name)]
     pairs = [(match["key"].strip(), match["value"]) for match in tags.whole.finditer(body)]
     for key, value in pairs:
         if (other := tags.swallowed(value, kinds.get(name, ()))) is not None:

@@ -45,9 +45,7 @@ class _Parts:
     def answer(self) -> Answer:
         calls = self.calls
         if len(calls) > MAX_CALLS:
-            too_many = MalformedCallError(
-                f"is one of more than {MAX_CALLS} in one answer, of which the rest is not read"
-            )
+            too_many = MalformedCallError(f"is one of more than {MAX_CALLS} in one answer; the rest is not read")
             calls = [*calls[:MAX_CALLS], failed_call(too_many)]
         return Answer(
             content="".join(self.content),

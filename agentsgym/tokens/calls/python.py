@@ -65,7 +65,7 @@ def bare_string(text: str, start: int) -> tuple[str, int]:
         raise MalformedCallError("has a string that is not closed")
     value = text[start + 1 : end.start()]
     if _swallows_a_call(value, quote):
-        raise MalformedCallError("has a string that is not closed in front of the next call")
+        raise MalformedCallError("has a string that is not closed before the next call")
     return value, end.start() + 1
 
 

@@ -125,8 +125,8 @@ class CallReader:
         name = self._tokenizer.name_or_path or type(self._tokenizer).__name__
         raise ConfigError(
             f"the chat template of {name!r} prints calls that cannot be read back: {shown(turn, 200)}; set "
-            f"tokenizer.response_template, which says how to, or tokenizer.chat_template to one that prints calls in a "
-            f"known form"
+            "tokenizer.response_template to a description of them, or tokenizer.chat_template to one that prints calls "
+            "in a known form"
         )
 
     def read(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Answer | None:

@@ -50,15 +50,15 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
         json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         place = f"at character {error.pos - begin} of it"
-        raise MalformedCallError(f"is no valid JSON: {error.msg} {place}") from error
+        raise MalformedCallError(f"is not valid JSON: {error.msg} {place}") from error
     except UnicodeEncodeError as error:
-        raise MalformedCallError("is no valid JSON: it holds half of a surrogate pair") from error
+        raise MalformedCallError("is not valid JSON: it holds half of a surrogate pair") from error
     except RecursionError as error:
         raise MalformedCallError(f"is nested more than {MAX_DEPTH} deep") from error
     except MalformedCallError:
         raise
     except ValueError as error:  # an int of more digits than Python reads
-        raise MalformedCallError("is no valid JSON: it holds a number of too many digits") from error
+        raise MalformedCallError("is not valid JSON: it holds a number of too many digits") from error
     check_depth(value)
     return value, end
 
@@ -71,7 +71,7 @@ def whole_json(text: str) -> Any:
     """
     value, end = read_json(text)
     if rest := text[end:].strip():
-        raise MalformedCallError(f"is no valid JSON: {rest[:20]!r} follows it")
+        raise MalformedCallError(f"is not valid JSON: {rest[:20]!r} follows it")
     return value
 
 
@@ -240,7 +240,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refused(constant: str) -> Any:
-    raise MalformedCallError(f"is no valid JSON: {constant} is no JSON number")
+    raise MalformedCallError(f"is not valid JSON: {constant} is not a JSON number")
 
 
 def _finite(digits: str) -> float:
