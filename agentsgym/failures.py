@@ -44,7 +44,7 @@ _AT = ", at "
 _HEAD_BYTES, _SENTENCE_BYTES, _TRACE_BYTES = 600, 1800, 7000
 _HEADLINE_BYTES, _LOG_BYTES = 1300, 1900
 _PIECE_BYTES = 1500  # of one frame of a traceback, or of one error's text in it
-_MOST_KINDS = 100  # of failures that are logged one by one
+_MAX_KINDS = 100  # of failures that are logged one by one
 _OTHER_KINDS = "other kinds of failures"
 
 
@@ -154,7 +154,7 @@ class FailureLog:
 
     def _count(self, kind: str, event: str, error: str, trace: str = "") -> None:
         with self._lock:
-            if kind not in self._counts and len(self._counts) >= _MOST_KINDS:
+            if kind not in self._counts and len(self._counts) >= _MAX_KINDS:
                 kind = _OTHER_KINDS
             self._counts[kind] += 1
             if self._counts[kind] == 1:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict, cast
 
-from agentsgym._lazy import called_later
+from agentsgym._lazy import deferred
 from agentsgym.texts import as_json, shown
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length"]
 
-LEAST_LOGPROB: Final = -104.0  # of the smallest float32 above 0 it is -103.3, which bfloat16 rounds to -103.5
-MOST_LOGPROB: Final = 1e-3  # 0 up to rounding: log-softmax adds up probabilities that half precision has rounded
+MIN_LOGPROB: Final = -104.0  # of the smallest float32 above 0 it is -103.3, which bfloat16 rounds to -103.5
+MAX_LOGPROB: Final = 1e-3  # 0 up to rounding: log-softmax adds up probabilities that half precision has rounded
 
 READ_KEYS: Final = frozenset(
     ("success", "invalid", "rewards", "truncated", "random_reward", "optimal_reward", "answer", "action")
@@ -34,11 +34,11 @@ READ_KEYS: Final = frozenset(
 _SHORT: Final = 80  # characters of a field in a repr
 _COUNTED: Final = {"messages", "token_ids", "logprobs", "tool_calls", "tools", "prompt_messages"}  # there: how many
 
-_html_of = called_later("agentsgym.reports.html", "trajectory_html")
-_of_messages = called_later("agentsgym.recorded.messages", "trajectory_from_messages")
-_of_training_trace = called_later("agentsgym.recorded.training_trace", "trajectory_from_training_trace")
-_rollout_dict_of = called_later("agentsgym.batch.rollout_dict", "rollout_dict")
-_frame_of = called_later("agentsgym.reports.frames", "trajectory_frame")
+_html_of = deferred("agentsgym.reports.html", "trajectory_html")
+_of_messages = deferred("agentsgym.recorded.messages", "trajectory_from_messages")
+_of_training_trace = deferred("agentsgym.recorded.training_trace", "trajectory_from_training_trace")
+_rollout_dict_of = deferred("agentsgym.batch.rollout_dict", "rollout_dict")
+_frame_of = deferred("agentsgym.reports.frames", "trajectory_frame")
 
 
 class Message(TypedDict):

@@ -18,7 +18,7 @@ from agentsgym.errors import AgentError, ConfigError, did_you_mean
 from agentsgym.fields import is_int, require
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ChatFormat
-from agentsgym.types import LEAST_LOGPROB, Action, FinishReason, TurnRequest
+from agentsgym.types import MIN_LOGPROB, Action, FinishReason, TurnRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -331,7 +331,7 @@ def _logprobs(choice: Mapping[str, Any], num_tokens: int) -> Sequence[float] | N
     if not all(isinstance(value, int | float) for value in cast("list[Any]", values)):
         raise RequestError(f"its answer has log-probabilities that are not numbers: {shown(cast('object', values))}")
     # JSON has no infinity: servers write -9999 for a log-probability that they do not know.
-    return [float(value) if value >= LEAST_LOGPROB else math.nan for value in cast("list[float]", values)]
+    return [float(value) if value >= MIN_LOGPROB else math.nan for value in cast("list[float]", values)]
 
 
 def _finish_reason(choice: Mapping[str, Any]) -> FinishReason:

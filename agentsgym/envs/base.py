@@ -454,7 +454,7 @@ class MultistepEnv(ABC):
         """Seed the session's generator for one episode and put its start state in ``active_states``."""
         self._generators[session_id] = episode_generator(seed, episode)
         state = start_state(self._initialize_episode, session_id, task_data, self.active_states)
-        self._starts.see_state(session_id, state)
+        self._starts.check_state(session_id, state)
         return state
 
     def drop_session(self, session_id: str) -> None:
@@ -472,4 +472,4 @@ class MultistepEnv(ABC):
         """
         trajectories = [*trajectories]
         warn_of_unknown_words(self.tokenizer, trajectories)
-        self._starts.see_rollouts(trajectories, group_of or (lambda trajectory: trajectory.task_index))
+        self._starts.check_rollouts(trajectories, group_of or (lambda trajectory: trajectory.task_index))

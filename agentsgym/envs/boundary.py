@@ -14,7 +14,7 @@ from agentsgym.errors import EnvError
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
-from agentsgym.types import LEAST_LOGPROB, MOST_LOGPROB, Action, Message
+from agentsgym.types import MAX_LOGPROB, MIN_LOGPROB, Action, Message
 
 _LARGEST = 3.4e38
 
@@ -137,8 +137,8 @@ def _logprobs_error(numbers: Any) -> str:
         is_sequence = type(numbers) is list or isinstance(numbers, Sequence)
         values = cast("Sequence[Any]", numbers) if is_sequence else [None]
         # Every turn of every episode comes through here. None is lower than the sum by more than the others may add.
-        most = len(values) * MOST_LOGPROB
-        if not values or (max(values) <= MOST_LOGPROB and sum(values) >= LEAST_LOGPROB + most):
+        most = len(values) * MAX_LOGPROB
+        if not values or (max(values) <= MAX_LOGPROB and sum(values) >= MIN_LOGPROB + most):
             return ""
         index = next((n for n, one in enumerate(values) if not (math.isnan(one) or _is_logprob(one))), None)
     except Exception:  # noqa: BLE001  # they may be of any type, and compare as they like
@@ -146,12 +146,12 @@ def _logprobs_error(numbers: Any) -> str:
         return f"an Action's logprobs must be a list of floats, none infinite, as tolist() gives, got {given}"
     if index is None:
         return ""
-    expected = f"NaN where it is not known, or from {LEAST_LOGPROB:.0f} (float32 holds no smaller probability) to 0"
+    expected = f"NaN where it is not known, or from {MIN_LOGPROB:.0f} (float32 holds no smaller probability) to 0"
     return f"an Action's logprobs[{index}] must be {expected}, got {_described(values[index])}"
 
 
 def _is_logprob(value: Any) -> bool:
-    return LEAST_LOGPROB <= value <= MOST_LOGPROB
+    return MIN_LOGPROB <= value <= MAX_LOGPROB
 
 
 def _described(value: object) -> str:
@@ -312,7 +312,7 @@ def as_role_rewards(rewards: Any) -> dict[Hashable, float]:
     return {role: as_number(f"{name}[{shown(role)}]", amount) for role, amount in paid.items()}
 
 
-def paid_to(role: Hashable, step: Step) -> Step:
+def with_role_reward(role: Hashable, step: Step) -> Step:
     """Give a step that pays roles the reward of the role that moved; raises :class:`EnvError` if that has no name.
 
     A role that is spelled otherwise than one that is paid would never see its reward, and is refused as well.

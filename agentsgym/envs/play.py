@@ -79,7 +79,7 @@ def prepare_play(
         env._prepare_play(own, min([num_live or len(own), *limits]))  # pyright: ignore[reportPrivateUsage]
 
 
-def again(trial: Trial, policy: FailurePolicy) -> Trial:
+def retry_of(trial: Trial, policy: FailurePolicy) -> Trial:
     """Make the next attempt of a trial that failed: ``trial.seed`` is what the last one began with."""
     attempt = trial.num_retries + 1
     seed = policy.seed_of_retry(trial.seed, attempt)
@@ -138,7 +138,7 @@ class TrialRounds:
         failed = [] if self._is_last else [place for place, one in enumerate(trajectories) if one.failed]
         self.num_played += 1
         self._places = [places[place] for place in failed]
-        self.pending = [again(trials[place], self._policy) for place in failed]
+        self.pending = [retry_of(trials[place], self._policy) for place in failed]
 
     def give_up(self) -> None:
         """Leave what is pending unplayed."""

@@ -93,7 +93,7 @@ class StartChecks:
         self._last: tuple[str, dict[str, Any]] | None = None
         self._has_shared = self._has_unequal = False
 
-    def see_state(self, session_id: str, state: dict[str, Any]) -> None:
+    def check_state(self, session_id: str, state: dict[str, Any]) -> None:
         """Warn if two sessions started from the very same dict, so that one changes what the other plays.
 
         Each start is compared with the one before it alone, which finds a state that is kept on the environment or in
@@ -114,7 +114,7 @@ class StartChecks:
         if self._last is not None and self._last[0] == session_id:
             self._last = None
 
-    def see_rollouts(
+    def check_rollouts(
         self,
         trajectories: Iterable[Trajectory],
         group_of: Callable[[Trajectory], Hashable],

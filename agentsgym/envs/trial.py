@@ -47,8 +47,8 @@ from agentsgym.envs.boundary import (
     failure_of_hook,
     failure_of_value,
     is_unicode,
-    paid_to,
     with_plain_text,
+    with_role_reward,
 )
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Budget, Conversation
@@ -239,7 +239,7 @@ class Trial:
         action, (start, stop) = self._record(action, room)
         outcome = Step()
         try:
-            outcome = paid_to(role, self._step(state, action))
+            outcome = with_role_reward(role, self._step(state, action))
         finally:  # an environment that breaks does not lose the action
             paid = outcome.role_rewards
             turn = Turn(

@@ -74,11 +74,11 @@ class ProcessExecutor:
         """Hand each input to the process where its trial lives."""
         for index, given in inputs.items():
             if index in self._trials:
-                self._go_on(self._trials[index], given)
+                self._resume(self._trials[index], given)
             else:
                 self._add(index)
         inputs.clear()
-        self._move_in()
+        self._place_trials()
 
     def running(self) -> list[tuple[int, float]]:
         """The steps that run, at most one a process."""
@@ -128,7 +128,7 @@ class ProcessExecutor:
                 self._port.start_clock(index)
         elif message != CLOSED and not worker.is_killed:  # else its trials are played again, from where they were
             self._read(worker, message)
-        self._move_in()
+        self._place_trials()
 
     def _read(self, worker: WorkerHandle, message: bytes) -> None:
         try:
@@ -193,7 +193,7 @@ class ProcessExecutor:
 
     def _note_progress(self, remote: RemoteTrial) -> None:
         self._num_deaths_without_progress = 0
-        remote.go_on()
+        remote.clear_suspicion()
 
     # Processes that die
 
@@ -286,14 +286,14 @@ class ProcessExecutor:
         remote = self._trials[index] = RemoteTrial(index, trial, dumped, name, self._max_sessions)
         self._placement.waiting.append(remote)
 
-    def _move_in(self) -> None:
+    def _place_trials(self) -> None:
         """Give every trial that waits a place, where there is one, and send what is to be sent."""
         if self._placement.waiting or self._is_any_draining:
-            self._give_places()
+            self._assign_workers()
         for worker in self._workers.handles:
             self._flush(worker)
 
-    def _give_places(self) -> None:
+    def _assign_workers(self) -> None:
         for worker in [*self._workers.handles]:
             if worker.is_draining and not (worker.residents or worker.is_busy or worker.is_killed):
                 self._workers.replace(worker, self.on_message)
@@ -315,7 +315,7 @@ class ProcessExecutor:
             self._port.postpone(remote.index)
         self._is_any_draining = any(worker.is_draining for worker in self._workers.handles)
 
-    def _go_on(self, remote: RemoteTrial, given: Input) -> None:
+    def _resume(self, remote: RemoteTrial, given: Input) -> None:
         if remote.end is not None:
             self._forget(remote)
             self._port.stepped(remote.index, remote.end)

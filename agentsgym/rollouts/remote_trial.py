@@ -110,8 +110,8 @@ class RemoteTrial:
 
     # Suspicion
 
-    def go_on(self) -> None:
-        """Be cleared of what happened up to here, if it was alone: then it was another who lived there."""
+    def clear_suspicion(self) -> None:
+        """Clear a trial that went on alone: another of the same process caused its death."""
         self._num_deaths_alone = 0
         if self.is_suspect:
             self.is_suspect = False
@@ -122,7 +122,7 @@ class RemoteTrial:
     def is_proven(self, worker: WorkerHandle) -> bool:
         """Count a death of a process in which it was alone; returns whether that proves that it caused it."""
         self._num_deaths_alone += 1
-        return self._num_deaths_alone >= (_PROOFS_OF_A_KILL if worker.may_be_killed_from_outside else 1)
+        return self._num_deaths_alone >= (_PROOFS_OF_A_KILL if worker.may_be_killed_externally else 1)
 
     def suspect(self, bystanders: list[RemoteTrial]) -> None:
         """Have it tried alone; those who lived there stay in mind."""

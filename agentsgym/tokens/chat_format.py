@@ -227,7 +227,7 @@ class ChatFormat:
                 return ENDED_BY_TEXT
         return None
 
-    def render(self, messages: Sequence[Message], *, ask: bool = True) -> list[int]:
+    def render(self, messages: Sequence[Message], *, add_prompt: bool = True) -> list[int]:
         """Write the exact ids of a whole conversation, rendered anew by the template with its real contents.
 
         Rules that look at contents apply: a template that drops old thinking drops it here. What looks like a control
@@ -236,7 +236,7 @@ class ChatFormat:
 
         Args:
             messages: The conversation, answers of the agent included.
-            ask: Whether to add the generation prompt.
+            add_prompt: Whether to add the generation prompt.
 
         Raises:
             TemplateError: The template cannot render the conversation.
@@ -248,8 +248,8 @@ class ChatFormat:
                 for message in messages
                 for token_id in encode[message["role"] == "assistant"](message["content"])
             ]
-        conversation, hidden = self._hide(self.as_taken(messages))
-        return self._observed.encode_printed(self._template.whole(conversation, ask=ask), hidden)
+        conversation, hidden = self._hide(self.for_template(messages))
+        return self._observed.encode_printed(self._template.whole(conversation, add_prompt=add_prompt), hidden)
 
     def printed(self, messages: Sequence[Message]) -> str:
         """Print a whole conversation and the generation prompt as ``tokenizer.apply_chat_template`` does.
@@ -259,13 +259,13 @@ class ChatFormat:
         """
         if self._template is None:
             raise TemplateError("without a chat template nothing is printed around messages")
-        return self._template.whole(self.as_taken(messages), ask=True)
+        return self._template.whole(self.for_template(messages), add_prompt=True)
 
-    def as_taken(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+    def for_template(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         """Put a conversation into the form that the template takes: of a conversation without tools, it is the same.
 
         Calls and results for which the template has no form become text, arguments and ids are written as it wants
-        them. What is recorded is ``tokenizer.apply_chat_template(chat_format.as_taken(messages), tools=…)``.
+        them. What is recorded is ``tokenizer.apply_chat_template(chat_format.for_template(messages), tools=…)``.
 
         Args:
             messages: The conversation, answers of the agent included.

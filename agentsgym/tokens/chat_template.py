@@ -93,7 +93,7 @@ class Template:
         if "strftime_now" in source:
             clock = f"{{% macro strftime_now(format) %}}{ANOTHER_TIME}{{% endmacro %}}"
             self.frozen["chat_template"] = clock + tokenizer.get_chat_template(tools=self._given.get("tools"))
-        self._unasked = ""  # the generation prompt that it prints without being asked to
+        self._implicit_prompt = ""  # the generation prompt that it prints without being asked to
         self._blocks = False  # whether it wants [{"type": "text", "text": …}] for a content
         try:
             unpad(self.render(padded(("user",))), ("user",))
@@ -103,11 +103,11 @@ class Template:
                 unpad(self.render(padded(("user",))), ("user",))
             except TemplateError:
                 self._blocks = False
-        self._unasked = self._find_unasked()
+        self._implicit_prompt = self._find_implicit_prompt()
         self._words = self._words_acted_on(source)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True, **options: Any) -> str:
-        """Run the template; ``ask`` adds the generation prompt, which is cut off else if the template adds it anyway.
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True, **options: Any) -> str:
+        """Run the template, with or without the generation prompt, also where the template itself always adds it.
 
         Raises:
             TemplateError: The template raised.
@@ -117,22 +117,22 @@ class Template:
             conversation = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
         try:
             text = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=ask, **self._given, **options
+                conversation, tokenize=False, add_generation_prompt=add_prompt, **self._given, **options
             )
-            return text if ask else text.removesuffix(self._unasked)
+            return text if add_prompt else text.removesuffix(self._implicit_prompt)
         except Exception as error:
             roles = shortened(", ".join(message["role"] for message in messages), 200)
             why = f"{type(error).__name__}: {sentence_of(error)}"
             raise TemplateError(f"the chat template cannot render a conversation of {roles}: {why}") from error
 
-    def whole(self, messages: Sequence[Mapping[str, Any]], *, ask: bool) -> str:
+    def whole(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool) -> str:
         """Run the template over a conversation as it is held.
 
         Raises:
             TemplateError: The template raised; says so if it would not without the system message.
         """
         try:
-            return self.render(messages, ask=ask)
+            return self.render(messages, add_prompt=add_prompt)
         except TemplateError as error:
             if len(messages) < 2 or messages[0]["role"] != "system" or not _works(self.render, messages[1:]):
                 raise
@@ -191,17 +191,17 @@ class Template:
         """Whether it may print something else for a content than for others: one empty, or with a word it looks for."""
         return not content or content.isspace() or self._word_in(content) is not None
 
-    def after_answer(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True) -> str:
+    def after_answer(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True) -> str:
         """Print what stands behind the agent's answer, which is :data:`ANSWER` in ``messages``."""
-        return self.around_answer(messages, ask=ask)[1]
+        return self.around_answer(messages, add_prompt=add_prompt)[1]
 
     def generation_prompt(self) -> str | None:
         """Find what the generation prompt adds behind an observation; None if it changes what stands before it."""
         behind = [QUESTION, ANSWERED, *padded(("user",))]
-        asking, bare = self.after_answer(behind), self.after_answer(behind, ask=False)
-        if not asking.startswith(bare):  # Phi-3 ends a text without a generation prompt with this
+        prompted, bare = self.after_answer(behind), self.after_answer(behind, add_prompt=False)
+        if not prompted.startswith(bare):  # Phi-3 ends a text without a generation prompt with this
             bare = bare.removesuffix(self._tokenizer.eos_token or "")
-        return asking.removeprefix(bare) if asking.startswith(bare) else None
+        return prompted.removeprefix(bare) if prompted.startswith(bare) else None
 
     def answer_trim(self) -> Change | None:
         """Find how the template trims the agent's answers; None also if it rewrites them in another way."""
@@ -244,9 +244,9 @@ class Template:
                 return True
         return False
 
-    def around_answer(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True) -> tuple[str, str]:
+    def around_answer(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True) -> tuple[str, str]:
         """Print what stands in front of the agent's answer and behind it, by a clock that stands still."""
-        before, found, after = self.render(messages, ask=ask, **self.frozen).partition(ANSWER)
+        before, found, after = self.render(messages, add_prompt=add_prompt, **self.frozen).partition(ANSWER)
         if not found or ANSWER in before + after:
             raise TemplateError(
                 f"the chat template must print the agent's answer once and unchanged, it printed "
@@ -254,7 +254,7 @@ class Template:
             )
         return before, after
 
-    def _find_unasked(self) -> str:
+    def _find_implicit_prompt(self) -> str:
         """Find the generation prompt that the template prints behind every conversation, asked to or not.
 
         Behind an answer stands the end of its turn and then this prompt, or what opens a user's message. That is known
@@ -265,8 +265,8 @@ class Template:
         """
         user = {"role": "user", "content": slot(0)}
         try:
-            asked, bare = (self.render([user], ask=ask) for ask in (True, False))
-            before, last = self.around_answer([QUESTION, ANSWERED], ask=False)
+            prompted, bare = (self.render([user], add_prompt=add_prompt) for add_prompt in (True, False))
+            before, last = self.around_answer([QUESTION, ANSWERED], add_prompt=False)
             behind = self.after_answer([QUESTION, ANSWERED, user])
         except TemplateError:
             return ""  # said where it is used
@@ -276,7 +276,7 @@ class Template:
         num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(opening, between, strict=False)))
         end = "".join(between[num_same:][::-1])
         prompt = last[len(end) :] if last.startswith(end) else ""
-        if asked != bare or not prompt.strip() or not before.rstrip().endswith(prompt.rstrip()):
+        if prompted != bare or not prompt.strip() or not before.rstrip().endswith(prompt.rstrip()):
             return ""
         if not end:
             raise TemplateError(

@@ -23,7 +23,7 @@ from agentsgym.tokens.turn_ends import TurnEnd
 from agentsgym.types import Message
 
 Way = Literal["plain", "structured", "text"]
-_MOST_SCAFFOLDS = 1024  # where ids of calls are printed, each observation has its own
+_MAX_SCAFFOLDS = 1024  # where ids of calls are printed, each observation has its own
 
 
 class ToolFormat:
@@ -86,7 +86,7 @@ class ToolFormat:
         Raises:
             TemplateError: The template prints results in no way that can be appended.
         """
-        messages = self.as_taken(messages)
+        messages = self.for_template(messages)
         roles = tuple(message["role"] for message in messages)
         if "tool" in roles and self.way(roles) == "structured":
             return self._structured(messages, roles, ended_by), [message["content"] for message in messages]
@@ -103,7 +103,7 @@ class ToolFormat:
             way = self._shapes[roles] = self._find_way(roles)
         return way
 
-    def as_taken(self, messages: Sequence[Message]) -> list[Message]:
+    def for_template(self, messages: Sequence[Message]) -> list[Message]:
         """Put an observation into the form that the template takes; the same again if it is in it.
 
         A result that answers no call which could be read goes into the text form where results are structured, behind
@@ -133,12 +133,12 @@ class ToolFormat:
         observation: list[Message] = []
         for message in messages:
             if message["role"] == "assistant":
-                taken += [self._tools.as_taken(m) for m in self._as_possible(observation)]
+                taken += [self._tools.for_template(m) for m in self._as_possible(observation)]
                 observation = []
-                taken.append(self._answer_as_taken(message))
+                taken.append(self._answer_for_template(message))
             else:
                 observation.append(message)
-        return taken + [self._tools.as_taken(m) for m in self._as_possible(observation)]
+        return taken + [self._tools.for_template(m) for m in self._as_possible(observation)]
 
     def write(self, message: Message) -> tuple[list[int], list[int]]:
         """The ids of an answer that has calls or reasoning, in the template's own form, without its end and with it.
@@ -156,15 +156,15 @@ class ToolFormat:
             return token_ids, encode(answer + self._turn_end.text, hidden, first=False)
         return token_ids, [*token_ids, *end]
 
-    def _answer_as_taken(self, message: Message) -> dict[str, Any]:
+    def _answer_for_template(self, message: Message) -> dict[str, Any]:
         if "tool_calls" in message and not self.prints_calls:
             return {**with_text_calls(message)}
-        return self._tools.as_taken(message)
+        return self._tools.for_template(message)
 
     def _as_possible(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Put an observation into the form that the template takes, where new ones need not be appended."""
         try:
-            return self.as_taken(messages)
+            return self.for_template(messages)
         except TemplateError:
             return self._in_way(messages, "structured" if self._takes_structured() else "plain")
 
@@ -191,14 +191,14 @@ class ToolFormat:
         return "structured"
 
     def _structured(self, messages: Sequence[Message], roles: Roles, ended_by: int | None) -> Scaffold:
-        answers = [self._tools.as_taken(message) for message in messages[: num_results(roles)]]
+        answers = [self._tools.for_template(message) for message in messages[: num_results(roles)]]
         made = tuple(f"call{number:05d}" for number in range(len(answers)))
         ids = tuple(answer["tool_call_id"] for answer in answers) if self._tools.prints_ids else made
         answered = Answered(tuple(answer.get("name", "") for answer in answers), ids)
         key = (roles, answered, ended_by)
         scaffold = self._scaffolds.get(key)
         if scaffold is None:
-            if len(self._scaffolds) >= _MOST_SCAFFOLDS:
+            if len(self._scaffolds) >= _MAX_SCAFFOLDS:
                 self._scaffolds.clear()
             scaffold = self._scaffolds[key] = self._scaffold(roles, answered, ended_by)
         return scaffold

@@ -206,7 +206,7 @@ class Transcript:
         """The ids to append; None for none."""
         if self._format is None or self._history != "rerender":
             return None if self._format is None else self._format.closing(messages, self._ended_by)
-        whole = self._format.render([*self.messages, *messages], ask=False)
+        whole = self._format.render([*self.messages, *messages], add_prompt=False)
         size = len(self.token_ids)
         return whole[size:] if whole[:size] == self.token_ids else None
 

@@ -49,7 +49,7 @@ def find_turn_end(template: Template, vocabulary: Vocabulary) -> TurnEnd:
     Raises:
         TemplateError: The template does not print the answer once and unchanged.
     """
-    last = template.after_answer([QUESTION, ANSWERED], ask=False)
+    last = template.after_answer([QUESTION, ANSWERED], add_prompt=False)
     middle = _in_front_of("user", template)
     (last_text, at_last), (middle_text, at_middle) = vocabulary.lead(last), vocabulary.lead(middle)
     if at_last and at_middle and last_text == middle_text:

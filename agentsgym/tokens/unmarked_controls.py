@@ -85,14 +85,14 @@ class _Probe:
         """Print the text between a user message and an answer: one to come, the last one, and an earlier one."""
         texts = [
             self._render([_USER]),
-            self._render([_USER, ANSWERED], ask=False),
+            self._render([_USER, ANSWERED], add_prompt=False),
             self._render([_USER, ANSWERED, QUESTION, REPLY, QUESTION]),
         ]
         return [text.partition(slot(0))[2].partition(ANSWER)[0] for text in texts if text]
 
     def _reply_opening(self) -> frozenset[str]:
         """Find the role token that begins the generation prompt: it may be another one than in history."""
-        history, asked = self._render([_USER], ask=False), self._render([_USER])
+        history, asked = self._render([_USER], add_prompt=False), self._render([_USER])
         prompt = asked[len(history) :] if asked.startswith(history) else ""
         found = self._pattern.match(prompt.lstrip())
         return frozenset({found[0]} if found and found[0] else ())
@@ -111,9 +111,9 @@ class _Probe:
                 tails |= self._tokens(behind)
         return apart, tails
 
-    def _render(self, messages: Sequence[Mapping[str, str]], *, ask: bool = True) -> str:
+    def _render(self, messages: Sequence[Mapping[str, str]], *, add_prompt: bool = True) -> str:
         try:
-            return self._template.render(messages, ask=ask)
+            return self._template.render(messages, add_prompt=add_prompt)
         except TemplateError:
             return ""  # not a shape that it takes
 

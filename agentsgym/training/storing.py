@@ -16,7 +16,7 @@ from agentsgym.credit.rewards import scatter_to_tokens
 from agentsgym.credit.settings import CreditSettings
 from agentsgym.envs.datasets.stored_columns import stored_columns
 from agentsgym.errors import StoreError
-from agentsgym.ranks import KeptError, all_gather_objects
+from agentsgym.ranks import DeferredError, all_gather_objects
 from agentsgym.store.reader import RolloutStore
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ class TrainingStore:
         folder = self._args.rollout_folder
         if folder is None:
             return
-        error = KeptError()
+        error = DeferredError()
         if self._writer is None:
             self._open(folder, error)
-        with error.keeping():
+        with error.capturing():
             scored = [_by_token(batch, tokens, mask, one) for one in (logprobs.model, logprobs.entropies)]
             self._add(batch, phase, advantages, *scored)
         all_gather_objects((), error.first)
@@ -112,9 +112,9 @@ class TrainingStore:
         if self._writer is not None:
             self._writer.close(strict=False)
 
-    def _open(self, folder: Path, error: KeptError) -> None:
+    def _open(self, folder: Path, error: DeferredError) -> None:
         """Collective: make this rank's writer, and agree on the name of the run."""
-        with error.keeping():
+        with error.capturing():
             self._writer = RolloutStore.writer(folder, agent="policy")
             self._tokenizer = self._writer.keep_tokenizer(self._environments.tokenizer)
         self.run = all_gather_objects([self.run or new_run_name()], error.first)[0]

@@ -117,9 +117,9 @@ def test_a_prompt_that_is_always_printed_is_no_part_of_the_end_of_a_turn(name: s
     assert text_of(tokenizer, transcript.token_ids[stop:]) == whole.rpartition("Yes.")[2].removeprefix(
         tokenizer.decode([end])
     )
-    assert text_of(tokenizer, chat_format.render(transcript.messages, ask=False)) == whole[: whole.rindex("And?")] + (
-        "And?" + tokenizer.decode([end])
-    )
+    assert text_of(tokenizer, chat_format.render(transcript.messages, add_prompt=False)) == whole[
+        : whole.rindex("And?")
+    ] + ("And?" + tokenizer.decode([end]))
 
 
 def test_an_end_that_cannot_be_told_from_the_prompt_behind_it_is_refused() -> None:

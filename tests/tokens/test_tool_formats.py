@@ -207,7 +207,7 @@ def test_ids_that_a_template_does_not_take_are_shortened_alike_in_call_and_resul
     transcript.observe([{"role": "tool", "content": "b", "tool_call_id": "call_0123-abc"}])
     assert transcript.messages[1]["tool_calls"][0]["id"] == "call_0123-abc"
     assert text_of(tool_family("ids of nine letters"), transcript.token_ids).count(short_id("call_0123-abc")) == 2
-    taken = transcript._format.as_taken(transcript.messages)
+    taken = transcript._format.for_template(transcript.messages)
     assert transcript.token_ids == tool_render("ids of nine letters", taken)
 
 

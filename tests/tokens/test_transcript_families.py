@@ -43,7 +43,7 @@ def play_with(tokenizer: Any, first: Any, later: Any) -> tuple[Transcript, list[
 
 def printed(name: str, messages: list[Message]) -> list[int]:
     """The full render, what a tool returned in the form that the template takes."""
-    return full_render(name, ChatFormat.of(family(name), append=False).as_taken(messages))
+    return full_render(name, ChatFormat.of(family(name), append=False).for_template(messages))
 
 
 def up_to_last_content(piece: str, messages: list[Message]) -> str:
@@ -146,7 +146,7 @@ def test_a_conversation_is_closed_as_the_full_render_has_it_or_without_tokens() 
             if not tail:
                 left_out.append(name)
                 continue
-            whole = full_render(name, transcript.messages, ask=False)
+            whole = full_render(name, transcript.messages, add_prompt=False)
             printed_to_its_end = text_of(tokenizer, whole).removesuffix(tokenizer.eos_token)  # Phi-3 closes with it
             assert printed_to_its_end.endswith(text_of(tokenizer, tail).removesuffix(tokenizer.eos_token)), name
     assert sorted(left_out) == []

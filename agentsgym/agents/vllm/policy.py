@@ -129,4 +129,4 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
     def finish(self) -> None:
         """End what the rollout needed: the thread that steps the engine, or connections; put the engine to sleep."""
         self._engine.finish()
-        self._weights.rest()
+        self._weights.sleep()

@@ -19,7 +19,7 @@ CONNECT_S: Final = 10.0
 ANSWER_S: Final = 30.0  # for what a server says of itself, also under load
 IDLE_S: Final = 3.0  # a connection is kept; the server closes it after five
 _BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
-_LEAST_LOGPROB: Final = -9999.0  # JSON has no infinity: vLLM writes this for what it does not know
+_MIN_LOGPROB: Final = -9999.0  # JSON has no infinity: vLLM writes this for what it does not know
 _READ_CHARACTERS: Final = 1000
 
 
@@ -85,8 +85,8 @@ class VLLMServer:
         self.num_sessions = 0
         self.num_open = 0
 
-    async def look(self, session: ClientSession) -> None:
-        """Ask for its model and its context.
+    async def read_model(self, session: ClientSession) -> None:
+        """Read its model and its context length.
 
         Raises:
             PassingError: It does not answer, or not as a vLLM server.
@@ -203,7 +203,7 @@ class VLLMServer:
 
 
 def _known_or_nan(value: Any) -> float:
-    return float(value) if value is not None and value > _LEAST_LOGPROB else math.nan
+    return float(value) if value is not None and value > _MIN_LOGPROB else math.nan
 
 
 def _json(content: bytes) -> Mapping[str, Any]:

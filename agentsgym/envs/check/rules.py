@@ -25,7 +25,7 @@ _MIN_WORDS = 4  # of a line of rules; a line of a board has fewer
 _MAX_MODEL_LENGTH = 10**7  # a larger ``model_max_length`` says that there is none
 
 
-def look_at_task(task: Mapping[str, Any], name: str, add: Add) -> None:
+def check_task_data(task: Mapping[str, Any], name: str, add: Add) -> None:
     """Find what a dataset row cannot hold of a task: every key whose value it cannot, once for all tasks."""
     for key, value in task.items():
         where = f"{name}[{key!r}]"
@@ -42,7 +42,7 @@ def look_at_task(task: Mapping[str, Any], name: str, add: Add) -> None:
             add("json-tasks", "", text, about=f"{key!r}: {type(value).__name__}")
 
 
-def look_at_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Add) -> None:
+def check_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Add) -> None:
     """Find tools that the agent cannot know: without a description, or not shown by the chat template."""
     names = [tool.get("function", tool).get("name", "") for tool in env.tool_schemas]
     for name, tool in zip(names, env.tool_schemas, strict=True):
@@ -65,7 +65,7 @@ def look_at_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Ad
         )
 
 
-def look_at_prompts(trajectory: Trajectory, add: Add) -> None:
+def check_prompts(trajectory: Trajectory, add: Add) -> None:
     """Find prompts that repeat what was said before, which the conversation holds already."""
     texts = ["\n".join(message["content"] for message in one) for one in observations(trajectory)]
     roles = [message["role"] for one in observations(trajectory)[1:] for message in one]
@@ -86,7 +86,7 @@ def look_at_prompts(trajectory: Trajectory, add: Add) -> None:
         add("prompt-purity", "_format_prompt", _repeats(1, "rules that every prompt gives", rules), False)
 
 
-def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_answers: bool) -> None:
+def check_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_answers: bool) -> None:
     """Find first prompts that leave no room, and words that the tokenizer does not know, also those of answers."""
     tokenizer: Any = env.tokenizer
     if tokenizer is None:
@@ -109,7 +109,7 @@ def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_
                 add("token-budget", "_format_prompt", text, False, about=what)
 
 
-def look_at_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -> None:
+def check_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -> None:
     """Find text answers that are recorded in another way than the chat template prints them in history."""
     tokenizer: Any = env.tokenizer
     if tokenizer is None or not tokenizer.chat_template or env.env_config["history"] == "rerender":
@@ -157,7 +157,7 @@ def _action_of(message: Message) -> Action:
     return Action(text=message["content"], reasoning=message.get("reasoning_content"), tool_calls=calls)
 
 
-def look_at_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
+def check_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
     """Find payments to roles that nobody has, and episodes of several roles whose rewards do not say whose they are."""
     for one in trajectories:
         roles = sorted({str(turn.role) for turn in one.turns})
@@ -170,14 +170,14 @@ def look_at_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
             )
             probe.add("roles", "_step_episode", text, is_error=True)
     known = {role for role in probe.roles if role is not None}
-    for role, hook in probe.paid_roles.items():
+    for role, hook in probe.rewarded_roles.items():
         if role not in known:
             turns = f"the roles of the turns are {shown(sorted(map(str, known)))}" if known else "_role returns no role"
             text = f"info['rewards'] has a reward for the role {shown(role)}, but {turns}"
             probe.add("roles", hook, text, about=shown(role))
 
 
-def look_at_failure(trajectory: Trajectory, add: Add) -> None:
+def check_failure(trajectory: Trajectory, add: Add) -> None:
     """Find what ended an episode as failed, and episodes that did not close."""
     if trajectory.error is not None:
         place, _, rest = trajectory.error.partition("\n")

@@ -16,7 +16,7 @@ from agentsgym.envs.check import rules
 from agentsgym.envs.check.plays import Difference, Script, first_difference, global_seed, record, replay
 from agentsgym.envs.check.probe import HookProbe, place_of_tool
 from agentsgym.envs.check.report import EnvReport
-from agentsgym.envs.check.start_states import first_change
+from agentsgym.envs.check.start_states import first_changed_value
 from agentsgym.envs.check.time_limit import OutOfTimeError, time_limit
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.play import prepare_play
@@ -116,7 +116,7 @@ class _Checker:
         """The tasks that can be played, each with a seed; repeated with other seeds where they are few."""
         kept: list[dict[str, Any]] = []
         for index, task in enumerate(tasks):
-            rules.look_at_task(task, f"task {index}", self._add)
+            rules.check_task_data(task, f"task {index}", self._add)
             try:
                 self._env.check_task(task, f"task {index}")
             except TaskError as error:
@@ -152,7 +152,7 @@ class _Checker:
         with self._probe, _globals(seed):
             alone, scripts = record(env, tasks, self._agent)
         self._played += alone
-        self._look(alone)
+        self._check_rules(alone)
         with _globals(seed):
             again = replay(env, tasks, scripts)
         self._played += again
@@ -168,7 +168,7 @@ class _Checker:
 
     def _compare_starts(self) -> None:
         """Look for draws that nothing in these plays depended on, where no other check has found them."""
-        change = first_change(*self._probe.starts)
+        change = first_changed_value(*self._probe.starts)
         if change is None or any(map(self._found, ("deterministic", "global-random", "state-isolation"))):
             return
         text = (
@@ -195,9 +195,9 @@ class _Checker:
         if difference is not None and not self._found("global-random"):
             text = f"an episode changes when others are played beside it: {difference.text}; {_REMEDY}"
             self._add_difference("state-isolation", text, difference)
-        self._look_at_pickling(tasks, alone, scripts, seed)
+        self._check_pickling(tasks, alone, scripts, seed)
 
-    def _look_at_pickling(
+    def _check_pickling(
         self, tasks: Sequence[Mapping[str, Any]], alone: Sequence[Trajectory], scripts: Sequence[Script], seed: int
     ) -> None:
         name = type(self._env).__name__
@@ -217,17 +217,17 @@ class _Checker:
             text = f"a pickled copy of {name}, as in a worker process, plays a different episode: {difference.text}"
             self._add("pickling", "", text)
 
-    def _look(self, alone: Sequence[Trajectory]) -> None:
+    def _check_rules(self, alone: Sequence[Trajectory]) -> None:
         with_answers = not isinstance(self._agent, ExploringAgent)  # which says what nobody would
         for trajectory in alone:
-            rules.look_at_failure(trajectory, self._add)
-            rules.look_at_prompts(trajectory, self._add)
-            rules.look_at_tokens(self._env, trajectory, self._add, with_answers=with_answers)
+            rules.check_failure(trajectory, self._add)
+            rules.check_prompts(trajectory, self._add)
+            rules.check_tokens(self._env, trajectory, self._add, with_answers=with_answers)
         played = [one.messages for one in alone if one.turns and not one.failed]
         if played:
-            rules.look_at_template(self._env, played[0], self._add)
-        rules.look_at_tools(self._env, alone, self._add)
-        rules.look_at_roles(self._probe, alone)
+            rules.check_template(self._env, played[0], self._add)
+        rules.check_tools(self._env, alone, self._add)
+        rules.check_roles(self._probe, alone)
 
     def _add(self, check: str, hook: str, text: str, is_error: bool = True, about: str = "") -> None:
         self._probe.add(check, hook, text, is_error=is_error, about=about)

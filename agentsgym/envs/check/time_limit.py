@@ -12,7 +12,7 @@ from agentsgym.errors import ConfigError
 from agentsgym.fields import is_positive_number, require
 from agentsgym.interruptions import Interruption
 
-_AGAIN_S = 1.0  # for a hook that catches whatever is raised
+_REPEAT_S = 1.0  # for a hook that catches whatever is raised
 
 
 class OutOfTimeError(Interruption):
@@ -48,7 +48,7 @@ def time_limit(limit_s: float | None) -> Generator[None]:
         raise OutOfTimeError("" if frame is None else _own_place(frame))
 
     handler = signal.signal(signal.SIGALRM, stop)
-    before = signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
+    before = signal.setitimer(signal.ITIMER_REAL, limit_s, _REPEAT_S)
     try:
         yield
     finally:

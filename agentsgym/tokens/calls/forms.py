@@ -172,7 +172,7 @@ class MarkedForm:
 
     def _end(self, text: str, start: int) -> tuple[int, int, bool]:
         """Find where a block's body ends, where the block does, and whether it is closed."""
-        after = self._behind_json(text, start) if self.is_json else None
+        after = self._after_json(text, start) if self.is_json else None
         if after is not None and self.ends_with_turn:  # what follows the value is no part of the call
             close = self.closes.match(text, after)
             return after, after if close is None else close.end(), True
@@ -182,7 +182,7 @@ class MarkedForm:
             return end, end, self.ends_with_turn
         return close.start(), close.end(), True
 
-    def _behind_json(self, text: str, start: int) -> int | None:
+    def _after_json(self, text: str, start: int) -> int | None:
         try:
             return read_json(text, start)[1]
         except MalformedCallError:

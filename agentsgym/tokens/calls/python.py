@@ -60,7 +60,7 @@ def bare_string(text: str, start: int) -> tuple[str, int]:
         MalformedCallError: It is not closed, or only so that it would swallow the call behind it.
     """
     quote = text[start]
-    end = re.compile(quote + _BEHIND_STRING).search(text, start + 1)
+    end = re.compile(quote + _AFTER_STRING).search(text, start + 1)
     if end is None:
         raise MalformedCallError("has a string that is not closed")
     value = text[start + 1 : end.start()]
@@ -157,7 +157,7 @@ _LATER_CALL = re.compile(r",\s*(?=[\w./-]+\(\s*(?:\)|\w+\s*=))")
 _BETWEEN_CALLS = re.compile(r"\s*,?\s*")
 _KEY = re.compile(r"\s*(\w+)\s*=\s*")
 _SEPARATOR = re.compile(r"\s*,\s*|\s*(?=\))")
-_BEHIND_STRING = r"(?=\s*(?:,\s*\w+\s*=|\)\s*(?:,\s*[\w./-]+\(|\]?\s*$)))"
+_AFTER_STRING = r"(?=\s*(?:,\s*\w+\s*=|\)\s*(?:,\s*[\w./-]+\(|\]?\s*$)))"
 _ESCAPED_STRING = re.compile(r"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:(?P<code>x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})|(?P<letter>.))", re.DOTALL)
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "\n": ""}

@@ -172,7 +172,7 @@ _READERS: WeakKeyDictionary[Any, dict[tuple[str, str], CallReader]] = WeakKeyDic
 
 def _form_of(tokenizer: Any, options: Mapping[str, Any]) -> Form | TemplateForm | None:
     """Find the form that reads a call back as the template wrote it, and leaves the least beside it."""
-    reply = _rendered(tokenizer, options, [_QUESTION, {"role": "assistant", "content": "reply"}], ask=False)
+    reply = _rendered(tokenizer, options, [_QUESTION, {"role": "assistant", "content": "reply"}], add_prompt=False)
     end = reply.rpartition("reply")[2].strip()
     for prompt, turn in _written_calls(tokenizer, options):
         forms = (*FORMS.values(), *_given_form(tokenizer), *_learned_form(turn, end))
@@ -235,23 +235,23 @@ def _written_calls(
     for content, given, call_id in ways:
         call = {"type": "function", "id": call_id, "function": {"name": _NAME, "arguments": given}}
         answer = {"role": "assistant", "content": content, "tool_calls": [call]}
-        whole = _rendered(tokenizer, options, [_QUESTION, answer], ask=False)
-        for ask in (True, False):
-            before = _rendered(tokenizer, options, [_QUESTION], ask=ask)
+        whole = _rendered(tokenizer, options, [_QUESTION, answer], add_prompt=False)
+        for add_prompt in (True, False):
+            before = _rendered(tokenizer, options, [_QUESTION], add_prompt=add_prompt)
             if before and whole.startswith(before):
-                yield (_generation_prompt(tokenizer, options) if ask else ""), whole[len(before) :]
+                yield (_generation_prompt(tokenizer, options) if add_prompt else ""), whole[len(before) :]
 
 
 def _generation_prompt(tokenizer: Any, options: Mapping[str, Any]) -> str:
-    asked, bare = (_rendered(tokenizer, options, [_QUESTION], ask=ask) for ask in (True, False))
-    return asked.removeprefix(bare)
+    prompted, bare = (_rendered(tokenizer, options, [_QUESTION], add_prompt=add_prompt) for add_prompt in (True, False))
+    return prompted.removeprefix(bare)
 
 
-def _rendered(tokenizer: Any, options: Mapping[str, Any], messages: list[Any], *, ask: bool) -> str:
+def _rendered(tokenizer: Any, options: Mapping[str, Any], messages: list[Any], *, add_prompt: bool) -> str:
     """Render with a tool; empty where the template refuses."""
     try:
         return tokenizer.apply_chat_template(
-            messages, tools=[_TOOL], tokenize=False, add_generation_prompt=ask, **options
+            messages, tools=[_TOOL], tokenize=False, add_generation_prompt=add_prompt, **options
         )
     except BaseException as error:  # templates are foreign code and raise what they like
         if is_interruption(error):
