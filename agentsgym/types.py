@@ -166,7 +166,7 @@ class Turn:
 
     Attributes:
         start: Index of the action's first token in the trajectory's ``token_ids``.
-        stop: Index behind its last token; equal to ``start`` for an action without tokens.
+        stop: Index after its last token; equal to ``start`` for an action without tokens.
         reward: Its reward from the environment; 0.0 in a practice episode. Where the game pays by role, what its own
             role was paid from this step up to the role's next turn.
         invalid: Whether the environment called it invalid.
@@ -217,7 +217,7 @@ class Trajectory:
     Attributes:
         token_ids: Every token in order, prompts and observations included, (T,); empty without a tokenizer. Where a
             history was rewritten a new segment begins, with the whole new prompt: see :attr:`segments`. The tokens
-            behind the last action are the environment's last message.
+            after the last action are the environment's last message.
         turns: The turns in order; their spans do not overlap.
         messages: The conversation, the agent's answers included.
         logprobs: (T,), what the sampler gave for each agent token and 0.0 elsewhere; None if unknown.

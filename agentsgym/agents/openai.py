@@ -1,4 +1,4 @@
-"""Make an agent of a model behind an OpenAI-compatible server, with exact tokens where the server gives them."""
+"""An agent that calls a model on an OpenAI-compatible server, with exact tokens where the server returns them."""
 
 from __future__ import annotations
 

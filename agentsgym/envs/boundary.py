@@ -35,11 +35,11 @@ def failure_of_hook(hook: Callable[..., Any], error: BaseException) -> EnvError:
 
 
 def failure_of_value(name: str, error: BaseException) -> EnvError:
-    """Make the failure of an episode out of what a returned value raised when it was looked at.
+    """Make the failure of an episode from what a returned value raised when it was inspected.
 
     Args:
         name: What was returned, as in ``"_step_episode"``.
-        error: As it was caught. What is no failure of the value, or names it already, is raised again.
+        error: The caught error. One that is not a failure of the value, or already names it, is raised again.
     """
     if isinstance(error, EnvError) or is_interruption(error):
         raise error
@@ -88,7 +88,7 @@ def plain_str(text: str) -> str:
 
 
 def with_plain_text(action: Any) -> Any:
-    """The action, its text without a subclass; as it is where it is no action."""
+    """The action, its text a plain str; anything but an action is returned unchanged."""
     if not isinstance(action, Action) or type(action.text) is str or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         return cast("Any", action)
     return dataclasses.replace(action, text=plain_str(action.text))
@@ -111,7 +111,7 @@ def action_error(action: Any, room: int | None, vocabulary_size: float) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a tokenizer can read it: half of a surrogate pair, as JSON may hold, is no character."""
+    """Whether a tokenizer can read it: half of a surrogate pair, as JSON may hold, is not a character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -132,7 +132,7 @@ def _ids_error(ids: Any, vocabulary_size: float) -> str:
 
 
 def _logprobs_error(numbers: Any) -> str:
-    """Say why these are no log-probabilities of sampled tokens; NaN says that one is not known."""
+    """Describe why these are not log-probabilities of sampled tokens; NaN stands for an unknown one."""
     try:
         is_sequence = type(numbers) is list or isinstance(numbers, Sequence)
         values = cast("Sequence[Any]", numbers) if is_sequence else [None]
@@ -167,10 +167,10 @@ class Step(NamedTuple):
     """The environment's answer to an action.
 
     Attributes:
-        reward: Its reward; where roles are paid, that of the role that moved.
+        reward: Its reward; with rewards by role, that of the role that acted.
         done: Whether the episode has ended.
         invalid: Whether the action was invalid.
-        role_rewards: What each role is paid; None if the environment does not say.
+        role_rewards: The reward of each role; None without rewards by role.
     """
 
     reward: float = 0.0
@@ -313,9 +313,9 @@ def as_role_rewards(rewards: Any) -> dict[Hashable, float]:
 
 
 def with_role_reward(role: Hashable, step: Step) -> Step:
-    """Give a step that pays roles the reward of the role that moved; raises :class:`EnvError` if that has no name.
+    """Set a step's reward to that of the role that acted; raises :class:`EnvError` if that role is None.
 
-    A role that is spelled otherwise than one that is paid would never see its reward, and is refused as well.
+    A role whose spelling differs from a rewarded one would never get its reward, and is rejected as well.
     """
     rewards = step.role_rewards
     if rewards is None:

@@ -18,7 +18,7 @@ class EpisodeByHand:
     """An episode whose actions are given one by one; what happens in between is an ordinary trial's.
 
     Attributes:
-        trajectory: What was played; None as long as the episode goes on.
+        trajectory: The finished trajectory; None while the episode is running.
     """
 
     def __init__(self, trial: Trial) -> None:

@@ -54,7 +54,7 @@ def _without_tool(roles: Roles) -> Roles:
 
 
 def _without_system(roles: Roles) -> Roles:
-    """A user message behind a system message takes its text; a system message alone becomes one."""
+    """A user message after a system message takes its text; a system message alone becomes one."""
     return tuple(
         "user" if role == "system" else role
         for role, following in zip(roles, (*roles[1:], ""), strict=True)
@@ -70,7 +70,7 @@ _STEPS: tuple[tuple[str, Callable[[Roles], Roles]], ...] = (
 
 
 class Template:
-    """A chat template as a function from conversations to text, with what it does wrong said in a sentence."""
+    """A chat template as a function from conversations to text, whose faults are reported as errors in one sentence."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class Template:
         if "strftime_now" in source:
             clock = f"{{% macro strftime_now(format) %}}{ANOTHER_TIME}{{% endmacro %}}"
             self.frozen["chat_template"] = clock + tokenizer.get_chat_template(tools=self._given.get("tools"))
-        self._implicit_prompt = ""  # the generation prompt that it prints without being asked to
-        self._blocks = False  # whether it wants [{"type": "text", "text": …}] for a content
+        self._implicit_prompt = ""  # the generation prompt that it always prints
+        self._blocks = False  # whether it expects [{"type": "text", "text": …}] as content
         try:
             unpad(self.render(padded(("user",))), ("user",))
         except TemplateError:
@@ -129,7 +129,7 @@ class Template:
         """Run the template over a conversation as it is held.
 
         Raises:
-            TemplateError: The template raised; says so if it would not without the system message.
+            TemplateError: The template raised; the message adds if it would not without the system message.
         """
         try:
             return self.render(messages, add_prompt=add_prompt)
@@ -143,7 +143,7 @@ class Template:
 
         Raises:
             TemplateError: The template refuses these roles, changes a content, or prints the first prompt, or what
-                follows the first answer, in another way once the conversation goes on.
+                follows the first answer, differently once the conversation continues.
         """
         return self._advise(self._opening, roles, [*plain(roles), ANSWERED, QUESTION])
 
@@ -154,7 +154,7 @@ class Template:
         try:
             return self.render(padded(roles))
         except TemplateError:
-            return ""  # `opening` says why
+            return ""  # `opening` reports why
 
     def suffix(self, roles: Roles) -> Printed:
         """Find what follows an answer of the agent when messages of these roles come next, generation prompt included.
@@ -166,7 +166,7 @@ class Template:
         return self._advise(self._suffix, roles, [QUESTION, ANSWERED, *plain(roles), REPLY, *plain(roles, len(roles))])
 
     def rerender(self, roles: Roles, contents: Sequence[str], *, first: bool) -> str:
-        """Print messages with these contents; ``first`` as the first prompt, else behind an answer.
+        """Print messages with these contents; ``first`` as the first prompt, else after an answer.
 
         Raises:
             TemplateError: The template refuses the contents, or prints something else in the turns that follow.
@@ -183,7 +183,7 @@ class Template:
         if behind != self.after_answer([QUESTION, *next_turn]):
             raise TemplateError(
                 f"the chat template prints different text in later turns because of {word!r} in {kind}; "
-                f"what would do: leave it out, or {RERENDER}"
+                f"to fix it: leave it out, or {RERENDER}"
             )
         return text
 
@@ -192,11 +192,11 @@ class Template:
         return not content or content.isspace() or self._word_in(content) is not None
 
     def after_answer(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True) -> str:
-        """Print what stands behind the agent's answer, which is :data:`ANSWER` in ``messages``."""
+        """Print what follows the agent's answer, which is :data:`ANSWER` in ``messages``."""
         return self.around_answer(messages, add_prompt=add_prompt)[1]
 
     def generation_prompt(self) -> str | None:
-        """Find what the generation prompt adds behind an observation; None if it changes what stands before it."""
+        """Find what the generation prompt adds after an observation; None if it changes what stands before it."""
         behind = [QUESTION, ANSWERED, *padded(("user",))]
         prompted, bare = self.after_answer(behind), self.after_answer(behind, add_prompt=False)
         if not prompted.startswith(bare):  # Phi-3 ends a text without a generation prompt with this
@@ -204,7 +204,7 @@ class Template:
         return prompted.removeprefix(bare) if prompted.startswith(bare) else None
 
     def answer_trim(self) -> Change | None:
-        """Find how the template trims the agent's answers; None also if it rewrites them in another way."""
+        """Find how the template trims the agent's answers; None also if it rewrites them differently."""
         answer = {"role": "assistant", "content": PAD_LEFT + slot(0) + PAD_RIGHT}
         taken = take_padding(self.render([QUESTION, answer, QUESTION]), 0)
         return taken[1] if taken and taken[1] in STRIPS.values() else None
@@ -213,8 +213,8 @@ class Template:
         """Find what the template prints in history between its generation prompt and an answer: a space, a header.
 
         Returns:
-            The generation prompt, with all that stands in front of it, and what follows; empty if that depends on the
-            turn, or is a thought, which is the agent's own to say or to leave.
+            The generation prompt, with all that precedes it, and what follows; empty if that depends on the
+            turn, or is a thought, which the agent itself writes or omits.
         """
         leads: set[str] = set()
         for conversation in ([QUESTION, REPLY, QUESTION], [QUESTION]):
@@ -245,7 +245,7 @@ class Template:
         return False
 
     def around_answer(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True) -> tuple[str, str]:
-        """Print what stands in front of the agent's answer and behind it, by a clock that stands still."""
+        """Print what precedes and what follows the agent's answer, with a frozen clock."""
         before, found, after = self.render(messages, add_prompt=add_prompt, **self.frozen).partition(ANSWER)
         if not found or ANSWER in before + after:
             raise TemplateError(
@@ -255,13 +255,13 @@ class Template:
         return before, after
 
     def _find_implicit_prompt(self) -> str:
-        """Find the generation prompt that the template prints behind every conversation, asked to or not.
+        """Find the generation prompt that the template prints after every conversation, requested or not.
 
-        Behind an answer stands the end of its turn and then this prompt, or what opens a user's message. That is known
-        from the beginning of a conversation, and what is left in front of it is the end.
+        An answer is followed by the end of its turn, then by this prompt or the opening of a user's message. That is
+        known from the beginning of a conversation, so what remains before it is the end.
 
         Raises:
-            TemplateError: It prints one, and where the end of a turn ends cannot be told.
+            TemplateError: It prints one, and the end of a turn cannot be separated from it.
         """
         user = {"role": "user", "content": slot(0)}
         try:
@@ -269,7 +269,7 @@ class Template:
             before, last = self.around_answer([QUESTION, ANSWERED], add_prompt=False)
             behind = self.after_answer([QUESTION, ANSWERED, user])
         except TemplateError:
-            return ""  # said where it is used
+            return ""  # reported where it is used
         names = map(re.escape, sorted(self._tokenizer.get_added_vocab(), key=len, reverse=True))
         tokens = re.compile(f"({'|'.join(names) or '(?!)'})")
         opening, between = (tokens.split(text.partition(slot(0))[0])[::-1] for text in (bare, behind))
@@ -352,7 +352,7 @@ class Template:
         return find == self._opening and roles[0] == "system" and len(roles) > 1 and _works(find, roles[1:])
 
     def _other_roles(self, find: Callable[[Roles], Printed], roles: Roles) -> list[str]:
-        """The smallest change of roles with which ``find`` works, in words; empty if there is none."""
+        """The smallest change of roles with which ``find`` works, in words; empty if none does."""
         for size in range(1, len(_STEPS) + 1):
             for steps in combinations(_STEPS, size):
                 other = roles
@@ -399,7 +399,7 @@ class Template:
                 if self.render([{**m, "content": f"{word}{m['content']}{word}"} for m in words]) != expected:
                     return True
             except TemplateError:
-                continue  # not a role it knows
+                continue  # not a role that the template supports
         return False
 
 

@@ -1,9 +1,9 @@
-"""Write what tools are asked and what they return exactly as a chat template does, or as text where it has no form.
+"""Write tool calls and their results exactly as a chat template does, or as text where it has no form for them.
 
-Results of role ``tool`` go on record in one of three ways, found once for each shape of observation:
+Results of role ``tool`` are recorded in one of three ways, found once for each shape of observation:
 
-- *plain*: the template prints them behind structured calls as behind an answer of plain text;
-- *structured*: it prints them in another way, or with the names of the tools: they are printed behind such calls, and
+- *plain*: the template prints them after structured calls as after an answer of plain text;
+- *structured*: it prints them differently, or with the names of the tools: they are printed after such calls, and
   what follows the end of that turn is taken;
 - *text*: it has no form for them, and they are the text of a user message.
 """
@@ -64,7 +64,7 @@ class ToolFormat:
             vocabulary: What the agent's own text is encoded with.
             observed: What observations are encoded with.
             turn_end: How the template ends turns of plain text.
-            later: Gives the scaffold of an observation behind plain text: roles, and what ended the turn.
+            later: Function of roles and what ended the turn: the scaffold of an observation after plain text.
         """
         self._template, self._vocabulary, self._observed = template, vocabulary, observed
         self._turn_end, self._later = turn_end, later
@@ -106,7 +106,7 @@ class ToolFormat:
     def for_template(self, messages: Sequence[Message]) -> list[Message]:
         """Put an observation into the form that the template takes; the same again if it is in it.
 
-        A result that answers no call which could be read goes into the text form where results are structured, behind
+        A result that answers no call which could be read goes into the text form where results are structured, after
         those that do.
 
         Raises:
@@ -204,7 +204,7 @@ class ToolFormat:
         return scaffold
 
     def _scaffold(self, roles: Roles, answered: Answered, ended_by: int | None) -> Scaffold:
-        """Print the observation behind structured calls. Names of tools are the agent's words, and hidden."""
+        """Print the observation after structured calls. Names of tools are the agent's words, and hidden."""
         num = len(answered.names)
 
         def masked(contents: Sequence[str]) -> tuple[Answered, list[str], dict[int, str]]:

@@ -56,8 +56,8 @@ class ToolTemplate:
 
     Attributes:
         prints_calls: Whether it prints structured calls.
-        takes_results: Whether it prints, behind a call, a message of role ``tool``.
-        end: How a turn that calls a tool ends; None where it prints no calls, or that cannot be told.
+        takes_results: Whether it prints, after a call, a message of role ``tool``.
+        end: End of a turn that calls a tool; None where the template prints no calls or the end is ambiguous.
         prints_ids: Whether it prints the ids of calls.
     """
 
@@ -65,7 +65,7 @@ class ToolTemplate:
         """Try the template on a call.
 
         Args:
-            template: It shows its own tools, if any, in each render.
+            template: The template, which shows its own tools, if any, in each render.
             vocabulary: The tokenizer's control tokens.
             end: How the template ends turns of plain text.
         """
@@ -118,7 +118,7 @@ class ToolTemplate:
         """Print what follows a turn that called tools, from where that turn ends on, generation prompt included.
 
         Args:
-            roles: Of the observation, tool messages first.
+            roles: Roles of the observation, tool messages first.
             answered: The calls that these answer.
             contents: What the messages hold; None for padded sentinels.
 
@@ -138,7 +138,7 @@ class ToolTemplate:
         """Print what follows a turn that called tools, padding taken off.
 
         Raises:
-            TemplateError: The template prints something else in a later round, once the conversation goes on, or in
+            TemplateError: The template prints different text in a later round, once the conversation continues, or in
                 front of the answer that follows.
         """
         answered = probe_calls(num_results(roles))
@@ -153,7 +153,7 @@ class ToolTemplate:
         }
         for place, before in others.items():
             other, cut = self._cut(before, roles, answered)
-            # Gemma 4 moves the text of a call behind the results: all that an agent that is asked now did not see.
+            # Gemma 4 moves the text of a call after the results, where the agent did not see it at this point.
             is_same = other[cut:].startswith(up_to_last(text, roles)) if "text" in place else other[cut:] == text
             if not is_same:
                 raise TemplateError(f"the chat template prints different text around results of tools {place}")
@@ -168,7 +168,7 @@ class ToolTemplate:
         return printed
 
     def agrees_with(self, roles: Roles, suffix: str) -> bool:
-        """Whether an observation behind structured calls is printed as behind an answer of plain text."""
+        """Whether an observation after structured calls is printed as after an answer of plain text."""
         try:
             return self.checked_results(roles)[0] == suffix
         except TemplateError:
@@ -179,7 +179,7 @@ class ToolTemplate:
             return self.agrees_with(one, plain)
 
     def shows(self, roles: Roles) -> bool:
-        """Whether the template prints an observation behind an answer of plain text, in whatever way."""
+        """Whether the template prints an observation after an answer of plain text in any form."""
         messages = self._messages(roles, probe_calls(num_results(roles)))
         try:
             text = self._render([QUESTION, REPLY, *messages])
@@ -188,7 +188,7 @@ class ToolTemplate:
         return all(f"sentinel{index}_" in text for index in range(len(roles)))
 
     def answer(self, message: Mapping[str, Any]) -> str:
-        """Print what the agent says in an answer that has calls or reasoning, its end of turn left out.
+        """Print an agent's answer that has calls or reasoning, without its end of turn.
 
         Raises:
             TemplateError: The template does not take the answer, or leaves out a call.
@@ -274,7 +274,7 @@ class ToolTemplate:
         return messages
 
     def _after_call(self, after: Conversation, *, add_prompt: bool = True) -> str | None:
-        """Print what stands behind the argument of a call; None if the template does not print that once."""
+        """Print what follows the argument of a call; None if the template does not print that once."""
         try:
             text = self._render([QUESTION, self.call_message(probe_calls(1)), *after], add_prompt=add_prompt)
         except TemplateError:
@@ -282,7 +282,7 @@ class ToolTemplate:
         return text.partition(ARGUMENT)[2] if text.count(ARGUMENT) == 1 else None
 
     def _before(self, role: str) -> str | None:
-        """Print what stands between a call and the content of the message behind it; None if that is not printed."""
+        """Print what stands between a call and the content of the message after it; None if that is not printed."""
         behind = self._after_call(self._messages((role,), probe_calls(1)))
         if behind is None or behind.count(_FIRST) != 1:
             return None
@@ -310,12 +310,12 @@ class ToolTemplate:
         return True
 
     def _cut(self, before: Conversation, roles: Roles, answered: Answered) -> tuple[str, int]:
-        """Print an observation of padded sentinels behind a call, and find where the turn of the call ends."""
+        """Print an observation of padded sentinels after a call, and find where the turn of the call ends."""
         text = self._render([*before, *self._messages(roles, answered)])
         return text, self._end_in(text)
 
     def _end_in(self, text: str) -> int:
-        """Find where the turn in front of the first result ends."""
+        """Find where the turn before the first result ends."""
         first = text.rfind(_FIRST)
         edge = text.rfind(self.end.text, 0, first) if self.end and first >= 0 else -1
         if edge < 0:
@@ -323,7 +323,7 @@ class ToolTemplate:
         return edge
 
     def _check_prompt(self, before: Conversation, text: str) -> None:
-        """See that an answer behind results begins where their generation prompt ends."""
+        """Check that an answer after results begins where their generation prompt ends."""
         asked, history = self._render([QUESTION]), self._render([QUESTION], add_prompt=False)
         prompt = asked[len(history) :] if asked.startswith(history) else ""
         if prompt and text.endswith(prompt):

@@ -120,7 +120,7 @@ def test_an_answer_that_was_broken_off_is_a_fault() -> None:
     (fault,) = agent.act([request([5])])
     assert isinstance(fault, AgentError)
     assert "the vLLM engine ended the answer with an unexpected finish reason: 'abort'" in str(fault)
-    with pytest.raises(AgentError, match="another reason"):
+    with pytest.raises(AgentError, match="an unexpected finish reason"):
         agent.get_action([{"role": "user", "content": "hi"}], None)
 
 

@@ -64,7 +64,7 @@ def test_a_line_calls_tools_or_answers(line: str, expected: list[tuple[str, dict
         ("price(egg)", "price's good must be a plain value, such as 3 or 'text'"),
         ("price('a', 'b')", "price takes 1 arguments, got 2"),
         ("add(1, a=2)", "each argument of add must be given once, by name or by position"),
-        ("add(**{})", "each argument of add is given once"),
+        ("add(**{})", "each argument of add must be given once"),
         ("price(good='egg'", "this is not a valid call"),
         ("price('a') and add(1, 2)", "write several calls as"),
         ('{"name": "price"', "this is not valid JSON"),

@@ -207,7 +207,7 @@ def answers_in_turn(*actions: Action) -> Agent:
         (answers(Action(text=None)), "an agent must return an Action"),  # type: ignore[arg-type]
         (answers(Action(text="\ud83d")), "an Action's text must be valid Unicode, got '\\ud83d'"),
         (answers(AgentError("not today")), "AgentError: not today"),
-        (answers(Action(text="1", token_ids=[1] * 9)), "an action of 9 tokens, at most 8 were asked for"),
+        (answers(Action(text="1", token_ids=[1] * 9)), "an action of 9 tokens, more than the 8 requested"),
         (Agent(), "Agent must define get_action or act"),
     ],
 )

@@ -226,7 +226,7 @@ def test_practice_that_nobody_remembers_is_warned_of(given: Any, caplog: pytest.
         GuessEnv(env_config={"episodes_per_trial": 2, **given})
     [record] = caplog.records
     assert record.getMessage() == (
-        "env_config['free_shots'] = 1 changes nothing with env_config['keep_history'] = False: each episode starts a "
+        "env_config['free_shots'] = 1 has no effect with env_config['keep_history'] = False: each episode starts a "
         "fresh conversation, in which the agent does not see its practice"
     )
 

@@ -211,7 +211,7 @@ def test_a_turn_without_any_good_call_is_invalid_and_says_what_was_wrong(moves: 
     assert [turn.invalid for turn in trajectory.turns] == [True, False]
     assert trajectory.turn_rewards == [-0.5, 1.0]
     said = trajectory.messages[2]["content"]
-    assert any(part in said for part in ("no valid JSON", "there is no tool", "is missing"))
+    assert any(part in said for part in ("not valid JSON", "there is no tool", "is missing"))
     again = play(env_of(add, error_allowance=1), moves, moves, "7")
     assert again.stop_reason is StopReason.INVALID
 

@@ -178,11 +178,11 @@ def test_where_a_template_of_trl_is_refused_its_training_twin_is_too() -> None:
             "Mistral that moves the system message",
             ("system", "user"),
             ("user",),
-            "another place, once the conv.*rerender",
+            "or elsewhere, once the conv.*rerender",
         ),
         ("tool results first", ("user",), ("tool",), "different first prompt when tool comes later.*rerender"),
         ("deepseekv3", ("user",), ("tool",), "different text around results of tools in a second round.*rerender"),
-        ("numbered turns", ("user",), ("user",), "something else around user in the second turn.*rerender"),
+        ("numbered turns", ("user",), ("user",), "different text around user in the second turn.*rerender"),
         ("time of each message", ("user",), ("user",), "prints the time around user in later turns.*rerender"),
     ],
 )
@@ -210,7 +210,7 @@ CHATML = FAMILIES["tool results as JSON"].replace(" | tojson", "")
             "{{ 'so ' if m.role == 'user' and messages[:loop.index0] | selectattr('role', 'eq', 'tool') | list }}",
             ("user",),
             ("tool",),
-            "something else around user after an earlier tool",
+            "different text around user after an earlier tool",
         ),
         (
             "{{ 'told ' if loop.index0 > 2 and messages[0].role == 'system' }}",

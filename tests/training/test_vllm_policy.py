@@ -102,7 +102,7 @@ def test_the_context_bounds_an_answer_and_a_prompt_that_fills_it_fails_alone() -
     assert str(none_left) == (
         "a prompt of 20 tokens leaves no room for an answer in the maximum context length of the vLLM engine, "
         "20 tokens: raise vllm_max_model_length, or set env_config['max_trajectory_tokens'] to at most 20, so that "
-        "episodes end before"
+        "episodes end earlier"
     )
 
 

@@ -154,8 +154,8 @@ def test_a_request_that_is_refused_fails_its_own_session_in_the_servers_words(se
     ("change", "sentence"),
     [
         ({"prompt_token_ids": [4]}, "must answer the prompt it is given, but answered another"),
-        ({"token_ids": None}, "makes no sense"),
-        ({"finish_reason": "error"}, "makes no sense"),
+        ({"token_ids": None}, "is malformed"),
+        ({"finish_reason": "error"}, "is malformed"),
     ],
 )
 def test_an_answer_that_makes_no_sense_fails_its_turn(server: StubServer, change: Any, sentence: str) -> None:

@@ -34,7 +34,7 @@ def _stretched(rope: Mapping[str, Any], positions: int) -> int:
 
 
 def budget_within(limit: int | None, prompt: Sequence[int], room: int, holder: str, remedy: str = "") -> int:
-    """Cut the budget of a turn to what a limit of tokens leaves behind its prompt.
+    """Cut the budget of a turn to what a limit of tokens leaves after its prompt.
 
     Args:
         limit: The most tokens of prompt and answer; None if there is no limit, or it is not known.

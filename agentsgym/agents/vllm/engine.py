@@ -17,7 +17,7 @@ T = TypeVar("T")
 class FailFastEngine:
     """Calls a vLLM engine until it breaks: the requests it then still holds make its next call run forever.
 
-    A request that the engine refuses (too long, say) leaves no request behind, and does not count as a break.
+    A request that the engine refuses (too long, say) leaves no request behind, and does not count as a failure.
     """
 
     def __init__(self, llm: Any) -> None:

@@ -36,7 +36,7 @@ _BASE_ATTRIBUTES = {
     _TOOL_HOOK,
 }
 _MAX_STATE_BYTES = 100_000  # larger states are not compared
-_MAX_DEPTH, _MAX_ITEMS = 2, 20  # of what is looked at of an attribute
+_MAX_DEPTH, _MAX_ITEMS = 2, 20  # limits of what is compared of an attribute
 
 
 class HookProbe:
@@ -46,7 +46,7 @@ class HookProbe:
         findings: What it saw, each kind once a hook and thing that it is about.
         changed: The attributes of the environment that hooks changed, each with the hook that did it first.
         roles: What ``_role`` gave.
-        rewarded_roles: The roles that ``info["rewards"]`` pays, each with the hook that paid it first.
+        rewarded_roles: The roles in ``info["rewards"]``, each with the hook that rewarded it first.
         starts: What each episode began with, in the order in which they began, one list for each ``with`` block.
     """
 
@@ -89,12 +89,12 @@ class HookProbe:
         """Note a finding, once a hook and what it is about.
 
         Args:
-            check: Which check it is of.
-            hook: The hook that it is about; empty if it is about none.
-            text: What is wrong.
-            is_error: Whether it is an error.
-            place: Where it is, if not where the hook is defined.
-            about: Tells it from other findings of this check and hook.
+            check: Name of the check.
+            hook: The hook concerned, or an empty text.
+            text: Description of the problem.
+            is_error: True for an error, False for a warning.
+            place: File and line, by default of the hook's definition.
+            about: Key that distinguishes it from other findings of this check and hook.
         """
         place = place or (self.place(hook) if hook else "")
         finding = Finding(check=check, severity="error" if is_error else "warning", text=text, place=place)
@@ -200,7 +200,7 @@ class HookProbe:
         except BaseException as error:
             if is_interruption(error):
                 raise
-            return  # a game that refuses to go on is over
+            return  # an episode that refuses further steps is over
         if done is False:
             text = (
                 f"{name} gives done=False for the action that ended the episode, played once more on its last state: "
@@ -240,7 +240,7 @@ def global_generators() -> dict[str, Any]:
 
 
 def _bytes_of(value: Any) -> bytes | None:
-    """What can be compared of a value, before and after; None where that cannot be said."""
+    """A fingerprint of a value that can be compared before and after; None where that is not possible."""
     written = _BoundedBytes()
     try:
         pickle.Pickler(written).dump(value)

@@ -1,4 +1,4 @@
-"""What is looked at in tasks, in an environment's tools and in recorded episodes, without playing anything."""
+"""Check tasks, an environment's tools and recorded episodes, without playing anything."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from agentsgym.tokens.unknown_words import named, unknown_id, unknown_words
 from agentsgym.types import Action, Message, StopReason, ToolCall, Trajectory
 
 Add = Callable[..., None]
-_MIN_RULES, _MIN_REPEATED = 40, 16  # characters; shorter texts may be said again by chance
+_MIN_RULES, _MIN_REPEATED = 40, 16  # characters; shorter texts may repeat by chance
 _MIN_SHARED = 80  # characters that every prompt of an episode has; a board, a question or a reminder has fewer
 _MIN_WORDS = 4  # of a line of rules; a line of a board has fewer
-_MAX_MODEL_LENGTH = 10**7  # a larger ``model_max_length`` says that there is none
+_MAX_MODEL_LENGTH = 10**7  # a larger ``model_max_length`` means no limit
 
 
 def check_task_data(task: Mapping[str, Any], name: str, add: Add) -> None:
@@ -66,14 +66,14 @@ def check_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Add)
 
 
 def check_prompts(trajectory: Trajectory, add: Add) -> None:
-    """Find prompts that repeat what was said before, which the conversation holds already."""
+    """Find prompts that repeat earlier messages, which the conversation already holds."""
     texts = ["\n".join(message["content"] for message in one) for one in observations(trajectory)]
     roles = [message["role"] for one in observations(trajectory)[1:] for message in one]
     if "system" in roles:
         text = "_format_prompt returns a system message after the first turn: _system_prompt gives it, once"
         add("prompt-purity", "_format_prompt", text, False)
     if any(turn.prompt_messages is not None for turn in trajectory.turns):
-        return  # a history that is rewritten drops what a prompt says again
+        return  # a rewritten history drops what a prompt repeats
     for k, (earlier, text) in enumerate(itertools.pairwise(texts)):
         if k and _holds(text, texts[0], _MIN_RULES):
             add("prompt-purity", "_format_prompt", _repeats(k + 1, "the whole first prompt", texts[0]), False)
@@ -110,7 +110,7 @@ def check_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_an
 
 
 def check_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -> None:
-    """Find text answers that are recorded in another way than the chat template prints them in history."""
+    """Find text answers that are recorded differently from how the chat template prints them in history."""
     tokenizer: Any = env.tokenizer
     if tokenizer is None or not tokenizer.chat_template or env.env_config["history"] == "rerender":
         return
@@ -119,7 +119,7 @@ def check_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -> 
         transcript = _as_text(chat_format, messages)
         printed = tokenizer.encode(chat_format.printed(transcript.messages), add_special_tokens=False)
     except TemplateError:
-        return  # what the game does is taken: an episode that is not fails by itself
+        return  # the environment's messages are fine: otherwise the episode fails by itself
     # The last answer of a conversation may end by another token than those before it (gpt-oss); text merges elsewhere.
     end, pairs = chat_format.end_of_turn_id, [*zip_longest(transcript.token_ids, printed)]
     recorded, printed = (
@@ -138,7 +138,7 @@ def check_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -> 
 
 
 def _as_text(chat_format: Any, messages: Sequence[Message]) -> Transcript:
-    """Record a conversation as that of an agent which answers in text, up to what it would be asked next."""
+    """Record a conversation as if the agent had answered in text, up to the next prompt."""
     transcript, start = Transcript(chat_format), 0
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
@@ -158,7 +158,7 @@ def _action_of(message: Message) -> Action:
 
 
 def check_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
-    """Find payments to roles that nobody has, and episodes of several roles whose rewards do not say whose they are."""
+    """Find rewards of roles that nobody has, and episodes of several roles whose rewards are not given by role."""
     for one in trajectories:
         roles = sorted({str(turn.role) for turn in one.turns})
         pays = one.final_reward != 0 or any(one.turn_rewards)
@@ -211,7 +211,7 @@ def _holds(text: str, earlier: str, min_length: int) -> bool:
 
 
 def _in_every(texts: Sequence[str]) -> str:
-    """What all prompts of an episode say at length: the same lines, or the same beginning or end; empty if nothing."""
+    """The text that all prompts of an episode repeat: lines, a beginning or an end; empty if none."""
     if len(texts) < 2:
         return ""
     lines = set[str].intersection(*({line.strip() for line in text.splitlines()} for text in texts))

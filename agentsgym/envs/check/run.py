@@ -1,4 +1,4 @@
-"""Check an environment against the contract, by playing it: users run this in a test of their own."""
+"""Check an environment against the contract by playing it; users run this in their own tests."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     ``deterministic`` (the same task and actions give the same episode, from the same state), ``global-random`` (no
     hook or tool uses Python's or numpy's global generator), ``state-isolation`` (sessions do not read or change each
     other), ``json-tasks``, ``finite-rewards``, ``done-sticks`` (an episode that is over stays over), ``prompt-purity``
-    (prompts do not repeat what was said before), ``token-budget``, ``chat-template`` (text answers are recorded as it
+    (prompts do not repeat earlier messages), ``token-budget``, ``chat-template`` (text answers are recorded as it
     prints them), ``tools`` (their schemas can be made, and the chat template shows them), ``roles``
     (``info["rewards"]`` names roles that exist, and is given where there are several), ``pickling``, ``failed`` (no
     episode fails) and ``time-limit``.
 
     Args:
         env: The environment, or its class.
-        tasks: ``task_data`` dicts or dataset rows; None for the first of its own training tasks.
+        tasks: ``task_data`` dicts or dataset rows; None for the environment's first training tasks.
         agent: Who plays, any agent; None for an :class:`~agentsgym.agents.exploring.ExploringAgent`, which calls tools
-            at random and says what the prompts show. A game that random play hardly gets into needs a better one.
-        env_config: Of a class.
-        tokenizer: Of a class; with one, tokens and the chat template are checked too.
-        seed: Of tasks without one, and of the agent.
+            at random and repeats words of the prompts. Environments beyond random play need a better one.
+        env_config: Configuration, if ``env`` is a class.
+        tokenizer: Tokenizer, if ``env`` is a class; with one, tokens and the chat template are checked too.
+        seed: Seed of the agent, and of tasks without one.
         max_tasks: How many tasks are played at most; at least 4 sessions are played in any case.
         raise_on: The severity from which findings raise; None to return them all.
         limit_s: Seconds that playing may take; what runs then is named. None for no limit, where a hook that hangs
@@ -78,7 +78,7 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
 
     Raises:
         ContractError: There are findings of that severity; its ``report`` has them all.
-        ConfigError: It is no environment, there are no tasks, the agent is none, ``limit_s`` cannot be kept here, or
+        ConfigError: ``env`` or ``agent`` has the wrong type, there are no tasks, ``limit_s`` cannot work here, or
             the environment has not the room for all these sessions at once.
     """
     require("max_tasks", max_tasks, is_int(1), "a positive int")
@@ -138,7 +138,7 @@ class _Checker:
         return error is None
 
     def play_within(self, limit_s: float | None, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
-        """Play, and say what runs where that does not end in time."""
+        """Play, and report the line that is running when time is up."""
         try:
             with time_limit(limit_s):
                 self.play(tasks, seed)
@@ -147,7 +147,7 @@ class _Checker:
             self._probe.add("time-limit", "", text, place=error.place)
 
     def play(self, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
-        """Play the tasks in all ways, and look at what came of it."""
+        """Play the tasks in every way, and compare the results."""
         env = self._env
         with self._probe, _globals(seed):
             alone, scripts = record(env, tasks, self._agent)
@@ -218,7 +218,7 @@ class _Checker:
             self._add("pickling", "", text)
 
     def _check_rules(self, alone: Sequence[Trajectory]) -> None:
-        with_answers = not isinstance(self._agent, ExploringAgent)  # which says what nobody would
+        with_answers = not isinstance(self._agent, ExploringAgent)  # whose answers are not what a policy writes
         for trajectory in alone:
             rules.check_failure(trajectory, self._add)
             rules.check_prompts(trajectory, self._add)
@@ -275,7 +275,7 @@ def _globals(seed: int, *parts: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Log no warnings of the library: what they say is in the report."""
+    """Suppress the library's warnings, whose content is in the report."""
     logger = logging.getLogger("agentsgym")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -51,7 +51,7 @@ def mix(
     (Tijdeman 1980, "The chairman assignment problem"). A source's own rows come in a shuffled order, each once before
     any comes again.
 
-    The trainer shuffles its rows unless ``GRPOEnvConfig(shuffle_dataset=False)`` says otherwise; the shares then hold
+    The trainer shuffles its rows unless ``GRPOEnvConfig(shuffle_dataset=False)`` is set; the shares then hold
     over a pass, not in each batch.
 
     Args:
@@ -62,14 +62,14 @@ def mix(
         weights: A positive number for each source; None for equal shares.
         seed: Orders the rows of each source, and the schedule where two sources are equally due.
         size: Number of rows; None for as many as the sources have together.
-        split: Which of their own tasks environments are asked for.
+        split: Split of the environments' own tasks.
 
     Returns:
         Rows of ``env_class_path``, ``env_config`` and ``task_data``, with the name of the source as ``environment``
         (``"outer/inner"`` where a source is mixed itself). Other columns of a source are kept, None in the others.
 
     Raises:
-        ConfigError: There is no source, one has no rows or is none of the shapes or cannot stand in rows, or a weight,
+        ConfigError: There is no source, one has no rows, the wrong form or values that rows cannot hold, or a weight,
             an option or a key of ``env_config`` is wrong.
     """
     require("size", size, or_none(is_int(1)), "a positive int or None")
@@ -119,7 +119,7 @@ def schedule(weights: Sequence[int], count: int) -> list[int]:
     order: list[int] = []
     for place in range(1, count + 1):
         _, chosen = min(
-            (-((1 - parts * (num + 1)) * total // (parts * weight)), i)  # one behind the last place in time
+            (-((1 - parts * (num + 1)) * total // (parts * weight)), i)  # one after the last place in time
             for i, (weight, num) in enumerate(zip(weights, taken, strict=True))
             if parts * (weight * place - num * total) >= total
         )
@@ -148,7 +148,7 @@ def _whole_weights(sources: Mapping[str, Any], weights: Any) -> dict[str, int]:
 
 
 def _passes(name: str, size: int, count: int, seed: int) -> list[int]:
-    """Row indices of a source, pass by pass, each in an order of its own; at least ``count`` of them."""
+    """Row indices of a source, pass by pass, each in its own order; at least ``count`` of them."""
     generator = random.Random(derive_seed("mix rows", seed, name))
     order: list[int] = []
     while len(order) < count:
@@ -160,7 +160,7 @@ def _rows(name: str, source: Any, split: str) -> list[Row]:
     try:
         rows = _foreign_rows(source, split)
         checked = [_row(name, row, f"row {index}") for index, row in enumerate(rows)]
-    except NotImplementedError as error:  # an environment without tasks of its own
+    except NotImplementedError as error:  # an environment without its own tasks
         raise ConfigError(f"the source {name!r} has no tasks: {error}; or (class, env_config, tasks)") from error
     except AgentsGymError as error:
         raise ConfigError(f"the source {name!r}: {sentence_of(error)}") from error
@@ -226,7 +226,7 @@ def _plain(config: Mapping[str, Any]) -> Row:
 
 
 def _check_config(env_class: type[MultistepEnv], config: Any) -> None:
-    """Build an environment once, as a class that has tasks of its own does when it makes them."""
+    """Build an environment once, as a class with its own tasks does to make them."""
     try:
         env_class(None, {**config})
     except AgentsGymError:
@@ -271,7 +271,7 @@ def _row(source: str, row: Any, name: str) -> Row:
 
 
 def _dataset(rows: list[Row]) -> Dataset:
-    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that a game does not need
+    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that playing does not need
 
     columns: dict[str, Any] = {"env_class_path": Value("string"), "env_config": Json(), "task_data": Json()}
     columns |= {LABEL_COLUMN: Value("string")}

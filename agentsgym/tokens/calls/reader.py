@@ -45,11 +45,11 @@ _QUESTION: Final = {"role": "user", "content": "question"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateForm:
-    """Calls as the ``response_template`` that a tokenizer brings along says that they are written.
+    """Calls in the form that the tokenizer's own ``response_template`` describes.
 
     Attributes:
         tokenizer: Whose it is.
-        opens: What begins a call; None if the template does not say.
+        opens: The opening marker of a call; None if the template defines none.
     """
 
     tokenizer: Any
@@ -134,7 +134,7 @@ class CallReader:
 
         Args:
             token_ids: The answer, (T,).
-            tools: The JSON schemas of the tools, which say the types of arguments.
+            tools: The JSON schemas of the tools, which give the types of arguments.
         """
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return self._read(self._prompt, text, tools)
@@ -193,7 +193,7 @@ def _rest_of(form: Form | TemplateForm, prompt: str, turn: str, arguments: Mappi
 def _exact_form(
     tokenizer: Any, options: Mapping[str, Any], forms: Sequence[Form | TemplateForm]
 ) -> Form | TemplateForm:
-    """Of forms that read alike what is easy choose the one that reads quotes and backslashes too; else the first."""
+    """Choose, among forms that read simple calls, one that also reads quotes and backslashes, or the first."""
     if len(forms) > 1:
         for prompt, turn in _written_calls(tokenizer, options, _HARD_ARGUMENTS):
             for form in forms:
@@ -212,7 +212,7 @@ def _given_form(tokenizer: Any) -> Iterator[TemplateForm]:
 
 
 def _learned_form(turn: str, turn_end: str) -> Iterator[Form]:
-    """The form of a template that writes calls as JSON objects between markers of its own."""
+    """The form of a template that writes calls as JSON objects between its own markers."""
     place = turn.find("{")
     while place >= 0:
         try:
@@ -230,7 +230,7 @@ def _learned_form(turn: str, turn_end: str) -> Iterator[Form]:
 def _written_calls(
     tokenizer: Any, options: Mapping[str, Any], arguments: Mapping[str, Any] = _ARGUMENTS
 ) -> Iterator[tuple[str, str]]:
-    """Write a turn that calls a tool in the ways that templates take it; yields what stands in front of it, and it."""
+    """Write a turn that calls a tool in each way that templates accept; yields what precedes it and the turn."""
     ways = itertools.product(("", "Let me see."), (arguments, json.dumps(arguments)), ("abcdefghi", _NAMED_ID))
     for content, given, call_id in ways:
         call = {"type": "function", "id": call_id, "function": {"name": _NAME, "arguments": given}}
