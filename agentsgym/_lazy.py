@@ -42,7 +42,7 @@ def lazy(package: str, otherwise: Callable[[str], Any] | None = None) -> Callabl
     return find
 
 
-def called_later(module: str, name: str) -> Callable[..., Any]:
+def deferred(module: str, name: str) -> Callable[..., Any]:
     """Make a function that imports the function it stands for when it is called.
 
     For the values at the base of the library, which a notebook asks to draw themselves, and which are made of what was
@@ -53,7 +53,7 @@ def called_later(module: str, name: str) -> Callable[..., Any]:
         module: The module, written out.
         name: Of the function in it.
 
-    >>> called_later("math", "sqrt")(4.0)
+    >>> deferred("math", "sqrt")(4.0)
     2.0
     """
 

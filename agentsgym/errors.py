@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from agentsgym.types import Trajectory
 
-_MOST_NAMES = 40  # of the known ones, in a hint
+_MAX_NAMES = 40  # of the known ones, in a hint
 
 
 class AgentsGymError(Exception):
@@ -129,8 +129,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word[:100], names, n=1)
     if near:
         return f"; did you mean {shown(near[0])}?"
-    more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
-    return "; known are " + ", ".join([*map(shown, names[:_MOST_NAMES]), *more])
+    more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
+    return "; known are " + ", ".join([*map(shown, names[:_MAX_NAMES]), *more])
 
 
 def check_options(

@@ -86,7 +86,7 @@ class FailurePolicy:
         if trajectories and not kept:
             first = next(one for one in trajectories if one.failed)
             raise TooManyFailuresError(
-                f"no task has min_group_size = {self.min_group_size} rollouts that did not fail; the first failed so:\n"
+                f"no task has min_group_size = {self.min_group_size} rollouts that did not fail; the first failure:\n"
                 f"{first.error}"
             )
         return kept
@@ -135,7 +135,7 @@ class FailureCount:
             if self._limit is not None and self._num_failed > self._limit * self._num_rollouts:
                 error = TooManyFailuresError(
                     f"{self._num_failed} of {self._num_rollouts} rollouts failed, more than max_failed_fraction = "
-                    f"{self._limit} allows; the first failed so:\n{self._first}"
+                    f"{self._limit} allows; the first failure:\n{self._first}"
                 )
                 error.trajectories = self.finished
                 raise error

@@ -44,7 +44,7 @@ _AT = ", at "
 _HEAD_BYTES, _SENTENCE_BYTES, _TRACE_BYTES = 600, 1800, 7000
 _HEADLINE_BYTES, _LOG_BYTES = 1300, 1900
 _PIECE_BYTES = 1500  # of one frame of a traceback, or of one error's text in it
-_MOST_KINDS = 100  # of failures that are logged one by one
+_MAX_KINDS = 100  # of failures that are logged one by one
 _OTHER_KINDS = "other kinds of failures"
 
 
@@ -66,7 +66,7 @@ def failure_of(
     except KeyboardInterrupt:
         raise
     except BaseException as other:  # noqa: BLE001  # foreign code: whatever a traceback reads of an error may raise
-        failure.trace = f"its traceback cannot be written: that raised {type(other).__name__}"
+        failure.trace = f"its traceback cannot be formatted: formatting raised {type(other).__name__}"
     return failure
 
 
@@ -137,7 +137,7 @@ class FailureLog:
         """Log the counts, also of a run that was ended."""
         for kind_, count in self._counts.items():
             if count > 1:
-                alike = "of yet other kinds, such as" if kind_ == _OTHER_KINDS else "like it:"
+                alike = "of other kinds, e.g." if kind_ == _OTHER_KINDS else "like it:"
                 self._logger.warning("… and %d more %s %s", count - 1, alike, self._first[kind_])
 
     def note(self, trajectory: Trajectory) -> None:
@@ -154,7 +154,7 @@ class FailureLog:
 
     def _count(self, kind: str, event: str, error: str, trace: str = "") -> None:
         with self._lock:
-            if kind not in self._counts and len(self._counts) >= _MOST_KINDS:
+            if kind not in self._counts and len(self._counts) >= _MAX_KINDS:
                 kind = _OTHER_KINDS
             self._counts[kind] += 1
             if self._counts[kind] == 1:

@@ -21,10 +21,10 @@ from agentsgym.errors import AgentsGymError
 
 T = TypeVar("T")
 
-_BROKEN_OFF: Final = "broken off"
+_ABORTED: Final = "broken off"
 
 
-class BrokenOffError(Exception):
+class RolloutsAbortedError(Exception):
     """The rollouts of this generation batch were broken off, on all ranks; it is no failure of any."""
 
 
@@ -37,7 +37,7 @@ def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> li
 
     Raises:
         AgentsGymError: Another rank has an error, or an item of some rank cannot be pickled; every rank raises.
-        BrokenOffError: Some rank has this one, and no rank another.
+        RolloutsAbortedError: Some rank has this one, and no rank another.
     """
     state = PartialState()
     if error is None and state.num_processes == 1:
@@ -46,18 +46,18 @@ def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> li
         parts: list[tuple[bytes, str]] = gather_object([_packed(items, error, state.process_index)])
     else:
         parts = []
-    if error is not None and not isinstance(error, BrokenOffError):
+    if error is not None and not isinstance(error, RolloutsAbortedError):
         raise error
-    if failures := [failure for _, failure in parts if failure not in {"", _BROKEN_OFF}]:
+    if failures := [failure for _, failure in parts if failure not in {"", _ABORTED}]:
         raise AgentsGymError(failures[0])
     if error is not None or any(failure for _, failure in parts):
-        raise BrokenOffError from error
+        raise RolloutsAbortedError from error
     return [item for data, _ in parts for item in pickle.loads(data)]
 
 
 def _packed(items: Sequence[Any], error: Exception | None, rank: int) -> tuple[bytes, str]:
-    if isinstance(error, BrokenOffError):
-        return b"", _BROKEN_OFF
+    if isinstance(error, RolloutsAbortedError):
+        return b"", _ABORTED
     if error is not None:  # as text: an exception need not survive being sent
         return b"", f"rank {rank} of the run failed: {type(error).__name__}: {error}"
     try:
@@ -105,7 +105,7 @@ def raise_on_all_ranks() -> Generator[None]:
     all_gather_objects((), error)
 
 
-class KeptError:
+class DeferredError:
     """Keep the first error of this rank until :func:`all_gather_objects` raises it on all ranks.
 
     Until then the rank keeps taking part in collective calls. (Not collective.)
@@ -115,7 +115,7 @@ class KeptError:
         self.first: Exception | None = None
 
     @contextlib.contextmanager
-    def keeping(self) -> Generator[None]:
+    def capturing(self) -> Generator[None]:
         """Keep what is raised inside."""
         try:
             yield

@@ -4,7 +4,7 @@
 
     env.vocabulary_texts() or episodes ─▶ tiny_tokenizer ─▶ tiny_model ─▶ everything a large model goes through
 
-The tokenizer is word-level and lossless: each token is a word with its article, the punctuation behind it and the
+The tokenizer is word-level and lossless: each token is a word with its article, the punctuation after it and the
 space before it, so that decoding joins tokens and nothing else. It has a chat template, and what
 :meth:`save_pretrained` writes is loaded again by ``AutoTokenizer`` and ``AutoModelForCausalLM``.
 
@@ -105,7 +105,7 @@ def _written(call: ToolCall, call_text: CallText) -> str:
 
 PAD, UNKNOWN, END, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|assistant|>"
 
-# A word with the marks inside and behind it, or marks alone, each with the space before it; or other white space. An
+# A word with the marks inside and after it, or marks alone, each with the space before it; or other white space. An
 # article belongs to its word: a policy that chose it first would say "a airplane" as soon as both are rewarded alike.
 _PIECE = r" ?(?:an? )?\w+(?:['\u2019\-]\w+)*[^\w\s]*| ?[^\w\s]+|\s"
 
@@ -115,7 +115,7 @@ _PIECE_OR_KEY = rf"""{_KEY}| ?(?:an? )?\w+(?:['\u2019\-]\w+)*(?:(?!"?, "\w+": )[
 
 TOOL = "<|tool|>"  # opens the name of a tool, where the template lists them
 _CALL, _ARGUMENTS, _END_OF_CALL = '<tool_call>{"name": "', '", "arguments": {', "}}</tool_call>"
-_CALL_MARKS = (_CALL, _ARGUMENTS, _END_OF_CALL, f'"{_END_OF_CALL}')  # the last: behind a text
+_CALL_MARKS = (_CALL, _ARGUMENTS, _END_OF_CALL, f'"{_END_OF_CALL}')  # the last: after a text
 _AROUND_CALLS = re.compile("|".join(map(re.escape, sorted(_CALL_MARKS, key=len, reverse=True))))
 
 # Every token of a turn is one more that attention must look past: what the environment says stands bare between the two
@@ -128,7 +128,7 @@ _CHAT_TEMPLATE = (
     "{% endfor %}"
     f"{{% if add_generation_prompt %}}{ASSISTANT}{{% endif %}}"
 )
-# A result stands bare behind its call, as every observation does.
+# A result stands bare after its call, as every observation does.
 _PRINTED_TOOLS = f"{{% for tool in tools or [] %}}{TOOL}{{{{ tool['function']['name'] }}}}{{% if loop.last %}}{END}"
 _PRINTED_CALLS = (
     "{% for call in message['tool_calls'] or [] %}"

@@ -14,7 +14,7 @@ from enum import StrEnum
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict, cast
 
-from agentsgym._lazy import called_later
+from agentsgym._lazy import deferred
 from agentsgym.texts import as_json, shown
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length"]
 
-LEAST_LOGPROB: Final = -104.0  # of the smallest float32 above 0 it is -103.3, which bfloat16 rounds to -103.5
-MOST_LOGPROB: Final = 1e-3  # 0 up to rounding: log-softmax adds up probabilities that half precision has rounded
+MIN_LOGPROB: Final = -104.0  # of the smallest float32 above 0 it is -103.3, which bfloat16 rounds to -103.5
+MAX_LOGPROB: Final = 1e-3  # 0 up to rounding: log-softmax adds up probabilities that half precision has rounded
 
 READ_KEYS: Final = frozenset(
     ("success", "invalid", "rewards", "truncated", "random_reward", "optimal_reward", "answer", "action")
@@ -34,11 +34,11 @@ READ_KEYS: Final = frozenset(
 _SHORT: Final = 80  # characters of a field in a repr
 _COUNTED: Final = {"messages", "token_ids", "logprobs", "tool_calls", "tools", "prompt_messages"}  # there: how many
 
-_html_of = called_later("agentsgym.reports.html", "trajectory_html")
-_of_messages = called_later("agentsgym.recorded.messages", "trajectory_from_messages")
-_of_training_trace = called_later("agentsgym.recorded.training_trace", "trajectory_from_training_trace")
-_rollout_dict_of = called_later("agentsgym.batch.rollout_dict", "rollout_dict")
-_frame_of = called_later("agentsgym.reports.frames", "trajectory_frame")
+_html_of = deferred("agentsgym.reports.html", "trajectory_html")
+_of_messages = deferred("agentsgym.recorded.messages", "trajectory_from_messages")
+_of_training_trace = deferred("agentsgym.recorded.training_trace", "trajectory_from_training_trace")
+_rollout_dict_of = deferred("agentsgym.batch.rollout_dict", "rollout_dict")
+_frame_of = deferred("agentsgym.reports.frames", "trajectory_frame")
 
 
 class Message(TypedDict):
@@ -152,7 +152,7 @@ class Action:
     def __post_init__(self) -> None:
         if self.logprobs is not None and (self.token_ids is None or len(self.logprobs) != len(self.token_ids)):
             given = "no token_ids" if self.token_ids is None else f"{len(self.token_ids)} token_ids"
-            raise ValueError(f"an Action needs one log-probability an id, got {len(self.logprobs)} and {given}")
+            raise ValueError(f"an Action needs one log-probability per id, got {len(self.logprobs)} and {given}")
 
     def __repr__(self) -> str:
         return _brief(self)
@@ -166,7 +166,7 @@ class Turn:
 
     Attributes:
         start: Index of the action's first token in the trajectory's ``token_ids``.
-        stop: Index behind its last token; equal to ``start`` for an action without tokens.
+        stop: Index after its last token; equal to ``start`` for an action without tokens.
         reward: Its reward from the environment; 0.0 in a practice episode. Where the game pays by role, what its own
             role was paid from this step up to the role's next turn.
         invalid: Whether the environment called it invalid.
@@ -217,7 +217,7 @@ class Trajectory:
     Attributes:
         token_ids: Every token in order, prompts and observations included, (T,); empty without a tokenizer. Where a
             history was rewritten a new segment begins, with the whole new prompt: see :attr:`segments`. The tokens
-            behind the last action are the environment's last message.
+            after the last action are the environment's last message.
         turns: The turns in order; their spans do not overlap.
         messages: The conversation, the agent's answers included.
         logprobs: (T,), what the sampler gave for each agent token and 0.0 elsewhere; None if unknown.
@@ -267,7 +267,7 @@ class Trajectory:
         for name in ("logprobs", "per_token_rewards"):
             values = getattr(self, name)
             if values and len(values) != len(self.token_ids):
-                raise ValueError(f"{name} needs one value a token, got {len(values)} for {len(self.token_ids)}")
+                raise ValueError(f"{name} needs one value per token, got {len(values)} for {len(self.token_ids)}")
 
     @classmethod
     def from_messages(cls, tokenizer: Any, messages: Any, rewards: Any, **options: Any) -> Trajectory:

@@ -205,8 +205,8 @@ BROKEN = [
     (put(GOOD, token_ids=at(GOOD.token_ids, 3, True)), "token_ids", None, "got True at token 3"),
     (put(GOOD, token_ids=at(at(GOOD.token_ids, 3, -1), 5, -1)), "token_ids", None, "at token 3 and 1 more such"),
     # lists of the wrong length
-    (put(GOOD, logprobs=GOOD.logprobs[:-1]), "lengths", None, "logprobs must hold 12 values, one a token, got 11"),
-    (put(GOOD, logprobs=[]), "lengths", None, "logprobs must hold 12 values, one a token, got 0"),
+    (put(GOOD, logprobs=GOOD.logprobs[:-1]), "lengths", None, "logprobs must hold 12 values, one per token, got 11"),
+    (put(GOOD, logprobs=[]), "lengths", None, "logprobs must hold 12 values, one per token, got 0"),
     (put(GOOD, per_token_rewards=[]), "lengths", None, "per_token_rewards must hold 12 values"),
     # spans
     (with_turn(GOOD, 1, start=3), "spans", 1, "its span must lie in [4, 12), got [3, 8)"),
@@ -216,8 +216,8 @@ BROKEN = [
     # prompts
     (with_turn(GOOD, 1, prompt_start=2), "prompts", 1, "must begin at 0, as the last turn's, or in [4, 5], got 2"),
     (with_turn(GOOD, 1, prompt_start=6), "prompts", 1, "got 6"),
-    (with_turn(GOOD, 2, prompt_start=10), "prompts", 2, "its prompt must hold a token, got an empty one"),
-    (drawn("A.B"), "prompts", 0, "its prompt must hold a token, got an empty one"),
+    (with_turn(GOOD, 2, prompt_start=10), "prompts", 2, "its prompt must hold at least one token, got an empty one"),
+    (drawn("A.B"), "prompts", 0, "its prompt must hold at least one token, got an empty one"),
     # messages
     (put(GOOD, messages=at(GOOD.messages, 2, "q")), "messages", None, "messages[2] must have a str 'role'"),
     (put(GOOD, messages=at(GOOD.messages, 2, {"role": "user"})), "messages", None, "messages[2] must have"),
@@ -225,7 +225,7 @@ BROKEN = [
     (put(GOOD, messages=at(GOOD.messages, 3, GOOD.messages[2])), "messages", 1, "an assistant's, in (1, 6), got 3"),
     (with_turn(GOOD, 2, message_index=6), "messages", 2, "in (3, 6), got 6"),
     (with_turn(GOOD, 1, message_index=1), "messages", 1, "in (1, 6), got 1"),
-    (with_turn(GOOD, 1, prompt_messages=[]), "messages", 1, "prompt_messages must be messages, the last of them"),
+    (with_turn(GOOD, 1, prompt_messages=[]), "messages", 1, "prompt_messages must be messages that end with"),
     (with_turn(GOOD, 1, prompt_messages=GOOD.messages[:2]), "messages", 1, "prompt_messages must be messages"),
     (with_turn(GOOD, 1, prompt_messages=["q", GOOD.messages[0]]), "messages", 1, "prompt_messages must be messages"),
     (with_turn(GOOD, 1, episode=1), "messages", 2, "its episode must be 1 or later, got 0"),

@@ -20,7 +20,7 @@ LINE = (
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
 GROUND = {"_lazy"}  # imports nothing, and may be imported everywhere
 # Who may name what stands to its right, which draws it in a notebook or makes it of a recording, and what it is:
-# `_lazy.called_later`.
+# `_lazy.deferred`.
 NAMED_BY = {
     "store/reader.py": {"agentsgym.reports.html.rollouts_html"},
     "types.py": {
@@ -193,7 +193,7 @@ def test_a_right_import_passes(path: str, source: str) -> None:
 def named_later(source: str) -> set[str]:
     """What a file imports by name when it is called."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    later = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "called_later"]
+    later = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "deferred"]
     return {".".join(ast.literal_eval(argument) for argument in call.args) for call in later}
 
 

@@ -54,7 +54,7 @@ def test_spans_that_overlap_or_leave_the_tokens_are_refused(spans: list[tuple[in
 
 @pytest.mark.parametrize("name", ["logprobs", "per_token_rewards"])
 def test_a_value_a_token_or_none_is_wanted(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} needs one value a token, got 1 for 3"):
+    with pytest.raises(ValueError, match=f"{name} needs one value per token, got 1 for 3"):
         trajectory("...", **{name: [0.0]})
 
 
@@ -63,7 +63,7 @@ def test_an_action_has_one_log_probability_an_id(ids: list[int] | None, logprobs
     if logprobs is None or (ids is not None and len(ids) == len(logprobs)):
         assert Action(text="", token_ids=ids, logprobs=logprobs).finish_reason == "stop"
     else:
-        with pytest.raises(ValueError, match="an Action needs one log-probability an id"):
+        with pytest.raises(ValueError, match="an Action needs one log-probability per id"):
             Action(text="", token_ids=ids, logprobs=logprobs)
 
 

@@ -65,7 +65,7 @@ def _check_redirect(asked: Any, there: Any) -> None:
     if here != host or ((asked.scheme, port) != (there.scheme, other_port) and not is_upgrade):
         raise RedirectError(
             f"it redirects to {there.scheme}://{host}:{other_port}, another server, to which the conversation is not "
-            "sent: give that server's address as base_url if it is the one you mean"
+            "sent: set base_url to that address if it is the server you mean"
         )
 
 
@@ -92,7 +92,7 @@ def _stream_class(openai: Any) -> type[Any]:
 
 async def _decoded(stream: Any, encoding: str) -> AsyncGenerator[bytes, None]:
     if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
-        raise AnswerError(f"its answer is encoded as {encoding[:50]!r}, and gzip alone was asked for")
+        raise AnswerError(f"its answer is encoded as {encoding[:50]!r}, but only gzip was requested")
     decompressor = None if encoding in ("identity", "") else zlib.decompressobj(_GZIP_OR_ZLIB)
     num_bytes = num_pieces = 0
     async for data in stream:
@@ -103,7 +103,7 @@ async def _decoded(stream: Any, encoding: str) -> AsyncGenerator[bytes, None]:
             if num_pieces % _PIECES_A_TURN == 0:
                 await asyncio.sleep(0)  # time limits are looked at
     if decompressor is not None and num_bytes and not decompressor.eof:
-        raise AnswerError("its answer breaks off")
+        raise AnswerError("its answer is cut off")
 
 
 def _decompressed(decompressor: Any, data: bytes) -> Iterator[bytes]:

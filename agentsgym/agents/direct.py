@@ -97,7 +97,7 @@ class DirectOutputAgent(Agent):
             raise ConfigError(f"generation options are for a model, got {sorted(self._options)} beside {name}")
         refused = _REFUSED_OPTIONS if self._engine is None else Engine.REFUSED_OPTIONS
         if given := sorted(refused & self._options.keys()):
-            raise ConfigError(f"DirectOutputAgent needs one answer a prompt, ended by its own token, got {given}")
+            raise ConfigError(f"DirectOutputAgent needs one answer per prompt, ended by its own token, got {given}")
         if not isinstance(self._max_new_tokens, int) or self._max_new_tokens < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"max_new_tokens must be an int of at least 1, got {shown(self._max_new_tokens)}")
 

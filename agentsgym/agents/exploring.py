@@ -12,7 +12,7 @@ from agentsgym.fields import is_fraction, require
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, ToolCall, TurnRequest
 
-# What a prompt marks as something to say: in brackets, in quotes, or behind a dash.
+# What a prompt marks as something to say: in brackets, in quotes, or after a dash.
 _MARKED = re.compile(r"\[[^\[\]\n]{1,40}\]|[\"'`“]([^\"'`“”\n]{1,40})[\"'`”]")
 _WORD = re.compile(r"\w+(?:['\-]\w+)*")
 _NUMBER = re.compile(r"-?\d+")

@@ -128,7 +128,7 @@ def _json_calls(text: str, known: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     try:
         value: Any = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"this is no JSON that can be read: {sentence_of(error)}") from error
+        raise ConfigError(f"this is not valid JSON: {sentence_of(error)}") from error
     items = cast("list[Any]", value) if isinstance(value, list) else [value]
     calls: list[ToolCall] = []
     for item in items:
@@ -146,16 +146,14 @@ def _python_calls(text: str, known: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     try:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise ConfigError(
-            f"this is no call that can be read ({sentence_of(error, 100)}): name(argument=value)"
-        ) from error
+        raise ConfigError(f"this is not a valid call ({sentence_of(error, 100)}): name(argument=value)") from error
     return tuple(_python_call(statement, known) for statement in statements)
 
 
 def _python_call(statement: ast.stmt, known: Mapping[str, Any]) -> ToolCall:
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ConfigError("several calls stand beside each other as name(argument=value); name(argument=value)")
+        raise ConfigError("write several calls as name(argument=value); name(argument=value)")
     name = call.func.id
     names = _parameters(known.get(name, {}))
     if len(call.args) > len(names) and name in known:
@@ -164,7 +162,7 @@ def _python_call(statement: ast.stmt, known: Mapping[str, Any]) -> ToolCall:
     arguments: dict[str, Any] = {}
     for key, value in given:
         if key is None or key in arguments:
-            raise ConfigError(f"each argument of {name} is given once, by its name or its place")
+            raise ConfigError(f"each argument of {name} must be given once, by name or by position")
         try:
             arguments[key] = ast.literal_eval(value)
         except (ValueError, TypeError, MemoryError, RecursionError) as error:

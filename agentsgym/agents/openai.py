@@ -1,4 +1,4 @@
-"""Make an agent of a model behind an OpenAI-compatible server, with exact tokens where the server gives them."""
+"""An agent that calls a model on an OpenAI-compatible server, with exact tokens where the server returns them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentsgym.errors import AgentError, ConfigError, did_you_mean
 from agentsgym.fields import is_int, require
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ChatFormat
-from agentsgym.types import LEAST_LOGPROB, Action, FinishReason, TurnRequest
+from agentsgym.types import MIN_LOGPROB, Action, FinishReason, TurnRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -205,12 +205,12 @@ class OpenAIAgent(AsyncAgent):
     async def _learn_whether_exact(self, client: Client, token_id: int) -> None:
         why_not = await self._probe(client, token_id)
         if why_not and self._requires_ids:
-            raise ConfigError(f"token_ids=True, but {self._name} gives no token ids: {why_not}")
+            raise ConfigError(f"token_ids=True, but {self._name} returns no token ids: {why_not}")
         self._gives_ids = not why_not
         if why_not:
-            logger.warning("%s gives no token ids (%s): its answers are recorded as text", self._name, why_not)
+            logger.warning("%s returns no token ids (%s): its answers are recorded as text", self._name, why_not)
         else:
-            logger.info("%s gives exact token ids", self._name)
+            logger.info("%s returns exact token ids", self._name)
 
     async def _probe(self, client: Client, token_id: int) -> str:
         """Request one token; returns why its id did not come, or nothing if it came."""
@@ -235,7 +235,7 @@ class OpenAIAgent(AsyncAgent):
             ids = _token_ids(choice, budget)
             if choice.get("prompt_token_ids") not in (None, prompt):
                 # Not retried: the prompt would be cut or changed the next time, too.
-                raise RequestError("it answered another prompt than the one it was sent", status=422)
+                raise RequestError("it answered a different prompt from the one it was sent", status=422)
             return Action(
                 text=_text(choice.get("text")),
                 token_ids=ids,
@@ -284,7 +284,9 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options as fields of a request."""
     if unknown := sorted(options.keys() - _OPTIONS):
         hint = did_you_mean(unknown[0], {*_OPTIONS, *(OpenAIAgent.__init__.__kwdefaults__ or {})})
-        raise ConfigError(f"{shown(unknown[0])} is no option of OpenAIAgent (extra_body takes a server's own){hint}")
+        raise ConfigError(
+            f"{shown(unknown[0])} is not an option of OpenAIAgent (extra_body takes options of the server){hint}"
+        )
     extra: Any = options.get("extra_body") or {}
     if not isinstance(extra, Mapping):
         raise ConfigError(f"extra_body must be a dict of fields of the request, got {shown(extra)}")
@@ -305,7 +307,7 @@ def _text(value: Any) -> str:
     """Check a text, which may be missing: an empty answer is an answer."""
     if value is None or isinstance(value, str):
         return value or ""
-    raise RequestError(f"its answer is no text: {shown(value)}")
+    raise RequestError(f"its answer is not text: {shown(value)}")
 
 
 def _token_ids(choice: Mapping[str, Any], budget: int) -> Sequence[int]:
@@ -313,7 +315,7 @@ def _token_ids(choice: Mapping[str, Any], budget: int) -> Sequence[int]:
     if not isinstance(ids, list) or not ids or not all(type(token) is int for token in cast("list[Any]", ids)):
         raise RequestError(f"its answer has no token ids: {shown(cast('object', ids))}")
     if len(cast("list[int]", ids)) > budget:
-        raise RequestError(f"it was asked for at most {budget} tokens and gave {len(cast('list[int]', ids))}")
+        raise RequestError(f"it returned {len(cast('list[int]', ids))} tokens, more than the {budget} requested")
     return cast("list[int]", ids)
 
 
@@ -324,17 +326,17 @@ def _logprobs(choice: Mapping[str, Any], num_tokens: int) -> Sequence[float] | N
     values: Any = cast("Mapping[str, Any]", given).get("token_logprobs") if isinstance(given, Mapping) else None
     if not isinstance(values, list) or len(cast("list[Any]", values)) != num_tokens:
         raise RequestError(
-            f"its answer has {num_tokens} token ids and other log-probabilities: {shown(cast('object', given))}"
+            f"its answer has {num_tokens} token ids but other log-probabilities: {shown(cast('object', given))}"
         )
     if not all(isinstance(value, int | float) for value in cast("list[Any]", values)):
-        raise RequestError(f"its answer has log-probabilities that are no numbers: {shown(cast('object', values))}")
+        raise RequestError(f"its answer has log-probabilities that are not numbers: {shown(cast('object', values))}")
     # JSON has no infinity: servers write -9999 for a log-probability that they do not know.
-    return [float(value) if value >= LEAST_LOGPROB else math.nan for value in cast("list[float]", values)]
+    return [float(value) if value >= MIN_LOGPROB else math.nan for value in cast("list[float]", values)]
 
 
 def _finish_reason(choice: Mapping[str, Any]) -> FinishReason:
     given = choice.get("finish_reason")
     known = _FINISH_REASONS.get(str(given))
     if known is None:
-        raise RequestError(f"its answer ended for no known reason: {shown(given)}")
+        raise RequestError(f"its answer has an unknown finish reason: {shown(given)}")
     return known

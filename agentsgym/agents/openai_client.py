@@ -26,8 +26,8 @@ MAX_RETRY_AFTER_S = 120.0
 MAX_BACKOFF_S = 30.0
 _RETRIED = frozenset({200, 408, 409, 429})  # beside every 5xx, and what never came to a status
 _REFUSED_S = 60.0  # how long a server that refuses every request is not sent another one
-_MOST_FORBIDDEN_PROMPTS = 10  # that get a 403 in a row, until the key or the model must be what is refused
-_MOST_FORBIDDEN = 50  # requests likewise: all rollouts of a task may begin with the one prompt that a filter refuses
+_MAX_FORBIDDEN_PROMPTS = 10  # that get a 403 in a row, until the key or the model must be what is refused
+_MAX_FORBIDDEN = 50  # requests likewise: all rollouts of a task may begin with the one prompt that a filter refuses
 _READ_CHARACTERS = 10_000  # of what a server says about an error; less is shown
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ class Client:
         """
         if failure.status == 403:
             self._forbidden[hash(repr(named))] += 1
-            is_for_good = len(self._forbidden) >= _MOST_FORBIDDEN_PROMPTS or self._forbidden.total() >= _MOST_FORBIDDEN
+            is_for_good = len(self._forbidden) >= _MAX_FORBIDDEN_PROMPTS or self._forbidden.total() >= _MAX_FORBIDDEN
             return is_for_good or not self._has_answered
         if failure.status == 401:
             return True

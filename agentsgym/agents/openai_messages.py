@@ -18,10 +18,10 @@ def as_sent(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
     Arguments of calls become JSON text, and each call and its result have one id. A result that answers no call of the
     last answer (that call could not be read, say) goes as a user's message, for servers take no other. Whatever stands
-    between the results of an answer goes behind the last of them: results must follow their calls at once.
+    between the results of an answer goes after the last of them: results must follow their calls at once.
     """
     sent: list[dict[str, Any]] = []
-    behind = 0  # the index behind the last answer and its results
+    behind = 0  # the index after the last answer and its results
     waiting: list[tuple[str, str]] = []  # id and tool of the calls that have no result yet
     for index, message in enumerate(messages):
         role, content = message["role"], message["content"]
@@ -72,7 +72,7 @@ def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     """
     given: Any = message.get("tool_calls") or ()
     if not isinstance(given, list | tuple):
-        raise RequestError(f"its answer has tool_calls that are no list: {shown(given)}")
+        raise RequestError(f"its answer has tool_calls that are not a list: {shown(given)}")
     return tuple(_call(one) for one in cast("Sequence[Any]", given))
 
 

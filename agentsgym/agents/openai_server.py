@@ -71,8 +71,8 @@ class Server:
         key = self.api_key
         if key is _LEFT_OUT and self.base_url is not None:
             raise ConfigError(
-                f"this agent of {self.url} was copied or sent to another process, which leaves out its api_key: "
-                "give it as a function that returns the key, which goes along"
+                f"this agent of {self.url} was copied or sent to another process, which drops its api_key: "
+                "pass a function that returns the key, which is copied along"
             )
         if key is None or isinstance(key, _LeftOut):
             key = os.environ.get("OPENAI_API_KEY") if self.base_url is None else NO_KEY

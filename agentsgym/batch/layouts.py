@@ -54,8 +54,8 @@ def trajectory_rows(rollout: int, trajectory: Trajectory) -> list[TrainingRow]:
     """
     if len(trajectory.segments) > 1:
         raise ConfigError(
-            "layout='trajectory' trains one row a rollout, which needs a history that only grows, got a rollout whose "
-            f"history was rewritten {len(trajectory.segments) - 1} times: use layout='turn'"
+            "layout='trajectory' trains one row per rollout, which needs a history that only grows, got a rollout "
+            f"whose history was rewritten {len(trajectory.segments) - 1} times: use layout='turn'"
         )
     # What follows the last action, as the environment's last message does, is the context of nothing.
     stop = trajectory.turns[-1].stop if trajectory.turns else len(trajectory.token_ids)

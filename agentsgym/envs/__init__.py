@@ -4,7 +4,7 @@
 
     base          MultistepEnv: the hooks that a class writes, and rollout, run_trial, generate
     contract      what a trial needs of an environment
-    trial         one trial in play: observe, call the agent, record, step
+    trial         one live trial: observe, call the agent, record, step
     conversation  what is recorded, and the budget of tokens
     boundary      calls of what users wrote, and checks of what it returns
     starts        warnings about episodes that start wrongly

@@ -15,8 +15,8 @@ class Anchors:
     """The mean final rewards of two players under the same rules and limits.
 
     Attributes:
-        random: Of a player that takes each legal action with equal probability.
-        optimal: Of the best player there is; not below ``random``.
+        random: Mean of a player that takes each legal action with equal probability.
+        optimal: Mean of the best possible player; not below ``random``.
 
     >>> Anchors(random=0.25, optimal=1.0)
     Anchors(random=0.25, optimal=1.0)

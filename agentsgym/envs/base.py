@@ -54,7 +54,7 @@ class MultistepEnv(ABC):
         env_config: The validated configuration, defaults filled in.
         given_config: The plain (JSON) values of the ``env_config`` that the outermost class was called with, before any
             constructor took a key out: what dataset rows are compared with.
-        active_states: The state of each session in play, by ``session_id``.
+        active_states: The state of each live session, by ``session_id``.
         config_fields: The class's own keys of ``env_config``.
         default_config: The class's own defaults for the common keys.
         task_fields: The keys that a task may have beside ``seed``; None for any.
@@ -114,18 +114,18 @@ class MultistepEnv(ABC):
             env_config: Keys of :data:`agentsgym.envs.config.COMMON_FIELDS` and of the class's ``config_fields``.
 
         Raises:
-            ConfigError: A key is unknown, a value is not valid, or the tokenizer is none or has no pad token.
+            ConfigError: A key is unknown, a value is not valid, or the tokenizer has the wrong type or no pad token.
             TemplateError: The chat template does not allow exact tokens.
         """
-        self._starts = StartChecks()  # its presence says that this constructor has run
+        self._starts = StartChecks()  # its presence means that this constructor has run
         check_tokenizer(tokenizer, type(self))
         self.tokenizer = tokenizer
         self.given_config, self.env_config = given_and_valid(type(self), MultistepEnv, env_config, self._called_with)
         self._check_config(self.env_config)
         self._tool_schemas: tuple[dict[str, Any], ...] | None = None
         self._chat_format: ChatFormat | None = None
-        if type(self)._tools is MultistepEnv._tools:  # else what it gives may need the rest of a constructor
-            _ = self.chat_format  # refuses a template that does not go
+        if type(self)._tools is MultistepEnv._tools:  # otherwise its result may need the rest of a constructor
+            _ = self.chat_format  # rejects an unsupported template
         self.active_states: dict[str, State] = {}
         self._generators: dict[str, random.Random] = {}
         self._by_hand: EpisodeByHand | None = None
@@ -169,19 +169,19 @@ class MultistepEnv(ABC):
 
     @abstractmethod
     def _format_prompt(self, state: State, step: int) -> str | list[Message]:
-        """Say only what is new before turn ``step``; a str is one user message."""
+        """Return only what is new before turn ``step``; a str is one user message."""
 
     @abstractmethod
     def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
         """Play one action and return (next state, reward, done, info).
 
-        ``done`` decides: the base writes it into the next state, so a state that was copied may still say False. A
+        ``done`` decides: the base writes it into the next state, so a state that was copied may still hold False. A
         next state whose ``"done"`` is True where False is returned is a contradiction and fails the episode.
 
-        ``info["success"]`` says whether the task is solved (as of now), ``info["invalid"]`` marks an invalid action,
+        ``info["success"]`` is whether the task is solved (so far), ``info["invalid"]`` marks an invalid action,
         ``info["random_reward"]`` and ``info["optimal_reward"]`` are what random and optimal play earn on average;
-        ``info["truncated"]`` says of a step that is done that a limit of turns of its own ended it.
-        ``info["rewards"]`` says what each role is paid, by role, in a game of several (:meth:`_role`).
+        ``info["truncated"]`` marks a final step at which the environment's own turn limit ended the episode.
+        ``info["rewards"]`` gives each role its reward, with several roles (:meth:`_role`).
         """
 
     # What a subclass may override
@@ -191,7 +191,7 @@ class MultistepEnv(ABC):
         return self._step_episode(session_id, state, action.text)
 
     def _tools(self) -> Sequence[Callable[..., Any] | Mapping[str, Any]] | None:
-        """Give the tools that the agent may call, the same in every episode: typed functions or full JSON schemas.
+        """Return the tools that the agent may call, the same in every episode: typed functions or full JSON schemas.
 
         The chat template shows them in its own form; calls come back as ``action.tool_calls`` in :meth:`_step_action`,
         and results go out as messages of the role ``"tool"`` from :meth:`_format_prompt`.
@@ -199,37 +199,37 @@ class MultistepEnv(ABC):
         return None
 
     def _last_message(self, state: State) -> str | list[Message] | None:
-        """Say what there is to say once an episode is over, in answer to its last action; None for nothing.
+        """Return the message that follows the last action of an episode; None for none.
 
         Called after the last step of an episode: one that is done, an invalid action too many, or one that used up
         ``max_steps_per_episode``; not where a token budget left no room, and not after a failure. Nobody answers: the
         messages end the conversation, and their tokens end the record, which no loss is computed on. Tokens that do not
         fit into the budget are left out, and the messages stay. Between the episodes of a trial that share a
-        conversation (``keep_history``) they stand in front of the next first prompt, in the same message where both are
+        conversation (``keep_history``) they precede the next first prompt, in the same message where both are
         the user's.
         """
         return None
 
     def _final_reward(self, state: State, turn_rewards: list[float]) -> float:
-        """Give the reward of the whole episode; by default the sum of its turn rewards."""
+        """Return the reward of the whole episode; by default the sum of its turn rewards."""
         return float(sum(turn_rewards))
 
     def _calculate_rewards(self, trajectory: Trajectory) -> list[float]:
-        """Per-token rewards, (T,); by default as ``turn_credit`` and ``token_credit`` say."""
+        """Return per-token rewards, (T,); by default according to ``turn_credit`` and ``token_credit``."""
         return per_token_rewards(
             trajectory, turn_credit=self.env_config["turn_credit"], token_credit=self.env_config["token_credit"]
         )
 
     def _state_key(self, state: State) -> Hashable | None:
-        """Equal keys are the same decision problem (used by ``gigpo``); None if the environment cannot say."""
+        """Return a key that is equal for the same decision problem (used by ``gigpo``); None if unknown."""
         return None
 
     def _role(self, state: State) -> Hashable | None:
-        """Name the agent's role in this turn, a player's seat for example; each role is paid and compared by itself."""
+        """Return the agent's role in this turn, such as a player's seat; each role is rewarded and compared alone."""
         return None
 
     def _potential(self, state: State) -> float | None:
-        """Value the state, the higher the nearer to success (potential-based shaping); None: cannot say."""
+        """Return the state's value, higher when nearer to success (potential-based shaping); None if unknown."""
         return None
 
     def _check_task(self, task_data: TaskData) -> None:  # noqa: B027  # most environments can play any task
@@ -292,7 +292,7 @@ class MultistepEnv(ABC):
             num_rollouts: Rollouts of each task, at least 1.
             max_concurrent: How many episodes are live at most; None for all.
             on_finish: Called with each trajectory as soon as it is finished.
-            failures: What becomes of failed rollouts; by default they are kept, and the others go on.
+            failures: Policy for failed rollouts; by default they are kept, and the others continue.
             pool: Where this environment's hooks run, in threads or processes; None for the calling thread.
             turn_timeout_s: Wall time of one call of the environment between two actions, and of one answer of an
                 agent that answers with coroutines; None for no limit. Without a pool it is noticed afterwards.
@@ -304,8 +304,8 @@ class MultistepEnv(ABC):
             Task-major, failed ones included, without the task groups that ``failures.min_group_size`` leaves out.
 
         Raises:
-            TaskError: There is no list, it is empty, or a task cannot be played; nothing has been played then.
-            ConfigError: ``num_rollouts`` or a limit is no positive number, the agent is none or reads the ids of
+            TaskError: ``task_data_list`` is not a list or is empty, or a task is not valid; nothing was played.
+            ConfigError: ``num_rollouts`` or a limit is not a positive number, the agent is not one or reads the ids of
                 another tokenizer, a row is of another class or configuration, or this environment cannot be sent to
                 the pool's processes.
             TemplateError: The chat template does not take a conversation's first prompt.
@@ -340,7 +340,7 @@ class MultistepEnv(ABC):
             ``final_rewards``, ``session_ids``, ``final_completion_messages`` (the conversation) and ``stop_reasons``.
 
         Raises:
-            ConfigError: ``env_config["history"]`` rewrites the history, so that a rollout is no single row of tokens.
+            ConfigError: ``env_config["history"]`` rewrites the history, so a rollout is not a single row of tokens.
         """
         functions = (self.run_trial, self.rollout, MultistepEnv.rollout, self.trials)
         check_options(kwargs, *functions, relatives=[self.generate])
@@ -376,8 +376,8 @@ class MultistepEnv(ABC):
             unpadded), ``final_reward``, ``final_completion_messages`` (the conversation) and ``session_id``.
 
         Raises:
-            EnvError: The environment broke, or there is no such session.
-            AgentError: The agent broke.
+            EnvError: The environment failed, or the session does not exist.
+            AgentError: The agent failed.
             ConfigError: As in :meth:`run_trial`.
         """
         check_options(kwargs, self._run_complete_episode, relatives=[self.generate, self.rollout, self.trials])
@@ -387,7 +387,7 @@ class MultistepEnv(ABC):
     def reset(self, task_data: TaskData | None = None) -> list[Message]:
         """Begin an episode to be played by hand with :meth:`step`, to try out an environment in a notebook.
 
-        The episode is played in a session of its own by the same rules as any other: its draws, invalid actions that
+        The episode is played in its own session by the same rules as any other: its draws, invalid actions that
         are forgiven, limits of turns and tokens. One that was begun before is ended.
 
         Args:
@@ -416,8 +416,8 @@ class MultistepEnv(ABC):
             action: The agent's text, or an :class:`~agentsgym.types.Action`, for calls of tools for example.
 
         Returns:
-            (what the environment says in reply, the turn's reward, whether the episode is over, its ``info``). When it
-            is over, ``info["stop_reason"]`` says why.
+            (the environment's reply, the turn's reward, whether the episode is over, its ``info``). When it
+            is over, ``info["stop_reason"]`` is the reason.
 
         Raises:
             ConfigError: No episode was begun, it is over, or the action is neither.
@@ -455,7 +455,7 @@ class MultistepEnv(ABC):
         """Seed the session's generator for one episode and put its start state in ``active_states``."""
         self._generators[session_id] = episode_generator(seed, episode)
         state = start_state(self._initialize_episode, session_id, task_data, self.active_states)
-        self._starts.see_state(session_id, state)
+        self._starts.check_state(session_id, state)
         return state
 
     def drop_session(self, session_id: str) -> None:
@@ -473,4 +473,4 @@ class MultistepEnv(ABC):
         """
         trajectories = [*trajectories]
         warn_of_unknown_words(self.tokenizer, trajectories)
-        self._starts.see_rollouts(trajectories, group_of or (lambda trajectory: trajectory.task_index))
+        self._starts.check_rollouts(trajectories, group_of or (lambda trajectory: trajectory.task_index))

@@ -14,7 +14,7 @@ from agentsgym.errors import EnvError
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
-from agentsgym.types import LEAST_LOGPROB, MOST_LOGPROB, Action, Message
+from agentsgym.types import MAX_LOGPROB, MIN_LOGPROB, Action, Message
 
 _LARGEST = 3.4e38
 
@@ -35,11 +35,11 @@ def failure_of_hook(hook: Callable[..., Any], error: BaseException) -> EnvError:
 
 
 def failure_of_value(name: str, error: BaseException) -> EnvError:
-    """Make the failure of an episode out of what a returned value raised when it was looked at.
+    """Make the failure of an episode from what a returned value raised when it was inspected.
 
     Args:
         name: What was returned, as in ``"_step_episode"``.
-        error: As it was caught. What is no failure of the value, or names it already, is raised again.
+        error: The caught error. One that is not a failure of the value, or already names it, is raised again.
     """
     if isinstance(error, EnvError) or is_interruption(error):
         raise error
@@ -88,7 +88,7 @@ def plain_str(text: str) -> str:
 
 
 def with_plain_text(action: Any) -> Any:
-    """The action, its text without a subclass; as it is where it is no action."""
+    """The action, its text a plain str; anything but an action is returned unchanged."""
     if not isinstance(action, Action) or type(action.text) is str or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         return cast("Any", action)
     return dataclasses.replace(action, text=plain_str(action.text))
@@ -97,21 +97,21 @@ def with_plain_text(action: Any) -> Any:
 def action_error(action: Any, room: int | None, vocabulary_size: float) -> str:
     """Say why an agent's answer cannot be recorded; empty if it can."""
     if not isinstance(action, Action) or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return f"an agent must answer with an Action, got {shown(action)}"
+        return f"an agent must return an Action, got {shown(action)}"
     if type(action.policy_version) is not int and action.policy_version is not None:
         return f"an Action's policy_version must be an int or None, got {_described(action.policy_version)}"
     if action.token_ids is None:
         return "" if is_unicode(action.text) else f"an Action's text must be valid Unicode, got {shown(action.text)}"
     error = _ids_error(action.token_ids, vocabulary_size)
     if not error and room is not None and len(action.token_ids) > room:
-        error = f"an action of {len(action.token_ids)} tokens, at most {room} were asked for"
+        error = f"an action of {len(action.token_ids)} tokens, more than the {room} requested"
     if not error and action.logprobs is not None:
         error = _logprobs_error(action.logprobs)
     return error
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a tokenizer can read it: half of a surrogate pair, as JSON may hold, is no character."""
+    """Whether a tokenizer can read it: half of a surrogate pair, as JSON may hold, is not a character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -132,13 +132,13 @@ def _ids_error(ids: Any, vocabulary_size: float) -> str:
 
 
 def _logprobs_error(numbers: Any) -> str:
-    """Say why these are no log-probabilities of sampled tokens; NaN says that one is not known."""
+    """Describe why these are not log-probabilities of sampled tokens; NaN stands for an unknown one."""
     try:
         is_sequence = type(numbers) is list or isinstance(numbers, Sequence)
         values = cast("Sequence[Any]", numbers) if is_sequence else [None]
         # Every turn of every episode comes through here. None is lower than the sum by more than the others may add.
-        most = len(values) * MOST_LOGPROB
-        if not values or (max(values) <= MOST_LOGPROB and sum(values) >= LEAST_LOGPROB + most):
+        most = len(values) * MAX_LOGPROB
+        if not values or (max(values) <= MAX_LOGPROB and sum(values) >= MIN_LOGPROB + most):
             return ""
         index = next((n for n, one in enumerate(values) if not (math.isnan(one) or _is_logprob(one))), None)
     except Exception:  # noqa: BLE001  # they may be of any type, and compare as they like
@@ -146,12 +146,12 @@ def _logprobs_error(numbers: Any) -> str:
         return f"an Action's logprobs must be a list of floats, none infinite, as tolist() gives, got {given}"
     if index is None:
         return ""
-    expected = f"NaN where it is not known, or from {LEAST_LOGPROB:.0f} (float32 holds no smaller probability) to 0"
+    expected = f"NaN where it is not known, or from {MIN_LOGPROB:.0f} (float32 holds no smaller probability) to 0"
     return f"an Action's logprobs[{index}] must be {expected}, got {_described(values[index])}"
 
 
 def _is_logprob(value: Any) -> bool:
-    return LEAST_LOGPROB <= value <= MOST_LOGPROB
+    return MIN_LOGPROB <= value <= MAX_LOGPROB
 
 
 def _described(value: object) -> str:
@@ -167,10 +167,10 @@ class Step(NamedTuple):
     """The environment's answer to an action.
 
     Attributes:
-        reward: Its reward; where roles are paid, that of the role that moved.
+        reward: Its reward; with rewards by role, that of the role that acted.
         done: Whether the episode has ended.
         invalid: Whether the action was invalid.
-        role_rewards: What each role is paid; None if the environment does not say.
+        role_rewards: The reward of each role; None without rewards by role.
     """
 
     reward: float = 0.0
@@ -256,7 +256,7 @@ def as_shown_messages(messages: Any) -> list[Message]:
     except BaseException as raised:
         raise failure_of_value(name, raised) from raised
     if plain is None or plain[-1]["role"] == "assistant":
-        expected = "a list of messages that ends with what the agent is to answer"
+        expected = "a list of messages that ends with the one to answer"
         raise EnvError(f"{name} must return {expected}, got {shown(messages)}")
     if not all(is_unicode(message["content"]) for message in plain):
         raise EnvError(f"{name} must return valid Unicode, got {shown(plain)}")
@@ -272,7 +272,7 @@ def as_token_rewards(rewards: Any, num_tokens: int) -> list[float]:
     if num_given == num_tokens:
         return cast("list[float]", rewards)
     given = shown(cast("object", rewards)) if num_given is None else num_given
-    raise EnvError(f"_calculate_rewards must return a list of {num_tokens} rewards, one a token, got {given}")
+    raise EnvError(f"_calculate_rewards must return a list of {num_tokens} rewards, one per token, got {given}")
 
 
 def as_hashable(name: str, value: Any) -> Hashable:
@@ -307,28 +307,28 @@ def as_role_rewards(rewards: Any) -> dict[Hashable, float]:
     """Read ``info["rewards"]``: a finite number for each role, or an :class:`EnvError`."""
     name = "_step_episode's info['rewards']"
     if not isinstance(rewards, Mapping):
-        raise EnvError(f"{name} must be a dict of one reward a role, got {shown(rewards)}")
+        raise EnvError(f"{name} must be a dict of one reward per role, got {shown(rewards)}")
     paid = cast("Mapping[Hashable, Any]", rewards)
     return {role: as_number(f"{name}[{shown(role)}]", amount) for role, amount in paid.items()}
 
 
-def paid_to(role: Hashable, step: Step) -> Step:
-    """Give a step that pays roles the reward of the role that moved; raises :class:`EnvError` if that has no name.
+def with_role_reward(role: Hashable, step: Step) -> Step:
+    """Set a step's reward to that of the role that acted; raises :class:`EnvError` if that role is None.
 
-    A role that is spelled otherwise than one that is paid would never see its reward, and is refused as well.
+    A role whose spelling differs from a rewarded one would never get its reward, and is rejected as well.
     """
     rewards = step.role_rewards
     if rewards is None:
         return step
     if rewards and role is None and None not in rewards:
         raise EnvError(
-            f"_role must name the role whose turn it was where _step_episode pays by role, got None beside "
+            "_role must return the role that acted when _step_episode gives rewards by role, got None beside "
             f"info['rewards'] = {shown(dict(rewards))}"
         )
     if role not in rewards:
         alike = [one for one in rewards if str(one).casefold() == str(role).casefold()]
         if alike:
-            raise EnvError(f"_role returned {shown(role)}, and _step_episode's info['rewards'] pays {shown(alike[0])}")
+            raise EnvError(f"_role returned {shown(role)}, but _step_episode's info['rewards'] has {shown(alike[0])}")
     return step._replace(reward=rewards.get(role, 0.0))
 
 

@@ -18,7 +18,7 @@ class EpisodeByHand:
     """An episode whose actions are given one by one; what happens in between is an ordinary trial's.
 
     Attributes:
-        trajectory: What was played; None as long as the episode goes on.
+        trajectory: The finished trajectory; None while the episode is running.
     """
 
     def __init__(self, trial: Trial) -> None:
@@ -33,7 +33,7 @@ class EpisodeByHand:
         self._trial = trial
         self._game: Generator[TurnRequest, Action, Trajectory] = trial.play()
         self.trajectory: Trajectory | None = None
-        self._go_on(None)
+        self._advance(None)
         if self.trajectory is not None:
             raise ConfigError("the first prompt leaves no room for an action in env_config['max_trajectory_tokens']")
 
@@ -49,7 +49,7 @@ class EpisodeByHand:
             raise ConfigError(f"the episode is over ({self.trajectory.stop_reason}): call reset(task_data) first")
         if not isinstance(action, str | Action):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"step must be given the agent's text or an Action, got {shown(action)}")
-        self._go_on(Action(text=action) if isinstance(action, str) else action)
+        self._advance(Action(text=action) if isinstance(action, str) else action)
         over = self.trajectory
         info = dict(self._trial.conversation.info)
         if over is not None:
@@ -60,7 +60,7 @@ class EpisodeByHand:
         """End the episode, wherever it is."""
         self._game.close()
 
-    def _go_on(self, action: Action | None) -> None:
+    def _advance(self, action: Action | None) -> None:
         game: Any = self._game
         try:
             game.send(action)

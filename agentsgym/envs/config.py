@@ -67,7 +67,7 @@ def validated_config(
         added_keys: Keys that the user did not write: a constructor added them.
 
     Raises:
-        ConfigError: ``given`` is no mapping, or a key is unknown, or a value is not valid.
+        ConfigError: ``given`` is not a mapping, or a key is unknown, or a value is not valid.
     """
     if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"env_config must be a dict or None, got {shown(given)}")
@@ -84,10 +84,10 @@ def validated_config(
 
 
 def _hint(key: Any, fields: Mapping[str, Field], *, is_added: bool) -> str:
-    """Name the nearest key; and where a class declares its own, unless this looks like a user's slip of the pen."""
+    """Name the nearest key, and where a class declares its own, unless this looks like a typo."""
     nearest = did_you_mean(str(key), fields)
     is_slip = nearest.startswith("; did you mean") and not is_added
-    return nearest if is_slip else f"{nearest}; a class declares keys of its own in config_fields"
+    return nearest if is_slip else f"{nearest}; a class declares further keys in config_fields"
 
 
 def check_trials(config: Mapping[str, Any]) -> None:
@@ -103,7 +103,7 @@ def check_trials(config: Mapping[str, Any]) -> None:
         )
     if config["free_shots"] and not config["keep_history"]:
         logger.warning(
-            "env_config['free_shots'] = %d changes nothing with env_config['keep_history'] = False: each episode "
+            "env_config['free_shots'] = %d has no effect with env_config['keep_history'] = False: each episode "
             "starts a fresh conversation, in which the agent does not see its practice",
             config["free_shots"],
         )

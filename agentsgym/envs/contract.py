@@ -19,7 +19,7 @@ class PlayableEnv(Protocol):
 
     Attributes:
         env_config: The validated configuration.
-        active_states: The state of each session in play, by ``session_id``.
+        active_states: The state of each live session, by ``session_id``.
         takes_actions: Whether the class defines ``_step_action``, so that it sees more than an action's text.
     """
 

@@ -16,7 +16,7 @@ from agentsgym.types import Message, Turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The token limits of a rollout; None is no limit.
+    """The token limits of a rollout; None for no limit.
 
     Attributes:
         trajectory: The whole of it, prompts included.
@@ -63,7 +63,7 @@ class Conversation:
         self.last_messages: list[Message] = []  # of an episode that is over, until they are on record
 
     def token_ids(self) -> list[int]:
-        """The record, (T,), without a rewritten prompt that got no answer: no turn says that it begins anew."""
+        """The record, (T,), without a rewritten prompt that got no answer: no turn marks its beginning."""
         token_ids = self.transcript.record()
         if self.turns and self.transcript.segment_start > self.turns[-1].prompt_start:
             return token_ids[: self.turns[-1].stop]
@@ -79,14 +79,14 @@ class Conversation:
         # The last action is on record before its turn is.
         for turn, logprobs in zip(self.turns, self.logprobs, strict=False):
             if turn.start == turn.stop:
-                continue  # nothing said, or no tokenizer to keep what was said
+                continue  # no message, or no tokenizer to record it with
             if logprobs is None:
                 return None
             values[turn.start : turn.stop] = logprobs
         return values[:num_tokens]
 
     def with_last_messages(self, prompt: list[Message]) -> list[Message]:
-        """Put what the episode before said last in front of the next one's first prompt, in one message if both are."""
+        """Prepend the last episode's last message to the next first prompt, in one message if both are the user's."""
         last = self.last_messages
         if not last:
             return prompt
@@ -96,7 +96,7 @@ class Conversation:
         return [*last[:-1], {**prompt[0], "content": text}, *prompt[1:]]
 
     def close(self, budget: Budget) -> None:
-        """Record what the last episode said last; without its tokens where these leave the budget.
+        """Record the last episode's last message; without its tokens where these exceed the budget.
 
         Raises:
             TemplateError: The chat template does not take it.
@@ -113,7 +113,7 @@ class Conversation:
 def chat_format_of(
     tokenizer: Any, config: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
 ) -> ChatFormat | None:
-    """Find out how the tokenizer writes a conversation, as a configuration wants it; None without a tokenizer.
+    """Return the tokenizer's chat format for a configuration; None without a tokenizer.
 
     Raises:
         ConfigError: There are tools, and the chat template prints calls that cannot be read back; or a token is not to
@@ -136,7 +136,7 @@ def chat_format_of(
 
 
 def check_tool_use(tokenizer: Any, config: Mapping[str, Any]) -> None:
-    """See that calls and results can go on record, whatever the tools will be.
+    """Check that calls and results can be recorded, whatever the tools will be.
 
     Raises:
         ConfigError: The chat template prints calls that cannot be read back.

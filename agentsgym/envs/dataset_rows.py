@@ -58,7 +58,7 @@ def drop_null_columns(config: DatasetRow, env_class: type[Any]) -> dict[str, Any
 
 
 def plain_part(config: Any) -> dict[str, Any] | None:
-    """Copy what a row could say of a configuration: the values that JSON can hold; None if it is no mapping."""
+    """Copy the values of a configuration that JSON can hold; None if it is not a mapping."""
     if not isinstance(config, Mapping):
         return None
     given = cast("Mapping[str, Any]", config)
@@ -74,7 +74,7 @@ def tasks_of_rows(env: ConfiguredEnv, rows: Any, name: str = "task_data_list") -
         name: What errors call them.
 
     Raises:
-        TaskError: There is no list, it is empty, or an entry is neither a task nor a row that has one.
+        TaskError: ``rows`` is not a list or is empty, or an entry is neither a task nor a row that has one.
         ConfigError: A row is of another class, or of a configuration that ``env`` was not built from.
     """
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
@@ -165,7 +165,7 @@ def _is_configured(env: ConfiguredEnv, row_config: DatasetRow) -> bool:
         return all(_are_equal(env.env_config[key], value) for key, value in config.items())
     build: Any = type(env)
     other: ConfiguredEnv = build(env.tokenizer, config)
-    # A row is plain JSON: that it does not name a callable of the environment says nothing.
+    # A row is plain JSON, so it cannot hold a callable of the environment.
     is_equal = all(
         _are_equal(other.env_config.get(key, _ABSENT), value) or (_as_json(value) is None and key not in config)
         for key, value in env.env_config.items()
@@ -215,12 +215,12 @@ def _as_json(value: Any) -> str | None:
 
 
 def check_task_keys(task_data: Any, name: str, task_fields: Collection[str] | None) -> None:
-    """Refuse what is no task: no dict, a row inside a task, or keys that the environment does not know.
+    """Reject an invalid task: not a dict, a row inside a task, or keys unknown to the environment.
 
     Args:
         task_data: Foreign data.
         name: What errors call it.
-        task_fields: The keys that the environment knows beside ``seed``; None for any.
+        task_fields: The valid keys beside ``seed``; None for any.
 
     Raises:
         TaskError: It is one of these.

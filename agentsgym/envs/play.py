@@ -1,4 +1,4 @@
-"""Set up the trials of tasks, and play them to their ends: failed ones again, where a policy says so."""
+"""Set up the trials of tasks, and play them to their ends, with retries of failed ones by a policy."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def play_begun_episode(env: PlayableEnv, session_id: str, agent: Agent) -> Traje
     """Play one episode of a session whose state the caller put in ``active_states``.
 
     Raises:
-        EnvError: The environment broke, or there is no such session.
-        AgentError: The agent broke.
+        EnvError: The environment failed, or the session does not exist.
+        AgentError: The agent failed.
     """
     if session_id not in env.active_states:
         raise EnvError(f"active_states has no session {session_id!r}: put its state there first")
@@ -69,7 +69,7 @@ def prepare_play(
         num_live: As how many an environment will play at once, where others follow; None for those that are given.
 
     Raises:
-        ConfigError: An environment cannot play so many.
+        ConfigError: An environment cannot play this many.
     """
     limits = [limit for limit in (max_concurrent, getattr(pool, "max_live", None)) if isinstance(limit, int)]
     tasks: dict[int, tuple[PlayableEnv, list[Mapping[str, Any]]]] = {}
@@ -79,7 +79,7 @@ def prepare_play(
         env._prepare_play(own, min([num_live or len(own), *limits]))  # pyright: ignore[reportPrivateUsage]
 
 
-def again(trial: Trial, policy: FailurePolicy) -> Trial:
+def retry_of(trial: Trial, policy: FailurePolicy) -> Trial:
     """Make the next attempt of a trial that failed: ``trial.seed`` is what the last one began with."""
     attempt = trial.num_retries + 1
     seed = policy.seed_of_retry(trial.seed, attempt)
@@ -138,7 +138,7 @@ class TrialRounds:
         failed = [] if self._is_last else [place for place, one in enumerate(trajectories) if one.failed]
         self.num_played += 1
         self._places = [places[place] for place in failed]
-        self.pending = [again(trials[place], self._policy) for place in failed]
+        self.pending = [retry_of(trials[place], self._policy) for place in failed]
 
     def give_up(self) -> None:
         """Leave what is pending unplayed."""
@@ -172,7 +172,7 @@ def play(
         policy: Which failed rollouts are played again, and how many may fail; by default none and all.
         on_finish: Called with each trajectory as soon as it is finished for good.
         finished_before: Rollouts of the same run that are not played here, and count.
-        log: The log of several calls, which whoever began it ends; None for one of this call.
+        log: A log shared by several calls, which its owner closes; None for a log of this call.
         **options: As :func:`~agentsgym.rollouts.driver.drive` takes them.
 
     Raises:

@@ -19,15 +19,15 @@ from agentsgym.errors import ConfigError
 
 
 def has_random_player(env_class: type[MultistepEnv]) -> bool:
-    """Whether a class has a random player of its own, which knows its actions."""
+    """Whether a class has its own random player, which knows its actions."""
     return bool(env_class.spec.random) or callable(getattr(env_class, "random_player", None))
 
 
 def random_player(env: MultistepEnv, seed: int = 0) -> Any:
     """Make the player that takes actions of this environment at random.
 
-    One that knows the actions, where the environment has one; else an
-    :class:`~agentsgym.agents.exploring.ExploringAgent`, which says what the prompts show.
+    One that knows the actions, where the environment has one, or an
+    :class:`~agentsgym.agents.exploring.ExploringAgent`, which repeats what the prompts show.
     """
     player = _own_player(env, "random", seed)
     return ExploringAgent(seed=seed) if player is None else player
@@ -52,7 +52,7 @@ def imitation_player(env: MultistepEnv, seed: int = 0) -> Any:
 
 
 def anchors_of(env: MultistepEnv) -> Callable[[Mapping[str, Any]], Anchors | None] | None:
-    """Find what random and optimal play earn, as a function of a task; None where only ``info`` may say it.
+    """Find the anchors of random and optimal play, as a function of a task; None where only ``info`` has them.
 
     To be handed to :func:`agentsgym.evaluate` as ``references``.
     """
@@ -62,7 +62,7 @@ def anchors_of(env: MultistepEnv) -> Callable[[Mapping[str, Any]], Anchors | Non
 
 
 def _own_player(env: MultistepEnv, kind: str, seed: int) -> Any:
-    """Make a player that the class defines or its record names; None if it has none of this kind."""
+    """Make a player that the class defines or its record names; None without one of this kind."""
     own: Callable[[int], Any] | None = getattr(env, f"{kind}_player", None)
     if own is not None:
         return own(seed)
@@ -76,6 +76,6 @@ def _required_player(env: MultistepEnv, kind: str, seed: int, title: str) -> Any
         return player
     known = [PACKAGED[name].rpartition(".")[2] for name, spec in packaged_specs().items() if getattr(spec, kind)]
     raise ConfigError(
-        f"{type(env).__name__} brings no {title} (those that do: {', '.join(known)}); a class of yours offers one by "
-        f"defining {kind}_player(self, seed)"
+        f"{type(env).__name__} has no {title} (environments with one: {', '.join(known)}); define "
+        f"{kind}_player(self, seed) in your class to add one"
     )

@@ -1,4 +1,4 @@
-"""The record by which an environment plugs in: its extra, its games and its players, none of which it imports."""
+"""The record by which an environment plugs in: its extra, its games and its players, named but not imported."""
 
 from __future__ import annotations
 

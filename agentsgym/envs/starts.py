@@ -20,12 +20,12 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 def check_task(
     task_data: Any, name: str, task_fields: Collection[str] | None, hook: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Check what every environment asks of a task, then let the environment's own hook check it.
+    """Check what every environment requires of a task, then call the environment's own check.
 
     Args:
         task_data: Foreign data.
         name: What errors call it.
-        task_fields: The keys that the environment knows beside ``seed``; None for any.
+        task_fields: The valid keys beside ``seed``; None for any.
         hook: ``_check_task``.
 
     Raises:
@@ -58,8 +58,8 @@ def _check_plainly(task_data: TaskData, name: str) -> None:
                     raise
                 sentence = f"{type(error).__name__}: {sentence_of(error)}"
                 raise TaskError(
-                    f"{name}[{shown(key)}] must be something that copy.deepcopy copies, since every episode gets a "
-                    f"copy, and it raised {sentence}"
+                    f"{name}[{shown(key)}] must support copy.deepcopy, since every episode gets a copy; it "
+                    f"raised {sentence}"
                 ) from error
 
 
@@ -75,7 +75,7 @@ def start_state(
     """Make the state that an episode starts from, and put it in ``active_states``.
 
     Raises:
-        EnvError: It is no dict whose ``"done"`` is False.
+        EnvError: The state is not a dict whose ``"done"`` is False.
     """
     state = call_environment(initialize, session_id, call_environment(copy.deepcopy, dict(task_data)))
     if not isinstance(state, dict):
@@ -93,7 +93,7 @@ class StartChecks:
         self._last: tuple[str, dict[str, Any]] | None = None
         self._has_shared = self._has_unequal = False
 
-    def see_state(self, session_id: str, state: dict[str, Any]) -> None:
+    def check_state(self, session_id: str, state: dict[str, Any]) -> None:
         """Warn if two sessions started from the very same dict, so that one changes what the other plays.
 
         Each start is compared with the one before it alone, which finds a state that is kept on the environment or in
@@ -110,11 +110,11 @@ class StartChecks:
             )
 
     def forget(self, session_id: str) -> None:
-        """Let go of a session that is over: its state may hold a sandbox, and may be used again from now on."""
+        """Release a session that is over: its state may hold a sandbox, and may be reused from now on."""
         if self._last is not None and self._last[0] == session_id:
             self._last = None
 
-    def see_rollouts(
+    def check_rollouts(
         self,
         trajectories: Iterable[Trajectory],
         group_of: Callable[[Trajectory], Hashable],
@@ -133,7 +133,7 @@ class StartChecks:
                 continue
             first = trajectory.turns[0]
             # Without a kept history the record is of the last episode that was played, whose start is its own.
-            # What was played again may have a seed of its own.
+            # A retry may have its own seed.
             group = (group_of(trajectory), first.episode, trajectory.num_retries)
             prompt = trajectory.messages[: first.message_index]
             if prompts.setdefault(group, prompt) != prompt:

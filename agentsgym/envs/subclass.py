@@ -68,7 +68,7 @@ def given_and_valid(
 
     Args:
         env_class: Its class.
-        base: The class whose constructor asks.
+        base: The class whose constructor is running.
         env_config: What that constructor was handed.
         called_with: What the outermost class was called with, as :func:`called_config` finds it.
 
@@ -93,7 +93,7 @@ def called_config(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str,
     A constructor without such a parameter that hands on ``*args`` takes it second, as the base class does.
 
     Returns:
-        Its plain part; None if there is none.
+        Its plain part; None if it has none.
     """
     signature = inspect.signature(env_class.__init__)
     try:
@@ -109,7 +109,7 @@ def called_config(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def called_parts(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Name what a class is called with that a dataset row cannot say: further arguments, values that are no JSON."""
+    """Name the constructor arguments that a dataset row cannot hold: further arguments, values that are not JSON."""
     signature = inspect.signature(env_class.__init__)
     try:
         bound = signature.bind_partial(None, *args, **kwargs)
@@ -139,7 +139,7 @@ class DatasetMethod:
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
-        """Bind to the class; on an instance, give its configuration where the call gives none."""
+        """Bind to the class; on an instance, pass its configuration unless the call passes one."""
         of_class = MethodType(self.__func__, owner)
         if instance is None:
             return of_class
@@ -149,7 +149,7 @@ class DatasetMethod:
             try:
                 bound = inspect.signature(of_class).bind(*args, **kwargs)
             except TypeError:
-                return of_class(*args, **kwargs)  # Python's own sentence says what is wrong with the call
+                return of_class(*args, **kwargs)  # Python's own error describes what is wrong with the call
             if "env_config" in bound.signature.parameters and bound.arguments.get("env_config") is None:
                 bound.arguments["env_config"] = copy.deepcopy(instance.given_config)
             return of_class(*bound.args, **bound.kwargs)

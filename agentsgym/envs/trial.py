@@ -3,7 +3,7 @@
 ::
 
     for episode in range(episodes_per_trial):
-        env.start_session(...)                        # _initialize_episode gives the state
+        env.start_session(...)                        # _initialize_episode returns the state
         for step in range(max_steps_per_episode):
             messages = env._format_prompt(state, step)  # only what is new
             transcript.observe(messages)              # as tokens, the generation prompt included
@@ -16,10 +16,10 @@
             if done or too many actions were invalid:
                 stop with DONE or INVALID
         if there was room:
-            env._last_message(state)                  # what the environment says last; on record, never trained
-        final_reward += env._final_reward(state, rewards)   # unless info["rewards"] said what each role is paid
+            env._last_message(state)                  # the environment's last message; recorded, never trained on
+        final_reward += env._final_reward(state, rewards)   # unless info["rewards"] gave rewards by role
         env._close_episode(session_id, state)         # whatever ended it
-    return Trajectory(...)                            # _calculate_rewards gives one reward a token
+    return Trajectory(...)                            # _calculate_rewards returns one reward per token
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from agentsgym.envs.boundary import (
     failure_of_hook,
     failure_of_value,
     is_unicode,
-    paid_to,
     with_plain_text,
+    with_role_reward,
 )
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Budget, Conversation
@@ -133,7 +133,7 @@ class Trial:
         return self._with_close_errors(trajectory)
 
     def abandon(self, fault: EpisodeError) -> Trajectory:
-        """Make the trajectory of a trial whose generator cannot go on: failed, with the turns recorded so far.
+        """Make the trajectory of a trial whose generator cannot continue: failed, with the turns recorded so far.
 
         A step of it may still be running in another thread; what that records from now on is not in the trajectory.
         """
@@ -176,7 +176,7 @@ class Trial:
         self.env.start_session(self.session_id, self.task_data, self.seed, episode)
 
     def _close(self) -> None:
-        """Close the episode in play, if one began; what goes wrong is counted and changes no result."""
+        """Close the live episode, if any; an error is counted and changes no result."""
         state = self.env.active_states.get(self.session_id)
         if state is None:
             return
@@ -192,7 +192,7 @@ class Trial:
 
     def _episode(self, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, StopReason]:
         config, conversation = self.env.env_config, self.conversation
-        conversation.info = {}  # a success in practice says nothing about this episode
+        conversation.info = {}  # a success in practice does not carry over to this episode
         stop_reason, num_invalid, first = StopReason.MAX_TURNS, 0, len(conversation.turns)
         rewards: list[float] = []
         for step in range(config["max_steps_per_episode"]):
@@ -239,7 +239,7 @@ class Trial:
         action, (start, stop) = self._record(action, room)
         outcome = Step()
         try:
-            outcome = paid_to(role, self._step(state, action))
+            outcome = with_role_reward(role, self._step(state, action))
         finally:  # an environment that breaks does not lose the action
             paid = outcome.role_rewards
             turn = Turn(
@@ -284,7 +284,7 @@ class Trial:
         return [{"role": "system", "content": system}, *messages] if with_system and system else messages
 
     def _last_messages(self) -> list[Message]:
-        """What the environment says of an episode that is over; empty for nothing."""
+        """The environment's last message of an episode; empty for none."""
         said = call_environment(self.env._last_message, self.env.active_states[self.session_id])
         if said is None:
             return []
@@ -325,7 +325,7 @@ class Trial:
             span = conversation.transcript.act(action, room)
         except TemplateError as refused:
             raise AgentError(
-                f"session {self.session_id}: what the agent said cannot be recorded: {refused}"
+                f"session {self.session_id}: the agent's answer cannot be recorded: {refused}"
             ) from refused
         conversation.agent_state = action.agent_state
         conversation.logprobs.append(action.logprobs)
@@ -351,7 +351,7 @@ class Trial:
         return step
 
     def _ended(self, stop_reason: StopReason) -> Trajectory:
-        """Record what was said last, and make the trajectory."""
+        """Record the last message, and make the trajectory."""
         try:
             self.conversation.close(self.budget)
         except TemplateError as error:
@@ -402,7 +402,7 @@ class Trial:
 
 
 def _stop_reason(outcome: Step) -> StopReason:
-    """Say what ended the episode: the environment, a limit of turns of its own, or too many invalid actions."""
+    """Return what ended the episode: the environment, its own turn limit, or too many invalid actions."""
     if not outcome.done:
         return StopReason.INVALID
     return StopReason.MAX_TURNS if outcome.truncated else StopReason.DONE

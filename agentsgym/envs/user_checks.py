@@ -1,4 +1,4 @@
-"""Check how an environment is written and built, so that a first mistake gets a sentence of its own."""
+"""Check how an environment is written and built, with an error message for each common mistake."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def check_tokenizer(tokenizer: Any, env_class: type[Any]) -> None:
     """Check what was given as the tokenizer.
 
     Raises:
-        ConfigError: It is none, or has no pad token.
+        ConfigError: The tokenizer has the wrong type, or no pad token.
     """
     name = env_class.__name__
     if isinstance(tokenizer, Mapping):
@@ -114,7 +114,7 @@ def check_vocabularies(tokenizer: Any, agent: Any) -> None:
 
     Args:
         tokenizer: The environment's, or None.
-        agent: Any agent; it reads ids if it has ``stop_token_ids`` and a tokenizer of its own.
+        agent: Any agent; it reads ids if it has ``stop_token_ids`` and its own tokenizer.
 
     Raises:
         ConfigError: Its tokenizer has other ids.
@@ -175,7 +175,7 @@ def check_single_stream(env: Any, caller: str) -> None:
     check_initialized(env)
     if env.tokenizer is not None and env.env_config["history"] != "append":
         raise ConfigError(
-            f"{caller} gives one row of tokens a rollout, and env_config['history']="
+            f"{caller} gives one row of tokens per rollout, and env_config['history']="
             f"{env.env_config['history']!r} makes a new one wherever it rewrites the history: "
             "use generate(..., return_all_steps=True), which gives each turn its own prompt"
         )

@@ -26,7 +26,7 @@ from agentsgym.envs.datasets.environments import Environments, group_seeds
 from agentsgym.envs.play import play
 from agentsgym.errors import ConfigError, TooManyFailuresError
 from agentsgym.interop.settings import check_environment
-from agentsgym.ranks import KeptError, all_gather_objects, raise_on_all_ranks
+from agentsgym.ranks import DeferredError, all_gather_objects, raise_on_all_ranks
 from agentsgym.texts import shown
 from agentsgym.types import Trajectory
 
@@ -163,9 +163,9 @@ class GroupPlayer:
         self, rows: Sequence[DatasetRow], places: Sequence[tuple[int, int]], seed_parts: Sequence[Any], step: int
     ) -> tuple[list[Trajectory], list[ScoredRollout]]:
         """Collective: the rollouts of this process, and what estimators see of those of all."""
-        first, error = _place_among_ranks()[0] * len(rows), KeptError()
+        first, error = _place_among_ranks()[0] * len(rows), DeferredError()
         trials, trajectories, found = list[Any](), list[Trajectory](), list[tuple[ScoredRollout, str | None]]()
-        with error.keeping():
+        with error.capturing():
             trials = self.environments.trials(
                 rows,
                 [seed for group, _ in places for seed in group_seeds(1, 1, *seed_parts, first=group)],
@@ -173,11 +173,11 @@ class GroupPlayer:
                 max_turn_tokens=self._settings.max_turn_tokens,
                 max_completion_length=self._args.max_completion_length,
             )
-        with error.keeping():
+        with error.capturing():
             self._prepare(seed_parts, [trial.session_id for trial in trials], first, step)
-        with error.keeping():  # an agent may be in lockstep with those of other ranks: without trials it still joins
+        with error.capturing():  # an agent may be in lockstep with those of other ranks: without trials it still joins
             trajectories = play([] if error.first else trials, self.agent, **self._settings.driving)
-        with error.keeping():
+        with error.capturing():
             if not error.first:
                 self.environments.check_starts(rows, trajectories)
                 found = [self._scored(*one) for one in zip(rows, trajectories, strict=True)]

@@ -15,7 +15,7 @@ from agentsgym.credit.rewards import scatter_to_tokens
 from agentsgym.credit.settings import CreditSettings
 from agentsgym.envs.datasets.stored_columns import stored_columns
 from agentsgym.errors import StoreError
-from agentsgym.ranks import KeptError, all_gather_objects
+from agentsgym.ranks import DeferredError, all_gather_objects
 from agentsgym.store.reader import RolloutStore
 from agentsgym.training.observing import BatchObserver, ObservedBatch
 
@@ -71,10 +71,10 @@ class TrainingStore(BatchObserver):
         Raises:
             StoreError: There can be no store at that place, on some rank; it is raised on all of them.
         """
-        error = KeptError()
+        error = DeferredError()
         if self._writer is None:
             self._open(error)
-        with error.keeping():
+        with error.capturing():
             self._add(observed)
         all_gather_objects((), error.first)
 
@@ -89,9 +89,9 @@ class TrainingStore(BatchObserver):
         if self._writer is not None:
             self._writer.close(strict=False)
 
-    def _open(self, error: KeptError) -> None:
+    def _open(self, error: DeferredError) -> None:
         """Collective: make this rank's writer, and agree on the name of the run."""
-        with error.keeping():
+        with error.capturing():
             self._writer = RolloutStore.writer(self._folder, agent="policy")
             self._tokenizer = self._writer.keep_tokenizer(self._environments.tokenizer)
         self.run = all_gather_objects([self.run or new_run_name()], error.first)[0]

@@ -187,7 +187,7 @@ def _prompts(trajectory: Any) -> _Findings:
             expected = f"at {segment}, as the last turn's, or in [{edge}, {turn.start}]"
             yield "prompts", k, f"its prompt must begin {expected}, got {begin}"
         elif turn.stop > turn.start == begin:
-            yield "prompts", k, "its prompt must hold a token, got an empty one: nothing led to what it says"
+            yield "prompts", k, "its prompt must hold at least one token, got an empty one"
         else:
             segment = begin
         edge = turn.stop
@@ -221,7 +221,7 @@ def _messages(trajectory: Any) -> _Findings:
             yield "messages", k, f"message_index must be an assistant's, in ({last}, {len(messages)}), got {index}"
         roles = [_role(message) for message in turn.prompt_messages or ()]
         if turn.prompt_messages is not None and (None in roles or roles[-1:] in ([], ["assistant"])):
-            expected = "messages, the last of them what the agent is to answer"
+            expected = "messages that end with the one to answer"
             yield "messages", k, f"prompt_messages must be {expected}, got {shown(turn.prompt_messages)}"
         if turn.episode < episode:
             yield "messages", k, f"its episode must be {episode} or later, got {turn.episode}"
@@ -302,7 +302,7 @@ def _nonzero_outside(turns: Any, values: Any) -> list[int]:
 
 
 def _wrong_length(name: str, values: Sequence[Any], trajectory: Any) -> _Finding:
-    return "lengths", None, f"{name} must hold {len(trajectory.token_ids)} values, one a token, got {len(values)}"
+    return "lengths", None, f"{name} must hold {len(trajectory.token_ids)} values, one per token, got {len(values)}"
 
 
 def _at(wrong: Sequence[int], values: Sequence[Any]) -> str:

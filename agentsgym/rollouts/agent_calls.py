@@ -47,7 +47,7 @@ def call_agent(agent: AgentLike, requests: Sequence[TurnRequest]) -> Sequence[Ac
     if isinstance(answers, AgentError):
         return [answers]
     if not isinstance(answers, list) or len(cast("list[Any]", answers)) != len(requests):
-        wanted = f"{type(agent).__name__}.act must return one Action a request"
+        wanted = f"{type(agent).__name__}.act must return one Action per request"
         given = f"{len(requests)} requests, got {shown(cast('object', answers))}"
         return [AgentError(f"{wanted}: {given}") for _ in requests]
     return cast("list[Action | AgentError]", answers)

@@ -33,8 +33,8 @@ _MEASURE_EVERY_S = 0.1
 _MAX_FAILED_STARTS = 3  # a process, one after the other
 _MAX_DEATHS_WITHOUT_PROGRESS = 8  # a live trial, more than it takes to convict each of them
 _TASKS = (
-    "an EnvProcessPool takes tasks whose values can be pickled and are of classes that a module defines: name others "
-    "in the task, and make them in _initialize_episode"
+    "an EnvProcessPool takes tasks whose values can be pickled and whose classes are defined in a module: put only "
+    "names of other objects in the task, and create the objects in _initialize_episode"
 )
 
 
@@ -74,11 +74,11 @@ class ProcessExecutor:
         """Hand each input to the process where its trial lives."""
         for index, given in inputs.items():
             if index in self._trials:
-                self._go_on(self._trials[index], given)
+                self._resume(self._trials[index], given)
             else:
                 self._add(index)
         inputs.clear()
-        self._move_in()
+        self._place_trials()
 
     def running(self) -> list[tuple[int, float]]:
         """The steps that run, at most one a process."""
@@ -128,7 +128,7 @@ class ProcessExecutor:
                 self._port.start_clock(index)
         elif message != CLOSED and not worker.is_killed:  # else its trials are played again, from where they were
             self._read(worker, message)
-        self._move_in()
+        self._place_trials()
 
     def _read(self, worker: WorkerHandle, message: bytes) -> None:
         try:
@@ -150,7 +150,7 @@ class ProcessExecutor:
             )
         remote = None if reply.trial_index is None else self._trials.get(reply.trial_index)
         if remote is None or remote.worker is not worker:
-            worker.kill("it answered for a session that does not live there")
+            worker.kill("it replied for a session that it does not hold")
         elif isinstance(reply, RequestDelta):
             self._handle_request(remote, worker, reply)
         elif isinstance(reply, DeserializationFailure):
@@ -193,7 +193,7 @@ class ProcessExecutor:
 
     def _note_progress(self, remote: RemoteTrial) -> None:
         self._num_deaths_without_progress = 0
-        remote.go_on()
+        remote.clear_suspicion()
 
     # Processes that die
 
@@ -223,16 +223,16 @@ class ProcessExecutor:
         self._num_deaths_without_progress += 1
         if not worker.is_ready and not worker.killed_by_signal:
             raise ConfigError(
-                f"an EnvProcessPool's process ended ({worker.how_it_ended()}) before it began to work; what it "
-                'wrote says why: a script must start its pool below `if __name__ == "__main__":`'
+                f"an EnvProcessPool's process ended ({worker.how_it_ended()}) before it was ready; see its "
+                'output: a script must start its pool under `if __name__ == "__main__":`'
             )
         num_failed, num_deaths = self._num_failed_starts, self._num_deaths_without_progress
         num_allowed = _MAX_DEATHS_WITHOUT_PROGRESS * (len(self._trials) + self._workers.size)
         if num_failed > _MAX_FAILED_STARTS * self._workers.size or num_deaths > num_allowed:
             raise AgentsGymError(
                 f"the last {max(num_failed, num_deaths)} processes of an EnvProcessPool "
-                f"ended one after the other ({worker.how_it_ended()}) and no session went on: see whether there is "
-                f"memory for num_workers = {self._workers.size} of them, and what else ends processes here"
+                f"ended one after the other ({worker.how_it_ended()}) and no session made progress: check that "
+                f"there is memory for num_workers = {self._workers.size} of them, and that nothing else kills processes"
             )
 
     def _judge(self, worker: WorkerHandle, residents: list[RemoteTrial], suspect: RemoteTrial | None) -> None:
@@ -286,14 +286,14 @@ class ProcessExecutor:
         remote = self._trials[index] = RemoteTrial(index, trial, dumped, name, self._max_sessions)
         self._placement.waiting.append(remote)
 
-    def _move_in(self) -> None:
+    def _place_trials(self) -> None:
         """Give every trial that waits a place, where there is one, and send what is to be sent."""
         if self._placement.waiting or self._is_any_draining:
-            self._give_places()
+            self._assign_workers()
         for worker in self._workers.handles:
             self._flush(worker)
 
-    def _give_places(self) -> None:
+    def _assign_workers(self) -> None:
         for worker in [*self._workers.handles]:
             if worker.is_draining and not (worker.residents or worker.is_busy or worker.is_killed):
                 self._workers.replace(worker, self.on_message)
@@ -315,7 +315,7 @@ class ProcessExecutor:
             self._port.postpone(remote.index)
         self._is_any_draining = any(worker.is_draining for worker in self._workers.handles)
 
-    def _go_on(self, remote: RemoteTrial, given: Input) -> None:
+    def _resume(self, remote: RemoteTrial, given: Input) -> None:
         if remote.end is not None:
             self._forget(remote)
             self._port.stepped(remote.index, remote.end)

@@ -88,7 +88,7 @@ class RemoteTrial:
             if is_interruption(error):
                 raise
             return self.failed(
-                f"its result cannot be read where it was sent to: {type(error).__name__}: {sentence_of(error)}"
+                f"its result cannot be read by the receiving process: {type(error).__name__}: {sentence_of(error)}"
             )
 
     def failed(self, sentence: str) -> Finished:
@@ -98,9 +98,8 @@ class RemoteTrial:
     def differs(self) -> EnvError:
         """Make the error of a trial that comes out differently when it is played again."""
         return EnvError(
-            f"session {self.trial.session_id}: its process died, and when it was played again from its "
-            f"{len(self.inputs)} recorded actions it came out differently; an environment must give the same for the "
-            "same task, seed and actions"
+            f"session {self.trial.session_id}: its process died, and replaying its {len(self.inputs)} "
+            "recorded actions gave another episode; an environment must be deterministic given task, seed and actions"
         )
 
     def died(self, ended: str) -> EnvError:
@@ -111,8 +110,8 @@ class RemoteTrial:
 
     # Suspicion
 
-    def go_on(self) -> None:
-        """Be cleared of what happened up to here, if it was alone: then it was another who lived there."""
+    def clear_suspicion(self) -> None:
+        """Clear a trial that went on alone: another of the same process caused its death."""
         self._num_deaths_alone = 0
         if self.is_suspect:
             self.is_suspect = False
@@ -123,7 +122,7 @@ class RemoteTrial:
     def is_proven(self, worker: WorkerHandle) -> bool:
         """Count a death of a process in which it was alone; returns whether that proves that it caused it."""
         self._num_deaths_alone += 1
-        return self._num_deaths_alone >= (_PROOFS_OF_A_KILL if worker.may_be_killed_from_outside else 1)
+        return self._num_deaths_alone >= (_PROOFS_OF_A_KILL if worker.may_be_killed_externally else 1)
 
     def suspect(self, bystanders: list[RemoteTrial]) -> None:
         """Have it tried alone; those who lived there stay in mind."""

@@ -37,7 +37,7 @@ from agentsgym.rollouts.interfaces import (
 )
 from agentsgym.types import Action, TurnRequest
 
-_LOOK_S = 0.5  # how long nothing may happen before ``interrupt`` is called again
+_POLL_S = 0.5  # how long nothing may happen before ``interrupt`` is called again
 
 
 class InlineExecutor:
@@ -224,7 +224,7 @@ class Scheduler(Generic[Result]):
         """Handle everything that was posted; if nothing was, wait for it, until limits are to be checked."""
         patience_s = None if math.isinf(self._check_at) else max(0.0, self._check_at - time.monotonic())
         if self._interrupt is not None:
-            patience_s = _LOOK_S if patience_s is None else min(patience_s, _LOOK_S)
+            patience_s = _POLL_S if patience_s is None else min(patience_s, _POLL_S)
         try:
             function, arguments = self._inbox.get(timeout=patience_s)
         except Empty:

@@ -113,14 +113,14 @@ class TrialStream:
     def check(self) -> None:
         """Raise :class:`AgentsGymError` if the stream broke: nothing is played any more."""
         if self._error is not None:
-            raise AgentsGymError(f"the rollouts broke: {type(self._error).__name__}: {self._error}") from self._error
+            raise AgentsGymError(f"the rollouts failed: {type(self._error).__name__}: {self._error}") from self._error
 
     def close(self) -> None:
         """End the thread and drop what is in play; a thread whose agent does not answer is left."""
         self._scheduler.end()
         self._thread.join(_END_S)
         if self._thread.is_alive():
-            logger.warning("%s did not answer within %g s: its thread is left", type(self._agent).__name__, _END_S)
+            logger.warning("%s did not return within %g s: its thread is abandoned", type(self._agent).__name__, _END_S)
 
     def _run(self) -> None:
         caller = ConcurrentCaller if callable(getattr(self._agent, "aact", None)) else BatchCaller

@@ -84,7 +84,7 @@ class EnvThreadPool:
             ConfigError: A step that runs in this pool begins the run.
         """
         if threading.current_thread() in self._threads:
-            raise ConfigError("a step in an EnvThreadPool cannot wait for others in the same pool: make another for it")
+            raise ConfigError("a step in an EnvThreadPool cannot wait for others in the same pool: use another pool")
         executor = _ThreadExecutor(self, port, self._runs.discard)
         self._runs.add(executor)
         return executor

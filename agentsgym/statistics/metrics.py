@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from agentsgym._lazy import called_later
+from agentsgym._lazy import deferred
 from agentsgym.envs.anchors import Anchors
 from agentsgym.statistics.breakdown import RolloutOutcome, by_label, by_role
 from agentsgym.statistics.intervals import Estimate, bootstrap_intervals, cluster_totals, without_spread
@@ -34,8 +34,8 @@ __all__ = [
     "summarize_outcomes",
 ]
 
-_html_of = called_later("agentsgym.reports.html", "evaluation_html")
-_frame_of = called_later("agentsgym.reports.frames", "evaluation_frame")
+_html_of = deferred("agentsgym.reports.html", "evaluation_html")
+_frame_of = deferred("agentsgym.reports.frames", "evaluation_frame")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast, overload
 import numpy as np
 import pyarrow as pa
 
-from agentsgym._lazy import called_later
+from agentsgym._lazy import deferred
 from agentsgym.errors import ConfigError, StoreError, did_you_mean
 from agentsgym.store.jsonl import line_of, record_of_line
 from agentsgym.store.parts import Part, Scan, read_row_group, scan, warn_of_unfinished
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _INDEX: Final = "__index__"
 _JSON_COLUMNS: Final = (*JSONS, "env_config", "tools", "extra")
-_html_of = called_later("agentsgym.reports.html", "rollouts_html")
+_html_of = deferred("agentsgym.reports.html", "rollouts_html")
 
 
 class RolloutStore(Sequence["Trajectory"]):

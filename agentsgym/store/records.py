@@ -81,7 +81,7 @@ class StoredRollout:
             values = getattr(self, name)
             if values is not None and len(values) != len(trajectory.token_ids):
                 raise ConfigError(
-                    f"{name} needs one value a token, got {len(values)} for {len(trajectory.token_ids)} tokens"
+                    f"{name} needs one value per token, got {len(values)} for {len(trajectory.token_ids)} tokens"
                 )
 
     def as_dict(self) -> dict[str, Any]:

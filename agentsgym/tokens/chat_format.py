@@ -37,7 +37,7 @@ class _Vocabularies:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = copy.copy(tokenizer)  # shallow: the cache in `of` must not keep its own key alive
         self.fits = _fingerprint(tokenizer)
-        plain = Template(self.tokenizer) if self.tokenizer.chat_template else None  # tools print what agents say
+        plain = Template(self.tokenizer) if self.tokenizer.chat_template else None  # tools print what agents write
         self.own = Vocabulary(self.tokenizer, unmarked_controls(self.tokenizer, plain) if plain else frozenset[str]())
         self._guarded: dict[frozenset[str], Vocabulary] = {}
 
@@ -45,7 +45,7 @@ class _Vocabularies:
         """What is encoded with it holds no added token, but words, white space and those that are named.
 
         Raises:
-            ConfigError: One that is named is no added token, or a message could forge turns, calls or thoughts by it.
+            ConfigError: A name is not an added token, or a message could forge turns, calls or thoughts with it.
         """
         spared = frozenset(unguarded)
         if spared not in self._guarded:
@@ -78,11 +78,11 @@ class ChatFormat:
             or not at all, and without a template.
         end_of_turn_ids: What closes an agent's turn that was given as text; empty if nothing closes a turn, and
             without a template.
-        stop_token_ids: Every id that ends a turn when it is sampled, the one behind a call of tools included.
+        stop_token_ids: Every id that ends a turn when it is sampled, the one after a call of tools included.
         rewrites_history: Whether the template, run over the whole conversation again, would change earlier answers
             (drops thinking, trims): the record then differs from its full render, and is what the agent saw.
         vocabulary_size: Every id of the tokenizer is smaller.
-        text_before_end: Plain text in front of the end-of-turn token, part of a text turn (``" "`` for ``" </s>"``).
+        text_before_end: Plain text before the end-of-turn token, part of a text turn (``" "`` for ``" </s>"``).
     """
 
     __slots__ = (
@@ -163,10 +163,10 @@ class ChatFormat:
         Args:
             tokenizer: Its chat template, if it has one, decides.
             append: Whether new messages are to be appended to what is recorded; False if each prompt is rendered
-                anew, which takes templates that print something else in a later turn than in the first.
+                anew, which allows templates that print a later turn differently from the first.
             guard_added_tokens: Whether the spelling of any added token stays text in what the agent is shown, also of
-                one that only agents say (``<think>``, ``<tool_call>``). Words and white space are excepted; what the
-                agent itself says keeps its tokens. With tools it is so in all but the system message anyway.
+                one that only agents write (``<think>``, ``<tool_call>``). Words and white space are exempt; what the
+                agent itself writes keeps its tokens. With tools this holds anyway, except in the system message.
             unguarded_tokens: Added tokens that stay tokens there all the same, such as the HTML tags of Gemma.
             tools: JSON schemas that the template shows the agent.
             template_options: Further variables of the template (``enable_thinking``, …).
@@ -227,7 +227,7 @@ class ChatFormat:
                 return ENDED_BY_TEXT
         return None
 
-    def render(self, messages: Sequence[Message], *, ask: bool = True) -> list[int]:
+    def render(self, messages: Sequence[Message], *, add_prompt: bool = True) -> list[int]:
         """Write the exact ids of a whole conversation, rendered anew by the template with its real contents.
 
         Rules that look at contents apply: a template that drops old thinking drops it here. What looks like a control
@@ -236,7 +236,7 @@ class ChatFormat:
 
         Args:
             messages: The conversation, answers of the agent included.
-            ask: Whether to add the generation prompt.
+            add_prompt: Whether to add the generation prompt.
 
         Raises:
             TemplateError: The template cannot render the conversation.
@@ -248,24 +248,24 @@ class ChatFormat:
                 for message in messages
                 for token_id in encode[message["role"] == "assistant"](message["content"])
             ]
-        conversation, hidden = self._hide(self.as_taken(messages))
-        return self._observed.encode_printed(self._template.whole(conversation, ask=ask), hidden)
+        conversation, hidden = self._hide(self.for_template(messages))
+        return self._observed.encode_printed(self._template.whole(conversation, add_prompt=add_prompt), hidden)
 
     def printed(self, messages: Sequence[Message]) -> str:
         """Print a whole conversation and the generation prompt as ``tokenizer.apply_chat_template`` does.
 
         Raises:
-            TemplateError: There is no template, or it cannot print the conversation.
+            TemplateError: The tokenizer has no template, or it cannot print the conversation.
         """
         if self._template is None:
             raise TemplateError("without a chat template nothing is printed around messages")
-        return self._template.whole(self.as_taken(messages), ask=True)
+        return self._template.whole(self.for_template(messages), add_prompt=True)
 
-    def as_taken(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
+    def for_template(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         """Put a conversation into the form that the template takes: of a conversation without tools, it is the same.
 
-        Calls and results for which the template has no form become text, arguments and ids are written as it wants
-        them. What is recorded is ``tokenizer.apply_chat_template(chat_format.as_taken(messages), tools=…)``.
+        Calls and results for which the template has no form become text, arguments and ids are written as it expects
+        them. What is recorded is ``tokenizer.apply_chat_template(chat_format.for_template(messages), tools=…)``.
 
         Args:
             messages: The conversation, answers of the agent included.
@@ -319,7 +319,7 @@ class ChatFormat:
         return known[1]
 
     def later(self, roles: Roles, ended_by: int | None) -> Scaffold:
-        """The scaffold of an observation behind a turn of the agent that ended so.
+        """The scaffold of an observation after a turn of the agent that ended so.
 
         Raises:
             TemplateError: The template does not take these roles here, changes their contents, or prints something
@@ -342,7 +342,7 @@ class ChatFormat:
         return Scaffold([], tuple(Piece("", ((n, ""),), None, encode, []) for n in range(len(roles))), None, None, None)
 
     def observation(self, messages: Sequence[Message], ended_by: int | None) -> tuple[Scaffold, list[str]]:
-        """The scaffold of an observation behind a turn of the agent, and the contents to write into it.
+        """The scaffold of an observation after a turn of the agent, and the contents to write into it.
 
         Args:
             messages: The observation; a result of a tool names the call that it answers, if that could be read.
@@ -357,7 +357,7 @@ class ChatFormat:
         return self.later(roles, ended_by), [message["content"] for message in messages]
 
     def check_results(self) -> None:
-        """See that results of tools can go on record, one message a call.
+        """Check that results of tools can be recorded, one message per call.
 
         Raises:
             TemplateError: The template prints them in no way that can be appended.
@@ -373,7 +373,7 @@ class ChatFormat:
             ended_by: What ended the agent's turn.
 
         Returns:
-            The ids; None where the generation prompt cannot be told apart from the observation.
+            The ids; None where the generation prompt cannot be separated from the observation.
 
         Raises:
             TemplateError: As :meth:`observation`, and as :meth:`Scaffold.write`.
@@ -389,7 +389,7 @@ class ChatFormat:
         return token_ids[:start] if token_ids[max(0, start) :] == prompt else None
 
     def answer(self, message: Message) -> tuple[list[int], list[int]]:
-        """The ids of an answer that was given as text, in front of its end of turn and with it.
+        """The ids of an answer given as text, without and with its end of turn.
 
         Raises:
             TemplateError: The template does not take the calls of the answer.

@@ -54,7 +54,7 @@ def _without_tool(roles: Roles) -> Roles:
 
 
 def _without_system(roles: Roles) -> Roles:
-    """A user message behind a system message takes its text; a system message alone becomes one."""
+    """A user message after a system message takes its text; a system message alone becomes one."""
     return tuple(
         "user" if role == "system" else role
         for role, following in zip(roles, (*roles[1:], ""), strict=True)
@@ -70,7 +70,7 @@ _STEPS: tuple[tuple[str, Callable[[Roles], Roles]], ...] = (
 
 
 class Template:
-    """A chat template as a function from conversations to text, with what it does wrong said in a sentence."""
+    """A chat template as a function from conversations to text, whose faults are reported as errors in one sentence."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class Template:
         if "strftime_now" in source:
             clock = f"{{% macro strftime_now(format) %}}{ANOTHER_TIME}{{% endmacro %}}"
             self.frozen["chat_template"] = clock + tokenizer.get_chat_template(tools=self._given.get("tools"))
-        self._unasked = ""  # the generation prompt that it prints without being asked to
-        self._blocks = False  # whether it wants [{"type": "text", "text": …}] for a content
+        self._implicit_prompt = ""  # the generation prompt that it always prints
+        self._blocks = False  # whether it expects [{"type": "text", "text": …}] as content
         try:
             unpad(self.render(padded(("user",))), ("user",))
         except TemplateError:
@@ -103,11 +103,11 @@ class Template:
                 unpad(self.render(padded(("user",))), ("user",))
             except TemplateError:
                 self._blocks = False
-        self._unasked = self._find_unasked()
+        self._implicit_prompt = self._find_implicit_prompt()
         self._words = self._words_acted_on(source)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True, **options: Any) -> str:
-        """Run the template; ``ask`` adds the generation prompt, which is cut off else if the template adds it anyway.
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True, **options: Any) -> str:
+        """Run the template, with or without the generation prompt, also where the template itself always adds it.
 
         Raises:
             TemplateError: The template raised.
@@ -117,33 +117,33 @@ class Template:
             conversation = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
         try:
             text = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=ask, **self._given, **options
+                conversation, tokenize=False, add_generation_prompt=add_prompt, **self._given, **options
             )
-            return text if ask else text.removesuffix(self._unasked)
+            return text if add_prompt else text.removesuffix(self._implicit_prompt)
         except Exception as error:
             roles = shortened(", ".join(message["role"] for message in messages), 200)
             why = f"{type(error).__name__}: {sentence_of(error)}"
             raise TemplateError(f"the chat template cannot render a conversation of {roles}: {why}") from error
 
-    def whole(self, messages: Sequence[Mapping[str, Any]], *, ask: bool) -> str:
+    def whole(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool) -> str:
         """Run the template over a conversation as it is held.
 
         Raises:
-            TemplateError: The template raised; says so if it would not without the system message.
+            TemplateError: The template raised; the message adds if it would not without the system message.
         """
         try:
-            return self.render(messages, ask=ask)
+            return self.render(messages, add_prompt=add_prompt)
         except TemplateError as error:
             if len(messages) < 2 or messages[0]["role"] != "system" or not _works(self.render, messages[1:]):
                 raise
-            raise TemplateError(f"{error}; what would do: {_NO_SYSTEM}") from error.__cause__
+            raise TemplateError(f"{error}; to fix it: {_NO_SYSTEM}") from error.__cause__
 
     def opening(self, roles: Roles) -> Printed:
         """Find the first prompt, with a sentinel for each message, and how contents are changed.
 
         Raises:
             TemplateError: The template refuses these roles, changes a content, or prints the first prompt, or what
-                follows the first answer, in another way once the conversation goes on.
+                follows the first answer, differently once the conversation continues.
         """
         return self._advise(self._opening, roles, [*plain(roles), ANSWERED, QUESTION])
 
@@ -154,7 +154,7 @@ class Template:
         try:
             return self.render(padded(roles))
         except TemplateError:
-            return ""  # `opening` says why
+            return ""  # `opening` reports why
 
     def suffix(self, roles: Roles) -> Printed:
         """Find what follows an answer of the agent when messages of these roles come next, generation prompt included.
@@ -166,7 +166,7 @@ class Template:
         return self._advise(self._suffix, roles, [QUESTION, ANSWERED, *plain(roles), REPLY, *plain(roles, len(roles))])
 
     def rerender(self, roles: Roles, contents: Sequence[str], *, first: bool) -> str:
-        """Print messages with these contents; ``first`` as the first prompt, else behind an answer.
+        """Print messages with these contents; ``first`` as the first prompt, else after an answer.
 
         Raises:
             TemplateError: The template refuses the contents, or prints something else in the turns that follow.
@@ -179,11 +179,11 @@ class Template:
             text = self.render(new) if first else self.after_answer([QUESTION, ANSWERED, *new])
             behind = self.after_answer([*new, *next_turn] if first else [QUESTION, REPLY, *new, *next_turn])
         except TemplateError as error:
-            raise TemplateError(f"{error}; what would do: leave out {word!r} in {kind}") from error.__cause__
+            raise TemplateError(f"{error}; to fix it: leave out {word!r} in {kind}") from error.__cause__
         if behind != self.after_answer([QUESTION, *next_turn]):
             raise TemplateError(
-                f"the chat template prints something else in later turns because of {word!r} in {kind}; "
-                f"what would do: leave it out, or {RERENDER}"
+                f"the chat template prints different text in later turns because of {word!r} in {kind}; "
+                f"to fix it: leave it out, or {RERENDER}"
             )
         return text
 
@@ -191,20 +191,20 @@ class Template:
         """Whether it may print something else for a content than for others: one empty, or with a word it looks for."""
         return not content or content.isspace() or self._word_in(content) is not None
 
-    def after_answer(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True) -> str:
-        """Print what stands behind the agent's answer, which is :data:`ANSWER` in ``messages``."""
-        return self.around_answer(messages, ask=ask)[1]
+    def after_answer(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True) -> str:
+        """Print what follows the agent's answer, which is :data:`ANSWER` in ``messages``."""
+        return self.around_answer(messages, add_prompt=add_prompt)[1]
 
     def generation_prompt(self) -> str | None:
-        """Find what the generation prompt adds behind an observation; None if it changes what stands before it."""
+        """Find what the generation prompt adds after an observation; None if it changes what stands before it."""
         behind = [QUESTION, ANSWERED, *padded(("user",))]
-        asking, bare = self.after_answer(behind), self.after_answer(behind, ask=False)
-        if not asking.startswith(bare):  # Phi-3 ends a text without a generation prompt with this
+        prompted, bare = self.after_answer(behind), self.after_answer(behind, add_prompt=False)
+        if not prompted.startswith(bare):  # Phi-3 ends a text without a generation prompt with this
             bare = bare.removesuffix(self._tokenizer.eos_token or "")
-        return asking.removeprefix(bare) if asking.startswith(bare) else None
+        return prompted.removeprefix(bare) if prompted.startswith(bare) else None
 
     def answer_trim(self) -> Change | None:
-        """Find how the template trims the agent's answers; None also if it rewrites them in another way."""
+        """Find how the template trims the agent's answers; None also if it rewrites them differently."""
         answer = {"role": "assistant", "content": PAD_LEFT + slot(0) + PAD_RIGHT}
         taken = take_padding(self.render([QUESTION, answer, QUESTION]), 0)
         return taken[1] if taken and taken[1] in STRIPS.values() else None
@@ -213,8 +213,8 @@ class Template:
         """Find what the template prints in history between its generation prompt and an answer: a space, a header.
 
         Returns:
-            The generation prompt, with all that stands in front of it, and what follows; empty if that depends on the
-            turn, or is a thought, which is the agent's own to say or to leave.
+            The generation prompt, with all that precedes it, and what follows; empty if that depends on the
+            turn, or is a thought, which the agent itself writes or omits.
         """
         leads: set[str] = set()
         for conversation in ([QUESTION, REPLY, QUESTION], [QUESTION]):
@@ -244,9 +244,9 @@ class Template:
                 return True
         return False
 
-    def around_answer(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True) -> tuple[str, str]:
-        """Print what stands in front of the agent's answer and behind it, by a clock that stands still."""
-        before, found, after = self.render(messages, ask=ask, **self.frozen).partition(ANSWER)
+    def around_answer(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True) -> tuple[str, str]:
+        """Print what precedes and what follows the agent's answer, with a frozen clock."""
+        before, found, after = self.render(messages, add_prompt=add_prompt, **self.frozen).partition(ANSWER)
         if not found or ANSWER in before + after:
             raise TemplateError(
                 f"the chat template must print the agent's answer once and unchanged, it printed "
@@ -254,34 +254,34 @@ class Template:
             )
         return before, after
 
-    def _find_unasked(self) -> str:
-        """Find the generation prompt that the template prints behind every conversation, asked to or not.
+    def _find_implicit_prompt(self) -> str:
+        """Find the generation prompt that the template prints after every conversation, requested or not.
 
-        Behind an answer stands the end of its turn and then this prompt, or what opens a user's message. That is known
-        from the beginning of a conversation, and what is left in front of it is the end.
+        An answer is followed by the end of its turn, then by this prompt or the opening of a user's message. That is
+        known from the beginning of a conversation, so what remains before it is the end.
 
         Raises:
-            TemplateError: It prints one, and where the end of a turn ends cannot be told.
+            TemplateError: It prints one, and the end of a turn cannot be separated from it.
         """
         user = {"role": "user", "content": slot(0)}
         try:
-            asked, bare = (self.render([user], ask=ask) for ask in (True, False))
-            before, last = self.around_answer([QUESTION, ANSWERED], ask=False)
+            prompted, bare = (self.render([user], add_prompt=add_prompt) for add_prompt in (True, False))
+            before, last = self.around_answer([QUESTION, ANSWERED], add_prompt=False)
             behind = self.after_answer([QUESTION, ANSWERED, user])
         except TemplateError:
-            return ""  # said where it is used
+            return ""  # reported where it is used
         names = map(re.escape, sorted(self._tokenizer.get_added_vocab(), key=len, reverse=True))
         tokens = re.compile(f"({'|'.join(names) or '(?!)'})")
         opening, between = (tokens.split(text.partition(slot(0))[0])[::-1] for text in (bare, behind))
         num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(opening, between, strict=False)))
         end = "".join(between[num_same:][::-1])
         prompt = last[len(end) :] if last.startswith(end) else ""
-        if asked != bare or not prompt.strip() or not before.rstrip().endswith(prompt.rstrip()):
+        if prompted != bare or not prompt.strip() or not before.rstrip().endswith(prompt.rstrip()):
             return ""
         if not end:
             raise TemplateError(
-                f"the chat template ends with {shown(prompt)} whether it is asked for a generation prompt or not, so "
-                "that the end of an answer cannot be told from it: print it under {% if add_generation_prompt %}"
+                f"the chat template ends with {shown(prompt)} whether or not a generation prompt is requested, so the "
+                "end of an answer cannot be distinguished: print the prompt under {% if add_generation_prompt %}"
             )
         return prompt
 
@@ -292,12 +292,12 @@ class Template:
         kind = " + ".join(roles)
         if up_to_last(before, roles) != up_to_last(self.render(first, **self.frozen), roles):
             raise TemplateError(
-                f"the chat template prints a first prompt of {kind} in another way, or at another place, once the "
-                f"conversation goes on"
+                f"the chat template prints a first prompt of {kind} differently, or elsewhere, once the "
+                f"conversation continues"
             )
         if after != self.after_answer([QUESTION, ANSWERED, *padded(("user",))]):
             raise TemplateError(
-                f"the chat template prints something else behind an answer when the conversation begins with {kind}"
+                f"the chat template prints different text after an answer when the conversation begins with {kind}"
             )
         return printed
 
@@ -307,22 +307,22 @@ class Template:
         kind = " + ".join(roles)
         others = {
             "in the second turn than in the first": [QUESTION, REPLY, QUESTION, ANSWERED, *new],
-            f"behind an earlier {kind}": [QUESTION, REPLY, *plain(roles), ANSWERED, *new],
-            "behind an answer with thinking": [QUESTION, THOUGHT, *new],
+            f"after an earlier {kind}": [QUESTION, REPLY, *plain(roles), ANSWERED, *new],
+            "after an answer with thinking": [QUESTION, THOUGHT, *new],
         }
         for place, conversation in others.items():
             if self.after_answer(conversation) != text:
-                raise TemplateError(f"the chat template prints something else around {kind} {place}")
+                raise TemplateError(f"the chat template prints different text around {kind} {place}")
         usual_before, usual = self.around_answer([QUESTION, ANSWERED, *padded(("user",))])
         if before[: before.rfind("question")] != usual_before[: usual_before.rfind("question")]:
-            raise TemplateError(f"the chat template prints another first prompt when {kind} comes later")
+            raise TemplateError(f"the chat template prints a different first prompt when {kind} comes later")
         if usual != self.after_answer([QUESTION, REPLY, *plain(roles), ANSWERED, *padded(("user",))]):
-            raise TemplateError(f"the chat template prints something else around user behind an earlier {kind}")
+            raise TemplateError(f"the chat template prints different text around user after an earlier {kind}")
         printed = unpad(text, roles)
         later = self.after_answer([QUESTION, ANSWERED, *new, REPLY, QUESTION])
         if not later.startswith(up_to_last(text, roles)):
             raise TemplateError(
-                f"the chat template prints {kind} in another way, or at another place, once the conversation goes on"
+                f"the chat template prints {kind} differently, or elsewhere, once the conversation continues"
             )
         if self.frozen and ANOTHER_TIME in text:
             raise TemplateError(f"the chat template prints the time around {kind} in later turns")
@@ -345,14 +345,14 @@ class Template:
                 *([RERENDER] if self._shows(conversation) else []),
                 OTHER_TEMPLATE,
             ]
-            raise TemplateError(f"{error}; what would do: {', or '.join(ways)}") from error.__cause__
+            raise TemplateError(f"{error}; to fix it: {', or '.join(ways)}") from error.__cause__
 
     def _can_drop_system(self, find: Callable[[Roles], Printed], roles: Roles) -> bool:
         """Whether a first prompt is taken without its system message, which is the environment's to leave out."""
         return find == self._opening and roles[0] == "system" and len(roles) > 1 and _works(find, roles[1:])
 
     def _other_roles(self, find: Callable[[Roles], Printed], roles: Roles) -> list[str]:
-        """The smallest change of roles with which ``find`` works, in words; empty if there is none."""
+        """The smallest change of roles with which ``find`` works, in words; empty if none does."""
         for size in range(1, len(_STEPS) + 1):
             for steps in combinations(_STEPS, size):
                 other = roles
@@ -399,7 +399,7 @@ class Template:
                 if self.render([{**m, "content": f"{word}{m['content']}{word}"} for m in words]) != expected:
                     return True
             except TemplateError:
-                continue  # not a role it knows
+                continue  # not a role that the template supports
         return False
 
 

@@ -51,7 +51,7 @@ class Piece(NamedTuple):
 
     Attributes:
         before: Its text up to the first message.
-        fills: Which message comes next and the text behind it.
+        fills: Index of each message to fill in, with the text after it.
         strip: What neighboring control tokens swallow of it.
         encode: Encodes it where it stands.
         after: The ids up to the next piece.
@@ -168,7 +168,7 @@ class Vocabulary:
         self.decode = lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip)
 
     def lead(self, text: str) -> tuple[str, list[Control]]:
-        """The plain text that a text begins with, and the control tokens that stand in a row behind it."""
+        """The plain text that a text begins with, and the control tokens that stand in a row after it."""
         plains, controls = self._cut(text)
         literals, slots = plains[0]
         empty: tuple[list[str], list[int]] = ([""], [])
@@ -206,7 +206,7 @@ class Vocabulary:
         return hidden, {ord(mask): name for name, mask in mask_of.items()}
 
     def _unfinished(self, content: str) -> tuple[str, str, str]:
-        """Cut off the longest beginning of a control token's spelling at the end, and the white space behind it."""
+        """Cut off the longest beginning of a control token's spelling at the end, and the white space after it."""
         text = content.rstrip()
         tails = (text[-size:] for size in range(min(len(text), self._longest), 0, -1))
         begun = next((tail for tail in tails if tail in self._beginnings), "")

@@ -47,7 +47,7 @@ def plain(roles: Roles, start: int = 0) -> Messages:
 
 
 def take_padding(text: str, index: int) -> tuple[str, Change | None] | None:
-    """Remove the padding around a sentinel, and say what the template had done to it; None if that is unclear."""
+    """Remove the padding around a sentinel, and return what the template did to it; None if that is unclear."""
     sentinel = slot(index)
     if text.count(f"sentinel{index}_") != 1:
         return None
@@ -63,12 +63,12 @@ def take_padding(text: str, index: int) -> tuple[str, Change | None] | None:
 
 
 def up_to_last(text: str, roles: Roles) -> str:
-    """A text up to its last sentinel: what stands behind it may depend on what comes next, as thinking does."""
+    """A text up to its last sentinel: what follows it may depend on what comes next, as thinking does."""
     return text[: max(text.find(f"sentinel{index}_") for index in range(len(roles)))]
 
 
 def unpad(text: str, roles: Roles) -> Printed:
-    """Take the padding off what was printed for :func:`padded` messages, and say how each content is changed.
+    """Remove the padding of :func:`padded` messages from printed text, and return how each content is changed.
 
     Raises:
         TemplateError: A content is printed twice, nowhere, or changed by more than white space and JSON.
@@ -80,8 +80,8 @@ def unpad(text: str, roles: Roles) -> Printed:
             found = text.count(f"sentinel{index}_")
             did = "leaves out, moves or rewrites" if not found else "repeats" if found > 1 else "changes"
             raise TemplateError(
-                f"the chat template must print the content of each message once where it stands, unchanged, "
-                f"stripped of whitespace or as JSON; of {', '.join(roles)} it {did} the {role} message {index}"
+                f"the chat template must print the content of each message once and in place, unchanged, "
+                f"stripped of whitespace or as JSON; for {', '.join(roles)} it {did} the {role} message {index}"
             )
         text, change = taken
         changes.append(change)

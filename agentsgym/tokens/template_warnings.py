@@ -31,7 +31,7 @@ def warn_if_tools_are_hidden(tokenizer: Any, tools: Sequence[Mapping[str, Any]],
     try:
         with_tools, without = (Template(tokenizer, shown, options).render([QUESTION]) for shown in (tools, ()))
     except TemplateError:
-        return  # said where it is used
+        return  # reported where it is used
     if with_tools == without:
         logger.warning(
             "the chat template of %r does not show tools: describe them in the system prompt, and ask for calls in the "

@@ -1,9 +1,9 @@
-"""Write what tools are asked and what they return exactly as a chat template does, or as text where it has no form.
+"""Write tool calls and their results exactly as a chat template does, or as text where it has no form for them.
 
-Results of role ``tool`` go on record in one of three ways, found once for each shape of observation:
+Results of role ``tool`` are recorded in one of three ways, found once for each shape of observation:
 
-- *plain*: the template prints them behind structured calls as behind an answer of plain text;
-- *structured*: it prints them in another way, or with the names of the tools: they are printed behind such calls, and
+- *plain*: the template prints them after structured calls as after an answer of plain text;
+- *structured*: it prints them differently, or with the names of the tools: they are printed after such calls, and
   what follows the end of that turn is taken;
 - *text*: it has no form for them, and they are the text of a user message.
 """
@@ -23,7 +23,7 @@ from agentsgym.tokens.turn_ends import TurnEnd
 from agentsgym.types import Message
 
 Way = Literal["plain", "structured", "text"]
-_MOST_SCAFFOLDS = 1024  # where ids of calls are printed, each observation has its own
+_MAX_SCAFFOLDS = 1024  # where ids of calls are printed, each observation has its own
 
 
 class ToolFormat:
@@ -64,7 +64,7 @@ class ToolFormat:
             vocabulary: What the agent's own text is encoded with.
             observed: What observations are encoded with.
             turn_end: How the template ends turns of plain text.
-            later: Gives the scaffold of an observation behind plain text: roles, and what ended the turn.
+            later: Function of roles and what ended the turn: the scaffold of an observation after plain text.
         """
         self._template, self._vocabulary, self._observed = template, vocabulary, observed
         self._turn_end, self._later = turn_end, later
@@ -86,7 +86,7 @@ class ToolFormat:
         Raises:
             TemplateError: The template prints results in no way that can be appended.
         """
-        messages = self.as_taken(messages)
+        messages = self.for_template(messages)
         roles = tuple(message["role"] for message in messages)
         if "tool" in roles and self.way(roles) == "structured":
             return self._structured(messages, roles, ended_by), [message["content"] for message in messages]
@@ -103,10 +103,10 @@ class ToolFormat:
             way = self._shapes[roles] = self._find_way(roles)
         return way
 
-    def as_taken(self, messages: Sequence[Message]) -> list[Message]:
+    def for_template(self, messages: Sequence[Message]) -> list[Message]:
         """Put an observation into the form that the template takes; the same again if it is in it.
 
-        A result that answers no call which could be read goes into the text form where results are structured, behind
+        A result that answers no call which could be read goes into the text form where results are structured, after
         those that do.
 
         Raises:
@@ -133,12 +133,12 @@ class ToolFormat:
         observation: list[Message] = []
         for message in messages:
             if message["role"] == "assistant":
-                taken += [self._tools.as_taken(m) for m in self._as_possible(observation)]
+                taken += [self._tools.for_template(m) for m in self._as_possible(observation)]
                 observation = []
-                taken.append(self._answer_as_taken(message))
+                taken.append(self._answer_for_template(message))
             else:
                 observation.append(message)
-        return taken + [self._tools.as_taken(m) for m in self._as_possible(observation)]
+        return taken + [self._tools.for_template(m) for m in self._as_possible(observation)]
 
     def write(self, message: Message) -> tuple[list[int], list[int]]:
         """The ids of an answer that has calls or reasoning, in the template's own form, without its end and with it.
@@ -156,15 +156,15 @@ class ToolFormat:
             return token_ids, encode(answer + self._turn_end.text, hidden, first=False)
         return token_ids, [*token_ids, *end]
 
-    def _answer_as_taken(self, message: Message) -> dict[str, Any]:
+    def _answer_for_template(self, message: Message) -> dict[str, Any]:
         if "tool_calls" in message and not self.prints_calls:
             return {**with_text_calls(message)}
-        return self._tools.as_taken(message)
+        return self._tools.for_template(message)
 
     def _as_possible(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Put an observation into the form that the template takes, where new ones need not be appended."""
         try:
-            return self.as_taken(messages)
+            return self.for_template(messages)
         except TemplateError:
             return self._in_way(messages, "structured" if self._takes_structured() else "plain")
 
@@ -187,24 +187,24 @@ class ToolFormat:
         try:
             self._tools.checked_results(roles)
         except TemplateError as error:
-            raise TemplateError(f"{error}; what would do: {RERENDER}, or {OTHER_TEMPLATE}") from refusal
+            raise TemplateError(f"{error}; to fix it: {RERENDER}, or {OTHER_TEMPLATE}") from refusal
         return "structured"
 
     def _structured(self, messages: Sequence[Message], roles: Roles, ended_by: int | None) -> Scaffold:
-        answers = [self._tools.as_taken(message) for message in messages[: num_results(roles)]]
+        answers = [self._tools.for_template(message) for message in messages[: num_results(roles)]]
         made = tuple(f"call{number:05d}" for number in range(len(answers)))
         ids = tuple(answer["tool_call_id"] for answer in answers) if self._tools.prints_ids else made
         answered = Answered(tuple(answer.get("name", "") for answer in answers), ids)
         key = (roles, answered, ended_by)
         scaffold = self._scaffolds.get(key)
         if scaffold is None:
-            if len(self._scaffolds) >= _MOST_SCAFFOLDS:
+            if len(self._scaffolds) >= _MAX_SCAFFOLDS:
                 self._scaffolds.clear()
             scaffold = self._scaffolds[key] = self._scaffold(roles, answered, ended_by)
         return scaffold
 
     def _scaffold(self, roles: Roles, answered: Answered, ended_by: int | None) -> Scaffold:
-        """Print the observation behind structured calls. Names of tools are the agent's words, and hidden."""
+        """Print the observation after structured calls. Names of tools are the agent's words, and hidden."""
         num = len(answered.names)
 
         def masked(contents: Sequence[str]) -> tuple[Answered, list[str], dict[int, str]]:

@@ -51,7 +51,7 @@ def _printable(value: Any, instead: Any) -> Any:
 def answered_calls(
     messages: Sequence[Message], calls: Sequence[ToolCall], structured: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    """Give each tool message the name and the id of the call that it answers, where it does not say them.
+    """Give each tool message the name and the id of the call that it answers, where it has none.
 
     Args:
         messages: An observation.
@@ -93,7 +93,7 @@ def results_as_user(contents: Sequence[tuple[str, str]]) -> str:
     """Write results and what follows them as the text of one user message.
 
     Args:
-        contents: Role and content of each message; what is not of a tool stands behind an empty line, as it is.
+        contents: Role and content of each message; content of other roles follows an empty line, unchanged.
     """
     results = [f"<tool_response>\n{content}\n</tool_response>" for role, content in contents if role == "tool"]
     others = [content for role, content in contents if role != "tool"]

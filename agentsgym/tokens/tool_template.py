@@ -56,8 +56,8 @@ class ToolTemplate:
 
     Attributes:
         prints_calls: Whether it prints structured calls.
-        takes_results: Whether it prints, behind a call, a message of role ``tool``.
-        end: How a turn that calls a tool ends; None where it prints no calls, or that cannot be told.
+        takes_results: Whether it prints, after a call, a message of role ``tool``.
+        end: End of a turn that calls a tool; None where the template prints no calls or the end is ambiguous.
         prints_ids: Whether it prints the ids of calls.
     """
 
@@ -65,7 +65,7 @@ class ToolTemplate:
         """Try the template on a call.
 
         Args:
-            template: It shows its own tools, if any, in each render.
+            template: The template, which shows its own tools, if any, in each render.
             vocabulary: The tokenizer's control tokens.
             end: How the template ends turns of plain text.
         """
@@ -74,18 +74,18 @@ class ToolTemplate:
         self._arguments_as_text = False
         self._short_ids, self._named_ids = False, False
         self._thinks_or_says = False
-        behind_last = self._behind_call([], ask=False)
+        behind_last = self._after_call([], add_prompt=False)
         if behind_last is None:
             self._arguments_as_text = True
-            behind_last = self._behind_call([], ask=False)
+            behind_last = self._after_call([], add_prompt=False)
         self.prints_calls = behind_last is not None
         self.takes_results, self.end, self.prints_ids = False, cast("CallEnd | None", None), False
         if behind_last is None:
             return
         self._named_ids = not self._prints_names()
-        behind_middle = self._in_front_of("tool")
+        behind_middle = self._before("tool")
         self.takes_results = behind_middle is not None
-        behind_middle = behind_middle if behind_middle is not None else self._in_front_of("user")
+        behind_middle = behind_middle if behind_middle is not None else self._before("user")
         if behind_middle is not None:
             self.end = find_call_end(behind_last, behind_middle, end, vocabulary)
         if self.takes_results:
@@ -102,23 +102,23 @@ class ToolTemplate:
         ]
         return {"role": "assistant", "content": content, "tool_calls": calls}
 
-    def as_taken(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def for_template(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Write a message about tools in the variant of the form that the template takes."""
         taken: Any = {**message}
         if "tool_call_id" in taken:
-            taken["tool_call_id"] = self._id_as_taken(taken["tool_call_id"], taken.get("name", ""))
+            taken["tool_call_id"] = self._id_for_template(taken["tool_call_id"], taken.get("name", ""))
         if calls := taken.get("tool_calls"):
             if self._thinks_or_says and taken.get("reasoning_content") and taken["content"]:
                 taken["reasoning_content"] += "\n\n" + taken["content"]
                 taken["content"] = ""
-            taken["tool_calls"] = [self._call_as_taken(call) for call in calls]
+            taken["tool_calls"] = [self._call_for_template(call) for call in calls]
         return taken
 
     def results(self, roles: Roles, answered: Answered, contents: Sequence[str] | None = None) -> str:
         """Print what follows a turn that called tools, from where that turn ends on, generation prompt included.
 
         Args:
-            roles: Of the observation, tool messages first.
+            roles: Roles of the observation, tool messages first.
             answered: The calls that these answer.
             contents: What the messages hold; None for padded sentinels.
 
@@ -131,14 +131,14 @@ class ToolTemplate:
         new = self._messages(roles, answered, contents)
         real = self._render([QUESTION, self.call_message(answered), *new])
         if real[:cut] != text[:cut]:
-            raise TemplateError("the chat template prints a call in another way because of what a tool returned")
+            raise TemplateError("the chat template prints a call differently because of what a tool returned")
         return real[cut:]
 
     def checked_results(self, roles: Roles) -> Printed:
         """Print what follows a turn that called tools, padding taken off.
 
         Raises:
-            TemplateError: The template prints something else in a later round, once the conversation goes on, or in
+            TemplateError: The template prints different text in a later round, once the conversation continues, or in
                 front of the answer that follows.
         """
         answered = probe_calls(num_results(roles))
@@ -148,27 +148,27 @@ class ToolTemplate:
         earlier: Conversation = [QUESTION, call, *self._messages(roles, answered, [f"word{n}" for n in range(9)])]
         others: dict[str, Conversation] = {
             "in a second round": [*earlier, call],
-            "behind an earlier answer": [QUESTION, REPLY, QUESTION, call],
-            "behind a call with text": [QUESTION, {**call, "content": ANSWER}],
+            "after an earlier answer": [QUESTION, REPLY, QUESTION, call],
+            "after a call with text": [QUESTION, {**call, "content": ANSWER}],
         }
         for place, before in others.items():
             other, cut = self._cut(before, roles, answered)
-            # Gemma 4 moves the text of a call behind the results: all that an agent that is asked now did not see.
+            # Gemma 4 moves the text of a call after the results, where the agent did not see it at this point.
             is_same = other[cut:].startswith(up_to_last(text, roles)) if "text" in place else other[cut:] == text
             if not is_same:
-                raise TemplateError(f"the chat template prints something else around results of tools {place}")
+                raise TemplateError(f"the chat template prints different text around results of tools {place}")
         new = self._messages(roles, answered)
         later = self._render([QUESTION, call, *new, REPLY, QUESTION])
         start = self._end_in(later)
         if not later[start:].startswith(up_to_last(text, roles)):
-            raise TemplateError("the chat template prints results of tools in another way once a conversation goes on")
+            raise TemplateError("the chat template prints results of tools differently once a conversation continues")
         if ANOTHER_TIME in text:
             raise TemplateError("the chat template prints the time around results of tools")
         self._check_prompt([QUESTION, call, *new], text)
         return printed
 
     def agrees_with(self, roles: Roles, suffix: str) -> bool:
-        """Whether an observation behind structured calls is printed as behind an answer of plain text."""
+        """Whether an observation after structured calls is printed as after an answer of plain text."""
         try:
             return self.checked_results(roles)[0] == suffix
         except TemplateError:
@@ -179,7 +179,7 @@ class ToolTemplate:
             return self.agrees_with(one, plain)
 
     def shows(self, roles: Roles) -> bool:
-        """Whether the template prints an observation behind an answer of plain text, in whatever way."""
+        """Whether the template prints an observation after an answer of plain text in any form."""
         messages = self._messages(roles, probe_calls(num_results(roles)))
         try:
             text = self._render([QUESTION, REPLY, *messages])
@@ -188,7 +188,7 @@ class ToolTemplate:
         return all(f"sentinel{index}_" in text for index in range(len(roles)))
 
     def answer(self, message: Mapping[str, Any]) -> str:
-        """Print what the agent says in an answer that has calls or reasoning, its end of turn left out.
+        """Print an agent's answer that has calls or reasoning, without its end of turn.
 
         Raises:
             TemplateError: The template does not take the answer, or leaves out a call.
@@ -202,14 +202,14 @@ class ToolTemplate:
             else:
                 text, cut = self._cut([QUESTION, message], ("user",), Answered((), ()))
             text = text[:cut]
-            message = self.as_taken(message)
+            message = self.for_template(message)
             if message["content"].strip() not in text[len(asked) :]:
                 text = asked + message["content"] + text[len(common_prefix(asked, text)) :]
         else:
-            closing = self._template.after_answer([QUESTION, ANSWERED], ask=False)
-            text = self._render([QUESTION, message], ask=False)
+            closing = self._template.after_answer([QUESTION, ANSWERED], add_prompt=False)
+            text = self._render([QUESTION, message], add_prompt=False)
             if not text.endswith(closing):
-                raise TemplateError("the chat template closes an answer with reasoning in another way than others")
+                raise TemplateError("the chat template closes an answer with reasoning differently from others")
             text = text[: len(text) - len(closing)] + self._turn_end.before
         shared = "".join(common_prefix(asked, text))
         if shared != asked:
@@ -231,7 +231,7 @@ class ToolTemplate:
             sought.append([f"call{index}sentinel_", *(f"call{index}value{n}_" for n in range(len(keys)))])
             arguments = dict(zip(keys, sought[-1][1:], strict=True))
             probes.append({**call, "function": {"name": sought[-1][0], "arguments": arguments}})
-        text = self._render([QUESTION, {**message, "tool_calls": probes}], ask=False)
+        text = self._render([QUESTION, {**message, "tool_calls": probes}], add_prompt=False)
         num_printed = sum(all(sentinel in text for sentinel in one) for one in sought)
         if num_printed < len(calls):
             beside = " beside its text" if message["content"] else ""
@@ -239,16 +239,16 @@ class ToolTemplate:
                 f"the chat template prints {num_printed} of the {len(calls)} calls of an answer{beside}"
             )
 
-    def _call_as_taken(self, call: Mapping[str, Any]) -> dict[str, Any]:
+    def _call_for_template(self, call: Mapping[str, Any]) -> dict[str, Any]:
         taken: Any = {**call, "function": {**call["function"]}}
         if "id" in taken:
-            taken["id"] = self._id_as_taken(taken["id"], taken["function"]["name"])
+            taken["id"] = self._id_for_template(taken["id"], taken["function"]["name"])
         arguments = taken["function"]["arguments"]
         if self._arguments_as_text and not isinstance(arguments, str):
             taken["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
         return taken
 
-    def _id_as_taken(self, call_id: str, name: str) -> str:
+    def _id_for_template(self, call_id: str, name: str) -> str:
         if self._named_ids:
             return named_id(call_id, name)
         return short_id(call_id) if self._short_ids else call_id
@@ -256,10 +256,12 @@ class ToolTemplate:
     def _prints_names(self) -> bool:
         """Whether the template prints the name of a call, and not its id alone."""
         answered = Answered(("namesentinel",), ("call00000",))
-        return "namesentinel" in self._render([QUESTION, self.call_message(answered)], ask=False)
+        return "namesentinel" in self._render([QUESTION, self.call_message(answered)], add_prompt=False)
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], *, ask: bool = True) -> str:
-        return self._template.render([self.as_taken(m) for m in messages], ask=ask, **self._template.frozen)
+    def _render(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True) -> str:
+        return self._template.render(
+            [self.for_template(m) for m in messages], add_prompt=add_prompt, **self._template.frozen
+        )
 
     def _messages(self, roles: Roles, answered: Answered, contents: Sequence[str] | None = None) -> Conversation:
         num_calls = num_results(roles)
@@ -271,17 +273,17 @@ class ToolTemplate:
             messages.append({"role": role, "content": content, **known})
         return messages
 
-    def _behind_call(self, after: Conversation, *, ask: bool = True) -> str | None:
-        """Print what stands behind the argument of a call; None if the template does not print that once."""
+    def _after_call(self, after: Conversation, *, add_prompt: bool = True) -> str | None:
+        """Print what follows the argument of a call; None if the template does not print that once."""
         try:
-            text = self._render([QUESTION, self.call_message(probe_calls(1)), *after], ask=ask)
+            text = self._render([QUESTION, self.call_message(probe_calls(1)), *after], add_prompt=add_prompt)
         except TemplateError:
             return None
         return text.partition(ARGUMENT)[2] if text.count(ARGUMENT) == 1 else None
 
-    def _in_front_of(self, role: str) -> str | None:
-        """Print what stands between a call and the content of the message behind it; None if that is not printed."""
-        behind = self._behind_call(self._messages((role,), probe_calls(1)))
+    def _before(self, role: str) -> str | None:
+        """Print what stands between a call and the content of the message after it; None if that is not printed."""
+        behind = self._after_call(self._messages((role,), probe_calls(1)))
         if behind is None or behind.count(_FIRST) != 1:
             return None
         return behind.partition(_FIRST)[0]
@@ -302,33 +304,33 @@ class ToolTemplate:
 
     def _takes(self, messages: Conversation) -> bool:
         try:
-            self._render(messages, ask=False)
+            self._render(messages, add_prompt=False)
         except TemplateError:
             return False
         return True
 
     def _cut(self, before: Conversation, roles: Roles, answered: Answered) -> tuple[str, int]:
-        """Print an observation of padded sentinels behind a call, and find where the turn of the call ends."""
+        """Print an observation of padded sentinels after a call, and find where the turn of the call ends."""
         text = self._render([*before, *self._messages(roles, answered)])
         return text, self._end_in(text)
 
     def _end_in(self, text: str) -> int:
-        """Find where the turn in front of the first result ends."""
+        """Find where the turn before the first result ends."""
         first = text.rfind(_FIRST)
         edge = text.rfind(self.end.text, 0, first) if self.end and first >= 0 else -1
         if edge < 0:
-            raise TemplateError("the chat template must print the result of a tool once, behind its call")
+            raise TemplateError("the chat template must print the result of a tool once, after its call")
         return edge
 
     def _check_prompt(self, before: Conversation, text: str) -> None:
-        """See that an answer behind results begins where their generation prompt ends."""
-        asked, history = self._render([QUESTION]), self._render([QUESTION], ask=False)
+        """Check that an answer after results begins where their generation prompt ends."""
+        asked, history = self._render([QUESTION]), self._render([QUESTION], add_prompt=False)
         prompt = asked[len(history) :] if asked.startswith(history) else ""
         if prompt and text.endswith(prompt):
             return
         whole, _, _ = self._render([*before, ANSWERED]).partition(ANSWER)
         if not whole.endswith(text):
             raise TemplateError(
-                "the chat template prints no generation prompt behind results of tools, and begins the answer to them "
-                "with something else in history"
+                "the chat template prints no generation prompt after results of tools, and begins the answer to them "
+                "with different text in history"
             )

@@ -8,7 +8,7 @@ recorded so far::
     mask 0        ▏  mask 1       ▏ mask 0                   ▏ mask 1
 
 A history that is rewritten on purpose (old thinking dropped, a window, a summary) opens a new segment, which begins
-with the whole prompt as it then is; inside a segment the invariant holds as ever.
+with the whole new prompt; inside a segment the invariant still holds.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Transcript:
             history: What the agent sees of what came before. ``"append"``: all of it, as it was recorded.
                 ``"rerender"``: all of it, rendered anew by the chat template. A function is given a copy of what the
                 agent saw last, its answer and what is new, and returns what it is to see; where that is the same, the
-                record goes on, and what is dropped stays dropped.
+                record continues, and what is dropped stays dropped.
         """
         self.messages: list[Message] = []
         self.prompt_messages = [] if callable(history) else self.messages
@@ -95,7 +95,7 @@ class Transcript:
         return len(self._earlier)
 
     def observe(self, messages: Sequence[Message]) -> None:
-        """Append an observation and the generation prompt: the work of its own text, whatever came before.
+        """Append an observation and the generation prompt, at the cost of the new text alone.
 
         Messages of role ``tool`` answer the calls of the last action in their order, those that could not be read
         included; name and id of the call are added to each that lacks them.
@@ -108,7 +108,7 @@ class Transcript:
             RuntimeError: The last observation still waits for its action.
         """
         if self._mark is not None:
-            raise RuntimeError("observe wants an action after each observation, but the last one has none yet")
+            raise RuntimeError("observe() was called before the last observation was answered: call act() first")
         messages = self._answered(messages)
         mark = _Mark(
             len(self.messages),
@@ -153,7 +153,7 @@ class Transcript:
         self.prompt_messages = [message.copy() for message in shown]  # which the function may hold and change
 
     def _open(self, prompt: list[int]) -> None:
-        """Go on from a prompt that was rendered anew: in a new segment, unless it only extends what is recorded."""
+        """Continue from a prompt that was rendered anew: in a new segment, unless it only extends what is recorded."""
         current = self.token_ids
         if prompt[: len(current)] == current:
             current += prompt[len(current) :]
@@ -165,11 +165,11 @@ class Transcript:
         """Take back the last observation, messages and tokens.
 
         Raises:
-            RuntimeError: There is none, or it has its action already.
+            RuntimeError: No observation waits for an action.
         """
         mark = self._mark
         if mark is None:
-            raise RuntimeError("retract wants an observation without an action, but there is none")
+            raise RuntimeError("retract() needs an observation without an action, but there is none")
         del self.messages[mark.num_messages :]
         self.prompt_messages = mark.prompt_messages
         del self.prompt_messages[mark.num_prompt_messages :]
@@ -179,10 +179,10 @@ class Transcript:
         self._mark = None
 
     def close(self, messages: Sequence[Message], limit: int | None = None) -> None:
-        """Append what the environment says last, which nobody answers: no generation prompt follows.
+        """Append the environment's last message, which nobody answers: no generation prompt follows.
 
-        The messages always go on record. Their tokens do as well, unless they do not fit, the template would render
-        the conversation before them anew, or its generation prompt cannot be told apart from them.
+        The messages are always recorded. Their tokens are as well, unless they do not fit, the template would render
+        the conversation before them differently, or its generation prompt cannot be separated from them.
 
         Args:
             messages: What is new, as :meth:`observe` takes it.
@@ -190,10 +190,10 @@ class Transcript:
 
         Raises:
             TemplateError: The chat template does not take messages of these roles here.
-            RuntimeError: There is no answer to close with: the last observation still waits for its action.
+            RuntimeError: The last observation still waits for its action, or there is none.
         """
         if self._mark is not None or not self.messages:
-            raise RuntimeError("close wants the last observation to have its action, and it has none")
+            raise RuntimeError("close() needs a conversation whose last observation is answered: call act() first")
         messages = self._answered(messages)
         token_ids = self._closing(messages)
         if token_ids is not None and (limit is None or len(token_ids) <= limit):
@@ -206,16 +206,16 @@ class Transcript:
         """The ids to append; None for none."""
         if self._format is None or self._history != "rerender":
             return None if self._format is None else self._format.closing(messages, self._ended_by)
-        whole = self._format.render([*self.messages, *messages], ask=False)
+        whole = self._format.render([*self.messages, *messages], add_prompt=False)
         size = len(self.token_ids)
         return whole[size:] if whole[:size] == self.token_ids else None
 
     def act(self, action: Action, limit: int | None = None) -> tuple[int, int]:
-        """Append what the agent said.
+        """Append the agent's answer.
 
         Sampled ids are kept as they are. Text without ids is encoded once and closed with the template's end of turn;
         calls and reasoning beside it are written in the template's own form, as text where it has none. A turn that
-        nothing ended is closed by the template's own tokens in front of the next observation, outside the span.
+        nothing ended is closed by the template's own tokens before the next observation, outside the span.
 
         The message on record holds the calls apart from the text. A call that could not be read is not among them, and
         an answer without any that could has its whole text.
@@ -230,10 +230,10 @@ class Transcript:
 
         Raises:
             TemplateError: The action has no ids, and the template does not take its calls.
-            RuntimeError: There is no observation to answer.
+            RuntimeError: No observation waits for an action.
         """
         if self._mark is None:
-            raise RuntimeError("act wants an observation to answer, but the last one has its action already")
+            raise RuntimeError("act() was called without an observation to answer: call observe() first")
         answer, start = self._message(action), len(self._earlier) + len(self.token_ids)
         self.was_cut = False
         chat_format = self._format

@@ -1,4 +1,4 @@
-"""Find the tokens that end an agent's turn, by what a chat template prints behind an answer and behind a call."""
+"""Find the tokens that end an agent's turn, by what a chat template prints after an answer and after a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TurnEnd(NamedTuple):
 
     Attributes:
         ids: What closes a turn that was given as text; empty if nothing closes a turn.
-        before: Plain text in front of the end-of-turn token, part of a text turn (``" "`` for ``" </s>"``).
+        before: Plain text before the end-of-turn token, part of a text turn (``" "`` for ``" </s>"``).
         text: The plain text that closes a turn; empty if a token does.
         closes: Whether the ids close the turn; False if the token that opens the next message ends it.
         opens_result: Where ``closes`` is False, the token that the agent samples where a tool is to answer.
@@ -49,7 +49,7 @@ def find_turn_end(template: Template, vocabulary: Vocabulary) -> TurnEnd:
     Raises:
         TemplateError: The template does not print the answer once and unchanged.
     """
-    last = template.after_answer([QUESTION, ANSWERED], ask=False)
+    last = template.after_answer([QUESTION, ANSWERED], add_prompt=False)
     middle = _in_front_of("user", template)
     (last_text, at_last), (middle_text, at_middle) = vocabulary.lead(last), vocabulary.lead(middle)
     if at_last and at_middle and last_text == middle_text:
@@ -81,10 +81,10 @@ def common_prefix(one: Sequence[T], other: Sequence[T]) -> list[T]:
 
 
 def without_end(suffix: str, ended_by: int, end: TurnEnd, vocabulary: Vocabulary) -> str:
-    """Drop the end of turn from the front of what follows an answer, for the agent said it already.
+    """Drop the end of turn from the front of what follows an answer, since the agent wrote it already.
 
     Args:
-        suffix: What the template prints behind an answer of plain text.
+        suffix: What the template prints after an answer of plain text.
         ended_by: The id that ended the agent's turn.
         end: How the template ends turns.
         vocabulary: Its control tokens.
@@ -109,7 +109,7 @@ class CallEnd(NamedTuple):
     Attributes:
         text: What it prints where the turn ends.
         ids: Its ids.
-        opens: Whether it opens the results, and is needed in front of them however the agent ended its turn
+        opens: Whether it opens the results, and is needed before them however the agent ended its turn
             (``<|tool_response>`` of Gemma 4).
     """
 
@@ -118,17 +118,17 @@ class CallEnd(NamedTuple):
     opens: bool
 
     def without(self, suffix: str, ended_by: int | None) -> str:
-        """Drop it from the front of what follows a call, where the agent said it already."""
+        """Drop the end from the front of what follows a call, where the agent wrote it already."""
         if ended_by is None or (self.opens and ended_by != self.ids[-1]):
             return suffix
         return suffix[len(self.text) :]
 
 
 def find_call_end(behind_last: str, behind_middle: str, end: TurnEnd, vocabulary: Vocabulary) -> CallEnd | None:
-    """Find what ends a turn that calls a tool; None if nothing that can be told apart does.
+    """Find the end of a turn that calls a tool; None if it has no distinguishable end.
 
     Args:
-        behind_last: What the template prints behind the last argument of the last call, at the end of a conversation.
+        behind_last: What the template prints after the last argument of the last call, at the end of a conversation.
         behind_middle: The same up to the result, where the tool has answered.
         end: How it ends turns of plain text.
         vocabulary: Its control tokens.

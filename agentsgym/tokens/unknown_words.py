@@ -1,4 +1,4 @@
-"""Find the words that a tokenizer cannot read, which all become one token: no model can tell them apart."""
+"""Find the words that a tokenizer cannot read, which all become one token that no model can distinguish."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_READ = 4  # trajectories whose texts are looked through for words that can 
 
 
 def unknown_id(tokenizer: Any) -> int | None:
-    """The id that stands for what a tokenizer cannot read; None if it has none, or one that ends texts too (GPT-2)."""
+    """The id of the unknown token; None without one, or if it also ends texts (GPT-2)."""
     unknown = getattr(tokenizer, "unk_token_id", None)
     return None if unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id) else unknown
 
@@ -27,7 +27,7 @@ def unknown_words(tokenizer: Any, texts: Iterable[str]) -> list[str]:
     """List the words, or other pieces, of texts that a tokenizer cannot read, each once.
 
     Args:
-        tokenizer: A tokenizer; one in plain Python is asked word by word.
+        tokenizer: A tokenizer; one in plain Python is queried word by word.
         texts: Any texts.
     """
     unknown = unknown_id(tokenizer)
@@ -61,8 +61,8 @@ def warn_of_unknown_words(tokenizer: Any, trajectories: Iterable[Trajectory]) ->
         return  # it was sampled, or stands in what a template prints
     _WARNED.add(tokenizer)
     logger.warning(
-        "the tokenizer cannot read %s: all such words are one token, %s, and the model cannot tell them apart; give "
-        "tiny_policy texts that hold every word (vocabulary_texts() of the environment, or episodes that say them)",
+        "the tokenizer cannot read %s: all such words are one token, %s, and the model cannot distinguish them; give "
+        "tiny_policy texts that hold every word (vocabulary_texts() of the environment, or episodes that use them)",
         named(words),
         tokenizer.unk_token,
     )

@@ -1,7 +1,7 @@
 """Find the control tokens that a tokenizer does not mark special, by what its chat template prints.
 
 Some tokenizers (DeepSeek V3, Command R+) add their role tokens as ordinary added tokens. Typed into an observation,
-such a spelling would become the real token, and whoever wrote it could forge whole turns.
+such a spelling would become the real token, and its author could forge whole turns.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _OBSERVATIONS: tuple[tuple[str, ...], ...] = (("user",), ("system",), ("system",
 def unmarked_controls(tokenizer: Any, template: Template) -> frozenset[str]:
     """Find every added token that the template prints around messages, although the tokenizer does not mark it special.
 
-    The template is run on small conversations. What it prints in front of an answer counts only if it does so each
-    time: ``<think>`` stands there in some places only, and stays a token that the agent says. An added token between
+    The template is run on small conversations. What it prints before an answer counts only if it does so each
+    time: ``<think>`` stands there in some places only, and stays a token that the agent writes. An added token between
     the same marks as one that is printed (``<|…|>``) counts too, since templates print some of theirs only for
     structured tool calls. Words and white space never count: they are ordinary text.
 
@@ -46,7 +46,7 @@ def is_mark(name: str) -> bool:
 
 
 def spelled(names: Iterable[str]) -> re.Pattern[str]:
-    """Match any of the names, the longest first; nothing if there is none."""
+    """Match any of the names, the longest first; matches nothing without names."""
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
 
 
@@ -75,30 +75,30 @@ class _Probe:
         apart, tails = self._around_observations()
         always = headers[0].intersection(*headers) if headers else frozenset[str]()
         sometimes = frozenset[str]().union(*headers) - always
-        # A pair of which one is printed only sometimes in front of an answer is the agent's: <think> and </think>.
+        # A pair of which one is printed only sometimes before an answer is the agent's: <think> and </think>.
         pairs = [{name, _partner(name)} for name in sometimes]
         own = frozenset[str]().union(*(pair for pair in pairs if pair <= self._names))
-        # Behind an observation stands its own end, and then what an answer begins with.
+        # An observation is followed by its own end, then by the beginning of an answer.
         return (apart | always | (tails - sometimes) | self._reply_opening()) - own
 
     def _headers(self) -> list[str]:
         """Print the text between a user message and an answer: one to come, the last one, and an earlier one."""
         texts = [
             self._render([_USER]),
-            self._render([_USER, ANSWERED], ask=False),
+            self._render([_USER, ANSWERED], add_prompt=False),
             self._render([_USER, ANSWERED, QUESTION, REPLY, QUESTION]),
         ]
         return [text.partition(slot(0))[2].partition(ANSWER)[0] for text in texts if text]
 
     def _reply_opening(self) -> frozenset[str]:
         """Find the role token that begins the generation prompt: it may be another one than in history."""
-        history, asked = self._render([_USER], ask=False), self._render([_USER])
+        history, asked = self._render([_USER], add_prompt=False), self._render([_USER])
         prompt = asked[len(history) :] if asked.startswith(history) else ""
         found = self._pattern.match(prompt.lstrip())
         return frozenset({found[0]} if found and found[0] else ())
 
     def _around_observations(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Collect what stands in front of and between messages, and what stands behind the last."""
+        """Collect what precedes, separates and follows the messages."""
         apart, tails = frozenset[str](), frozenset[str]()
         conversations = [[*_messages(roles), _USER] for roles in _OPENINGS]
         conversations += [[_USER, ANSWERED, *_messages(roles)] for roles in _OBSERVATIONS]
@@ -111,9 +111,9 @@ class _Probe:
                 tails |= self._tokens(behind)
         return apart, tails
 
-    def _render(self, messages: Sequence[Mapping[str, str]], *, ask: bool = True) -> str:
+    def _render(self, messages: Sequence[Mapping[str, str]], *, add_prompt: bool = True) -> str:
         try:
-            return self._template.render(messages, ask=ask)
+            return self._template.render(messages, add_prompt=add_prompt)
         except TemplateError:
             return ""  # not a shape that it takes
 

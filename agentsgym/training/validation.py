@@ -116,7 +116,7 @@ def check_environment(env: MultistepEnv, args: Any) -> None:
     if args.layout == "trajectory" and config["history"] != "append":
         raise ConfigError(
             f"env_config['history']={config['history']!r} rewrites history, so that a rollout is no single row of "
-            "tokens, and layout='trajectory' trains one row a rollout: use layout='turn' or history='append'"
+            "tokens, and layout='trajectory' trains one row per rollout: use layout='turn' or history='append'"
         )
     traits = _traits(args)
     if config["turn_credit"] == "repeat_final" and traits is not None and "turn_rewards" in traits.uses:

@@ -119,8 +119,8 @@ def test_an_answer_that_was_broken_off_is_a_fault() -> None:
     agent = DirectOutputAgent(ToyLLM(finish_reason="abort"))
     (fault,) = agent.act([request([5])])
     assert isinstance(fault, AgentError)
-    assert "the vLLM engine ended the answer for another reason than its end: 'abort'" in str(fault)
-    with pytest.raises(AgentError, match="another reason"):
+    assert "the vLLM engine ended the answer with an unexpected finish reason: 'abort'" in str(fault)
+    with pytest.raises(AgentError, match="an unexpected finish reason"):
         agent.get_action([{"role": "user", "content": "hi"}], None)
 
 
@@ -137,8 +137,8 @@ def test_another_tokenizer_and_other_stops_may_be_given() -> None:
     ("options", "message"),
     [
         ({"temprature": 1}, "vLLM's SamplingParams refuses {'temprature': 1}: Unexpected keyword"),
-        ({"logprobs": 3, "n": 2}, "refuses|needs one answer a prompt"),
-        ({"logprobs": 3}, r"needs one answer a prompt, ended by its own token, got \['logprobs'\]"),
+        ({"logprobs": 3, "n": 2}, "refuses|needs one answer per prompt"),
+        ({"logprobs": 3}, r"needs one answer per prompt, ended by its own token, got \['logprobs'\]"),
         ({"max_new_tokens": 0}, "max_new_tokens must be an int of at least 1, got 0"),
         ({"max_new_tokens": None}, "max_new_tokens must be an int of at least 1, got None"),
     ],

@@ -31,7 +31,7 @@ def test_an_engine_that_broke_at_its_work_is_not_called_again() -> None:
     call = FailFastEngine(llm)
     with pytest.raises(RuntimeError, match="out of memory"):
         call(llm.generate, 1)
-    with pytest.raises(AgentError, match="broke at an earlier call and is not called again: RuntimeError: out of mem"):
+    with pytest.raises(AgentError, match="failed in an earlier call and is not called again: RuntimeError: out of mem"):
         call(llm.generate, 2)
     assert llm.calls == [1]
 

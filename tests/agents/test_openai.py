@@ -292,8 +292,8 @@ def test_without_the_package_it_says_how_to_get_it() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temprature": 1}, "'temprature' is no option of OpenAIAgent .* did you mean 'temperature'"),
-        ({"max_turn_tokens": 5}, "'max_turn_tokens' is no option of OpenAIAgent .* did you mean 'max_tokens'"),
+        ({"temprature": 1}, "'temprature' is not an option of OpenAIAgent .* did you mean 'temperature'"),
+        ({"max_turn_tokens": 5}, "'max_turn_tokens' is not an option of OpenAIAgent .* did you mean 'max_tokens'"),
         ({"extra_body": {"n": 2, "stream": True}}, r"sets these fields of the request itself: \['n', 'stream'\]"),
         ({"extra_body": "top_k"}, "extra_body must be a dict of fields of the request, got 'top_k'"),
         ({"max_tokens": 0}, "max_tokens must be an int of at least 1, got 0"),

@@ -135,7 +135,7 @@ def test_a_server_that_gives_no_ids_is_asked_once_and_then_for_text(
         agent.close()
     assert all(trajectory.success and not trajectory.exact for trajectory in trajectories)
     (message,) = caplog.messages
-    assert message.startswith(f"'tiny' at {served.url} gives no token ids (")
+    assert message.startswith(f"'tiny' at {served.url} returns no token ids (")
     assert len(served.asked) == num_asked + 1
     assert sum(asked.path == "/v1/completions" for asked in served.asked) in (1, 2)  # asked again where it may pass
 
@@ -144,7 +144,7 @@ def test_a_server_that_gives_no_ids_is_asked_once_and_then_for_text(
 def test_to_insist_on_exact_tokens_is_an_error_there(server: Callable[[Asked], Reply]) -> None:
     with serving(server) as served:
         agent = agent_of(served.url, token_ids=True)
-        with pytest.raises(ConfigError, match=r"token_ids=True, but 'tiny' at .* gives no token ids: it"):
+        with pytest.raises(ConfigError, match=r"token_ids=True, but 'tiny' at .* returns no token ids: it"):
             GuessEnv(TOKENIZER).rollout(tasks(3), agent, num_rollouts=2)
         with pytest.raises(ConfigError, match="token_ids=True needs an environment with a tokenizer"):
             GuessEnv().rollout(tasks(3), agent)
@@ -211,13 +211,13 @@ def broken(**fields: Any) -> Reply:
         (broken(token_ids=None), "its answer has no token ids: None"),
         (broken(token_ids=[]), r"its answer has no token ids: \[\]"),
         (broken(token_ids=["5"]), "its answer has no token ids"),
-        (broken(token_ids=[5, 6, 7, 8]), "it was asked for at most 3 tokens and gave 4"),
-        (broken(prompt_token_ids=[8, 9]), "it answered another prompt than the one it was sent"),
-        (broken(logprobs={"token_logprobs": [-0.5, -0.5]}), "has 1 token ids and other log-probabilities"),
-        (broken(logprobs=[-0.5]), "has 1 token ids and other log-probabilities"),
-        (broken(logprobs={"token_logprobs": [None]}), "log-probabilities that are no numbers"),
-        (broken(finish_reason="abort"), "its answer ended for no known reason: 'abort'"),
-        (broken(text=["3"]), "its answer is no text"),
+        (broken(token_ids=[5, 6, 7, 8]), "it returned 4 tokens, more than the 3 requested"),
+        (broken(prompt_token_ids=[8, 9]), "it answered a different prompt from the one it was sent"),
+        (broken(logprobs={"token_logprobs": [-0.5, -0.5]}), "has 1 token ids but other log-probabilities"),
+        (broken(logprobs=[-0.5]), "has 1 token ids but other log-probabilities"),
+        (broken(logprobs={"token_logprobs": [None]}), "log-probabilities that are not numbers"),
+        (broken(finish_reason="abort"), "its answer has an unknown finish reason: 'abort'"),
+        (broken(text=["3"]), "its answer is not text"),
     ],
 )
 def test_ids_that_cannot_be_trusted_are_not_recorded(reply: Reply, cause: str) -> None:

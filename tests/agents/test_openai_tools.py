@@ -59,8 +59,8 @@ def test_tools_are_sent_and_an_answer_of_calls_alone_is_no_empty_answer() -> Non
         (call("add", {"a": 2}), ToolCall(name="add", arguments={"a": 2}, id="c1")),
         (call("add", ""), ToolCall(name="add", id="c1")),
         (call("add", None, None), ToolCall(name="add")),
-        (call("add", '{"a": 2'), "the call is no valid JSON: Expecting ',' delimiter"),
-        (call("add", '{"a": NaN}'), "NaN is no JSON number"),
+        (call("add", '{"a": 2'), "the call is not valid JSON: Expecting ',' delimiter"),
+        (call("add", '{"a": NaN}'), "NaN is not a JSON number"),
         (call("add", "[2, 3]"), "the call of 'add' has arguments that are a list"),
         (call("add", '{"a": 1, "a": 2}'), "the call gives 'a' twice"),
         (call("add", "[" * 5000), "the call is"),
@@ -81,7 +81,7 @@ def test_each_call_is_read_and_a_malformed_one_says_why(given: Any, expected: To
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
-        ("add", "tool_calls that are no list"),
+        ("add", "tool_calls that are not a list"),
         ([7], "a call that names no function: 7"),
         ([{"id": "c1", "function": "add"}], "a call that names no function"),
     ],
@@ -142,7 +142,7 @@ def test_a_conversation_is_sent_in_openais_form() -> None:
         {"role": "tool", "content": "3"},
         {"role": "tool", "content": "4", "name": "add"},
         {"role": "assistant", "content": "<tool_call>{</tool_call>"},
-        {"role": "tool", "content": "the call is no valid JSON"},
+        {"role": "tool", "content": "the call is not valid JSON"},
     ]
     before = json.dumps(messages)
     assert as_sent(messages) == [
@@ -163,7 +163,7 @@ def test_a_conversation_is_sent_in_openais_form() -> None:
         {"role": "tool", "content": "3", "tool_call_id": "call_5_0"},
         {"role": "tool", "content": "4", "tool_call_id": "call_5_1"},
         {"role": "assistant", "content": "<tool_call>{</tool_call>"},
-        {"role": "user", "content": "the call is no valid JSON"},
+        {"role": "user", "content": "the call is not valid JSON"},
     ]
     assert json.dumps(messages) == before
 
@@ -200,7 +200,7 @@ def test_a_malformed_call_between_searches_leaves_the_conversation_legal() -> No
         def act(self, requests: Any) -> Any:
             asked.extend(as_sent(request.messages) for request in requests)
             good = [ToolCall(name="search", arguments={"query": "Ada"}, id=call_id) for call_id in ("a", "b")]
-            bad = ToolCall(name="search", error="the call is no valid JSON", id="bad")
+            bad = ToolCall(name="search", error="the call is not valid JSON", id="bad")
             return [Action(text="Ada", tool_calls=[good[0], bad, good[1]] if len(asked) == 1 else ())]
 
     env = SearchEnv(env_config={"corpus": [{"text": "Ada wrote."}]})
@@ -209,7 +209,7 @@ def test_a_malformed_call_between_searches_leaves_the_conversation_legal() -> No
     roles = [message["role"] for message in asked[1]]
     assert roles == ["system", "user", "assistant", "tool", "tool"]
     assert [message["tool_call_id"] for message in asked[1][3:5]] == ["a", "b"]
-    assert asked[1][4]["content"].endswith("A call could not be read: the call is no valid JSON")
+    assert asked[1][4]["content"].endswith("A call could not be read: the call is not valid JSON")
 
 
 def test_tools_are_the_environments_to_give() -> None:

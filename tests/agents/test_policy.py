@@ -67,7 +67,7 @@ def test_a_prompt_that_fills_the_models_positions_fails_its_own_session_and_an_a
     assert isinstance(full, AgentError)
     assert str(long) == (
         "a prompt of 2000 tokens leaves no room for an answer in the positions of LlamaForCausalLM, 32 tokens: set "
-        "env_config['max_trajectory_tokens'] to at most 32, so that episodes end before"
+        "env_config['max_trajectory_tokens'] to at most 32, so that episodes end earlier"
     )
     assert [type(one) for one in agent.act(asked[1:2])] == [AgentError]
 

@@ -206,9 +206,9 @@ def test_a_signal_shows_what_was_played(tmp_path: Path, sent: signal.Signals, sa
             ["-a", "policy:tiny", "--api-key-env", "KEY"],
             "--api-key-env is for openai:MODEL, got the agent 'policy:tiny'",
         ),
-        (["-a", "reference"], "brings no reference player"),
+        (["-a", "reference"], "has no reference player"),
         (["-a", "random", "--split", "test"], "--split is train or eval, got 'test'"),
-        (["-a", "random", "--dataset", "size=3"], "has no dataset of its own"),
+        (["-a", "random", "--dataset", "size=3"], "builds no dataset that takes options"),
     ],
 )
 def test_what_cannot_be_evaluated_is_a_usage_error(game: str, options: list[str], said: str) -> None:

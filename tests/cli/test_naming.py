@@ -68,7 +68,7 @@ def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) ->
         ("TwentyQestions", "did you mean TwentyQuestions"),
         ("twentyquestions", "did you mean TwentyQuestions"),
         ("wordle-v0", "did you mean TextArena:Wordle-v0"),
-        ("zzzz", "agentsgym envs lists what there is"),
+        ("zzzz", "`agentsgym envs` lists the environments"),
         ("agentsgym.envs.TwentyQuestions.TwentyQuestionEnv", "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"),
         ("no.such.module.Env", "No module named 'no'"),
         ("json.JSONDecoder", "must name a subclass of MultistepEnv"),

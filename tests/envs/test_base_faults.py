@@ -109,9 +109,9 @@ def test_the_largest_reward_of_single_precision_fails_nothing() -> None:
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
-        (lambda length: None, "rewards, one a token, got None"),
-        (lambda length: [], "rewards, one a token, got 0"),
-        (lambda length: [0.0] * (length + 1), "rewards, one a token, got "),
+        (lambda length: None, "rewards, one per token, got None"),
+        (lambda length: [], "rewards, one per token, got 0"),
+        (lambda length: [0.0] * (length + 1), "rewards, one per token, got "),
         (lambda length: (0.0,) * length, "must return a list of "),
         (lambda length: [0.0] * (length - 1) + [math.nan], "the sum of _calculate_rewards must be a finite number"),
         (lambda length: [None] * length, "raised TypeError"),
@@ -203,11 +203,11 @@ def answers_in_turn(*actions: Action) -> Agent:
             (says(value), "Saying.get_action must return (text, agent_state), got")
             for value in (None, "a", ("a",), (1, None), ["a", 1])
         ],
-        *[(answers(value), "an agent must answer with an Action, got") for value in (None, "a", ("a", None))],
-        (answers(Action(text=None)), "an agent must answer with an Action"),  # type: ignore[arg-type]
+        *[(answers(value), "an agent must return an Action, got") for value in (None, "a", ("a", None))],
+        (answers(Action(text=None)), "an agent must return an Action"),  # type: ignore[arg-type]
         (answers(Action(text="\ud83d")), "an Action's text must be valid Unicode, got '\\ud83d'"),
         (answers(AgentError("not today")), "AgentError: not today"),
-        (answers(Action(text="1", token_ids=[1] * 9)), "an action of 9 tokens, at most 8 were asked for"),
+        (answers(Action(text="1", token_ids=[1] * 9)), "an action of 9 tokens, more than the 8 requested"),
         (Agent(), "Agent must define get_action or act"),
     ],
 )

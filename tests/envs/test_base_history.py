@@ -234,7 +234,7 @@ def test_a_rewritten_prompt_that_got_no_answer_is_in_no_segment() -> None:
         (lambda messages: 1 / 0, "ZeroDivisionError"),
         (lambda messages: [], "must return a list of messages"),
         (lambda messages: None, "must return a list of messages"),
-        (lambda messages: [{"role": "assistant", "content": "me"}], "ends with what the agent is to answer"),
+        (lambda messages: [{"role": "assistant", "content": "me"}], "ends with the one to answer"),
         (lambda messages: [{"role": "user", "content": "\ud800"}], "valid Unicode"),
     ],
 )

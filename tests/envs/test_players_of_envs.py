@@ -70,7 +70,7 @@ def test_a_class_offers_its_own() -> None:
     assert known is not None
     assert known({"seed": 3}) == Anchors(random=0.0, optimal=3.0)
     assert anchors_of(GuessEnv()) is None
-    with pytest.raises(ConfigError, match=r"brings no reference player .*defining reference_player\(self, seed\)"):
+    with pytest.raises(ConfigError, match=r"has no reference player .*define reference_player\(self, seed\)"):
         reference_player(GuessEnv())
 
 

@@ -102,12 +102,12 @@ def test_a_budget_leaves_what_was_paid_until_then() -> None:
 
 
 BAD: list[tuple[str, Any, str]] = [
-    ("X", [1.0, -1.0], r"info\['rewards'\] must be a dict of one reward a role, got \[1\.0, -1\.0\]"),
+    ("X", [1.0, -1.0], r"info\['rewards'\] must be a dict of one reward per role, got \[1\.0, -1\.0\]"),
     ("X", {"X": math.nan}, r"info\['rewards'\]\['X'\] must be a finite number, got nan"),
     ("X", {"X": "1"}, r"info\['rewards'\]\['X'\] must be a finite number, got '1'"),
-    (None, {"X": 1.0}, r"_role must name the role whose turn it was where _step_episode pays by role, got None"),
-    ("x", {"X": 1.0, "O": -1.0}, r"_role returned 'x', and _step_episode's info\['rewards'\] pays 'X'"),
-    ("1", {0: 1.0, 1: -1.0}, r"_role returned '1', and _step_episode's info\['rewards'\] pays 1"),
+    (None, {"X": 1.0}, r"_role must return the role that acted when _step_episode gives rewards by role, got None"),
+    ("x", {"X": 1.0, "O": -1.0}, r"_role returned 'x', but _step_episode's info\['rewards'\] has 'X'"),
+    ("1", {0: 1.0, 1: -1.0}, r"_role returned '1', but _step_episode's info\['rewards'\] has 1"),
 ]
 
 

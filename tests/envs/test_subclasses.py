@@ -33,7 +33,7 @@ def test_hooks_and_rollout_may_be_overridden() -> None:
     assert type("Own", (GuessEnv,), {name: lambda self, *arguments: None for name in names})()
 
 
-HINT = "; a class declares keys of its own in config_fields"
+HINT = "; a class declares further keys in config_fields"
 
 
 def test_a_key_of_a_classs_own_is_refused_with_where_to_declare_it() -> None:
@@ -226,7 +226,7 @@ def test_practice_that_nobody_remembers_is_warned_of(given: Any, caplog: pytest.
         GuessEnv(env_config={"episodes_per_trial": 2, **given})
     [record] = caplog.records
     assert record.getMessage() == (
-        "env_config['free_shots'] = 1 changes nothing with env_config['keep_history'] = False: each episode starts a "
+        "env_config['free_shots'] = 1 has no effect with env_config['keep_history'] = False: each episode starts a "
         "fresh conversation, in which the agent does not see its practice"
     )
 

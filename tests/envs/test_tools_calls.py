@@ -19,7 +19,7 @@ from agentsgym.envs.shared import timed as runner_module
 from agentsgym.envs.Tools import SessionTools, ToolEnv, ToolResult, parallel
 from agentsgym.types import Action, StopReason, ToolCall
 
-BROKEN = ToolCall(name="", error="the call is no valid JSON")
+BROKEN = ToolCall(name="", error="the call is not valid JSON")
 
 
 def tool(name: str, function: Any) -> Any:
@@ -189,7 +189,7 @@ def test_a_call_that_does_not_fit_its_schema_is_answered_and_the_next_one_is_mad
 
 def test_a_malformed_call_costs_its_good_neighbors_nothing() -> None:
     trajectory = play(env_of(add), [BROKEN, call("add", a=3, b=4)], "7", answer=7)
-    assert results(trajectory) == ["7\nA call could not be read: the call is no valid JSON"]
+    assert results(trajectory) == ["7\nA call could not be read: the call is not valid JSON"]
     assert trajectory.info["num_unreadable_calls"] == 1
     assert not any(turn.invalid for turn in trajectory.turns)
 
@@ -198,7 +198,7 @@ def test_the_same_complaint_of_many_calls_is_made_once_and_is_no_longer_than_a_r
     other = ToolCall(name="", error="the call has no name")
     trajectory = play(env_of(add), [BROKEN] * 127 + [call("add", a=3, b=4), other], "7")
     assert results(trajectory) == [
-        "7\n127 calls could not be read: the call is no valid JSON\nA call could not be read: the call has no name"
+        "7\n127 calls could not be read: the call is not valid JSON\nA call could not be read: the call has no name"
     ]
     assert trajectory.info["num_unreadable_calls"] == 128
     trajectory = play(env_of(add, max_result_length=30), [BROKEN, other, call("add", a=3, b=4)], "7")
@@ -211,7 +211,7 @@ def test_a_turn_without_any_good_call_is_invalid_and_says_what_was_wrong(moves: 
     assert [turn.invalid for turn in trajectory.turns] == [True, False]
     assert trajectory.turn_rewards == [-0.5, 1.0]
     said = trajectory.messages[2]["content"]
-    assert any(part in said for part in ("no valid JSON", "there is no tool", "is missing"))
+    assert any(part in said for part in ("not valid JSON", "there is no tool", "is missing"))
     again = play(env_of(add, error_allowance=1), moves, moves, "7")
     assert again.stop_reason is StopReason.INVALID
 

@@ -51,7 +51,7 @@ def test_what_is_submitted_behind_a_call_beyond_the_budget_is_not_judged() -> No
 
 def test_a_call_that_cannot_be_read_is_paid_as_one_that_failed() -> None:
     config = {"call_reward": 0.25, "failed_call_reward": -1.0, "invalid_reward": -0.5, "error_allowance": 3}
-    broken = ToolCall(name="", error="the call is no valid JSON")
+    broken = ToolCall(name="", error="the call is not valid JSON")
     moves = [[*ADD, broken, broken], [*ADD, call("ad", a=1, b=2)], [broken], [call("ad", a=1, b=2)], "7"]
     trajectory = play(ToolEnv(env_config=config, tools=add), *moves)
     assert trajectory.turn_rewards == [-1.75, -0.75, -1.5, -1.5, 0.0]

@@ -205,7 +205,7 @@ def test_an_evaluation_in_which_too_much_fails_ends_and_keeps_what_is_finished()
     with pytest.raises(TooManyFailuresError) as caught:
         evaluate(env(), agent, rows, max_failed_fraction=0.2, max_concurrent=1, on_finish=seen.append)
     assert str(caught.value).startswith(
-        "2 of 5 rollouts failed, more than max_failed_fraction = 0.2 allows; the first failed so:\n"
+        "2 of 5 rollouts failed, more than max_failed_fraction = 0.2 allows; the first failure:\n"
         "task 1, rollout 0, turn 1 of Guess, at "
     )
     assert str(caught.value).endswith("RuntimeError: the dice fell off the table")

@@ -224,7 +224,7 @@ def test_kinds_of_failures_without_end_are_not_logged_without_end(caplog: pytest
             )
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 102
-    assert lines[-1].startswith("… and 899 more of yet other kinds, such as task 100: AgentError: ")
+    assert lines[-1].startswith("… and 899 more of other kinds, e.g. task 100: AgentError: ")
     assert all(len(line.encode()) < MOST_LINE for line in lines)
 
 

@@ -116,7 +116,7 @@ class Uncopyable:
 def test_a_task_that_cannot_be_copied_is_refused_before_anything_is_played(value: Any) -> None:
     seen: list[Any] = []
     rows = [*tasks("nothing"), {"breaks": "nothing", "seed": 0, "extra": value}]
-    with pytest.raises(TaskError, match=r"task_data_list\[1\]\['extra'\] must be something that copy.deepcopy copies"):
+    with pytest.raises(TaskError, match=r"task_data_list\[1\]\['extra'\] must support copy.deepcopy"):
         FaultyGame().rollout(rows, Simple(), on_finish=seen.append)
     assert not seen
 

@@ -141,7 +141,7 @@ class killing_all:  # noqa: N801  # reads as a function
 def test_a_result_that_cannot_be_read_costs_its_own_session(fault: str, why: str) -> None:
     with EnvProcessPool(1) as pool:
         poisoned, other = BreakingEnv().rollout(tasks(fault, None), GoOn(), pool=pool)
-    assert f"its result cannot be read where it was sent to: {why}" in str(poisoned.error)
+    assert f"its result cannot be read by the receiving process: {why}" in str(poisoned.error)
     assert not other.failed
 
 

@@ -162,7 +162,10 @@ def test_what_is_no_group_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [([[1.0]], "one sequence a trajectory, got 1 for 3 trajectories"), ([[1.0]] * 3, r"\[0\] needs one value a token")],
+    [
+        ([[1.0]], "one sequence a trajectory, got 1 for 3 trajectories"),
+        ([[1.0]] * 3, r"\[0\] needs one value per token"),
+    ],
 )
 def test_values_that_do_not_fit_are_refused(values: list[list[float]], message: str) -> None:
     with pytest.raises(ConfigError, match=f"advantages.*{message}"):

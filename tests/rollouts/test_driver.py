@@ -134,7 +134,7 @@ def test_not_one_answer_a_request_fails_those_who_asked(answers: Any) -> None:
     for name, heard, fault in drive([episode("a", 2), episode("b", 1)], actor):
         assert name in "ab"
         assert heard == []
-        assert fault.startswith("Answering.act must return one Action a request: 2 requests, got ")
+        assert fault.startswith("Answering.act must return one Action per request: 2 requests, got ")
     assert actor.finished == 1
 
 

@@ -221,7 +221,7 @@ def test_nonsense_instead_of_an_action_is_the_agents_fault(pool: Any) -> None:
             return None if request.messages[0]["content"] == "x" else await super().aact(request)
 
     first, second = Playground().rollout(tasks("x", "stop"), Nonsense(), pool=pool)
-    assert "an agent must answer with an Action, got None" in str(first.error)
+    assert "an agent must return an Action, got None" in str(first.error)
     assert second.stop_reason is StopReason.DONE
 
 

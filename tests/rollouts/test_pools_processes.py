@@ -91,8 +91,8 @@ def test_a_session_that_cannot_be_played_again_fails_with_a_sentence(agent: Any)
     """It saw its process's id, and sees another one when it is played again."""
     with EnvProcessPool(1) as pool:
         unsteady, broken = Playground().rollout(tasks("pid a b c d stop", "a b exit"), agent, pool=pool)
-    assert "played again from its" in str(unsteady.error)
-    assert "an environment must give the same for the same task, seed and actions" in str(unsteady.error)
+    assert "and replaying its" in str(unsteady.error)
+    assert "an environment must be deterministic given task, seed and actions" in str(unsteady.error)
     assert "exit code 7" in str(broken.error)
 
 
@@ -162,7 +162,7 @@ def test_a_task_that_cannot_be_sent_or_read_fails_its_session_alone(
     assert [texts(whole), texts(other)] == [["a", "stop"], ["b", "stop"]]
     assert failed.task_index == 1
     assert why in str(failed.error)
-    assert "make them in _initialize_episode" in str(failed.error)
+    assert "create the objects in _initialize_episode" in str(failed.error)
 
 
 class Unsteady:
@@ -305,4 +305,4 @@ def test_a_script_must_start_its_pool_below_the_guard(guard: bool, tmp_path: Pat
     )
     assert run.stdout == ("won True\n" if guard else "")
     if not guard:
-        assert 'a script must start its pool below `if __name__ == "__main__":`' in run.stderr
+        assert 'a script must start its pool under `if __name__ == "__main__":`' in run.stderr

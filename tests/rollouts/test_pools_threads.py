@@ -153,7 +153,7 @@ def test_a_step_that_waits_for_its_own_pool_fails() -> None:
 
     with EnvThreadPool(1) as pool:
         [stuck] = Nested().rollout(tasks("stop"), Parrot(), pool=pool)
-    assert "a step in an EnvThreadPool cannot wait for others in the same pool: make another for it" in str(stuck.error)
+    assert "a step in an EnvThreadPool cannot wait for others in the same pool: use another pool" in str(stuck.error)
 
 
 def test_an_interrupted_run_waits_for_the_steps_that_end(agent: Any) -> None:

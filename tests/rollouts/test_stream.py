@@ -178,7 +178,7 @@ def test_what_breaks_a_stream_is_told_to_who_looks() -> None:
     stream.check()
     stream.add(trials(Countdown(), 1))
     stream._thread.join(30)
-    with pytest.raises(AgentsGymError, match="the rollouts broke: KeyboardInterrupt"):
+    with pytest.raises(AgentsGymError, match="the rollouts failed: KeyboardInterrupt"):
         stream.check()
 
 

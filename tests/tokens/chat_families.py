@@ -123,12 +123,12 @@ def family(name: str) -> Any:
     return chat_tokenizer(name) if name in KINDS else tokenizer_for({**FAMILIES, **TRL_TEMPLATES}[name])
 
 
-def full_render(name: str, messages: Any, *, ask: bool = True, tokenize: bool = True) -> Any:
+def full_render(name: str, messages: Any, *, add_prompt: bool = True, tokenize: bool = True) -> Any:
     """What the tokenizer itself makes of a whole conversation."""
     if name.startswith(_BLOCKS):
         messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
     return family(name).apply_chat_template(
-        messages, tokenize=tokenize, add_generation_prompt=ask, **({"return_dict": False} if tokenize else {})
+        messages, tokenize=tokenize, add_generation_prompt=add_prompt, **({"return_dict": False} if tokenize else {})
     )
 
 

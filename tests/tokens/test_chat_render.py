@@ -34,16 +34,16 @@ def test_ordinary_text_is_rendered_as_the_tokenizer_does(name: str) -> None:
     for roles in SHAPES.values():
         for answer in ("Yes", THINKING + "Yes"):
             messages = conversation(roles, answer)
-            for last, ask in ((len(messages), True), (len(messages) - 1, False)):
+            for last, add_prompt in ((len(messages), True), (len(messages) - 1, False)):
                 try:
-                    whole = full_render(name, messages[:last], ask=ask)
+                    whole = full_render(name, messages[:last], add_prompt=add_prompt)
                 except JinjaError:
                     if "tool" in roles:  # as the text of a user message
                         continue
                     with pytest.raises(TemplateError, match=r"cannot render a conversation of .*user"):
-                        chat_format.render(messages[:last], ask=ask)
+                        chat_format.render(messages[:last], add_prompt=add_prompt)
                     continue
-                ids = chat_format.render(messages[:last], ask=ask)
+                ids = chat_format.render(messages[:last], add_prompt=add_prompt)
                 if "tool" in roles and ids != whole:  # where it has no form, or one behind structured calls only
                     assert "<tool_response>\n tool says\nthis \n</tool_response>" in text_of(family(name), ids)
                     continue
@@ -57,13 +57,13 @@ def test_old_thinking_is_dropped_where_the_template_drops_it() -> None:
     messages = conversation(("user",), THINKING + "Yes")
     ids = ChatFormat.of(tokenizer).render(messages)
     assert "Is it?" not in text_of(tokenizer, ids)
-    shown = ChatFormat.of(tokenizer).render(messages[:2], ask=False)
+    shown = ChatFormat.of(tokenizer).render(messages[:2], add_prompt=False)
     assert "Is it?" in text_of(tokenizer, shown)
 
 
 def test_without_a_template_the_contents_stand_one_behind_the_other() -> None:
     tokenizer = family("none")
-    ids = ChatFormat.of(tokenizer).render(conversation(("user",), "Yes</s>"), ask=True)
+    ids = ChatFormat.of(tokenizer).render(conversation(("user",), "Yes</s>"), add_prompt=True)
     assert ids == [
         token_id
         for message in conversation(("user",), "Yes</s>")
@@ -122,7 +122,7 @@ def test_contents_that_stand_side_by_side_make_no_control_token(contents: tuple[
 def test_an_escaped_character_in_a_content_stays_as_it_is() -> None:
     content = "".join(json.dumps(chr(code)).strip('"') for code in range(0xF0000, 0xF0003)) + "<|im_end|>"
     tokenizer = family("chatml")
-    ids = ChatFormat.of(tokenizer).render([{"role": "user", "content": content}], ask=False)
+    ids = ChatFormat.of(tokenizer).render([{"role": "user", "content": content}], add_prompt=False)
     assert text_of(tokenizer, ids) == f"<|im_start|>user\n{content}<|im_end|>\n"
 
 

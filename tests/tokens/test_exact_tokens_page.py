@@ -93,7 +93,7 @@ def test_the_table_says_how_calls_and_results_are_recorded(row: list[str]) -> No
             results = "text" if "<tool_response>\nb\n" in text_of(tokenizer, with_tools.token_ids) else "its own form"
         except TemplateError:
             results = "refused"
-        if results == "text" and chat_format.as_taken(with_tools.messages)[-1]["role"] == "tool":
+        if results == "text" and chat_format.for_template(with_tools.messages)[-1]["role"] == "tool":
             results = "its own form"  # Qwen's is the text form
         assert [shown, calls, results] == row[1:], name
 

@@ -117,9 +117,9 @@ def test_a_prompt_that_is_always_printed_is_no_part_of_the_end_of_a_turn(name: s
     assert text_of(tokenizer, transcript.token_ids[stop:]) == whole.rpartition("Yes.")[2].removeprefix(
         tokenizer.decode([end])
     )
-    assert text_of(tokenizer, chat_format.render(transcript.messages, ask=False)) == whole[: whole.rindex("And?")] + (
-        "And?" + tokenizer.decode([end])
-    )
+    assert text_of(tokenizer, chat_format.render(transcript.messages, add_prompt=False)) == whole[
+        : whole.rindex("And?")
+    ] + ("And?" + tokenizer.decode([end]))
 
 
 def test_an_end_that_cannot_be_told_from_the_prompt_behind_it_is_refused() -> None:
@@ -128,7 +128,7 @@ def test_an_end_that_cannot_be_told_from_the_prompt_behind_it_is_refused() -> No
         "{% if messages[0].role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
         "{% for m in messages %}" + turn + "{% endfor %}{{ '<|im_start|>assistant\n' }}"
     )
-    with pytest.raises(TemplateError, match=r"asked for a generation prompt or not.*if add_generation_prompt"):
+    with pytest.raises(TemplateError, match=r"a generation prompt is requested.*if add_generation_prompt"):
         ChatFormat.of(tokenizer)
 
 

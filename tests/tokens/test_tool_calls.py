@@ -42,8 +42,8 @@ ONE_CALL_A_TURN = ("llama", "gptoss")
 PRINTS_CALLS = [name for name in TRL_TEMPLATES if CallReader(family(name), {}).form is not None]
 
 
-def rendered(tokenizer: Any, messages: list[Any], *, ask: bool) -> str:
-    return tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False, add_generation_prompt=ask)
+def rendered(tokenizer: Any, messages: list[Any], *, add_prompt: bool) -> str:
+    return tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False, add_generation_prompt=add_prompt)
 
 
 def written_turn(tokenizer: Any, content: str, calls: list[tuple[str, dict[str, Any]]], *, as_text: bool) -> str:
@@ -52,9 +52,11 @@ def written_turn(tokenizer: Any, content: str, calls: list[tuple[str, dict[str, 
         {"type": "function", "id": f"call{n:05}", "function": {"name": name, "arguments": arguments}}
         for n, (name, arguments) in enumerate((name, json.dumps(one) if as_text else one) for name, one in calls)
     ]
-    whole = rendered(tokenizer, [USER, {"role": "assistant", "content": content, "tool_calls": tool_calls}], ask=False)
-    for ask in (True, False):
-        before = rendered(tokenizer, [USER], ask=ask)
+    whole = rendered(
+        tokenizer, [USER, {"role": "assistant", "content": content, "tool_calls": tool_calls}], add_prompt=False
+    )
+    for add_prompt in (True, False):
+        before = rendered(tokenizer, [USER], add_prompt=add_prompt)
         if whole.startswith(before):
             turn = whole[len(before) :]  # deepseek's own has no thought where its generation prompt begins one
             return turn.replace("<\uff5cAssistant\uff5c>", "</think>")
@@ -100,8 +102,8 @@ def test_what_is_said_beside_a_call_is_the_text(name: str) -> None:
 @pytest.mark.parametrize("name", PRINTS_CALLS)
 def test_an_answer_without_calls_is_its_text(name: str) -> None:
     tokenizer = family(name)
-    whole = rendered(tokenizer, [USER, {"role": "assistant", "content": "It is 7, not 8."}], ask=False)
-    text = whole[len(rendered(tokenizer, [USER], ask=False)) :].removeprefix(
+    whole = rendered(tokenizer, [USER, {"role": "assistant", "content": "It is 7, not 8."}], add_prompt=False)
+    text = whole[len(rendered(tokenizer, [USER], add_prompt=False)) :].removeprefix(
         CallReader(tokenizer, {})._prompt  # pyright: ignore[reportPrivateUsage]
     )
     action = read(tokenizer, text.replace("<\uff5cAssistant\uff5c>", "</think>"))

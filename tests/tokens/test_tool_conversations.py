@@ -125,13 +125,13 @@ def test_a_call_that_the_budget_cut_is_closed_in_front_of_its_result(name: str) 
 @pytest.mark.parametrize("name", REFUSED)
 def test_results_that_no_full_render_keeps_are_refused_with_a_way_out(name: str) -> None:
     transcript = new_transcript(name)
-    with pytest.raises(TemplateError, match=r'; what would do: set env_config\["history"\] = "rerender"'):
+    with pytest.raises(TemplateError, match=r'; to fix it: set env_config\["history"\] = "rerender"'):
         one_round(transcript, ["a"], ["b"])
     anew = Transcript(ChatFormat.of(tool_family(name), append=False, tools=TOOLS), "rerender")
     anew.observe([GO])
     one_round(anew, ["here"], ["a lamp"])
     assert "a lamp" in text_of(tool_family(name), anew.token_ids)
-    assert anew.token_ids == tool_render(name, anew._format.as_taken(anew.messages))
+    assert anew.token_ids == tool_render(name, anew._format.for_template(anew.messages))
 
 
 def test_an_answer_without_calls_goes_on_as_ever() -> None:
@@ -206,7 +206,7 @@ def test_results_find_their_calls_when_one_could_not_be_read(name: str, num_call
     assert [call["function"]["name"] for call in answer["tool_calls"]] == names
     assert [message.get("name") for message in results] == [None, *names]
     assert [message.get("tool_call_id") for message in results][1:] == [call["id"] for call in answer["tool_calls"]]
-    assert transcript.token_ids == tool_render(name, transcript._format.as_taken(transcript.messages))
+    assert transcript.token_ids == tool_render(name, transcript._format.for_template(transcript.messages))
     if name == "gptoss":
         assert text_of(tool_family("gptoss"), transcript.token_ids).endswith(
             "<|start|>user<|message|><tool_response>\nno JSON\n</tool_response><|end|><|start|>assistant"
@@ -224,7 +224,7 @@ def test_what_follows_a_call_that_could_not_be_read_is_exact(name: str) -> None:
     )
     transcript.observe(results_of("no call"))
     assert transcript.messages[1] == {"role": "assistant", "content": "CALL{"}
-    whole = tool_render(name, transcript._format.as_taken(transcript.messages))
+    whole = tool_render(name, transcript._format.for_template(transcript.messages))
     tail = transcript.token_ids[stop:]
     assert tail
     assert whole[-len(tail) :] == tail

@@ -166,7 +166,7 @@ def test_the_name_of_a_tool_cannot_spell_a_control_token() -> None:
 def test_a_template_that_moves_the_schemas_is_refused_with_what_would_do() -> None:
     tokenizer = tokenizer_for(MOVES_SCHEMAS)
     ChatFormat.of(tokenizer)  # without tools nothing moves
-    with pytest.raises(TemplateError, match=r"once the conversation goes on; what would do: .*rerender"):
+    with pytest.raises(TemplateError, match=r"once the conversation continues; to fix it: .*rerender"):
         ChatFormat.of(tokenizer, tools=TOOLS)
     anew = Transcript(ChatFormat.of(tokenizer, append=False, tools=TOOLS), "rerender")
     anew.observe([GO])
@@ -207,7 +207,7 @@ def test_ids_that_a_template_does_not_take_are_shortened_alike_in_call_and_resul
     transcript.observe([{"role": "tool", "content": "b", "tool_call_id": "call_0123-abc"}])
     assert transcript.messages[1]["tool_calls"][0]["id"] == "call_0123-abc"
     assert text_of(tool_family("ids of nine letters"), transcript.token_ids).count(short_id("call_0123-abc")) == 2
-    taken = transcript._format.as_taken(transcript.messages)
+    taken = transcript._format.for_template(transcript.messages)
     assert transcript.token_ids == tool_render("ids of nine letters", taken)
 
 

@@ -245,17 +245,17 @@ def test_without_a_template_the_text_closes_a_conversation() -> None:
 
 def test_observations_and_actions_take_turns() -> None:
     transcript = Transcript(None)
-    with pytest.raises(RuntimeError, match="act wants an observation"):
+    with pytest.raises(RuntimeError, match=r"act\(\) was called without an observation"):
         transcript.act(Action(text="hello"))
-    with pytest.raises(RuntimeError, match="retract wants an observation"):
+    with pytest.raises(RuntimeError, match=r"retract\(\) needs an observation"):
         transcript.retract()
     transcript.observe([user("go")])
-    with pytest.raises(RuntimeError, match="observe wants an action"):
+    with pytest.raises(RuntimeError, match=r"observe\(\) was called before"):
         transcript.observe([user("go on")])
-    with pytest.raises(RuntimeError, match="close wants the last observation to have its action"):
+    with pytest.raises(RuntimeError, match=r"close\(\) needs a conversation whose last observation is answered"):
         transcript.close([user("over")])
     transcript.act(Action(text="left"))
-    with pytest.raises(RuntimeError, match="retract wants an observation"):
+    with pytest.raises(RuntimeError, match=r"retract\(\) needs an observation"):
         transcript.retract()
 
 

@@ -43,7 +43,7 @@ def play_with(tokenizer: Any, first: Any, later: Any) -> tuple[Transcript, list[
 
 def printed(name: str, messages: list[Message]) -> list[int]:
     """The full render, what a tool returned in the form that the template takes."""
-    return full_render(name, ChatFormat.of(family(name), append=False).as_taken(messages))
+    return full_render(name, ChatFormat.of(family(name), append=False).for_template(messages))
 
 
 def up_to_last_content(piece: str, messages: list[Message]) -> str:
@@ -110,7 +110,7 @@ def test_every_shape_is_recorded_exactly_or_refused_with_true_advice(name: str) 
         try:
             transcript, spans = play(name, first, later)
         except TemplateError as error:
-            _, found, advice = str(error).partition("; what would do: ")
+            _, found, advice = str(error).partition("; to fix it: ")
             assert found
             assert_advice_is_true(name, advice, first, later)
         else:
@@ -146,7 +146,7 @@ def test_a_conversation_is_closed_as_the_full_render_has_it_or_without_tokens() 
             if not tail:
                 left_out.append(name)
                 continue
-            whole = full_render(name, transcript.messages, ask=False)
+            whole = full_render(name, transcript.messages, add_prompt=False)
             printed_to_its_end = text_of(tokenizer, whole).removesuffix(tokenizer.eos_token)  # Phi-3 closes with it
             assert printed_to_its_end.endswith(text_of(tokenizer, tail).removesuffix(tokenizer.eos_token)), name
     assert sorted(left_out) == []
@@ -172,17 +172,17 @@ def test_where_a_template_of_trl_is_refused_its_training_twin_is_too() -> None:
 @pytest.mark.parametrize(
     ("name", "first", "later", "complaint"),
     [
-        ("Gemma", ("system", "user"), ("user",), "no system role; what would do: put the system message's text into"),
-        ("Gemma", ("user", "user"), ("user",), "take turns; what would do: merge messages of one role"),
+        ("Gemma", ("system", "user"), ("user",), "no system role; to fix it: put the system message's text into"),
+        ("Gemma", ("user", "user"), ("user",), "take turns; to fix it: merge messages of one role"),
         (
             "Mistral that moves the system message",
             ("system", "user"),
             ("user",),
-            "another place, once the conv.*rerender",
+            "or elsewhere, once the conv.*rerender",
         ),
-        ("tool results first", ("user",), ("tool",), "another first prompt when tool comes later.*rerender"),
-        ("deepseekv3", ("user",), ("tool",), "something else around results of tools in a second round.*rerender"),
-        ("numbered turns", ("user",), ("user",), "something else around user in the second turn.*rerender"),
+        ("tool results first", ("user",), ("tool",), "different first prompt when tool comes later.*rerender"),
+        ("deepseekv3", ("user",), ("tool",), "different text around results of tools in a second round.*rerender"),
+        ("numbered turns", ("user",), ("user",), "different text around user in the second turn.*rerender"),
         ("time of each message", ("user",), ("user",), "prints the time around user in later turns.*rerender"),
     ],
 )
@@ -205,18 +205,18 @@ CHATML = FAMILIES["tool results as JSON"].replace(" | tojson", "")
 @pytest.mark.parametrize(
     ("heading", "first", "later", "complaint"),
     [
-        ("{{ 'new ' if loop.last and m.role == 'tool' }}", ("user",), ("tool",), "tool in another way, or at another"),
+        ("{{ 'new ' if loop.last and m.role == 'tool' }}", ("user",), ("tool",), "tool differently, or elsewhere"),
         (
             "{{ 'so ' if m.role == 'user' and messages[:loop.index0] | selectattr('role', 'eq', 'tool') | list }}",
             ("user",),
             ("tool",),
-            "something else around user behind an earlier tool",
+            "different text around user after an earlier tool",
         ),
         (
             "{{ 'told ' if loop.index0 > 2 and messages[0].role == 'system' }}",
             ("system", "user"),
             ("user",),
-            "something else behind an answer when the conversation begins with system . user",
+            "different text after an answer when the conversation begins with system . user",
         ),
     ],
 )
@@ -282,7 +282,7 @@ def test_contents_that_a_template_looks_into_are_recorded_exactly_or_refused(nam
                 _, stop = transcript.act(Action(text=ANSWERS[0]))
                 transcript.observe([{"role": "user", "content": then}])
             except TemplateError as error:
-                assert "; what would do: leave" in str(error)  # noqa: PT017  # most words are taken
+                assert "; to fix it: leave" in str(error)  # noqa: PT017  # most words are taken
                 continue
             assert prompt == full_render(name, transcript.messages[:1])
             tail = transcript.token_ids[stop:]
@@ -302,7 +302,7 @@ def test_a_word_that_turns_thinking_on_does_so_for_its_turn() -> None:
 
 def test_a_word_that_acts_on_all_turns_is_refused() -> None:
     transcript = Transcript(ChatFormat.of(family("thinking once and for all")))
-    with pytest.raises(TemplateError, match=r"later turns because of '/think' in user; what would do: leave it out"):
+    with pytest.raises(TemplateError, match=r"later turns because of '/think' in user; to fix it: leave it out"):
         transcript.observe([{"role": "user", "content": "Please /Think. /think"}])
     assert transcript.token_ids == []
 

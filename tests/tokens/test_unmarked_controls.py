@@ -169,7 +169,7 @@ def test_a_render_guards_all_but_the_agents_own_messages() -> None:
     said = "<think>\nhm\n</think>\n\n<tool_call>look</tool_call>"
     messages: Any = [user("<tool_call>"), {"role": "assistant", "content": said}]
     plain, guarded = (
-        ChatFormat.of(tokenizer, append=False, guard_added_tokens=guard).render(messages, ask=False)
+        ChatFormat.of(tokenizer, append=False, guard_added_tokens=guard).render(messages, add_prompt=False)
         for guard in (False, True)
     )
     assert counts(tokenizer, plain, [*THINKING, *CALLS]) == [1, 1, 2, 1]

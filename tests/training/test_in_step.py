@@ -104,7 +104,7 @@ def test_a_forward_pass_that_breaks_off_on_one_rank_ends_the_run(
 ) -> None:
     _, done = launched
     assert done.returncode != 0
-    assert "broke off on rank 1: NotImplementedError('no cache, please')" in done.stderr
+    assert "failed on rank 1: NotImplementedError('no cache, please')" in done.stderr
 
 
 def test_one_process_alone_is_in_step_with_itself() -> None:
@@ -121,7 +121,7 @@ def test_nothing_is_run_or_sent_after_a_break() -> None:
         raise RuntimeError("out of memory")
 
     forward = LockstepForward(broken)
-    with pytest.raises(ShardedForwardError, match="broke off on rank 0: RuntimeError\\('out of memory'\\)"):
+    with pytest.raises(ShardedForwardError, match="failed on rank 0: RuntimeError\\('out of memory'\\)"):
         forward(input_ids=[1])
     with pytest.raises(ShardedForwardError, match="before"):
         forward(input_ids=[1])
@@ -131,9 +131,9 @@ def test_nothing_is_run_or_sent_after_a_break() -> None:
 
 def test_fsdp1_is_refused_and_the_error_says_what_to_use(tmp_path: Path) -> None:
     accelerator: Any = SimpleNamespace(distributed_type=DistributedType.FSDP, is_fsdp2=False)
-    with pytest.raises(ConfigError, match=r"not been proven: use FSDP2, with fsdp_config="):
+    with pytest.raises(ConfigError, match=r"since it is unverified: use FSDP2, with fsdp_config="):
         policy_agent_type(accelerator)
-    with pytest.raises(ConfigError, match="training with FSDP1 is refused"):  # whoever plays
+    with pytest.raises(ConfigError, match="training with FSDP1 is not supported"):  # whoever plays
         check_parts(*policy(), settings(tmp_path), accelerator, has_aux_loss=False, has_own_scheduler=False)
 
 

@@ -102,7 +102,7 @@ def test_the_context_bounds_an_answer_and_a_prompt_that_fills_it_fails_alone() -
     assert str(none_left) == (
         "a prompt of 20 tokens leaves no room for an answer in the maximum context length of the vLLM engine, "
         "20 tokens: raise vllm_max_model_length, or set env_config['max_trajectory_tokens'] to at most 20, so that "
-        "episodes end before"
+        "episodes end earlier"
     )
 
 
@@ -131,7 +131,7 @@ def test_a_step_that_hangs_gives_the_engine_up(monkeypatch: pytest.MonkeyPatch) 
     played = drive([OneTurn(5)], agent, turn_timeout_s=0.2)
     assert "the agent took longer than turn_timeout_s = 0.2" in played[0]
     assert "did not end within 0.1 s" in str(agent.act([request([5])])[0])
-    with pytest.raises(AgentsGymError, match=r"broke and is not called again: a step of it did not end.*checkpoint"):
+    with pytest.raises(AgentsGymError, match=r"is not called again: one of its steps did not end.*checkpoint"):
         agent.prepare(started(0))
 
 
@@ -273,9 +273,9 @@ def test_a_colocated_engine_that_broke_is_not_called_again() -> None:
     assert all(" broke" in result["fault"] and "RuntimeError: out of memory" in result["fault"] for result in played)
     num_asked = len(generation.engine.asked)
     again = drive([session(5, 1)], agent)
-    assert "broke at an earlier call and is not called again: RuntimeError: out of memory" in again[0]["fault"]
+    assert "failed in an earlier call and is not called again: RuntimeError: out of memory" in again[0]["fault"]
     assert len(generation.engine.asked) == num_asked
-    with pytest.raises(AgentsGymError, match="the vLLM engine broke and is not called again"):
+    with pytest.raises(AgentsGymError, match="the vLLM engine failed and is not called again"):
         agent.prepare(started(1))
 
 

@@ -325,4 +325,4 @@ def wait_less(monkeypatch: pytest.MonkeyPatch, *, pulse_s: float = 0.1) -> None:
     """Have everything that is waited for, waited for less long."""
     monkeypatch.setattr(vllm_servers, "WAITS_S", (0.0, 0.02, 0.02, 0.02))
     monkeypatch.setattr(vllm_servers, "PULSE_S", pulse_s)
-    monkeypatch.setattr(vllm_weights, "_LOOK_S", 0.05)
+    monkeypatch.setattr(vllm_weights, "_POLL_S", 0.05)

@@ -34,7 +34,7 @@ def _stretched(rope: Mapping[str, Any], positions: int) -> int:
 
 
 def budget_within(limit: int | None, prompt: Sequence[int], room: int, holder: str, remedy: str = "") -> int:
-    """Cut the budget of a turn to what a limit of tokens leaves behind its prompt.
+    """Cut the budget of a turn to what a limit of tokens leaves after its prompt.
 
     Args:
         limit: The most tokens of prompt and answer; None if there is no limit, or it is not known.
@@ -52,5 +52,5 @@ def budget_within(limit: int | None, prompt: Sequence[int], room: int, holder: s
         return min(room, limit - len(prompt))
     raise AgentError(
         f"a prompt of {len(prompt)} tokens leaves no room for an answer in {holder}, {limit} tokens: {remedy}set "
-        f"env_config['max_trajectory_tokens'] to at most {limit}, so that episodes end before"
+        f"env_config['max_trajectory_tokens'] to at most {limit}, so that episodes end earlier"
     )

@@ -167,7 +167,7 @@ class BatchedDecoder(Decoder):
     def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
         """Run one more token of the open conversations; closed ones are dropped once they are worth it."""
         num_closed = len(self.indices) - len(tokens)
-        # A closed row goes on with idle tokens, which lie behind what it holds, but would spoil states.
+        # A closed row goes on with idle tokens, which lie after what it holds, but would spoil states.
         if num_closed and (self.has_states or num_closed >= len(tokens)):
             self._line_up([index for index in self.indices if index in tokens])
         logits = self._run([[tokens.get(index, 0)] for index in self.indices])

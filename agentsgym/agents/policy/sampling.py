@@ -181,5 +181,5 @@ class StopText:
         return any(stop in text for stop in self.stop)
 
     def before(self, text: str) -> str:
-        """Cut a text off in front of its first stop string."""
+        """Cut a text off before its first stop string."""
         return text[: min((place for stop in self.stop if (place := text.find(stop)) >= 0), default=len(text))]

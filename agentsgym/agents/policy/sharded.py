@@ -54,7 +54,7 @@ class LockstepForward:
             ShardedForwardError: The model raised, now or in an earlier call.
         """
         if self._is_broken:
-            raise ShardedForwardError("a forward pass of the sharded model broke off on this rank before")
+            raise ShardedForwardError("a forward pass of the sharded model already failed on this rank")
         with self.abort_all_ranks_on_error():
             self._num_running(1)
             return self._model(**arguments)
@@ -91,7 +91,7 @@ class LockstepForward:
                 raise
             rank = PartialState().process_index
             raise ShardedForwardError(
-                f"a forward pass of the sharded model broke off on rank {rank}: {error!r}"
+                f"a forward pass of the sharded model failed on rank {rank}: {error!r}"
             ) from error
 
     def _num_running(self, flag: int) -> torch.Tensor:
@@ -173,7 +173,7 @@ def policy_agent_type(accelerator: Accelerator, *, gathers: bool = False) -> typ
         return PolicyAgent
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ConfigError(
-            "training with FSDP1 is refused, since it has not been proven: use FSDP2, with fsdp_config={'version': 2} "
+            "training with FSDP1 is not supported, since it is unverified: use FSDP2, with fsdp_config={'version': 2} "
             "or `fsdp_version: 2` in the file of accelerate, or DeepSpeed ZeRO-3"
         )
     return PolicyAgent if zero_stage(accelerator) == 3 and gathers else ShardedPolicyAgent

@@ -17,7 +17,7 @@ T = TypeVar("T")
 class FailFastEngine:
     """Calls a vLLM engine until it breaks: the requests it then still holds make its next call run forever.
 
-    A request that the engine refuses (too long, say) leaves no request behind, and does not count as a break.
+    A request that the engine refuses (too long, say) leaves no request behind, and does not count as a failure.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -32,7 +32,7 @@ class FailFastEngine:
             AgentError: It broke at an earlier call.
         """
         if self._broke:
-            raise AgentError(f"the vLLM engine broke at an earlier call and is not called again: {self._broke}")
+            raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._broke}")
         try:
             return generate(*arguments, **options)
         except BaseException as error:
@@ -118,7 +118,7 @@ class Engine:
 def _action(request: TurnRequest, answer: Any) -> Action | AgentError:
     if answer.finish_reason not in ("stop", "length"):
         return AgentError(
-            f"the vLLM engine ended the answer for another reason than its end: {shown(answer.finish_reason)}"
+            f"the vLLM engine ended the answer with an unexpected finish reason: {shown(answer.finish_reason)}"
         )
     ids = list(answer.token_ids)
     logprobs = [step[token].logprob for step, token in zip(answer.logprobs, ids, strict=True)]

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 CONNECTIONS: Final = 512  # to one server, from one rank; further requests wait for one
 WAITS_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0)  # before each attempt
 PULSE_S: Final = 5.0  # how often a server that owes answers is asked whether it is there
-MOST_MISSED: Final = 2  # of those questions, in a row
+MAX_MISSED: Final = 2  # of those questions, in a row
 
 
 class VLLMServers:
@@ -79,7 +79,7 @@ class VLLMServers:
             holder = f"the maximum context length of the vLLM server at {server.url}"
             budget = max(1, budget_within(server.context, prompt, room, holder, "raise its --max-model-len, or "))
             try:
-                return await self._ask(server, prompt, budget)
+                return await self._request(server, prompt, budget)
             except PassingError as error:
                 last = f"the vLLM server at {server.url} gave no answer: {error}"
                 if error.is_connection and not server.lost:
@@ -132,11 +132,11 @@ class VLLMServers:
                 if server.lost:
                     continue
                 try:
-                    await server.look(session)
+                    await server.read_model(session)
                 except PassingError as error:
                     raise AgentsGymError(
-                        f"rank {self._rank} cannot reach the vLLM server at {server.url}: {error}. Each rank asks it "
-                        "itself, so its address must be one that all machines reach (vllm_server_base_url)"
+                        f"rank {self._rank} cannot reach the vLLM server at {server.url}: {error}. Every rank "
+                        "sends requests, so all machines must reach its address (vllm_server_base_url)"
                     ) from error
 
     def _home(self, session_id: str, last: str) -> VLLMServer:
@@ -151,7 +151,7 @@ class VLLMServers:
         usable = [server for server in rotated if not server.lost]
         if not usable:
             reasons = "; ".join(f"{server.url}: {server.lost}" for server in self.servers)
-            raise AgentError(f"no vLLM server is left to ask ({reasons})" + (f"; {last}" if last else ""))
+            raise AgentError(f"no vLLM server is left ({reasons})" + (f"; {last}" if last else ""))
         server = min(usable, key=lambda one: one.num_sessions)  # the first of those that have fewest
         server.num_sessions += 1
         self._homes[session_id] = server
@@ -178,7 +178,7 @@ class VLLMServers:
             if gone is not None and gone.done() and not server.lost:
                 del self._gone[server.url]
 
-    async def _ask(self, server: VLLMServer, prompt: list[int], max_tokens: int) -> Sampled:
+    async def _request(self, server: VLLMServer, prompt: list[int], max_tokens: int) -> Sampled:
         session = self._opened()
         gone = self._gone.setdefault(server.url, asyncio.get_running_loop().create_future())
         asking = asyncio.ensure_future(server.complete(session, prompt, max_tokens, self._fields))
@@ -193,7 +193,7 @@ class VLLMServers:
     def _opened(self) -> ClientSession:
         if self._session is None:
             self._session = open_session(CONNECTIONS * len(self.servers))
-            self._watch = asyncio.ensure_future(self._watch_over())
+            self._watch = asyncio.ensure_future(self._monitor())
         return self._session
 
     async def _close(self) -> None:
@@ -220,20 +220,20 @@ class VLLMServers:
         if known is not None and known == server.version and version != known:
             self._lose(
                 server,
-                f"it no longer has the weights that it was given (it was started again, or is someone else's too: they "
-                f"are marked {version!r}, not {server.version!r})",
+                "it no longer has the weights that were pushed to it (it was restarted, or another run uses it: their "
+                f"version is {version!r}, not {server.version!r})",
             )
 
     def _lose(self, server: VLLMServer, reason: str) -> None:
         if server.lost:
             return
         server.lost = reason
-        logger.warning("the vLLM server at %s is not asked any more in this generation batch: %s", server.url, reason)
+        logger.warning("the vLLM server at %s gets no more requests in this generation batch: %s", server.url, reason)
         gone = self._gone.get(server.url)
         if gone is not None and not gone.done():
             gone.set_result(None)
 
-    async def _watch_over(self) -> None:
+    async def _monitor(self) -> None:
         """Ask servers that owe answers whether they are there: one whose machine is gone never hangs up."""
         missed = dict.fromkeys((server.url for server in self.servers), 0)
         while True:
@@ -245,8 +245,8 @@ class VLLMServers:
                         missed[server.url] = 0
                     except PassingError as error:
                         missed[server.url] += 1
-                        if missed[server.url] >= MOST_MISSED:
-                            self._lose(server, f"it did not answer {MOST_MISSED} times in a row ({error})")
+                        if missed[server.url] >= MAX_MISSED:
+                            self._lose(server, f"it did not answer {MAX_MISSED} times in a row ({error})")
 
 
 def _wire_fields(sampling: VLLMSampling) -> Mapping[str, Any]:

@@ -110,7 +110,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         """Collective: join the calls of other ranks until none has a live episode, then put the engine to sleep."""
         while self._join(()) is not None:
             pass
-        self._weights.rest()
+        self._weights.sleep()
 
     def _join(self, requests: Sequence[TurnRequest]) -> list[Action | AgentError] | None:
         """Collective: make one call together with all ranks; None once no rank has a request."""

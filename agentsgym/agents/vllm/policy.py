@@ -25,7 +25,7 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
     """Samples the policy on vLLM, one request for each turn of each episode, sent as soon as the episode is ready.
 
     Where TRL's ``VLLMGeneration`` is colocated, a thread steps its engine while any request is open, and new ones join
-    between two steps. Behind servers, each rank asks them itself: a session stays with one of them, whose prefix cache
+    between two steps. With servers, each rank sends requests itself: a session stays with one server, whose prefix cache
     has its history, and the main rank alone pushes the weights, through TRL's client. So nobody waits for the slowest
     of a round, and no call but :meth:`prepare` is collective.
 
@@ -129,4 +129,4 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
     def finish(self) -> None:
         """End what the rollout needed: the thread that steps the engine, or connections; put the engine to sleep."""
         self._engine.finish()
-        self._weights.rest()
+        self._weights.sleep()

@@ -19,7 +19,7 @@ CONNECT_S: Final = 10.0
 ANSWER_S: Final = 30.0  # for what a server says of itself, also under load
 IDLE_S: Final = 3.0  # a connection is kept; the server closes it after five
 _BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
-_LEAST_LOGPROB: Final = -9999.0  # JSON has no infinity: vLLM writes this for what it does not know
+_MIN_LOGPROB: Final = -9999.0  # JSON has no infinity: vLLM writes this for what it does not know
 _READ_CHARACTERS: Final = 1000
 
 
@@ -85,8 +85,8 @@ class VLLMServer:
         self.num_sessions = 0
         self.num_open = 0
 
-    async def look(self, session: ClientSession) -> None:
-        """Ask for its model and its context.
+    async def read_model(self, session: ClientSession) -> None:
+        """Read its model and its context length.
 
         Raises:
             PassingError: It does not answer, or not as a vLLM server.
@@ -94,7 +94,7 @@ class VLLMServer:
         answer = await self._get(session, "/v1/models")
         models: Any = answer.get("data") if answer is not None else None
         if not isinstance(models, list) or not models or "id" not in models[0]:
-            raise PassingError(f"its /v1/models is no vLLM server's: {shown(answer)}", is_connection=False)
+            raise PassingError(f"its /v1/models is not that of a vLLM server: {shown(answer)}", is_connection=False)
         model = cast("dict[str, Any]", models[0])
         self.model, self.root = str(model["id"]), str(model.get("root") or model["id"])
         context = model.get("max_model_len")
@@ -163,7 +163,7 @@ class VLLMServer:
         if reason == "abort":
             raise PassingError("it aborted the request", is_connection=False)
         if reason not in ("stop", "length") or not isinstance(ids, list):
-            raise AgentError(f"the answer of the vLLM server at {self.url} makes no sense: {shown(choice or answer)}")
+            raise AgentError(f"the answer of the vLLM server at {self.url} is malformed: {shown(choice or answer)}")
         if choice.get("prompt_token_ids") != prompt:
             raise AgentError(f"the vLLM server at {self.url} must answer the prompt it is given, but answered another")
         told: Any = choice.get("logprobs")
@@ -203,7 +203,7 @@ class VLLMServer:
 
 
 def _known_or_nan(value: Any) -> float:
-    return float(value) if value is not None and value > _LEAST_LOGPROB else math.nan
+    return float(value) if value is not None and value > _MIN_LOGPROB else math.nan
 
 
 def _json(content: bytes) -> Mapping[str, Any]:
@@ -212,7 +212,7 @@ def _json(content: bytes) -> Mapping[str, Any]:
     except ValueError:
         answer = None
     if not isinstance(answer, Mapping):
-        raise PassingError(f"its answer is no JSON object: {shown(content[:_READ_CHARACTERS])}", is_connection=False)
+        raise PassingError(f"its answer is not a JSON object: {shown(content[:_READ_CHARACTERS])}", is_connection=False)
     return cast("Mapping[str, Any]", answer)
 
 

@@ -76,7 +76,7 @@ class SteppedEngine:
             AgentError: The engine broke, now or earlier, or the prompt does not fit into its context.
         """
         if self._broke:
-            raise AgentError(f"the vLLM engine broke at an earlier call and is not called again: {self._broke}")
+            raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._broke}")
         holder = "the maximum context length of the vLLM engine"
         room = max(1, budget_within(self._context, prompt, room, holder, "raise vllm_max_model_length, or "))
         loop, step = asyncio.get_running_loop(), self.step
@@ -98,13 +98,13 @@ class SteppedEngine:
         self._inbox.put(self._end)
         thread.join(STEP_LIMIT_S)
         if thread.is_alive():
-            self._broke = f"a step of it did not end within {STEP_LIMIT_S:g} s"
+            self._broke = f"one of its steps did not end within {STEP_LIMIT_S:g} s"
 
     def check(self) -> None:
         """Raise :class:`AgentsGymError` if the engine broke: no weights are loaded into it."""
         if self._broke:
             raise AgentsGymError(
-                f"the vLLM engine broke and is not called again: {self._broke}; start the run again, from its last "
+                f"the vLLM engine failed and is not called again: {self._broke}; restart the run from its last "
                 "checkpoint"
             )
 
@@ -132,7 +132,7 @@ class SteppedEngine:
         except BaseException as error:  # noqa: BLE001  # the engine's: told to all that wait for it
             self._broke = f"{type(error).__name__}: {sentence_of(error)}"
             for one in [*self._open.values()]:
-                self._settle(one, AgentError(f"the vLLM engine broke: {self._broke}"))
+                self._settle(one, AgentError(f"the vLLM engine failed: {self._broke}"))
             self._refuse_rest()
 
     def _refuse_rest(self) -> None:
@@ -145,7 +145,7 @@ class SteppedEngine:
             return
         self._open[one.name] = one
         if self._broke:
-            self._settle(one, AgentError(f"the vLLM engine broke: {self._broke}"))
+            self._settle(one, AgentError(f"the vLLM engine failed: {self._broke}"))
             return
         try:
             self._engine.add_request(one.name, {"prompt_token_ids": one.prompt}, self._params.of(one.max_tokens))
@@ -179,7 +179,7 @@ def _read(output: Any, one: _Open) -> Any:
     if list(output.prompt_token_ids) != one.prompt:
         return RuntimeError("vLLM must answer the prompt it is given, but answered another")
     if answer.finish_reason not in ("stop", "length"):
-        return AgentError(f"the vLLM engine ended an answer for another reason than its end: {answer.finish_reason!r}")
+        return AgentError(f"the vLLM engine ended an answer with an unexpected finish reason: {answer.finish_reason!r}")
     return ids, sampled_logprobs(answer.logprobs, ids)
 
 

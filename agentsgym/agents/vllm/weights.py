@@ -20,13 +20,13 @@ from agentsgym.agents.event_loop import run_coroutine
 from agentsgym.agents.vllm.fleet import VLLMServers
 from agentsgym.agents.vllm.server import PassingError, VLLMServer, open_session
 from agentsgym.errors import AgentsGymError, ConfigError
-from agentsgym.ranks import KeptError, all_gather_objects, raise_on_all_ranks
+from agentsgym.ranks import DeferredError, all_gather_objects, raise_on_all_ranks
 from agentsgym.texts import sentence_of, shown
 
 logger = logging.getLogger(__name__)
 
 PUSH_LIMIT_S: Final = 600.0
-_LOOK_S: Final = 2.0  # between two looks for a server that is not there
+_POLL_S: Final = 2.0  # between two looks for a server that is not there
 _PROBES: Final = 32  # tokens whose text both tokenizers encode
 
 
@@ -61,7 +61,7 @@ class EngineWeights:
         """Note that the trainer itself has loaded the weights of this step; an engine that sleeps loads them again."""
         self.step = step
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Put an engine to sleep that sleeps between rollouts."""
         if self._sleeps and not self._generation.enable_sleep_mode:
             self._generation.llm.sleep(level=2)
@@ -127,8 +127,8 @@ class ServerWeights:
         """
         is_new, self.step = step != self.step, None
         lost = set(all_gather_objects([server.url for server in self._servers.servers if server.lost]))
-        error, plans = KeptError(), list[_Plan]()
-        with error.keeping():
+        error, plans = DeferredError(), list[_Plan]()
+        with error.capturing():
             if self._generation.accelerator.is_main_process:
                 plans.append(run_coroutine(self._plan(lost, is_new=is_new)))
         (plan,) = all_gather_objects(plans, error.first)
@@ -155,7 +155,7 @@ class ServerWeights:
         self.step = self._servers.first.step = step
         self._marks[self._servers.first.url] = None
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Do nothing: a server is no one's to put to sleep."""
 
     # On the main rank
@@ -172,7 +172,7 @@ class ServerWeights:
                     continue
                 known = self._marks.get(server.url)
                 if server.url in self._marks and (version != known if known is not None else server.url in lost):
-                    logger.warning("the vLLM server at %s was started again; it gets the weights again", server.url)
+                    logger.warning("the vLLM server at %s was restarted; the weights are pushed again", server.url)
                     self._reconnect.add(server.url)
                     self._checked.discard(server.url)
                     del self._marks[server.url]
@@ -202,14 +202,14 @@ class ServerWeights:
             if time.monotonic() >= deadline:
                 raise AgentsGymError(
                     f"the vLLM server at {missing[0]} did not answer within vllm_server_timeout = {limit_s:g} s: "
-                    f"{found[missing[0]]}; start it again and resume the run from its last checkpoint"
+                    f"{found[missing[0]]}; restart it and resume the run from its last checkpoint"
                 )
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _check(self, server: VLLMServer, session: Any) -> None:
         """Refuse a server of another tokenizer, and warn of one that has another model or is too small."""
         try:
-            await server.look(session)
+            await server.read_model(session)
             text, ids = _probe(self._tokenizer)
             theirs = await server.encode(session, text)
         except PassingError as error:
@@ -274,7 +274,7 @@ class ServerWeights:
             return
         if not run_coroutine(self._switch(url, "pause?mode=keep&clear_cache=true")):
             raise ConfigError(
-                f"the vLLM server at {url} cannot pause, and max_staleness above 0 gives it weights while it answers: "
+                f"the vLLM server at {url} cannot pause, and max_staleness above 0 pushes weights while it generates: "
                 "start it with VLLM_SERVER_DEV_MODE=1"
             )
         try:
@@ -292,7 +292,7 @@ class ServerWeights:
             try:
                 return await self._servers.by_url(url).switch(session, command)
             except PassingError as error:
-                raise AgentsGymError(f"the vLLM server at {url} went away: {error}") from error
+                raise AgentsGymError(f"the vLLM server at {url} became unreachable: {error}") from error
 
     def _push_through_client(self, url: str) -> None:
         try:
@@ -306,7 +306,7 @@ class ServerWeights:
         except Exception as error:
             raise AgentsGymError(
                 f"the weights could not be pushed to the vLLM server at {url}: {type(error).__name__}: "
-                f"{sentence_of(error)}; it must run the model that is trained, and its log says more"
+                f"{sentence_of(error)}; it must run the model in training; see its log"
             ) from error
 
     def _client(self, url: str) -> Any:
@@ -331,7 +331,9 @@ class ServerWeights:
             try:
                 return await self._servers.by_url(url).mark(session, mark)
             except PassingError as error:
-                raise AgentsGymError(f"the vLLM server at {url} went away after it got the weights: {error}") from error
+                raise AgentsGymError(
+                    f"the vLLM server at {url} became unreachable after the weights were pushed: {error}"
+                ) from error
 
 
 def within(limit_s: float, call: Callable[[], None], too_late: str, device: torch.device) -> None:

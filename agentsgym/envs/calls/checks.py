@@ -1,4 +1,4 @@
-"""Check a call of a tool against the tool's JSON schema, and say to the agent what is wrong with it."""
+"""Check a call of a tool against the tool's JSON schema, and describe to the agent what is wrong with it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _out_of_bounds(value: Any, schema: _Schema) -> str | None:
 
 
 def _bounded(schema: _Schema) -> _Schema:
-    """Write ``"items": False``, nothing behind the first ones, as the number of these."""
+    """Write ``"items": False``, nothing after the first ones, as the number of these."""
     if schema.get("items") is not False:
         return schema
     return {"maxItems": len(schema.get("prefixItems") or ()), **schema}

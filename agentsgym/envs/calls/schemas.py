@@ -38,7 +38,7 @@ def schemas_of(
         owner: Whose they are, for errors.
 
     Raises:
-        ConfigError: No schema can be made of a function, a schema is none, or two tools have one name.
+        ConfigError: No schema can be made of a function, a schema is not valid, or two tools have the same name.
     """
     given: Any = tools or ()
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):

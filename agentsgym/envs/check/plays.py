@@ -20,14 +20,14 @@ Script = Sequence[Action]
 
 
 class _Recorder(Agent):
-    """Lets another agent answer and keeps what it said, session by session."""
+    """Passes requests to another agent and records its actions by session."""
 
     def __init__(self, inner: Agent) -> None:
         self.actions: dict[str, list[Action]] = {}
         self._inner = inner
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Any]:
-        """Hand the requests on."""
+        """Forward the requests."""
         answers = self._inner.act(requests)
         for request, answer in zip(requests, answers, strict=True):
             if isinstance(answer, Action):
@@ -35,12 +35,12 @@ class _Recorder(Agent):
         return answers
 
     def finish(self) -> None:
-        """Hand it on."""
+        """Forward the call."""
         self._inner.finish()
 
 
 class _Replay(Agent):
-    """Says what was said before, session by session; nothing where the session goes on for longer."""
+    """Replays recorded actions by session; the empty text once they are used up."""
 
     def __init__(self, scripts: Mapping[str, Script]) -> None:
         self._left = {session_id: iter(script) for session_id, script in scripts.items()}
@@ -68,7 +68,7 @@ def record(
     """Play each task once, one after the other or several at once.
 
     Returns:
-        The trajectories, and what the agent said in each, both in the order of the tasks.
+        The trajectories, and the agent's actions in each, both in the order of the tasks.
     """
     trials = env.trials(tasks)
     recorder = _Recorder(agent)

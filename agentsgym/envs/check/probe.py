@@ -36,7 +36,7 @@ _BASE_ATTRIBUTES = {
     _TOOL_HOOK,
 }
 _MAX_STATE_BYTES = 100_000  # larger states are not compared
-_MAX_DEPTH, _MAX_ITEMS = 2, 20  # of what is looked at of an attribute
+_MAX_DEPTH, _MAX_ITEMS = 2, 20  # limits of what is compared of an attribute
 
 
 class HookProbe:
@@ -46,7 +46,7 @@ class HookProbe:
         findings: What it saw, each kind once a hook and thing that it is about.
         changed: The attributes of the environment that hooks changed, each with the hook that did it first.
         roles: What ``_role`` gave.
-        paid_roles: The roles that ``info["rewards"]`` pays, each with the hook that paid it first.
+        rewarded_roles: The roles in ``info["rewards"]``, each with the hook that rewarded it first.
         starts: What each episode began with, in the order in which they began, one list for each ``with`` block.
     """
 
@@ -54,7 +54,7 @@ class HookProbe:
         self.findings: dict[tuple[str, str, str], Finding] = {}
         self.changed: dict[str, str] = {}
         self.roles: set[Hashable] = set()
-        self.paid_roles: dict[Hashable, str] = {}
+        self.rewarded_roles: dict[Hashable, str] = {}
         self.starts: list[list[Start]] = []
         self._env = env
         self._starts: dict[int, tuple[str, Any]] = {}  # keeps the states alive, so that no id comes twice
@@ -89,12 +89,12 @@ class HookProbe:
         """Note a finding, once a hook and what it is about.
 
         Args:
-            check: Which check it is of.
-            hook: The hook that it is about; empty if it is about none.
-            text: What is wrong.
-            is_error: Whether it is an error.
-            place: Where it is, if not where the hook is defined.
-            about: Tells it from other findings of this check and hook.
+            check: Name of the check.
+            hook: The hook concerned, or an empty text.
+            text: Description of the problem.
+            is_error: True for an error, False for a warning.
+            place: File and line, by default of the hook's definition.
+            about: Key that distinguishes it from other findings of this check and hook.
         """
         place = place or (self.place(hook) if hook else "")
         finding = Finding(check=check, severity="error" if is_error else "warning", text=text, place=place)
@@ -109,12 +109,12 @@ class HookProbe:
                 result = hook(*args)
             finally:
                 if self._num_uses == num_uses:  # else it was a hook that this one called
-                    self._see_generators(name, generators)
-                self._see_attributes(name, attributes)
+                    self._check_generators(name, generators)
+                self._note_changes(name, attributes)
             if state is not None and _bytes_of(args[0]) not in (state, None):
                 text = f"{name} changes the state that it is given: only a step may, and it returns the next state"
                 self.add("state-isolation", name, text, is_error=False)
-            self._see_result(name, hook, args, result)
+            self._check_result(name, hook, args, result)
             return result
 
         return watched
@@ -130,11 +130,11 @@ class HookProbe:
             finally:
                 name = str(getattr(call, "name", ""))
                 remedy = "a generator of the session's own (tools_class is given one)"
-                self._see_generators(f"the tool {name!r}", generators, remedy, place_of_tool(self._env, [name]))
+                self._check_generators(f"the tool {name!r}", generators, remedy, place_of_tool(self._env, [name]))
 
         return watched
 
-    def _see_generators(
+    def _check_generators(
         self, name: str, before: Mapping[str, Any], remedy: str = "self.rng(session_id)", place: str = ""
     ) -> None:
         after = global_generators()
@@ -148,46 +148,46 @@ class HookProbe:
         own = {name: value for name, value in vars(self._env).items() if name not in _BASE_ATTRIBUTES}
         return {name: _fingerprint(value) for name, value in own.items()}
 
-    def _see_attributes(self, name: str, before: Mapping[str, Any]) -> None:
+    def _note_changes(self, name: str, before: Mapping[str, Any]) -> None:
         for attribute, value in self._attributes().items():
             if before.get(attribute) != value:
                 self.changed.setdefault(attribute, name)
 
-    def _see_result(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
+    def _check_result(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
         if name == "_initialize_episode":
-            self._see_start(args[0], result)
+            self._check_start(args[0], result)
         elif name == "_role" and _is_hashable(result):
             self.roles.add(result)
         elif name in ("_step_episode", "_step_action") and isinstance(result, tuple):
             step = cast("tuple[Any, ...]", result)
             if len(step) == 4 and name == ("_step_action" if self._env.takes_actions else "_step_episode"):
-                self._see_step(name, hook, args, step)
+                self._check_step(name, hook, args, step)
 
-    def _see_start(self, session_id: str, state: Any) -> None:
+    def _check_start(self, session_id: str, state: Any) -> None:
         first, _ = self._starts.setdefault(id(state), (session_id, state))
         self.starts[-1].append(start_of(session_id, state))
         if first != session_id:
-            text = "_initialize_episode gives two sessions the very same dict: it must make a new one for each"
+            text = "_initialize_episode returns the same dict for two sessions: it must create a new one for each"
             self.add("state-isolation", "_initialize_episode", text)
 
-    def _see_step(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], step: tuple[Any, ...]) -> None:
+    def _check_step(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], step: tuple[Any, ...]) -> None:
         next_state, reward, done, info = step
         if _is_number(reward) and not math.isfinite(reward):
-            text = f"{name} pays {reward!r}: rewards must be finite numbers"
+            text = f"{name} returned the reward {reward!r}: rewards must be finite numbers"
             self.add("finite-rewards", name, text, about=repr(reward))
         if isinstance(info, Mapping):
-            self._see_paid(name, cast("Mapping[Any, Any]", info).get("rewards"))
+            self._check_role_rewards(name, cast("Mapping[Any, Any]", info).get("rewards"))
         if self._steps_again and done is True:
             self._step_again(name, hook, args, next_state)
 
-    def _see_paid(self, name: str, rewards: Any) -> None:
+    def _check_role_rewards(self, name: str, rewards: Any) -> None:
         if rewards is None:
             return
         if not isinstance(rewards, Mapping):
-            self.add("roles", name, f"info['rewards'] must be a dict of a reward for each role, got {shown(rewards)}")
+            self.add("roles", name, f"info['rewards'] must be a dict of one reward per role, got {shown(rewards)}")
             return
         for role, reward in cast("Mapping[Any, Any]", rewards).items():
-            self.paid_roles.setdefault(role, name)
+            self.rewarded_roles.setdefault(role, name)
             if not (_is_number(reward) and math.isfinite(reward)):
                 text = f"info['rewards'][{shown(role)}] is {shown(reward)}: rewards must be finite numbers"
                 self.add("finite-rewards", name, text, about=shown(role))
@@ -200,7 +200,7 @@ class HookProbe:
         except BaseException as error:
             if is_interruption(error):
                 raise
-            return  # a game that refuses to go on is over
+            return  # an episode that refuses further steps is over
         if done is False:
             text = (
                 f"{name} gives done=False for the action that ended the episode, played once more on its last state: "
@@ -240,7 +240,7 @@ def global_generators() -> dict[str, Any]:
 
 
 def _bytes_of(value: Any) -> bytes | None:
-    """What can be compared of a value, before and after; None where that cannot be said."""
+    """A fingerprint of a value that can be compared before and after; None where that is not possible."""
     written = _BoundedBytes()
     try:
         pickle.Pickler(written).dump(value)

@@ -1,4 +1,4 @@
-"""What a check of an environment says."""
+"""The report of a check of an environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Finding:
     """One thing that is wrong with an environment.
 
     Attributes:
-        check: Which check it is of, such as ``"global-random"``.
+        check: Name of the check, such as ``"global-random"``.
         severity: ``"error"``: training or evaluation goes wrong; ``"warning"``: it costs something, or may go wrong.
         text: What is wrong and what would be right, a sentence.
         place: File and line of the hook that it is about; empty if it is about none.

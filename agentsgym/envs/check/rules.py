@@ -1,4 +1,4 @@
-"""What is looked at in tasks, in an environment's tools and in recorded episodes, without playing anything."""
+"""Check tasks, an environment's tools and recorded episodes, without playing anything."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from agentsgym.tokens.unknown_words import named, unknown_id, unknown_words
 from agentsgym.types import Action, Message, StopReason, ToolCall, Trajectory
 
 Add = Callable[..., None]
-_MIN_RULES, _MIN_REPEATED = 40, 16  # characters; shorter texts may be said again by chance
+_MIN_RULES, _MIN_REPEATED = 40, 16  # characters; shorter texts may repeat by chance
 _MIN_SHARED = 80  # characters that every prompt of an episode has; a board, a question or a reminder has fewer
 _MIN_WORDS = 4  # of a line of rules; a line of a board has fewer
-_MAX_MODEL_LENGTH = 10**7  # a larger ``model_max_length`` says that there is none
+_MAX_MODEL_LENGTH = 10**7  # a larger ``model_max_length`` means no limit
 
 
-def look_at_task(task: Mapping[str, Any], name: str, add: Add) -> None:
+def check_task_data(task: Mapping[str, Any], name: str, add: Add) -> None:
     """Find what a dataset row cannot hold of a task: every key whose value it cannot, once for all tasks."""
     for key, value in task.items():
         where = f"{name}[{key!r}]"
@@ -42,12 +42,12 @@ def look_at_task(task: Mapping[str, Any], name: str, add: Add) -> None:
             add("json-tasks", "", text, about=f"{key!r}: {type(value).__name__}")
 
 
-def look_at_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Add) -> None:
+def check_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Add) -> None:
     """Find tools that the agent cannot know: without a description, or not shown by the chat template."""
     names = [tool.get("function", tool).get("name", "") for tool in env.tool_schemas]
     for name, tool in zip(names, env.tool_schemas, strict=True):
         if not str(tool.get("function", tool).get("description") or "").strip():
-            text = f"the tool {name!r} has no description: say in its docstring what it does"
+            text = f"the tool {name!r} has no description: describe in its docstring what it does"
             add("tools", "_tools", text, False, about=name)
     tokenizer: Any = env.tokenizer
     prompted = [one for one in trajectories if one.turns and one.token_ids]
@@ -65,28 +65,28 @@ def look_at_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Ad
         )
 
 
-def look_at_prompts(trajectory: Trajectory, add: Add) -> None:
-    """Find prompts that repeat what was said before, which the conversation holds already."""
+def check_prompts(trajectory: Trajectory, add: Add) -> None:
+    """Find prompts that repeat earlier messages, which the conversation already holds."""
     texts = ["\n".join(message["content"] for message in one) for one in observations(trajectory)]
     roles = [message["role"] for one in observations(trajectory)[1:] for message in one]
     if "system" in roles:
-        text = "_format_prompt gives a system message after the first turn: _system_prompt gives it, once"
+        text = "_format_prompt returns a system message after the first turn: _system_prompt gives it, once"
         add("prompt-purity", "_format_prompt", text, False)
     if any(turn.prompt_messages is not None for turn in trajectory.turns):
-        return  # a history that is rewritten drops what a prompt says again
+        return  # a rewritten history drops what a prompt repeats
     for k, (earlier, text) in enumerate(itertools.pairwise(texts)):
         if k and _holds(text, texts[0], _MIN_RULES):
             add("prompt-purity", "_format_prompt", _repeats(k + 1, "the whole first prompt", texts[0]), False)
             return
         if k + 2 < len(texts) and _holds(text, earlier, _MIN_REPEATED) and _holds(texts[k + 2], text, _MIN_REPEATED):
-            add("prompt-purity", "_format_prompt", _repeats(k + 1, "all that was said before it", earlier), False)
+            add("prompt-purity", "_format_prompt", _repeats(k + 1, "the whole conversation before it", earlier), False)
             return
     rules = _in_every(texts)
     if rules:
         add("prompt-purity", "_format_prompt", _repeats(1, "rules that every prompt gives", rules), False)
 
 
-def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_answers: bool) -> None:
+def check_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_answers: bool) -> None:
     """Find first prompts that leave no room, and words that the tokenizer does not know, also those of answers."""
     tokenizer: Any = env.tokenizer
     if tokenizer is None:
@@ -104,14 +104,14 @@ def look_at_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_
         answers = [trajectory.messages[turn.message_index]["content"] for turn in given]
         shown_words = unknown_words(tokenizer, texts)
         own_words = [word for word in unknown_words(tokenizer, answers) if word not in shown_words]
-        for what, words in (("the prompts say", shown_words), ("the agent says", own_words)):
+        for what, words in (("the prompts contain", shown_words), ("the agent writes", own_words)):
             if words:
                 text = f"the tokenizer does not know what {what}, such as {named(words)}"
                 add("token-budget", "_format_prompt", text, False, about=what)
 
 
-def look_at_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -> None:
-    """Find text answers that are recorded in another way than the chat template prints them in history."""
+def check_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -> None:
+    """Find text answers that are recorded differently from how the chat template prints them in history."""
     tokenizer: Any = env.tokenizer
     if tokenizer is None or not tokenizer.chat_template or env.env_config["history"] == "rerender":
         return
@@ -120,7 +120,7 @@ def look_at_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -
         transcript = _as_text(chat_format, messages)
         printed = tokenizer.encode(chat_format.printed(transcript.messages), add_special_tokens=False)
     except TemplateError:
-        return  # what the game does is taken: an episode that is not fails by itself
+        return  # the environment's messages are fine: otherwise the episode fails by itself
     # The last answer of a conversation may end by another token than those before it (gpt-oss); text merges elsewhere.
     end, pairs = chat_format.end_of_turn_id, [*zip_longest(transcript.token_ids, printed)]
     recorded, printed = (
@@ -139,7 +139,7 @@ def look_at_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -
 
 
 def _as_text(chat_format: Any, messages: Sequence[Message]) -> Transcript:
-    """Record a conversation as that of an agent which answers in text, up to what it would be asked next."""
+    """Record a conversation as if the agent had answered in text, up to the next prompt."""
     transcript, start = Transcript(chat_format), 0
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
@@ -158,33 +158,34 @@ def _action_of(message: Message) -> Action:
     return Action(text=message["content"], reasoning=message.get("reasoning_content"), tool_calls=calls)
 
 
-def look_at_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
-    """Find payments to roles that nobody has, and episodes of several roles whose rewards do not say whose they are."""
+def check_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
+    """Find rewards of roles that nobody has, and episodes of several roles whose rewards are not given by role."""
     for one in trajectories:
         roles = sorted({str(turn.role) for turn in one.turns})
         pays = one.final_reward != 0 or any(one.turn_rewards)
         if pays and len(roles) > 1 and not (one.final_rewards or one.failed):
             text = (
-                f"an episode has turns of the roles {' and '.join(map(shown, roles))}, and no reward says whose it is, "
-                "which training refuses: return info['rewards'] = {role: reward} from _step_episode in each step that "
+                f"an episode has turns of the roles {' and '.join(map(shown, roles))}, and no reward is given by role, "
+                "which training requires: return info['rewards'] = {role: reward} from _step_episode in each step that "
                 "gives a reward"
             )
             probe.add("roles", "_step_episode", text, is_error=True)
     known = {role for role in probe.roles if role is not None}
-    for role, hook in probe.paid_roles.items():
+    for role, hook in probe.rewarded_roles.items():
         if role not in known:
-            turns = f"the roles of the turns are {shown(sorted(map(str, known)))}" if known else "_role names no role"
-            probe.add("roles", hook, f"info['rewards'] pays the role {shown(role)}, and {turns}", about=shown(role))
+            turns = f"the roles of the turns are {shown(sorted(map(str, known)))}" if known else "_role returns no role"
+            text = f"info['rewards'] has a reward for the role {shown(role)}, but {turns}"
+            probe.add("roles", hook, text, about=shown(role))
 
 
-def look_at_failure(trajectory: Trajectory, add: Add) -> None:
+def check_failure(trajectory: Trajectory, add: Add) -> None:
     """Find what ended an episode as failed, and episodes that did not close."""
     if trajectory.error is not None:
         place, _, rest = trajectory.error.partition("\n")
         why = rest.partition("\n")[0]
         add("failed", "", f"an episode failed, {place}: {why}", about=why)
     if trajectory.num_close_errors:
-        add("failed", "_close_episode", "_close_episode raised: what the episode held may not be freed", False)
+        add("failed", "_close_episode", "_close_episode raised: resources of the episode may leak", False)
 
 
 def tools_error(env: MultistepEnv) -> str | None:
@@ -211,7 +212,7 @@ def _holds(text: str, earlier: str, min_length: int) -> bool:
 
 
 def _in_every(texts: Sequence[str]) -> str:
-    """What all prompts of an episode say at length: the same lines, or the same beginning or end; empty if nothing."""
+    """The text that all prompts of an episode repeat: lines, a beginning or an end; empty if none."""
     if len(texts) < 2:
         return ""
     lines = set[str].intersection(*({line.strip() for line in text.splitlines()} for text in texts))
@@ -232,6 +233,6 @@ def _is_prose(line: str) -> bool:
 
 def _repeats(turn: int, what: str, text: str) -> str:
     return (
-        f"the prompt of turn {turn} repeats {what}, {shown(text, 60)}: _format_prompt gives only what is new, and "
-        "the conversation keeps the rest"
+        f"the prompt of turn {turn} repeats {what}, {shown(text, 60)}: _format_prompt must return only what is new, "
+        "since the conversation keeps the rest"
     )

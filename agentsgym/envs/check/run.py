@@ -1,4 +1,4 @@
-"""Check an environment against the contract, by playing it: users run this in a test of their own."""
+"""Check an environment against the contract by playing it; users run this in their own tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentsgym.envs.check import rules
 from agentsgym.envs.check.plays import Difference, Script, first_difference, global_seed, record, replay
 from agentsgym.envs.check.probe import HookProbe, place_of_tool
 from agentsgym.envs.check.report import EnvReport
-from agentsgym.envs.check.start_states import first_change
+from agentsgym.envs.check.start_states import first_changed_value
 from agentsgym.envs.check.time_limit import OutOfTimeError, time_limit
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.play import prepare_play
@@ -55,19 +55,19 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     ``deterministic`` (the same task and actions give the same episode, from the same state), ``global-random`` (no
     hook or tool uses Python's or numpy's global generator), ``state-isolation`` (sessions do not read or change each
     other), ``json-tasks``, ``finite-rewards``, ``done-sticks`` (an episode that is over stays over), ``prompt-purity``
-    (prompts do not repeat what was said before), ``token-budget``, ``chat-template`` (text answers are recorded as it
+    (prompts do not repeat earlier messages), ``token-budget``, ``chat-template`` (text answers are recorded as it
     prints them), ``tools`` (their schemas can be made, and the chat template shows them), ``roles``
     (``info["rewards"]`` names roles that exist, and is given where there are several), ``pickling``, ``failed`` (no
     episode fails) and ``time-limit``.
 
     Args:
         env: The environment, or its class.
-        tasks: ``task_data`` dicts or dataset rows; None for the first of its own training tasks.
+        tasks: ``task_data`` dicts or dataset rows; None for the environment's first training tasks.
         agent: Who plays, any agent; None for an :class:`~agentsgym.agents.exploring.ExploringAgent`, which calls tools
-            at random and says what the prompts show. A game that random play hardly gets into needs a better one.
-        env_config: Of a class.
-        tokenizer: Of a class; with one, tokens and the chat template are checked too.
-        seed: Of tasks without one, and of the agent.
+            at random and repeats words of the prompts. Environments beyond random play need a better one.
+        env_config: Configuration, if ``env`` is a class.
+        tokenizer: Tokenizer, if ``env`` is a class; with one, tokens and the chat template are checked too.
+        seed: Seed of the agent, and of tasks without one.
         max_tasks: How many tasks are played at most; at least 4 sessions are played in any case.
         raise_on: The severity from which findings raise; None to return them all.
         limit_s: Seconds that playing may take; what runs then is named. None for no limit, where a hook that hangs
@@ -78,7 +78,7 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
 
     Raises:
         ContractError: There are findings of that severity; its ``report`` has them all.
-        ConfigError: It is no environment, there are no tasks, the agent is none, ``limit_s`` cannot be kept here, or
+        ConfigError: ``env`` or ``agent`` has the wrong type, there are no tasks, ``limit_s`` cannot work here, or
             the environment has not the room for all these sessions at once.
     """
     require("max_tasks", max_tasks, is_int(1), "a positive int")
@@ -116,7 +116,7 @@ class _Checker:
         """The tasks that can be played, each with a seed; repeated with other seeds where they are few."""
         kept: list[dict[str, Any]] = []
         for index, task in enumerate(tasks):
-            rules.look_at_task(task, f"task {index}", self._add)
+            rules.check_task_data(task, f"task {index}", self._add)
             try:
                 self._env.check_task(task, f"task {index}")
             except TaskError as error:
@@ -138,21 +138,21 @@ class _Checker:
         return error is None
 
     def play_within(self, limit_s: float | None, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
-        """Play, and say what runs where that does not end in time."""
+        """Play, and report the line that is running when time is up."""
         try:
             with time_limit(limit_s):
                 self.play(tasks, seed)
         except OutOfTimeError as error:
-            text = f"the check was not done within {limit_s:g} s: this ran at that moment; does it come back?"
+            text = f"the check did not finish within {limit_s:g} s: this line was running; does it return?"
             self._probe.add("time-limit", "", text, place=error.place)
 
     def play(self, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
-        """Play the tasks in all ways, and look at what came of it."""
+        """Play the tasks in every way, and compare the results."""
         env = self._env
         with self._probe, _globals(seed):
             alone, scripts = record(env, tasks, self._agent)
         self._played += alone
-        self._look(alone)
+        self._check_rules(alone)
         with _globals(seed):
             again = replay(env, tasks, scripts)
         self._played += again
@@ -160,7 +160,7 @@ class _Checker:
         if difference is None:
             self._compare(tasks, alone, scripts, seed)
         else:
-            text = f"the same task, seed and actions gave another episode: {difference.text}; {_REMEDY}"
+            text = f"the same task, seed and actions gave a different episode: {difference.text}; {_REMEDY}"
             self._add_difference("deterministic", text, difference)
         with self._probe.stepping_after_the_end(), _globals(seed):
             self._played += replay(env, tasks, scripts)
@@ -168,12 +168,12 @@ class _Checker:
 
     def _compare_starts(self) -> None:
         """Look for draws that nothing in these plays depended on, where no other check has found them."""
-        change = first_change(*self._probe.starts)
+        change = first_changed_value(*self._probe.starts)
         if change is None or any(map(self._found, ("deterministic", "global-random", "state-isolation"))):
             return
         text = (
-            f"the same task and seed began with another state, which these plays did not show: {change}; a game that "
-            f"depends on it cannot be played again: {_REMEDY}"
+            f"the same task and seed gave different initial states, which did not show in these episodes: {change}; an "
+            f"episode that depends on it cannot be replayed: {_REMEDY}"
         )
         self._add("deterministic", "_initialize_episode", text, False)
 
@@ -189,15 +189,15 @@ class _Checker:
         self._played += [*reseeded, *together]
         difference = first_difference(alone, reseeded)
         if difference is not None and not self._found("global-random"):
-            text = f"an episode changes when the global generators are seeded anew: {difference.text}; {_REMEDY}"
+            text = f"an episode changes when the global generators are reseeded: {difference.text}; {_REMEDY}"
             self._add_difference("global-random", text, difference)
         difference = first_difference(alone, together)
         if difference is not None and not self._found("global-random"):
             text = f"an episode changes when others are played beside it: {difference.text}; {_REMEDY}"
             self._add_difference("state-isolation", text, difference)
-        self._look_at_pickling(tasks, alone, scripts, seed)
+        self._check_pickling(tasks, alone, scripts, seed)
 
-    def _look_at_pickling(
+    def _check_pickling(
         self, tasks: Sequence[Mapping[str, Any]], alone: Sequence[Trajectory], scripts: Sequence[Script], seed: int
     ) -> None:
         name = type(self._env).__name__
@@ -214,20 +214,20 @@ class _Checker:
         self._played += elsewhere
         difference = first_difference(alone, elsewhere)
         if difference is not None:
-            text = f"a pickled copy of {name}, as worker processes have it, plays another episode: {difference.text}"
+            text = f"a pickled copy of {name}, as in a worker process, plays a different episode: {difference.text}"
             self._add("pickling", "", text)
 
-    def _look(self, alone: Sequence[Trajectory]) -> None:
-        with_answers = not isinstance(self._agent, ExploringAgent)  # which says what nobody would
+    def _check_rules(self, alone: Sequence[Trajectory]) -> None:
+        with_answers = not isinstance(self._agent, ExploringAgent)  # whose answers are not what a policy writes
         for trajectory in alone:
-            rules.look_at_failure(trajectory, self._add)
-            rules.look_at_prompts(trajectory, self._add)
-            rules.look_at_tokens(self._env, trajectory, self._add, with_answers=with_answers)
+            rules.check_failure(trajectory, self._add)
+            rules.check_prompts(trajectory, self._add)
+            rules.check_tokens(self._env, trajectory, self._add, with_answers=with_answers)
         played = [one.messages for one in alone if one.turns and not one.failed]
         if played:
-            rules.look_at_template(self._env, played[0], self._add)
-        rules.look_at_tools(self._env, alone, self._add)
-        rules.look_at_roles(self._probe, alone)
+            rules.check_template(self._env, played[0], self._add)
+        rules.check_tools(self._env, alone, self._add)
+        rules.check_roles(self._probe, alone)
 
     def _add(self, check: str, hook: str, text: str, is_error: bool = True, about: str = "") -> None:
         self._probe.add(check, hook, text, is_error=is_error, about=about)
@@ -275,7 +275,7 @@ def _globals(seed: int, *parts: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Log no warnings of the library: what they say is in the report."""
+    """Suppress the library's warnings, whose content is in the report."""
     logger = logging.getLogger("agentsgym")
     level = logger.level
     logger.setLevel(logging.ERROR)

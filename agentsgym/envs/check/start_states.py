@@ -65,7 +65,7 @@ def _inside(place: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{place}.{name}", one
 
 
-def first_change(before: Sequence[Start], after: Sequence[Start]) -> str | None:
+def first_changed_value(before: Sequence[Start], after: Sequence[Start]) -> str | None:
     """Say where two plays of the same tasks first started from different states; None if they did not."""
     for one, other in zip(before, after, strict=False):
         for place, value in one.parts.items():

@@ -1,4 +1,4 @@
-"""Do a check within a limit of time, and find where it stands if it does not come back."""
+"""Run a check within a time limit, and find the line that is running when it is exceeded."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agentsgym.errors import ConfigError
 from agentsgym.fields import is_positive_number, require
 from agentsgym.interruptions import Interruption
 
-_AGAIN_S = 1.0  # for a hook that catches whatever is raised
+_REPEAT_S = 1.0  # for a hook that catches whatever is raised
 
 
 class OutOfTimeError(Interruption):
-    """The limit is over: an interruption, so that no episode takes it for a failure of its own.
+    """The time limit is exceeded: an interruption, so that no episode records it as its failure.
 
     Attributes:
         place: File and line that ran at that moment.
@@ -29,13 +29,13 @@ class OutOfTimeError(Interruption):
 
 @contextmanager
 def time_limit(limit_s: float | None) -> Generator[None]:
-    """Raise out of whatever runs inside once a limit of time is over; None for no limit.
+    """Raise in the code that runs inside once a time limit is exceeded; None for no limit.
 
     A signal does it, as Ctrl+C does: sleeping, waiting and Python's own loops end, a computation in C does not.
 
     Raises:
-        OutOfTimeError: The limit is over.
-        ConfigError: The limit is not valid, or there are no such signals here.
+        OutOfTimeError: The limit is exceeded.
+        ConfigError: The limit is not valid, or timer signals are not available here.
     """
     if limit_s is None:
         yield
@@ -48,7 +48,7 @@ def time_limit(limit_s: float | None) -> Generator[None]:
         raise OutOfTimeError("" if frame is None else _own_place(frame))
 
     handler = signal.signal(signal.SIGALRM, stop)
-    before = signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
+    before = signal.setitimer(signal.ITIMER_REAL, limit_s, _REPEAT_S)
     try:
         yield
     finally:

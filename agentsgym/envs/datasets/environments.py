@@ -43,7 +43,7 @@ class Environments:
             env: The one environment, or None.
             tokenizer: The policy's.
             check: Raises for an environment that does not fit the settings.
-            template_options: The ``chat_template_kwargs`` of rows that give none of their own.
+            template_options: The ``chat_template_kwargs`` of rows without their own.
 
         Raises:
             ConfigError: ``env`` has no tokenizer, another one than the policy's, or other ``chat_template_kwargs``.
@@ -97,7 +97,7 @@ class Environments:
         return self._built[key]
 
     def _with_options(self, row: DatasetRow) -> DatasetRow:
-        """Give a row the options of the chat template that it does not give itself."""
+        """Add the options of the chat template that a row does not set itself."""
         config: Any = row.get("env_config")
         if not self._template_options or not isinstance(config, Mapping | None):
             return row
@@ -130,7 +130,7 @@ class Environments:
 
         Args:
             rows: The rows, (B,).
-            seeds: The seed of each whose task has none of its own, (B,).
+            seeds: Seed for each row whose task has none, (B,).
             places: The task group of each and its rollout in it, ``task_index`` and ``rollout_index``, (B,).
             max_turn_tokens: Limit of one action; None for none.
             max_completion_length: Limit of everything after the first prompt; None for none.

@@ -51,7 +51,7 @@ def mix(
     (Tijdeman 1980, "The chairman assignment problem"). A source's own rows come in a shuffled order, each once before
     any comes again.
 
-    The trainer shuffles its rows unless ``GRPOEnvConfig(shuffle_dataset=False)`` says otherwise; the shares then hold
+    The trainer shuffles its rows unless ``GRPOEnvConfig(shuffle_dataset=False)`` is set; the shares then hold
     over a pass, not in each batch.
 
     Args:
@@ -62,14 +62,14 @@ def mix(
         weights: A positive number for each source; None for equal shares.
         seed: Orders the rows of each source, and the schedule where two sources are equally due.
         size: Number of rows; None for as many as the sources have together.
-        split: Which of their own tasks environments are asked for.
+        split: Split of the environments' own tasks.
 
     Returns:
         Rows of ``env_class_path``, ``env_config`` and ``task_data``, with the name of the source as ``environment``
         (``"outer/inner"`` where a source is mixed itself). Other columns of a source are kept, None in the others.
 
     Raises:
-        ConfigError: There is no source, one has no rows or is none of the shapes or cannot stand in rows, or a weight,
+        ConfigError: There is no source, one has no rows, the wrong form or values that rows cannot hold, or a weight,
             an option or a key of ``env_config`` is wrong.
     """
     require("size", size, or_none(is_int(1)), "a positive int or None")
@@ -79,7 +79,7 @@ def mix(
         raise ConfigError(f"mix takes at least one source by name, got {shown(sources)}")
     for name in sources:
         if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"a source's name must be a text without '/', got {shown(name)}")
+            raise ConfigError(f"a source's name must be a str without '/', got {shown(name)}")
     whole = _whole_weights(sources, weights)
     rows = {name: _rows(name, source, split) for name, source in sources.items()}
     count = sum(map(len, rows.values())) if size is None else size
@@ -119,7 +119,7 @@ def schedule(weights: Sequence[int], count: int) -> list[int]:
     order: list[int] = []
     for place in range(1, count + 1):
         _, chosen = min(
-            (-((1 - parts * (num + 1)) * total // (parts * weight)), i)  # one behind the last place in time
+            (-((1 - parts * (num + 1)) * total // (parts * weight)), i)  # one after the last place in time
             for i, (weight, num) in enumerate(zip(weights, taken, strict=True))
             if parts * (weight * place - num * total) >= total
         )
@@ -133,24 +133,22 @@ def _whole_weights(sources: Mapping[str, Any], weights: Any) -> dict[str, int]:
     if weights is None:
         return dict.fromkeys(sources, 1)
     if not isinstance(weights, Mapping):
-        raise ConfigError(f"weights must be a dict of a number for each source, got {shown(weights)}")
+        raise ConfigError(f"weights must be a dict of one number per source, got {shown(weights)}")
     given = cast("Mapping[str, Any]", weights)
     for name in given:
         if name not in sources:
-            raise ConfigError(f"weights has {shown(name)}, which is no source{did_you_mean(str(name), sources)}")
+            raise ConfigError(f"weights has {shown(name)}, which is not a source{did_you_mean(str(name), sources)}")
     for name in sources:
         if name not in given:
             raise ConfigError(f"weights has no number for the source {shown(name)}")
-        require(
-            f"weights[{name!r}]", given[name], is_positive_number, "a number above 0 (a source of none is left out)"
-        )
+        require(f"weights[{name!r}]", given[name], is_positive_number, "a number above 0; leave out an unused source")
     exact = {name: Fraction(given[name]) for name in sources}
     scale = math.lcm(*(weight.denominator for weight in exact.values()))
     return {name: int(weight * scale) for name, weight in exact.items()}
 
 
 def _passes(name: str, size: int, count: int, seed: int) -> list[int]:
-    """Row indices of a source, pass by pass, each in an order of its own; at least ``count`` of them."""
+    """Row indices of a source, pass by pass, each in its own order; at least ``count`` of them."""
     generator = random.Random(derive_seed("mix rows", seed, name))
     order: list[int] = []
     while len(order) < count:
@@ -162,7 +160,7 @@ def _rows(name: str, source: Any, split: str) -> list[Row]:
     try:
         rows = _foreign_rows(source, split)
         checked = [_row(name, row, f"row {index}") for index, row in enumerate(rows)]
-    except NotImplementedError as error:  # an environment without tasks of its own
+    except NotImplementedError as error:  # an environment without its own tasks
         raise ConfigError(f"the source {name!r} has no tasks: {error}; or (class, env_config, tasks)") from error
     except AgentsGymError as error:
         raise ConfigError(f"the source {name!r}: {sentence_of(error)}") from error
@@ -187,8 +185,8 @@ def _tasks_of_instance(env: MultistepEnv, split: str) -> Iterable[Any]:
     parts: list[str] = vars(env)["_called_parts"]
     if parts:
         raise ConfigError(
-            f"it was made with {', '.join(parts)}, which cannot stand in a row, and rows are all that a mixture holds: "
-            "make it of JSON values alone, or write a subclass that needs no more and give that"
+            f"it was built with {', '.join(parts)}, which cannot be stored in a row, and a mixture holds only rows: "
+            "build it from JSON values alone, or give a subclass that needs nothing else"
         )
     return _own_tasks(type(env), env.given_config, {}, split)
 
@@ -223,12 +221,12 @@ def _plain(config: Mapping[str, Any]) -> Row:
     plain = plain_part(config) or {}
     for key in config:
         if key not in plain:
-            raise ConfigError(f"env_config[{key!r}] must be a JSON value to stand in a row, got {shown(config[key])}")
+            raise ConfigError(f"env_config[{key!r}] must be a JSON value, to fit in a row, got {shown(config[key])}")
     return plain
 
 
 def _check_config(env_class: type[MultistepEnv], config: Any) -> None:
-    """Build an environment once, as a class that has tasks of its own does when it makes them."""
+    """Build an environment once, as a class with its own tasks does to make them."""
     try:
         env_class(None, {**config})
     except AgentsGymError:
@@ -261,7 +259,7 @@ def _row(source: str, row: Any, name: str) -> Row:
     try:
         json.dumps(fields)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} holds what JSON cannot: {sentence_of(error)}") from error
+        raise ConfigError(f"{name} holds a value that JSON cannot represent: {sentence_of(error)}") from error
     find(path)
     if not isinstance(config, Mapping | None):
         raise ConfigError(f"{name} must have a dict or None as its 'env_config', got {shown(config)}")
@@ -273,7 +271,7 @@ def _row(source: str, row: Any, name: str) -> Row:
 
 
 def _dataset(rows: list[Row]) -> Dataset:
-    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that a game does not need
+    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that playing does not need
 
     columns: dict[str, Any] = {"env_class_path": Value("string"), "env_config": Json(), "task_data": Json()}
     columns |= {LABEL_COLUMN: Value("string")}

@@ -29,8 +29,8 @@ class NamedEnv:
     Attributes:
         name: As it was typed.
         env_class: The class.
-        env_config: What the name says of the configuration, with what the options say.
-        dataset_options: What the name says of the tasks.
+        env_config: The configuration from the name and the options.
+        dataset_options: The dataset options from the name.
     """
 
     name: str
@@ -82,7 +82,7 @@ def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
 
 
 def name_of_env(class_path: str | None, env_config: Mapping[str, Any]) -> str | None:
-    """Name an environment with its game, as :func:`find_env` knows it; a user's own by its class.
+    """Return an environment's name with its game, as :func:`find_env` accepts it; a user's own by its class.
 
     >>> name_of_env("my_games.chess.Chess", {})
     'Chess'
@@ -109,7 +109,7 @@ def known_names() -> list[str]:
 
 
 def completions(incomplete: str) -> list[str]:
-    """The names that a shell may offer: games only once their environment is typed."""
+    """The names for shell completion: games only once their environment is typed."""
     names = [*known_names(), *_games_of_entry_point(incomplete)]
     return [one for one in names if one.startswith(incomplete) and (":" not in one or ":" in incomplete)] or [
         one for one in names if one.startswith(incomplete)
@@ -140,7 +140,7 @@ def nearest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """End a sentence about an unknown name with the nearest known ones."""
     near = nearest(word, known)
-    return f"; did you mean {' or '.join(near)}?" if near else "; agentsgym envs lists what there is"
+    return f"; did you mean {' or '.join(near)}?" if near else "; `agentsgym envs` lists the environments"
 
 
 def _find_class(path: str, name: str) -> type[MultistepEnv]:
@@ -152,7 +152,7 @@ def _find_class(path: str, name: str) -> type[MultistepEnv]:
         unknown = error
     if "." in path:
         try:
-            return find(path, allow_import=True)  # whoever types a path may import it; a dataset's rows may not
+            return find(path, allow_import=True)  # a path that a user types may be imported; a dataset's rows may not
         except ConfigError as error:
             unknown = error
     reason = f" ({sentence_of(unknown.__cause__ or unknown, 200)})" if "." in path else ""

@@ -86,7 +86,7 @@ def checked_options(given: Mapping[str, Any], fields: Mapping[str, Field]) -> di
 
     Args:
         given: What the user wrote.
-        fields: Every option that there is.
+        fields: Every supported option.
 
     Raises:
         ConfigError: An option is unknown, or its value is not valid.
@@ -181,7 +181,7 @@ def dataset_of_rows(rows: Iterable[Mapping[str, Any]]) -> Dataset:
     Raises:
         ConfigError: Something of it is not plain JSON.
     """
-    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that a game does not need
+    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that playing does not need
 
     listed = [dict(row) for row in rows]
     try:

@@ -20,10 +20,10 @@ def tasks_of(
 
     Args:
         env: The environment.
-        split: Which of its own: ``"train"`` or ``"eval"``.
-        options: Of its dataset.
+        split: Split of its own tasks: ``"train"`` or ``"eval"``.
+        options: Options of its dataset.
         most: How many at most.
-        seed: Of the tasks that are nothing but a seed.
+        seed: Seed of the tasks that consist of a seed alone.
 
     Raises:
         ConfigError: The dataset cannot be made with these options, or there are options and no dataset.
@@ -34,14 +34,13 @@ def tasks_of(
     except NotImplementedError:
         if options:
             raise ConfigError(
-                f"{type(env).__name__} has no dataset of its own to which options could say something, "
-                f"got {', '.join(options)}"
+                f"{type(env).__name__} builds no dataset that takes options, got {', '.join(options)}"
             ) from None
     return [{"seed": derive_seed("command line", split, seed, index)} for index in range(most)]
 
 
 def _rows(env: MultistepEnv, make: Any, options: Mapping[str, Any], most: int) -> Any:
-    """Ask for as many rows as are wanted, where the dataset can be asked for a number."""
+    """Request as many rows as are needed, where the dataset takes a number."""
     if "size" not in options:
         try:
             return make(**{"size": most, **options})

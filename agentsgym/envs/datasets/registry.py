@@ -25,7 +25,7 @@ def register(env_class: type[MultistepEnv], path: str | None = None) -> type[Mul
         path: Its ``env_class_path``; by default module and name.
 
     Raises:
-        ConfigError: It is no environment, or another class has that path.
+        ConfigError: The class is not an environment, or another class has that path.
     """
     if not (isinstance(env_class, type) and issubclass(env_class, MultistepEnv)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"register takes a subclass of MultistepEnv, got {shown(env_class)}")
@@ -44,7 +44,7 @@ def find(path: str, *, allow_import: bool = False) -> type[MultistepEnv]:
         allow_import: Import a path that nobody registered. Only for datasets you trust as much as code.
 
     Raises:
-        ConfigError: The path is unknown, or is no environment.
+        ConfigError: The path is unknown, or is not an environment.
     """
     if path in registered_classes():
         return registered_classes()[path]
@@ -52,12 +52,12 @@ def find(path: str, *, allow_import: bool = False) -> type[MultistepEnv]:
         return _imported(path)
     entry_points = installed()
     for name, entry in entry_points.items():
-        if path in {name, entry.value.replace(":", ".")}:  # the latter is what its own rows say
+        if path in {name, entry.value.replace(":", ".")}:  # the latter is what its own rows contain
             return _checked(path, entry.load())
     known = {*PACKAGED.values(), *registered_classes(), *entry_points}
     raise ConfigError(
         f"env_class_path {shown(path)} is not registered{did_you_mean(path, known)}"
-        " (agentsgym.register adds a class of yours; allow_import=True imports one you trust)"
+        " (agentsgym.register adds your own class; allow_import=True imports one you trust)"
     )
 
 

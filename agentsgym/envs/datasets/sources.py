@@ -22,7 +22,7 @@ class Column:
     """What is read from one column of the data.
 
     Attributes:
-        default: The column's name where the user gives none.
+        default: The column's name if the user sets none.
         valid: Whether a value is valid.
         expected: What a valid value is, as the end of "must be …".
         is_optional: Whether rows may do without it.
@@ -53,7 +53,7 @@ def read_rows(source: Any, name: str) -> Sequence[Row]:
         name: What errors call it.
 
     Raises:
-        ConfigError: It cannot be read, a line is no JSON object, or there is no row.
+        ConfigError: The source cannot be read, a line is not a JSON object, or there is no row.
     """
     rows: Any
     if isinstance(source, str | Path):

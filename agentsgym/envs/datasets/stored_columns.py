@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 
 
 def stored_columns(env: MultistepEnv, trajectory: Trajectory) -> dict[str, Any]:
-    """Give the columns that say which environment a rollout is of: its class, its configuration and its tools.
+    """Return the columns that identify a rollout's environment: its class, its configuration and its tools.
 
     Args:
         env: The environment.
-        trajectory: The rollout. One that failed does not ask for tools, which may be why it did.
+        trajectory: The rollout. Tools are not read for a failed one, since they may be why it failed.
     """
     return {
         "env_class_path": class_path(type(env)),
@@ -32,6 +32,6 @@ def _tools(env: MultistepEnv) -> Any:
     """The schemas; None without tools, and where they cannot be read here: the rollout is kept all the same."""
     try:
         return env.tool_schemas or None
-    except Exception:  # an environment of one's own, or a server that another process reached
+    except Exception:  # a user's environment, or a server that another process reached
         logger.exception("rollouts of %s are stored without the schemas of its tools", type(env).__name__)
         return None

@@ -145,4 +145,4 @@ def check_values(name: str, values: TokenValues | None, nums_tokens: Sequence[in
         )
     for index, (one, num_tokens) in enumerate(zip(values, nums_tokens, strict=True)):
         if len(one) != num_tokens:
-            raise ConfigError(f"{name}[{index}] needs one value a token, got {len(one)} for {num_tokens} tokens")
+            raise ConfigError(f"{name}[{index}] needs one value per token, got {len(one)} for {num_tokens} tokens")

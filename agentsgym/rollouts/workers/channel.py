@@ -76,10 +76,10 @@ class Channel:
         prefix, digest = header[: _PREFIX.size], header[_PREFIX.size :]
         _, number, length, payload_digest = _PREFIX.unpack(prefix)
         if not hmac.compare_digest(digest, self._digest(prefix)) or number != self._num_received:
-            raise BrokenChannelError(f"bytes that are no message came through its pipe: {header[:16]!r}")
+            raise BrokenChannelError(f"its pipe carried bytes that are not a message: {header[:16]!r}")
         payload = self._read(length, on_silence)
         if not hmac.compare_digest(payload_digest, self._digest(payload)):
-            raise BrokenChannelError("a message came through its pipe with other bytes among its own")
+            raise BrokenChannelError("a message in its pipe was mixed with other bytes")
         self._num_received += 1
         return payload
 

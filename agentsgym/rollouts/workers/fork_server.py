@@ -16,12 +16,12 @@ import signal
 import sys
 import time
 
-_PATIENCE_S = 3.0
+_WAIT_S = 3.0
 _IGNORED = (signal.SIGTERM, signal.SIGHUP)
 
 
 def _wait_for_children() -> None:
-    ending = time.monotonic() + _PATIENCE_S
+    ending = time.monotonic() + _WAIT_S
     while time.monotonic() < ending:
         try:
             ended, _ = os.waitpid(-1, os.WNOHANG)
@@ -34,10 +34,10 @@ def _wait_for_children() -> None:
 def _ignore_signals() -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    os.register_at_fork(after_in_child=_heed_signals)  # all that is forked from here, by others than pools as well
+    os.register_at_fork(after_in_child=_restore_signals)  # all that is forked from here, by others than pools as well
 
 
-def _heed_signals() -> None:
+def _restore_signals() -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_DFL)
 

@@ -63,7 +63,7 @@ def resident_mb(pid: int) -> float | None:
 # takes another's place then begins in a tenth of a second.
 _PRELOADED = ("agentsgym.envs.base", "transformers.tokenization_utils_tokenizers")
 # The system, a scheduler of jobs or a terminal sends these to any process: one says nothing about a trial.
-_OUTSIDERS_SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+_EXTERNAL_SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 _UNKNOWN = 255  # the exit code that multiprocessing gives a process when the one that it was forked from is gone
 _SILENCE_S = 1  # how often it is looked whether a process that sends nothing is still there
 _MAX_ATTEMPTS = 10
@@ -255,7 +255,7 @@ class WorkerHandle:
         with suppress(EOFError, OSError):
             try:
                 while True:
-                    self._deliver(self._channel.receive(self._look_after))
+                    self._deliver(self._channel.receive(self._check_silence))
             except BrokenChannelError as error:
                 self.kill(str(error))
         self._await_end()
@@ -266,7 +266,7 @@ class WorkerHandle:
                 timer.cancel()
         self._deliver(None)
 
-    def _look_after(self) -> None:
+    def _check_silence(self) -> None:
         """See whether a process that sends nothing is still there, and not waiting for a message that was lost."""
         if not self._is_alive():  # and a process that the environment forked off keeps the connection open
             raise EOFError
@@ -306,10 +306,10 @@ class WorkerHandle:
         return self.is_killed or code < 0 or code in {_UNKNOWN, INTERRUPTED}
 
     @property
-    def may_be_killed_from_outside(self) -> bool:
+    def may_be_killed_externally(self) -> bool:
         """Whether it ended as processes are ended by others, which proves little about a trial."""
         code: int = self.process.exitcode or 0
-        signals = {-int(getattr(signal, name)) for name in _OUTSIDERS_SIGNALS if hasattr(signal, name)}
+        signals = {-int(getattr(signal, name)) for name in _EXTERNAL_SIGNALS if hasattr(signal, name)}
         return not self.is_killed and code in {*signals, _UNKNOWN, INTERRUPTED}
 
     def how_it_ended(self) -> str:

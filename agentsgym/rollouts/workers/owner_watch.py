@@ -20,7 +20,7 @@ from contextlib import suppress
 from agentsgym.rollouts.workers.wire import KILL_SIGNAL
 
 _PR_SET_PDEATHSIG = 1
-_LOOK_EVERY_S = 1.0
+_POLL_S = 1.0
 _CLOSING_S = 2.0
 LOST_CONNECTION = 70  # the exit code of a worker whose end of the connection is gone, as EX_SOFTWARE of sysexits.h
 
@@ -81,7 +81,7 @@ class _Watch:
         poll.register(self._descriptor, getattr(select, "POLLRDHUP", 0))  # hang-ups and errors come unasked
         if self._process is not None:
             poll.register(self._process, select.POLLIN)
-        poll.poll(1000 * _LOOK_EVERY_S)
+        poll.poll(1000 * _POLL_S)
 
     def _is_connection_lost(self) -> bool:
         return _identity(self._descriptor) != self._identity

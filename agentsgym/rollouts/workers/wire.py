@@ -139,7 +139,7 @@ def load_replies(message: bytes) -> tuple[list[Reply], bool]:
     """
     given: Any = pickle.loads(message)
     if not (isinstance(given, tuple) and len(cast("tuple[Any, ...]", given)) == 2):
-        raise TypeError("it is no pair")
+        raise TypeError("it is not a pair")
     dumped, is_last = cast("tuple[Any, Any]", given)
     if not isinstance(dumped, list) or not isinstance(is_last, bool):
         raise TypeError("it holds no replies")
@@ -186,7 +186,7 @@ def to_wire(given: Any, session_id: str) -> WireInput:
         )
     if isinstance(given, EpisodeError):
         return given
-    return AgentError(f"session {session_id}: an agent must answer with an Action, got {shown(given)}")
+    return AgentError(f"session {session_id}: an agent must return an Action, got {shown(given)}")
 
 
 class _TrialPickler(pickle.Pickler):

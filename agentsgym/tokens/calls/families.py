@@ -83,9 +83,9 @@ class _Tags(NamedTuple):
     ends: str
 
     def swallowed(self, value: str, keys: Iterable[str]) -> str | None:
-        """Give the argument whose beginning a value holds, for a tag in front of it was misspelled; None for none.
+        """Return the argument whose beginning a value holds because a tag before it was misspelled, or None.
 
-        A beginning that is misspelled itself is found behind the tag that ends the value in front of it.
+        A beginning that is misspelled itself is found after the tag that ends the value before it.
         """
         known = "|".join(map(re.escape, keys))
         begins = re.escape(self.begins).replace(r"\{\}", f"(?P<key>{known})")
@@ -97,7 +97,7 @@ class _Tags(NamedTuple):
 def _tagged(name: str, body: str, tags: _Tags, kinds: Kinds) -> list[ToolCall]:
     """Read the arguments of one call that stand in tags; whatever stands outside of them is wrong."""
     if rest := tags.whole.sub("", body).strip():
-        return [failed_call(MalformedCallError(f"has {rest[:40]!r} outside of its arguments"), name)]
+        return [failed_call(MalformedCallError(f"has {rest[:40]!r} outside its arguments"), name)]
     pairs = [(match["key"].strip(), match["value"]) for match in tags.whole.finditer(body)]
     for key, value in pairs:
         if (other := tags.swallowed(value, kinds.get(name, ()))) is not None:
@@ -135,7 +135,7 @@ def _gemma_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
 
 
 def _mistral_calls(body: str, kinds: Kinds) -> list[ToolCall]:
-    """Read a list of JSON objects, or a name and its arguments behind ``[ARGS]``."""
+    """Read a list of JSON objects, or a name and its arguments after ``[ARGS]``."""
     named = _MISTRAL_NAMED.fullmatch(body)
     if named is None:
         return _json_calls(body, kinds)
@@ -156,7 +156,7 @@ def _gpt_oss_calls(name: str, body: str, _kinds: Kinds) -> list[ToolCall]:
 
 
 def _command_calls(body: str, kinds: Kinds) -> list[ToolCall]:
-    """Read a list of objects that say ``tool_name``; their ids, which begin anew in each answer, are left out."""
+    """Read a list of objects with the key ``tool_name``; their ids, which restart in each answer, are left out."""
 
     def call_of_one(value: Any) -> ToolCall:
         if not isinstance(value, dict):
@@ -300,7 +300,7 @@ FORMS: Final[Mapping[str, Form]] = {
     "llama": _marked(
         r"(?:<\|python_tag\|>\s*|;\s*)?(?=\{\s*(?:\"type\"\s*:\s*\"function\"\s*,\s*)?\"name\"\s*:\s*\"[^\"]*\"\s*,"
         r"\s*\"(?:parameters|arguments)\"\s*:)|<\|python_tag\|>|\A\s*(?=\{\s*\"name\"\s*:)",
-        r"<\|eot_id\|>|<\|eom_id\|>|(?<!\s)\s*;",  # white space is looked at once, not from each of its places
+        r"<\|eot_id\|>|<\|eom_id\|>|(?<!\s)\s*;",  # white space is matched once, not from each of its places
         _llama_calls,
         is_json=True,
         ends_with_turn=True,

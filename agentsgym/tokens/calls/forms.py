@@ -18,8 +18,8 @@ class Answer:
     """What was read out of an answer.
 
     Attributes:
-        content: What it says beside its calls and thoughts; a call that cannot be read stays in it.
-        reasoning: What it thought, empty for an empty thought; None if it has none.
+        content: The text beside its calls and thoughts; a call that cannot be read stays in it.
+        reasoning: The thought, which may be empty; None without a thought.
         calls: Its calls in order, those that cannot be read too, each with its ``error``.
     """
 
@@ -45,9 +45,7 @@ class _Parts:
     def answer(self) -> Answer:
         calls = self.calls
         if len(calls) > MAX_CALLS:
-            too_many = MalformedCallError(
-                f"is one of more than {MAX_CALLS} in one answer, of which the rest is not read"
-            )
+            too_many = MalformedCallError(f"is one of more than {MAX_CALLS} in one answer; the rest is not read")
             calls = [*calls[:MAX_CALLS], failed_call(too_many)]
         return Answer(
             content="".join(self.content),
@@ -60,7 +58,7 @@ Read = Callable[[str, Kinds], list[ToolCall]]
 
 
 def read_or_failed(read: Callable[[], list[ToolCall]], name: str = "") -> list[ToolCall]:
-    """Read calls; one that says what was wrong where they cannot be read.
+    """Read calls; one call with an error where they cannot be read.
 
     Args:
         read: Reads them, or raises :class:`~agentsgym.tokens.calls.values.MalformedCallError`.
@@ -83,7 +81,7 @@ class MarkedForm:
         is_json: Whether a block begins with a JSON value, whose strings may spell the marker that ends it.
         ends_with_turn: Whether the end of the turn ends a block too.
         thinks: What begins and what ends a thought.
-        wraps: What stands around blocks and says nothing.
+        wraps: Markers around blocks, without a meaning of their own.
     """
 
     opens: re.Pattern[str]
@@ -122,7 +120,7 @@ class MarkedForm:
         return Answer(content=self.wraps.sub("", answer.content), reasoning=answer.reasoning, calls=answer.calls)
 
     def _first_thought(self, prompt: str, text: str, parts: _Parts) -> int:
-        """Read the thought that begins in front of the answer."""
+        """Read the thought that begins before the answer."""
         begins, ends = self.thinks
         if prompt.rfind(begins) > prompt.rfind(ends):
             text_begins = re.match(rf"\s*{re.escape(begins)}", text)
@@ -133,7 +131,7 @@ class MarkedForm:
         return 0
 
     def _end_of_begun_thought(self, text: str, kinds: Kinds) -> int | None:
-        """Find the end of a thought that begins in front of the answer; None if there is none.
+        """Find the end of a thought that begins before the answer; None if there is none.
 
         A mark inside a call that can be read is a part of one of its strings.
         """
@@ -163,7 +161,7 @@ class MarkedForm:
         return min((match for match in found if match), key=lambda match: match.start(), default=None)
 
     def _block(self, text: str, begin: re.Match[str], parts: _Parts, kinds: Kinds) -> int:
-        """Read one block; returns the index behind it."""
+        """Read one block; returns the index after it."""
         body_end, end, is_closed = self._end(text, begin.end())
         if is_closed:
             calls = read_or_failed(lambda: self.read(text[begin.end() : body_end], kinds))
@@ -174,8 +172,8 @@ class MarkedForm:
 
     def _end(self, text: str, start: int) -> tuple[int, int, bool]:
         """Find where a block's body ends, where the block does, and whether it is closed."""
-        after = self._behind_json(text, start) if self.is_json else None
-        if after is not None and self.ends_with_turn:  # what follows the value is no part of the call
+        after = self._after_json(text, start) if self.is_json else None
+        if after is not None and self.ends_with_turn:  # what follows the value is not part of the call
             close = self.closes.match(text, after)
             return after, after if close is None else close.end(), True
         close, other = self.closes.search(text, after or start), self.opens.search(text, (after or start) + 1)
@@ -184,7 +182,7 @@ class MarkedForm:
             return end, end, self.ends_with_turn
         return close.start(), close.end(), True
 
-    def _behind_json(self, text: str, start: int) -> int | None:
+    def _after_json(self, text: str, start: int) -> int | None:
         try:
             return read_json(text, start)[1]
         except MalformedCallError:

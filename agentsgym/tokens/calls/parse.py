@@ -21,7 +21,7 @@ def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[M
     Sampled ids are read as the chat template writes calls: its form is found once, by rendering a call and reading it
     back. An answer that is text may also call as ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, which is the
     one form where there is no template, or one that writes no calls. A call inside a thought is none; in
-    text, all in front of a first ``</think>`` without a ``<think>`` is a thought, which the prompt began. An answer
+    text, all before a first ``</think>`` without a ``<think>`` is a thought, which the prompt began. An answer
     that the budget cut is not read at all: a cut call may look whole.
 
     A call that cannot be read becomes a :class:`~agentsgym.types.ToolCall` with an ``error``; it stays in the text, and
@@ -55,7 +55,7 @@ def _of_text(text: str) -> Answer | None:
 
 
 def _of_template_or_text(own: Answer | None, text: str) -> Answer | None:
-    """Choose the reading in which more of the calls are well-formed, the template's own where they are alike."""
+    """Choose the reading in which more of the calls are well-formed, the template's own on a tie."""
     if own is None:
         return _of_text(text)
     num_good = _num_good(own)

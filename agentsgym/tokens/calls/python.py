@@ -20,13 +20,13 @@ from agentsgym.tokens.calls.values import (
 from agentsgym.types import ToolCall
 
 ReadString = Callable[[str, int], tuple[str, int]]
-"""Reads the string whose quote stands at an index; returns it and the index behind it."""
+"""Reads the string whose quote stands at an index; returns it and the index after it."""
 
 
 def python_calls(text: str, read_string: ReadString) -> list[ToolCall]:
     """Read calls written as a Python list, ``[look(at='door', times=2), wait()]``, each by itself.
 
-    What is malformed costs no call behind it: reading goes on at that call.
+    A malformed call does not affect those after it: reading resumes at the next call.
 
     Args:
         text: The list.
@@ -54,18 +54,18 @@ def python_calls(text: str, read_string: ReadString) -> list[ToolCall]:
 
 
 def bare_string(text: str, start: int) -> tuple[str, int]:
-    """Read a string in which nothing is escaped: it ends where an argument, or the call, ends behind its quote.
+    """Read a string in which nothing is escaped: it ends where an argument, or the call, ends after its quote.
 
     Raises:
-        MalformedCallError: It is not closed, or only so that it would swallow the call behind it.
+        MalformedCallError: It is not closed, or only so that it would swallow the call after it.
     """
     quote = text[start]
-    end = re.compile(quote + _BEHIND_STRING).search(text, start + 1)
+    end = re.compile(quote + _AFTER_STRING).search(text, start + 1)
     if end is None:
         raise MalformedCallError("has a string that is not closed")
     value = text[start + 1 : end.start()]
     if _swallows_a_call(value, quote):
-        raise MalformedCallError("has a string that is not closed in front of the next call")
+        raise MalformedCallError("has a string that is not closed before the next call")
     return value, end.start() + 1
 
 
@@ -96,7 +96,7 @@ def _unescaped(escape: re.Match[str]) -> str:
 def _arguments(
     text: str, place: int, name: re.Match[str] | None, read_string: ReadString
 ) -> tuple[dict[str, Any], int]:
-    """Read arguments up to the bracket that closes them; returns them and the index behind it."""
+    """Read arguments up to the bracket that closes them; returns them and the index after it."""
     if name is None:
         raise MalformedCallError("must be written as name(argument=value)")
     arguments: dict[str, Any] = {}
@@ -111,7 +111,7 @@ def _arguments(
 
 
 def _argument(text: str, start: int, arguments: dict[str, Any], read_string: ReadString) -> int:
-    """Read one argument into ``arguments``; returns the index behind it and its comma."""
+    """Read one argument into ``arguments``; returns the index after it and its comma."""
     key = _KEY.match(text, start)
     if key is None:
         raise MalformedCallError("gives an argument without its name: write name(argument=value)")
@@ -157,7 +157,7 @@ _LATER_CALL = re.compile(r",\s*(?=[\w./-]+\(\s*(?:\)|\w+\s*=))")
 _BETWEEN_CALLS = re.compile(r"\s*,?\s*")
 _KEY = re.compile(r"\s*(\w+)\s*=\s*")
 _SEPARATOR = re.compile(r"\s*,\s*|\s*(?=\))")
-_BEHIND_STRING = r"(?=\s*(?:,\s*\w+\s*=|\)\s*(?:,\s*[\w./-]+\(|\]?\s*$)))"
+_AFTER_STRING = r"(?=\s*(?:,\s*\w+\s*=|\)\s*(?:,\s*[\w./-]+\(|\]?\s*$)))"
 _ESCAPED_STRING = re.compile(r"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:(?P<code>x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})|(?P<letter>.))", re.DOTALL)
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "\n": ""}

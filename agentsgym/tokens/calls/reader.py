@@ -45,11 +45,11 @@ _QUESTION: Final = {"role": "user", "content": "question"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateForm:
-    """Calls as the ``response_template`` that a tokenizer brings along says that they are written.
+    """Calls in the form that the tokenizer's own ``response_template`` describes.
 
     Attributes:
         tokenizer: Whose it is.
-        opens: What begins a call; None if the template does not say.
+        opens: The opening marker of a call; None if the template defines none.
     """
 
     tokenizer: Any
@@ -125,8 +125,8 @@ class CallReader:
         name = self._tokenizer.name_or_path or type(self._tokenizer).__name__
         raise ConfigError(
             f"the chat template of {name!r} prints calls that cannot be read back: {shown(turn, 200)}; set "
-            f"tokenizer.response_template, which says how to, or tokenizer.chat_template to one that prints calls in a "
-            f"known form"
+            "tokenizer.response_template to a description of them, or tokenizer.chat_template to one that prints calls "
+            "in a known form"
         )
 
     def read(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Answer | None:
@@ -134,7 +134,7 @@ class CallReader:
 
         Args:
             token_ids: The answer, (T,).
-            tools: The JSON schemas of the tools, which say the types of arguments.
+            tools: The JSON schemas of the tools, which give the types of arguments.
         """
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return self._read(self._prompt, text, tools)
@@ -172,7 +172,7 @@ _READERS: WeakKeyDictionary[Any, dict[tuple[str, str], CallReader]] = WeakKeyDic
 
 def _form_of(tokenizer: Any, options: Mapping[str, Any]) -> Form | TemplateForm | None:
     """Find the form that reads a call back as the template wrote it, and leaves the least beside it."""
-    reply = _rendered(tokenizer, options, [_QUESTION, {"role": "assistant", "content": "reply"}], ask=False)
+    reply = _rendered(tokenizer, options, [_QUESTION, {"role": "assistant", "content": "reply"}], add_prompt=False)
     end = reply.rpartition("reply")[2].strip()
     for prompt, turn in _written_calls(tokenizer, options):
         forms = (*FORMS.values(), *_given_form(tokenizer), *_learned_form(turn, end))
@@ -193,7 +193,7 @@ def _rest_of(form: Form | TemplateForm, prompt: str, turn: str, arguments: Mappi
 def _exact_form(
     tokenizer: Any, options: Mapping[str, Any], forms: Sequence[Form | TemplateForm]
 ) -> Form | TemplateForm:
-    """Of forms that read alike what is easy choose the one that reads quotes and backslashes too; else the first."""
+    """Choose, among forms that read simple calls, one that also reads quotes and backslashes, or the first."""
     if len(forms) > 1:
         for prompt, turn in _written_calls(tokenizer, options, _HARD_ARGUMENTS):
             for form in forms:
@@ -212,7 +212,7 @@ def _given_form(tokenizer: Any) -> Iterator[TemplateForm]:
 
 
 def _learned_form(turn: str, turn_end: str) -> Iterator[Form]:
-    """The form of a template that writes calls as JSON objects between markers of its own."""
+    """The form of a template that writes calls as JSON objects between its own markers."""
     place = turn.find("{")
     while place >= 0:
         try:
@@ -230,28 +230,28 @@ def _learned_form(turn: str, turn_end: str) -> Iterator[Form]:
 def _written_calls(
     tokenizer: Any, options: Mapping[str, Any], arguments: Mapping[str, Any] = _ARGUMENTS
 ) -> Iterator[tuple[str, str]]:
-    """Write a turn that calls a tool in the ways that templates take it; yields what stands in front of it, and it."""
+    """Write a turn that calls a tool in each way that templates accept; yields what precedes it and the turn."""
     ways = itertools.product(("", "Let me see."), (arguments, json.dumps(arguments)), ("abcdefghi", _NAMED_ID))
     for content, given, call_id in ways:
         call = {"type": "function", "id": call_id, "function": {"name": _NAME, "arguments": given}}
         answer = {"role": "assistant", "content": content, "tool_calls": [call]}
-        whole = _rendered(tokenizer, options, [_QUESTION, answer], ask=False)
-        for ask in (True, False):
-            before = _rendered(tokenizer, options, [_QUESTION], ask=ask)
+        whole = _rendered(tokenizer, options, [_QUESTION, answer], add_prompt=False)
+        for add_prompt in (True, False):
+            before = _rendered(tokenizer, options, [_QUESTION], add_prompt=add_prompt)
             if before and whole.startswith(before):
-                yield (_generation_prompt(tokenizer, options) if ask else ""), whole[len(before) :]
+                yield (_generation_prompt(tokenizer, options) if add_prompt else ""), whole[len(before) :]
 
 
 def _generation_prompt(tokenizer: Any, options: Mapping[str, Any]) -> str:
-    asked, bare = (_rendered(tokenizer, options, [_QUESTION], ask=ask) for ask in (True, False))
-    return asked.removeprefix(bare)
+    prompted, bare = (_rendered(tokenizer, options, [_QUESTION], add_prompt=add_prompt) for add_prompt in (True, False))
+    return prompted.removeprefix(bare)
 
 
-def _rendered(tokenizer: Any, options: Mapping[str, Any], messages: list[Any], *, ask: bool) -> str:
+def _rendered(tokenizer: Any, options: Mapping[str, Any], messages: list[Any], *, add_prompt: bool) -> str:
     """Render with a tool; empty where the template refuses."""
     try:
         return tokenizer.apply_chat_template(
-            messages, tools=[_TOOL], tokenize=False, add_generation_prompt=ask, **options
+            messages, tools=[_TOOL], tokenize=False, add_generation_prompt=add_prompt, **options
         )
     except BaseException as error:  # templates are foreign code and raise what they like
         if is_interruption(error):

@@ -1,4 +1,4 @@
-"""Read the values inside a call: strict JSON, and text that a schema gives a type."""
+"""Read the values inside a call: strict JSON, and text whose type a schema defines."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class MalformedCallError(ValueError):
 
 
 def read_json(text: str, start: int = 0) -> tuple[Any, int]:
-    """Read the JSON value that begins at ``start`` or behind white space there.
+    """Read the JSON value that begins at ``start`` or after white space there.
 
     Keys that come twice, NaN, infinity and halves of surrogate pairs are refused, as is what is nested too deeply.
 
     Returns:
-        The value, and the index behind it.
+        The value, and the index after it.
 
     Raises:
-        MalformedCallError: There is none.
+        MalformedCallError: The text has no valid JSON value there.
 
     >>> read_json('say {"a": [1]} now', 4)
     ({'a': [1]}, 14)
@@ -50,15 +50,15 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
         json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         place = f"at character {error.pos - begin} of it"
-        raise MalformedCallError(f"is no valid JSON: {error.msg} {place}") from error
+        raise MalformedCallError(f"is not valid JSON: {error.msg} {place}") from error
     except UnicodeEncodeError as error:
-        raise MalformedCallError("is no valid JSON: it holds half of a surrogate pair") from error
+        raise MalformedCallError("is not valid JSON: it holds half of a surrogate pair") from error
     except RecursionError as error:
         raise MalformedCallError(f"is nested more than {MAX_DEPTH} deep") from error
     except MalformedCallError:
         raise
     except ValueError as error:  # an int of more digits than Python reads
-        raise MalformedCallError("is no valid JSON: it holds a number of too many digits") from error
+        raise MalformedCallError("is not valid JSON: it holds a number of too many digits") from error
     check_depth(value)
     return value, end
 
@@ -67,11 +67,11 @@ def whole_json(text: str) -> Any:
     """Read a text that is one JSON value and nothing else.
 
     Raises:
-        MalformedCallError: It is none.
+        MalformedCallError: The text is not a JSON value.
     """
     value, end = read_json(text)
     if rest := text[end:].strip():
-        raise MalformedCallError(f"is no valid JSON: {rest[:20]!r} follows it")
+        raise MalformedCallError(f"is not valid JSON: {rest[:20]!r} follows it")
     return value
 
 
@@ -107,7 +107,7 @@ def call_of_object(value: Any) -> ToolCall:
     ToolCall(name='look', arguments={'at': 'door'}, id=None, error=None)
 
     Raises:
-        MalformedCallError: It is no such object.
+        MalformedCallError: The value is not such an object.
     """
     if not isinstance(value, dict):
         raise MalformedCallError('must be a JSON object with "name" and "arguments"')
@@ -170,7 +170,7 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _as_python(text: str, error: MalformedCallError) -> Any:
-    """Read a list or a dict as Python prints it; the text if it is none."""
+    """Read a list or a dict as Python prints it; any other text is returned unchanged."""
     try:
         return literal(text.strip(), error) if text.strip()[:1] in {"[", "{"} else text
     except MalformedCallError:
@@ -193,7 +193,7 @@ def literal(text: str, error: MalformedCallError) -> Any:
 
     Args:
         text: The literal.
-        error: What to raise where it is none.
+        error: The error to raise if the text is not one.
     """
     if _BAD_ESCAPE.search(text) or text.count("[") + text.count("{") > MAX_DEPTH:
         raise error
@@ -225,7 +225,7 @@ def _quoted(text: str) -> str:
 
 
 def skip_space(text: str, start: int) -> int:
-    """Give the index behind the white space at ``start``."""
+    """Return the index after the white space at ``start``."""
     match = _SPACE.match(text, start)
     return match.end() if match else start
 
@@ -240,7 +240,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refused(constant: str) -> Any:
-    raise MalformedCallError(f"is no valid JSON: {constant} is no JSON number")
+    raise MalformedCallError(f"is not valid JSON: {constant} is not a JSON number")
 
 
 def _finite(digits: str) -> float:

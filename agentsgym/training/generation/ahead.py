@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.envs.play import again, prepare_play
+from agentsgym.envs.play import prepare_play, retry_of
 from agentsgym.rollouts.stream import TrialStream
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentsgym.training.generation.in_flight import GroupsInFlight
     from agentsgym.types import Trajectory
 
-_LOOK_S = 0.25  # between two looks for a signal
+_POLL_S = 0.25  # between two looks for a signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class RolloutsAhead:
             while (numbers := self._in_flight.take(num_updates)) is None:
                 self._stream.check()
                 interrupt()
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_POLL_S)
             self._next_batch += 1
             self._begin()
             self.waited_s = time.monotonic() - since
@@ -158,7 +158,7 @@ class RolloutsAhead:
         with self._changed:
             number, index, trial = self._places.pop(trajectory.session_id)
             if trajectory.failed and trial.num_retries < self._policy.max_retries:
-                trial = again(trial, self._policy)
+                trial = retry_of(trial, self._policy)
                 self._places[trial.session_id] = number, index, trial
                 self._stream.add([trial])
                 return

@@ -24,7 +24,7 @@ from agentsgym.agents.base import Agent, AsyncAgent
 from agentsgym.agents.trained import BatchStart, as_trained_policy
 from agentsgym.envs.datasets.environments import group_seeds
 from agentsgym.errors import ConfigError
-from agentsgym.ranks import KeptError, all_gather_objects
+from agentsgym.ranks import DeferredError, all_gather_objects
 from agentsgym.training.generation.ahead import Group, PlayedGroup, RolloutsAhead, of_batch
 from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.generator import RolloutGenerator
@@ -120,10 +120,10 @@ class AsyncRolloutGenerator(RolloutGenerator):
         """
         if not phase.is_training:
             return self._evaluated(rows, phase)
-        error, played = KeptError(), list[PlayedGroup]()
-        with self.holding_weights(), error.keeping():
+        error, played = DeferredError(), list[PlayedGroup]()
+        with self.holding_weights(), error.capturing():
             self._prepare(phase, "ahead")
-        with error.keeping(), self._blaming_signals(phase):
+        with error.capturing(), self._blaming_signals(phase):
             if not error.first:
                 played = self._wait(len(rows) // phase.num_rollouts, phase)
         return self._exchange(played, phase, error)
@@ -181,11 +181,11 @@ class AsyncRolloutGenerator(RolloutGenerator):
             )
             yield Group(number=number, row_index=index, row=row, trials=trials)
 
-    def _exchange(self, played: Sequence[PlayedGroup], phase: Phase, error: KeptError) -> GenerationBatch:
+    def _exchange(self, played: Sequence[PlayedGroup], phase: Phase, error: DeferredError) -> GenerationBatch:
         """Collective: tell the other ranks what this one has played."""
         rows, trajectories = of_batch(played, first_group=PartialState().process_index * len(played))
         first, summaries, facts = PartialState().process_index * len(rows), [], list[_Facts]()
-        with error.keeping():
+        with error.capturing():
             groups = [(first + i) // phase.num_rollouts for i in range(len(rows))]
             summaries = self._summaries(rows, trajectories, groups)
             if self._failures is not None:

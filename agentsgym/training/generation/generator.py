@@ -23,7 +23,7 @@ from agentsgym.envs.play import TrialRounds
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.failure_policy import FailureCount, FailurePolicy, RetrySeed
 from agentsgym.failures import FailureLog
-from agentsgym.ranks import BrokenOffError, KeptError, all_gather_objects
+from agentsgym.ranks import DeferredError, RolloutsAbortedError, all_gather_objects
 from agentsgym.seeding import derive_seed
 from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.summaries import short_summaries
@@ -230,9 +230,9 @@ class RolloutGenerator:
         Returns:
             This rank's rollouts, and the summaries of those of all ranks.
         """
-        args, error = self._args, KeptError()
+        args, error = self._args, DeferredError()
         trials, trajectories, summaries = list["Trial"](), list["Trajectory"](), list[RolloutSummary]()
-        with error.keeping():
+        with error.capturing():
             trials = self._trials(rows, indices, phase)
         with FailureLog(logger) if self._failures is None else contextlib.nullcontext(self._failures) as log:
             rounds = self._rounds(trials, log, len(rows))
@@ -242,7 +242,7 @@ class RolloutGenerator:
                 if not any(counts):
                     break
                 self._play_round(rounds, phase, sum(counts[: PartialState().process_index]), error, "retry", attempt)
-        with error.keeping():
+        with error.capturing():
             if not error.first:
                 trajectories = rounds.trajectories
                 summaries = self._summaries(rows, trajectories, [i // phase.num_rollouts for i in indices])
@@ -263,12 +263,12 @@ class RolloutGenerator:
         )
 
     def _play_round(
-        self, rounds: TrialRounds, phase: Phase, num_before: int, error: KeptError, *seed_parts: str | int
+        self, rounds: TrialRounds, phase: Phase, num_before: int, error: DeferredError, *seed_parts: str | int
     ) -> None:
         """Collective: play what is pending; a rank that has an error takes part without trials."""
         args = self._args
         with self.holding_weights():
-            with error.keeping():
+            with error.capturing():
                 self.policy.prepare(
                     BatchStart(
                         seed_parts=(args.seed, *phase.seed_parts, *seed_parts),
@@ -277,7 +277,7 @@ class RolloutGenerator:
                         step=phase.step,
                     )
                 )
-            with error.keeping(), self._blaming_signals(phase):
+            with error.capturing(), self._blaming_signals(phase):
                 # An agent may be in lockstep with those of other ranks: without trials it still joins their calls.
                 if error.first:
                     rounds.give_up()
@@ -299,7 +299,7 @@ class RolloutGenerator:
         """Tell of what ends rollouts, other than breaking them off: a signal may have ended what they run in."""
         try:
             yield
-        except BrokenOffError:
+        except RolloutsAbortedError:
             raise
         except Exception as error:
             self.interrupt(phase, error)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import rotate_checkpoints
 
 from agentsgym.errors import AgentsGymError, CheckpointError
-from agentsgym.ranks import KeptError, all_gather_objects
+from agentsgym.ranks import DeferredError, all_gather_objects
 
 if TYPE_CHECKING:
     from agentsgym.training._trl import TRLSeam
@@ -42,7 +42,7 @@ class CheckpointWriter:
         self._seam = seam
         self._args = args
         self._facts = facts
-        self._error: KeptError | None = None
+        self._error: DeferredError | None = None
 
     @contextlib.contextmanager
     def keeping_errors(self) -> Generator[None]:
@@ -53,7 +53,7 @@ class CheckpointWriter:
         if self._error is None:
             yield
         else:
-            with self._error.keeping():
+            with self._error.capturing():
                 yield
 
     def write(self, save: Callable[[], None], trial: Any = None) -> None:
@@ -78,9 +78,9 @@ class CheckpointWriter:
 
     def _on_all_ranks(self, place: Path, function: Callable[[], None]) -> None:
         """Collective: call a function, and raise on all ranks what it raises on any."""
-        self._error = error = KeptError()
+        self._error = error = DeferredError()
         try:
-            with error.keeping():
+            with error.capturing():
                 function()
         finally:
             self._error = None

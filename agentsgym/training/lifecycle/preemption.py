@@ -22,7 +22,7 @@ import torch
 from accelerate.utils import reduce
 from transformers import TrainerCallback
 
-from agentsgym.ranks import BrokenOffError
+from agentsgym.ranks import RolloutsAbortedError
 from agentsgym.rollouts.interfaces import GRACE_S
 from agentsgym.training.lifecycle.pace import CyclePace
 from agentsgym.training.lifecycle.resuming import take_generator_states
@@ -131,7 +131,7 @@ class Preemption:
         with self._watch.watching():
             try:
                 output = train()
-            except BrokenOffError:
+            except RolloutsAbortedError:
                 self._return_to_boundary()
             is_ended = self._agree()  # no rank ends before the others have saved: a launcher would end them
             agreed = self._watch.notice if is_ended else None
@@ -153,7 +153,7 @@ class Preemption:
             error: What has ended the rollouts, if anything: the signal may have ended workers of a pool too.
 
         Raises:
-            BrokenOffError: This rank breaks them off.
+            RolloutsAbortedError: This rank breaks them off.
         """
         notice = self._watch.notice
         if notice is None:
@@ -161,11 +161,11 @@ class Preemption:
         if error is not None:
             logger.warning("the rollouts ended with the signal: %s: %.500s", type(error).__name__, error)
             self._announce(notice)
-            raise BrokenOffError from error
+            raise RolloutsAbortedError from error
         has_to_finish = phase.is_training or not self._is_boundary(phase.step)  # an evaluation can always be left out
         self._announce(notice)
         if not (has_to_finish and self._fits(notice)):
-            raise BrokenOffError
+            raise RolloutsAbortedError
 
     # Callbacks
 
@@ -194,7 +194,7 @@ class Preemption:
     def microbatch_ends(self) -> None:
         """Collective: break off the first optimizer step of a cycle if the cycle does not fit any more."""
         if self._is_boundary(self._seam.global_step) and self._agree(only_if_urgent=True):
-            raise BrokenOffError
+            raise RolloutsAbortedError
 
     def step_ends(self) -> bool:
         """Collective: whether the run ends here; the checkpoint is then saved if this is a boundary."""
@@ -204,7 +204,7 @@ class Preemption:
     def leave(self) -> None:
         """End the run if that was decided when the last step ended."""
         if self.is_leaving:
-            raise BrokenOffError
+            raise RolloutsAbortedError
 
     def should_save(self) -> bool:
         """Whether a checkpoint of this step can be saved and is not there yet."""

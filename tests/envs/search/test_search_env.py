@@ -131,13 +131,13 @@ def test_a_call_that_cannot_be_made_is_answered_and_its_neighbor_made(wrong: Too
 
 
 def test_of_calls_that_cannot_be_read_one_message_speaks() -> None:
-    wrong = [ToolCall(name="", error="it is no valid JSON")] * 2
+    wrong = [ToolCall(name="", error="it is not valid JSON")] * 2
     trajectory = played(Action(text="", tool_calls=[*wrong, call()]), "Tarn", invalid_penalty=0.5)
     [result] = [message for message in trajectory.messages if message["role"] == "tool"]
-    assert result["content"].endswith("river Tarn.\n2 calls could not be read: it is no valid JSON")
+    assert result["content"].endswith("river Tarn.\n2 calls could not be read: it is not valid JSON")
     assert trajectory.turn_rewards == [-1.0, 1.0]
     alone = played(Action(text="", tool_calls=wrong), "Tarn", invalid_penalty=0.5)
-    assert alone.messages[3] == {"role": "user", "content": "2 calls could not be read: it is no valid JSON"}
+    assert alone.messages[3] == {"role": "user", "content": "2 calls could not be read: it is not valid JSON"}
     assert alone.turn_rewards == [-1.0, 1.0]
 
 
