@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 
 from agentsgym import GRPOEnvConfig, GRPOEnvTrainer, PolicyAgent, tiny_policy
-from agentsgym.cli.games import Plan, play_games
+from agentsgym.cli.agent_runs import Plan, run_agent
 from agentsgym.cli.players import Player
 from agentsgym.cli.results import passes
 from agentsgym.envs import TwentyQuestionsEnv
@@ -75,7 +75,7 @@ def players(num_games: int, folder: str) -> dict[str, Play]:
 
     def evaluated(index: int) -> Sequence[Trajectory]:
         agent = PolicyAgent(model, tokenizer, seed=index, max_turn_tokens=MAX_TURN_TOKENS)
-        games = play_games(Player(label="policy", env=env, agent=agent), Plan(tasks=inputs, seed=index))
+        games = run_agent(Player(label="policy", env=env, agent=agent), Plan(tasks=inputs, seed=index))
         assert games.evaluation is not None
         passes(games.evaluation, index)
         return games.evaluation.trajectories

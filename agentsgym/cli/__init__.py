@@ -2,21 +2,19 @@
 
 ::
 
-    app         the commands put together, and the entry point
-    commands/   one module a command: its options, and what it does with the rest
-    options     options that several commands have
-    console     what is printed, in color and without, and how a command fails
+    app         the entry point, with all commands
+    commands/   one module per command
+    options     options that several commands share
+    console     output with and without color, and how a command fails
     naming      which environment a name, a path or a file means
-    catalogue   the environments that there are
-    tasks       which tasks are played
-    players     which agent a name means
-    games       many games of one agent, with a progress bar
-    results     what came of them, as tables and as JSON
-    watching    a game as it is played
-    selection   which rollouts of a store a command is about
-    files       what the command ``new`` writes
-    stores      rollout stores: where games are kept, and which rollouts of one are meant
-    auditing    what the rollouts of a store must be like
+    catalogue   the available environments
+    tasks       the tasks to play
+    players     the agent that a name means
+    agent_runs  all episodes of one agent, with a progress bar
+    results     their results, as a table and as JSON
+    display     an episode while it is played
+    stores      rollout stores: where episodes are kept, and which of their rollouts to use
+    auditing    the audit of a store's rollouts
 
-Only ``options`` and ``console`` are imported at once, so that ``agentsgym --help`` is there at once too.
+Only ``options`` and ``console`` are imported eagerly, so that ``agentsgym --help`` is fast.
 """

@@ -1,4 +1,4 @@
-"""The commands put together; ``agentsgym.cli.app:main`` is the script ``agentsgym``."""
+"""The command line; ``agentsgym.cli.app:main`` is the script ``agentsgym``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Audit the rollouts of a store, each as its environment and its configuration would have it."""
+"""Audit the rollouts of a store against their environments and configurations."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def audit_store(store: RolloutStore, vocabulary_size: int | None = None) -> tupl
     """Audit all rollouts of a store; returns the report, and the environments whose rewards cannot be compared.
 
     Args:
-        store: The rollouts; the problems' indices are its own.
-        vocabulary_size: Every id must be below it; None for no limit.
+        store: The rollouts; problems are reported by their index in the store.
+        vocabulary_size: Exclusive upper bound of token ids; None for no limit.
 
     Raises:
-        StoreError: A file is gone, or damaged.
+        StoreError: A file is missing or damaged.
     """
     table = store.table(["env_class_path", "env_config"])
     columns = [cast("list[str | None]", table.column(name).to_pylist()) for name in table.column_names]
@@ -40,7 +40,7 @@ def audit_store(store: RolloutStore, vocabulary_size: int | None = None) -> tupl
     for (path, config), own in rows.items():
         expected = _expected(path, config)
         if expected is _UNKNOWN:
-            unknown.append(path or "an environment that is not named")
+            unknown.append(path or "an unnamed environment")
         for part in _chunks(own):
             report = audit([store[row] for row in part], vocabulary_size=vocabulary_size, **expected)
             problems = tuple(replace(one, trajectory=part[one.trajectory]) for one in report.problems)
@@ -49,13 +49,13 @@ def audit_store(store: RolloutStore, vocabulary_size: int | None = None) -> tupl
 
 
 def _expected(path: str | None, config: str | None) -> dict[str, Any]:
-    """What the environment and its configuration say of the rewards, where they are known."""
+    """Return what is known about the rewards from the environment and its configuration."""
     if path is None or config is None:
         return _UNKNOWN
     try:
         env_class = find(path)
     except AgentsGymError:
-        return _UNKNOWN  # a class of a user's own is not imported because a file names it
+        return _UNKNOWN  # a user's class is not imported just because a file names it
     known = from_json(config)
     if not isinstance(known, Mapping):
         return _UNKNOWN

@@ -1,4 +1,4 @@
-"""The environments that there are: what they are, how many play, and what they need."""
+"""The available environments: descriptions, numbers of players, and requirements."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One environment or game.
+    """One environment, or one game of a group.
 
     Attributes:
-        name: What other commands call it.
-        min_players: The fewest players.
-        max_players: The most.
+        name: Name on the command line.
+        min_players: Minimum number of players.
+        max_players: Maximum number of players.
         status: ``"ok"``; ``"words"``: it plays with word lists; ``"gamemaster"``: it needs a language model;
             ``"broken"``: it does not run; ``"missing"``: its package is not installed.
-        text: What it is, a sentence.
-        offline: Whether it plays without any server.
-        extra: The extra of the package that it comes with; empty if none.
+        text: One-sentence description.
+        offline: Whether it runs without any server.
+        extra: Extra of this package that installs it; empty if none.
         is_game: Whether it is one game of a group.
     """
 
@@ -44,7 +44,7 @@ class Entry:
 
     @property
     def players(self) -> str:
-        """How many play.
+        """The number of players, or its range.
 
         >>> Entry(name="a").players, Entry(name="b", min_players=2, max_players=4).players
         ('1', '2-4')
@@ -54,11 +54,11 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Everything there is, environments before their games."""
+    """Return every environment, then every game of the groups."""
     specs = known_specs()
     own = [_environment(name, spec) for name, spec in specs.items()]
     others = [
-        Entry(name=name, text=f"Of the package {entry.dist.name if entry.dist else entry.value}.")
+        Entry(name=name, text=f"From the package {entry.dist.name if entry.dist else entry.value}.")
         for name, entry in installed().items()
     ]
     games = [
@@ -103,7 +103,7 @@ def first_sentence(described: object) -> str:
 
 
 def config_rows(env_class: type[MultistepEnv]) -> list[dict[str, Any]]:
-    """Every key of ``env_config`` with its default and what is valid, a class's own before the common ones."""
+    """Return every key of ``env_config`` with its default and valid values, the class's keys before the common ones."""
     from agentsgym.envs.config import COMMON_FIELDS  # noqa: PLC0415
 
     defaults: Mapping[str, Any] = env_class.default_config

@@ -1,6 +1,6 @@
 """Completion in bash, which splits words at a colon: ``Arcade:Pon`` reaches the command as three words.
 
-Here they become one again, and of what is offered the part that bash has behind the colon is printed.
+They are joined again here, and only the part of each completion after the last colon is printed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _KIND, _WORDS, _INDEX = "_AGENTSGYM_COMPLETE", "COMP_WORDS", "COMP_CWORD"
 
 
 class Joined(NamedTuple):
-    """Words as a person typed them.
+    """Words as they were typed.
 
     Attributes:
-        words: They.
-        place: Which of them is completed.
-        held: The beginning of that word that bash holds apart, up to its last colon; empty if it holds none.
+        words: The words.
+        place: Index of the word that is completed.
+        held: The part of that word up to its last colon, which bash keeps separate; empty if there is none.
     """
 
     words: list[str]
@@ -29,35 +29,35 @@ class Joined(NamedTuple):
 
 
 def joined_at_colons(words: Sequence[str], index: int) -> Joined:
-    """Put words together again that bash split at colons.
+    """Join words that bash split at colons.
 
     Args:
-        words: As bash has them, each colon a word.
-        index: Which of them is completed.
+        words: The words from bash, each colon a separate word.
+        index: Index of the word that is completed.
 
     >>> joined_at_colons(["agentsgym", "eval", "Arcade", ":", "Pon"], 4)
     Joined(words=['agentsgym', 'eval', 'Arcade:Pon'], place=2, held='Arcade:')
     """
     joined: list[str] = []
-    held, goes_on = "", False
+    held, is_after_colon = "", False
     for word in words[: index + 1]:
         is_colon = bool(word) and not word.strip(":")
-        if joined and (is_colon or goes_on):
+        if joined and (is_colon or is_after_colon):
             held = joined[-1] + (word if is_colon else "")
             joined[-1] += word
         else:
             held = ""
             joined.append(word)
-        goes_on = is_colon
+        is_after_colon = is_colon
     return Joined([*joined, *words[index + 1 :]], max(0, len(joined) - 1), held)
 
 
 @contextlib.contextmanager
 def whole_words(environment: MutableMapping[str, str] = os.environ) -> Generator[None]:
-    """Let a command that bash asks for completions see whole words, and bash see what it can put in their place.
+    """Give the command whole words during completion in bash, and give bash completions that fit its split words.
 
     Args:
-        environment: Where bash says what it asks for.
+        environment: The environment variables in which bash describes what is completed.
     """
     index = environment.get(_INDEX, "")
     if environment.get(_KIND) != "complete_bash" or not index.isdecimal():

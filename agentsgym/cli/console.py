@@ -1,6 +1,6 @@
-"""Print for people, with or without color, and for programs; and say what went wrong in one sentence.
+"""Print for people, with or without color, and for programs; report failures in one sentence.
 
-Whatever environments and agents say is data: it goes through :func:`plain`, so that a terminal obeys none of it.
+Text from environments and agents is data: it goes through :func:`plain`, so that a terminal interprets none of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-TERMINATED = 143  # the exit code after SIGTERM, as a shell has it
+TERMINATED = 143  # the exit code after SIGTERM, as in a shell
 MAX_BYTES = 20_000  # of a text that is shown
 _MAX_CELL = 200
 _COLUMNS = re.compile(r"\S {2,}\S")
@@ -31,11 +31,11 @@ P = ParamSpec("P")
 
 
 class UsageError(Exception):
-    """The command line asks for what there is not; exit code 2."""
+    """The command line is invalid; exit code 2."""
 
 
 class FailureError(Exception):
-    """What was asked for could not be done.
+    """The command failed.
 
     Attributes:
         code: The exit code.
@@ -46,13 +46,13 @@ class FailureError(Exception):
         self.code = code
 
 
-class ReaderLeft(Interruption):  # not an error: whoever read has seen enough
-    """What is printed is read by nobody any more, as behind ``| head``."""
+class ReaderLeft(Interruption):  # not an error
+    """The reader of the output is gone, as with ``| head``."""
 
 
 @functools.cache
 def _console(*, stderr: bool) -> Console:
-    from rich.console import Console  # noqa: PLC0415  # --help needs none
+    from rich.console import Console  # noqa: PLC0415  # not needed for --help
 
     class Ours(Console):
         def on_broken_pipe(self) -> None:
@@ -62,17 +62,17 @@ def _console(*, stderr: bool) -> Console:
 
 
 def out() -> Console:
-    """The console of results."""
+    """Return the console for results."""
     return _console(stderr=False)
 
 
 def err() -> Console:
-    """The console of errors, progress and remarks."""
+    """Return the console for errors, progress and remarks."""
     return _console(stderr=True)
 
 
 def plain(text: str, max_bytes: int = MAX_BYTES, style: str = "") -> Text:
-    """Make a text of foreign origin inert: escapes and marks are written out, a long one loses its middle."""
+    """Make a foreign text inert: control characters are escaped, a long text loses its middle."""
     from rich.text import Text  # noqa: PLC0415
 
     from agentsgym.texts import shortened, visible  # noqa: PLC0415
@@ -81,19 +81,19 @@ def plain(text: str, max_bytes: int = MAX_BYTES, style: str = "") -> Text:
 
 
 def cell(text: str, style: str = "") -> Text:
-    """Make a foreign text one short line, for a table."""
+    """Shorten a foreign text to one line, for a table."""
     return plain(" ".join(text[: 2 * _MAX_CELL].split()), _MAX_CELL, style)
 
 
 def say(text: str, style: str = "") -> None:
-    """Print a foreign text: prose is wrapped between words, the lines of boards and tables are left as they are."""
+    """Print a foreign text: prose is wrapped between words, lines of boards and tables are left unchanged."""
     for line in plain(text).split("\n", allow_blank=True):
         line.style = style
         out().print(line, soft_wrap=not is_prose(line.plain))
 
 
 def is_prose(line: str) -> bool:
-    """Whether a line is made of words, so that it may be broken between them; one of a board or a table is not.
+    """Return whether a line is prose, which may be wrapped, and not part of a board or a table.
 
     >>> is_prose("What is left is yours: take it."), is_prose("| X | . | O |"), is_prose("egg   3")
     (True, False, False)
@@ -103,17 +103,17 @@ def is_prose(line: str) -> bool:
 
 
 def remark(text: str, style: str = "") -> None:
-    """Say something beside the results, on standard error."""
+    """Print a remark on standard error."""
     err().print(plain(text, style=style), soft_wrap=not err().is_terminal)
 
 
 def print_json(value: Any) -> None:
-    """Print a value for programs, in ASCII, so that nothing in it means anything to a terminal."""
+    """Print a value as JSON in ASCII, so that a terminal interprets none of it."""
     typer.echo(json.dumps(value, indent=2, allow_nan=True, default=str))
 
 
 def reported(command: Callable[P, None]) -> Callable[P, None]:
-    """Let a command end with a sentence and an exit code where it fails: 2 for its usage, 1 for anything else."""
+    """Make a command end with one sentence and an exit code on failure: 2 for invalid usage, 1 for anything else."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -125,7 +125,7 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
 
 @contextmanager
 def usage() -> Generator[None]:
-    """Let settings that are refused inside be a fault of the command line."""
+    """Report configuration and task errors raised inside as invalid usage."""
     from agentsgym.errors import ConfigError, TaskError  # noqa: PLC0415
     from agentsgym.texts import sentence_of  # noqa: PLC0415
 
@@ -152,7 +152,7 @@ def _failing() -> Generator[None]:
         _end("stopped", 1)
     except Terminated:
         _end("stopped by SIGTERM", TERMINATED)
-    except (ReaderLeft, BrokenPipeError):  # what is still buffered goes nowhere
+    except (ReaderLeft, BrokenPipeError):  # discard what is still buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
 
@@ -166,8 +166,8 @@ def _end(sentence: str, code: int) -> None:
 
 @contextmanager
 def _set_up() -> Generator[None]:
-    """Print what the terminal cannot encode as escapes, and the library's warnings as remarks."""
-    _console.cache_clear()  # a test swaps the streams
+    """Escape what the terminal cannot encode, and print the library's log records as remarks."""
+    _console.cache_clear()  # tests replace the streams
     for stream in (sys.stdout, sys.stderr):
         reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -182,16 +182,16 @@ def _set_up() -> Generator[None]:
 
 
 class _Remarks(logging.Handler):
-    """Prints what the library logs, each sentence once: a command may open the same store several times."""
+    """Prints the library's log records, each sentence once: a command may open the same store several times."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
-        is_news = record.levelno <= logging.INFO
-        text = record.getMessage() if is_news else f"{record.levelname.lower()}: {record.getMessage()}"
-        if text not in self._said:
-            self._said.add(text)
-            remark(text, "" if is_news else "yellow")
+        is_info = record.levelno <= logging.INFO
+        text = record.getMessage() if is_info else f"{record.levelname.lower()}: {record.getMessage()}"
+        if text not in self._printed:
+            self._printed.add(text)
+            remark(text, "" if is_info else "yellow")

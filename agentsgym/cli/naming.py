@@ -1,4 +1,4 @@
-"""Find the environment that a name on the command line means; a name that means none is a fault of the command line."""
+"""Find the environment that a name on the command line means."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["NamedEnv", "completions", "did_you_mean", "find_env", "known_names",
 
 
 def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
-    """Find what a name means, as :func:`agentsgym.envs.datasets.naming.find_env` does.
+    """Find an environment with :func:`agentsgym.envs.datasets.naming.find_env`.
 
     Raises:
-        UsageError: Nothing has that name; the nearest names are given.
+        UsageError: The name is unknown; the message suggests the nearest names.
     """
     with usage():
         return naming.find_env(name, env_config)

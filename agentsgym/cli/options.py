@@ -1,4 +1,4 @@
-"""Options that several commands have, and how their values are read."""
+"""Options that several commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _environments(incomplete: str) -> list[str]:
 
 
 def one_of(*values: str) -> Callable[[str], list[str]]:
-    """Complete one of a few values."""
+    """Return a completion function for a few values."""
 
     def offered(incomplete: str) -> list[str]:
         return [value for value in values if value.startswith(incomplete)]
@@ -123,7 +123,7 @@ def key_values(given: list[str] | None, option: str) -> dict[str, Any]:
     for one in given or []:
         key, equals, text = one.partition("=")
         if not equals or not key:
-            raise UsageError(f"{option} takes KEY=VALUE, got {one!r}")
+            raise UsageError(f"{option} must be KEY=VALUE, got {one!r}")
         if key in values:
             raise UsageError(f"{option} gives {key!r} twice")
         values[key] = _value(text)
@@ -131,7 +131,7 @@ def key_values(given: list[str] | None, option: str) -> dict[str, Any]:
 
 
 def mapping_of_file(path: Path, option: str) -> dict[str, Any]:
-    """Read a mapping from a file of YAML, of which JSON is a part."""
+    """Read a mapping from a YAML or JSON file."""
     import yaml  # noqa: PLC0415
 
     from agentsgym.recipes.yaml_text import values_of_yaml  # noqa: PLC0415
@@ -142,7 +142,7 @@ def mapping_of_file(path: Path, option: str) -> dict[str, Any]:
         raise UsageError(f"{option}: {path} cannot be read: {error}") from error
     fields = cast("dict[Any, Any]", value) if isinstance(value, dict) else None
     if fields is None or not all(isinstance(key, str) for key in fields):
-        raise UsageError(f"{option}: {path} must hold keys and their values")
+        raise UsageError(f"{option}: {path} must contain a mapping with text keys")
     return fields
 
 
@@ -154,6 +154,6 @@ def _value(text: str) -> Any:
 
 
 def env_config(given: list[str] | None, path: Path | None) -> dict[str, Any]:
-    """Put together what ``--config-file`` and ``--config`` say; the latter goes first."""
+    """Merge ``--config-file`` and ``--config``; the latter takes precedence."""
     config = {} if path is None else mapping_of_file(path, "--config-file")
     return {**config, **key_values(given, "--config")}

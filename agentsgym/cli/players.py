@@ -1,4 +1,4 @@
-"""Find the agent that a name on the command line means, and make the environment that it plays in."""
+"""Build the agent that a name on the command line means, and its environment."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerOptions:
-    """What the options say of the agents.
+    """Options of the agents.
 
     Attributes:
-        seed: Of what they draw.
-        base_url: Of a server.
-        api_key_variable: The environment variable that holds its key.
-        temperature: Of a policy or a server's model; None for what is usual.
-        max_turn_tokens: Of one turn; None for what is usual.
-        num_before: Games that the agent has played already, in an evaluation that goes on: it is not to draw again
-            what it drew then.
+        seed: Random seed.
+        base_url: Base URL of the server.
+        api_key_variable: Environment variable that holds the server's API key.
+        temperature: Sampling temperature of a policy or a server's model; None for the default.
+        max_turn_tokens: Token budget of one turn; None for the default.
+        num_before: Episodes that the agent played before the evaluation was resumed, so that it draws new random
+            numbers.
     """
 
     seed: int = 0
@@ -44,19 +44,19 @@ class PlayerOptions:
 
     @property
     def draw_seed(self) -> int:
-        """The seed of what agents draw."""
+        """Random seed of the agent, a different one after each resumption."""
         return derive_seed("command line", self.seed, self.num_before) if self.num_before else self.seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Player:
-    """An agent that is ready to play.
+    """An agent and its environment.
 
     Attributes:
-        label: What it is called.
-        env: Its environment, with the policy's tokenizer where it needs one.
+        label: Name on the command line.
+        env: The environment, with the policy's tokenizer if there is one.
         agent: The agent.
-        kept_as: What a store calls it; its label if empty.
+        kept_as: Name of the agent in a store; the label if empty.
     """
 
     label: str
@@ -66,29 +66,29 @@ class Player:
 
 
 def make_player(name: str, named: NamedEnv, options: PlayerOptions) -> Player:
-    """Make an agent and its environment.
+    """Build an agent and its environment.
 
     Raises:
-        UsageError: No agent has that name, or it needs an option that is missing.
+        UsageError: The name is unknown, or an option is missing or does not apply.
         ConfigError: It cannot be made.
     """
     kind, _, rest = name.partition(":")
     if kind not in _MAKERS:
-        raise UsageError(f"there is no agent {shown(name)}{did_you_mean(kind, _MAKERS)}")
+        raise UsageError(f"unknown agent {shown(name)}{did_you_mean(kind, _MAKERS)}")
     make, takes = _MAKERS[kind]
     if bool(rest) != bool(takes):
-        raise UsageError(f"an agent is written {kind}:{takes}" if takes else f"{kind} takes nothing behind a colon")
+        raise UsageError(f"the agent must be {kind}:{takes}" if takes else f"the agent must be {kind}, without a colon")
     for option, value in _settings(options).items():
         if value is not None and kind not in _TAKEN_BY[option]:
             takers = " and ".join(f"{one}:{_MAKERS[one][1]}" for one in _TAKEN_BY[option])
-            raise UsageError(f"{option} is for {takers}, got the agent {shown(name)}")
+            raise UsageError(f"{option} is only valid for {takers}, got the agent {shown(name)}")
     with usage():
         env, agent = make(rest, named, options)
     return Player(label=name, env=env, agent=agent, kept_as=kept_name(name, options))
 
 
 def kept_name(name: str, options: PlayerOptions) -> str:
-    """Name an agent in a store: as it is typed, with the options that make it another, but for keys in an address.
+    """Return the name of an agent in a store: as typed, with the options that affect its play, without credentials.
 
     >>> kept_name("random", PlayerOptions()), kept_name("policy:tiny", PlayerOptions(seed=3, temperature=0.5))
     ('random', 'policy:tiny --temperature 0.5 --seed 3')
@@ -103,7 +103,7 @@ def kept_name(name: str, options: PlayerOptions) -> str:
 
 
 def _settings(options: PlayerOptions) -> dict[str, Any]:
-    """What the options say of some agents alone, an address without its user, password and query."""
+    """Return the options that apply only to some agents, the base URL without its user, password and query."""
     return {
         "--base-url": None if options.base_url is None else without_credentials(options.base_url),
         "--api-key-env": options.api_key_variable,
@@ -133,7 +133,7 @@ def _scripted(path: str, named: NamedEnv, _: PlayerOptions) -> tuple[MultistepEn
 
 
 def read_script(path: Path) -> list[str]:
-    """Read the actions of a script: a JSON list of texts, or one action a line."""
+    """Read the actions of a script: a JSON list of texts, or one action per line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -142,10 +142,10 @@ def read_script(path: Path) -> list[str]:
         actions: Any = json.loads(text)
     except ValueError:
         return text.splitlines()
-    if not isinstance(actions, list):  # "7" is a guess, not a list
+    if not isinstance(actions, list):  # "7" is an action, not a list
         return text.splitlines()
     if not all(isinstance(action, str) for action in cast("list[Any]", actions)):
-        raise UsageError(f"the script {path} must be a list of texts, or one action a line")
+        raise UsageError(f"the script {path} must be a JSON list of texts, or one action per line")
     return cast("list[str]", actions)
 
 
@@ -179,7 +179,7 @@ def _openai(model: str, named: NamedEnv, options: PlayerOptions) -> tuple[Multis
     settings: dict[str, Any] = {"base_url": options.base_url, "token_ids": False}
     if options.api_key_variable is not None:
         if options.api_key_variable not in os.environ:
-            raise UsageError(f"--api-key-env: there is no environment variable {shown(options.api_key_variable)}")
+            raise UsageError(f"--api-key-env: the environment variable {shown(options.api_key_variable)} is not set")
         settings["api_key"] = os.environ[options.api_key_variable]
     if options.temperature is not None:
         settings["temperature"] = options.temperature
@@ -206,10 +206,10 @@ _TAKEN_BY = {
 
 
 def tokenizer_of(source: str | None) -> Any:
-    """Load the tokenizer that ``--tokenizer`` names; None if it names none.
+    """Load the tokenizer of ``--tokenizer``; None without that option.
 
     Raises:
-        ConfigError: None can be loaded.
+        ConfigError: The tokenizer cannot be loaded.
     """
     if source is None:
         return None
@@ -218,11 +218,11 @@ def tokenizer_of(source: str | None) -> Any:
     try:
         return load_tokenizer(source)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--tokenizer: none can be loaded from {source!r}: {sentence_of(error, 200)}") from error
+        raise ConfigError(f"--tokenizer: cannot load {source!r}: {sentence_of(error, 200)}") from error
 
 
 def quiet_transformers() -> None:
-    """Leave out transformers' own bars and remarks about a model that is loaded."""
+    """Silence transformers' progress bars and warnings while a model is loaded."""
     from transformers.utils import logging as transformers_logging  # noqa: PLC0415
 
     transformers_logging.disable_progress_bar()

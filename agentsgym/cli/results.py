@@ -1,4 +1,4 @@
-"""Show what came of many games: measures as rows, agents as columns, so that it fits a narrow terminal too."""
+"""Show evaluations: metrics as rows and agents as columns, which fits narrow terminals."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from agentsgym.statistics.passing import most_rollouts, pass_at_k_interval, pass
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from agentsgym.cli.games import Games
+    from agentsgym.cli.agent_runs import AgentRun
     from agentsgym.statistics.metrics import Estimate, Evaluation
 
 _PERCENT, _NUMBER = "{:z.1%}", "{:z.2f}"
-_INFO = "info/"  # before the key of a number that an environment gives
+_INFO = "info/"  # prefix of the environment's metrics
 _MEASURES: tuple[tuple[str, Callable[[Evaluation], Estimate | None], str], ...] = (
     ("win rate", lambda one: one.win_rate, _PERCENT),
     ("reward", lambda one: one.reward, _NUMBER),
@@ -25,7 +25,7 @@ _MEASURES: tuple[tuple[str, Callable[[Evaluation], Estimate | None], str], ...] 
 
 
 def choices_of_k(num_rollouts: int) -> list[int]:
-    """The k of pass@k that are worth showing: powers of two, and all rollouts.
+    """Return the values of k to show for pass@k: the powers of two, and the number of rollouts.
 
     >>> choices_of_k(1), choices_of_k(6)
     ([1], [1, 2, 4, 6])
@@ -35,9 +35,9 @@ def choices_of_k(num_rollouts: int) -> list[int]:
 
 
 def passes(evaluation: Evaluation, seed: int, cluster_of: Mapping[int, Any] | None = None) -> dict[str, Any]:
-    """Estimate pass@k and pass^k for each k, by ``"pass@k"`` and ``"pass^k"``; empty where no game says who won.
+    """Estimate pass@k and pass^k for each k, keyed by ``"pass@k"`` and ``"pass^k"``.
 
-    Empty too for one rollout a task, of which both are the win rate.
+    Empty if no outcome is known, and for one rollout per task, where both equal the win rate.
     """
     if evaluation.win_rate is None:
         return {}
@@ -46,7 +46,7 @@ def passes(evaluation: Evaluation, seed: int, cluster_of: Mapping[int, Any] | No
     options: dict[str, Any] = {"clusters": clusters, "confidence": evaluation.confidence, "seed": seed}
     ks = choices_of_k(most_rollouts(played))
     if ks == [1]:
-        return {}  # both are the win rate again
+        return {}
     return {
         f"{name}{k}": estimate(played, k, **options)
         for name, estimate in (("pass@", pass_at_k_interval), ("pass^", pass_hat_k_interval))
@@ -54,30 +54,30 @@ def passes(evaluation: Evaluation, seed: int, cluster_of: Mapping[int, Any] | No
     }
 
 
-def show_games(games: Sequence[Games], seed: int, cluster_of: Mapping[int, Any] | None = None) -> None:
-    """Print a table, what ended each, and what was left unplayed."""
+def show_runs(runs: Sequence[AgentRun], seed: int, cluster_of: Mapping[int, Any] | None = None) -> None:
+    """Print a table, and the stop reasons of each agent."""
     from rich.table import Table  # noqa: PLC0415
 
-    known = next((one.anchors for one in games if one.anchors is not None), None)
+    known = next((one.anchors for one in runs if one.anchors is not None), None)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     ends = ("random*", "optimal*") if known is not None else ()
-    for label in [*(one.label for one in games), *ends]:
+    for label in [*(one.label for one in runs), *ends]:
         table.add_column(cell(label), justify="right", overflow="fold")
-    estimates = [_estimates(one.evaluation, seed, cluster_of) for one in games]
+    estimates = [_estimates(one.evaluation, seed, cluster_of) for one in runs]
     for name, form in _rows(estimates):
         ends_of_row = [_NUMBER.format(value) if name == "reward" else "" for value in (known or {}).values()]
         table.add_row(cell(name), *(_cell(found.get(name), form) for found in estimates), *ends_of_row)
-    table.add_row("games", *(str(one.evaluation.num_episodes if one.evaluation else 0) for one in games))
-    if any(one.evaluation and one.evaluation.num_failed for one in games):
-        failed = [str(one.evaluation.num_failed if one.evaluation else 0) for one in games]
+    table.add_row("episodes", *(str(one.evaluation.num_episodes if one.evaluation else 0) for one in runs))
+    if any(one.evaluation and one.evaluation.num_failed for one in runs):
+        failed = [str(one.evaluation.num_failed if one.evaluation else 0) for one in runs]
         table.add_row("failed", *failed, style="red")
     out().print(table)
-    _show_rest(games, is_known=known is not None)
+    _show_rest(runs, is_known=known is not None)
 
 
-def games_as_dict(one: Games, seed: int, cluster_of: Mapping[int, Any] | None = None) -> dict[str, Any]:
-    """Give the results of one agent as JSON values; those of no finished game are None."""
+def run_as_dict(one: AgentRun, seed: int, cluster_of: Mapping[int, Any] | None = None) -> dict[str, Any]:
+    """Return the results of one agent as JSON values; None for an agent without a finished episode."""
     found = one.evaluation
     estimates = {} if found is None else passes(found, seed, cluster_of)
     return {
@@ -99,18 +99,18 @@ def _estimates(
     found = {name: value(evaluation) for name, value, _ in _MEASURES}
     found |= {f"{_INFO}{name}": estimate for name, estimate in evaluation.metrics.items()}
     more = passes(evaluation, seed, cluster_of)
-    return found | {name: value for name, value in more.items() if name[5:] != "1"}  # of one game it is the win rate
+    return found | {name: value for name, value in more.items() if name[5:] != "1"}  # for k = 1 it is the win rate
 
 
 def _rows(estimates: Sequence[Mapping[str, Estimate | None]]) -> list[tuple[str, str]]:
-    """The measures that some agent has, with the form of their numbers."""
+    """Return the metrics that some agent has, with their number formats."""
     forms = {name: form for name, _, form in _MEASURES}
     names = dict.fromkeys(name for found in estimates for name, value in found.items() if value is not None)
     return [(name, forms.get(name, _NUMBER if name.startswith(_INFO) else _PERCENT)) for name in names]
 
 
 def _cell(estimate: Estimate | None, form: str) -> Text:
-    """The mean, and below it the interval."""
+    """Format the mean, and below it the interval."""
     from rich.text import Text  # noqa: PLC0415
 
     if estimate is None:
@@ -119,11 +119,11 @@ def _cell(estimate: Estimate | None, form: str) -> Text:
     return Text.assemble((form.format(estimate.mean), "bold"), "\n", (f"[{low}, {high}]", "dim"))
 
 
-def _show_rest(games: Sequence[Games], *, is_known: bool) -> None:
+def _show_rest(runs: Sequence[AgentRun], *, is_known: bool) -> None:
     if is_known:
         out().print("* known exactly for these tasks", style="dim")
-    for one in games:
+    for one in runs:
         if one.evaluation is None:
             continue
         reasons = ", ".join(f"{reason} {count}" for reason, count in one.evaluation.stop_reasons.items())
-        out().print(cell(f"{one.label} ended by: {reasons}"), style="dim")
+        out().print(cell(f"{one.label}, stop reasons: {reasons}"), style="dim")

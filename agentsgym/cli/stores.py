@@ -1,4 +1,4 @@
-"""Find which rollouts of a store are meant, and keep games in one."""
+"""Select rollouts of a store, and keep episodes in one."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _KINDS: Final[dict[str, type]] = {
     "success": bool,
 }
 COLUMNS: Final = tuple(_KINDS)
-"""The columns that ``--where`` knows: of one number, text or truth value each."""
+"""The columns valid in ``--where``: those of numbers, texts and booleans."""
 
 
 def open_store(path: Path, where: Sequence[str] | None = None) -> RolloutStore:
-    """Open a store, with the rollouts that pass all conditions.
+    """Open a store, restricted to the rollouts that meet all conditions.
 
     Raises:
-        UsageError: There is no store, it has no rollout, or none passes, or a condition is none.
+        UsageError: The store does not exist, a condition is invalid, or no rollout meets all conditions.
     """
     try:
         store = RolloutStore(path)
@@ -51,24 +51,24 @@ def open_store(path: Path, where: Sequence[str] | None = None) -> RolloutStore:
     conditions = [_condition(text) for text in where or ()]
     if not len(store):
         unread = f": none of its {len(store.skipped)} parquet files can be read" if store.skipped else ""
-        raise UsageError(f"there is no rollout in {path}{unread}")
+        raise UsageError(f"the store {path} has no rollouts{unread}")
     found = store
     for column, passes in conditions:
         found = found.filter(**{column: passes})
     if not len(found):
-        raise UsageError(f"no rollout of the {len(store)} in {path} is one --where {' --where '.join(where or ())}")
+        raise UsageError(f"none of the {len(store)} rollouts in {path} matches --where {' --where '.join(where or ())}")
     return found
 
 
 def check_place(path: Path | None, *, resume: bool = False) -> None:
-    """Raise before anything is played where games cannot be kept.
+    """Check before playing that episodes can be stored.
 
     Raises:
-        UsageError: There can be no store at that place, or nothing says where to resume.
+        UsageError: No store can be written there, or ``resume`` is set without a path.
     """
     if path is None:
         if resume:
-            raise UsageError("--resume needs the store to resume from: --store PATH")
+            raise UsageError("--resume requires --store PATH")
         return
     try:
         RolloutStore.writer(path).close()
@@ -77,15 +77,15 @@ def check_place(path: Path | None, *, resume: bool = False) -> None:
 
 
 def num_kept(path: Path, agent: str) -> int:
-    """How many games of an agent a store holds, failed ones included."""
+    """Return the number of an agent's episodes in a store, failed ones included."""
     return len(RolloutStore(path).filter(agent=agent))
 
 
 def keep(path: Path, trajectory: Trajectory, env: MultistepEnv, agent: str) -> None:
-    """Keep a game that was played in the terminal.
+    """Store an episode that was played in the terminal.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The store cannot be written.
     """
     with RolloutStore.writer(path, source="play", agent=agent) as writer:
         writer.add(
@@ -96,23 +96,23 @@ def keep(path: Path, trajectory: Trajectory, env: MultistepEnv, agent: str) -> N
 
 
 def _condition(text: str) -> tuple[str, Callable[[Any], bool]]:
-    """Read ``COLUMN=VALUE``: the column, and whether a value of it passes."""
+    """Parse ``COLUMN=VALUE`` into the column and a predicate of its values."""
     match = _CONDITION.fullmatch(text)
     if match is None:
-        raise UsageError(f"--where takes COLUMN=VALUE, or another of {', '.join(_OPERATORS)}; got {shown(text)}")
+        raise UsageError(f"--where must be COLUMN=VALUE (or one of {', '.join(_OPERATORS)}), got {shown(text)}")
     column, sign, given = match[1], match[2], match[3].strip()
     if column not in COLUMNS:
-        raise UsageError(f"--where knows no column {shown(column)}{did_you_mean(column, COLUMNS)}")
+        raise UsageError(f"--where: unknown column {shown(column)}{did_you_mean(column, COLUMNS)}")
     wanted, compare = _value(column, given), _OPERATORS[sign]
     if sign in {"=", "!="}:
         return column, lambda value: compare(value, wanted)
     if wanted is None:
-        raise UsageError(f"--where {text}: null, which is what is not known, can only be compared by = and !=")
+        raise UsageError(f"--where {text}: null can only be compared with = and !=")
     return column, lambda value: value is not None and compare(value, wanted)
 
 
 def _value(column: str, text: str) -> Any:
-    """Read a value as the column has it; ``null`` is what is not known."""
+    """Parse a value of a column; ``null`` stands for an unknown value."""
     kind = _KINDS[column]
     if text == "null":
         return None
@@ -120,9 +120,9 @@ def _value(column: str, text: str) -> Any:
         return text
     if kind is bool:
         if text not in {"true", "false"}:
-            raise UsageError(f"--where {column} takes true, false or null, got {shown(text)}")
+            raise UsageError(f"--where {column} must be true, false or null, got {shown(text)}")
         return text == "true"
     try:
         return kind(text)
     except ValueError as error:
-        raise UsageError(f"--where {column} takes a number or null, got {shown(text)}") from error
+        raise UsageError(f"--where {column} must be a number or null, got {shown(text)}") from error

@@ -1,4 +1,4 @@
-"""Find the tasks that are played: of a file, the environment's own, or seeds."""
+"""Find the tasks to play: from a file, from the environment, or bare seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPLITS = ("train", "eval")
 
 
 def read_tasks(path: Path) -> list[Any]:
-    """Read tasks or dataset rows from a file: a JSON list, or one JSON object a line."""
+    """Read tasks or dataset rows from a file: a JSON list, or one JSON object per line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -29,7 +29,7 @@ def read_tasks(path: Path) -> list[Any]:
             return cast("list[Any]", json.loads(text))
         return [_line(number, line, path) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     except ValueError as error:
-        raise UsageError(f"--tasks: {path} is no JSON list: {error}") from error
+        raise UsageError(f"--tasks: {path} is not a valid JSON list: {error}") from error
 
 
 def tasks_for(
@@ -41,30 +41,30 @@ def tasks_for(
     most: int,
     seed: int = 0,
 ) -> list[Any]:
-    """Find the tasks to be played, at most so many.
+    """Return the tasks to play.
 
     Args:
         env: The environment.
-        path: A file of tasks; None for the environment's own.
-        split: Which of its own: ``"train"`` or ``"eval"``.
-        options: Of its dataset.
-        most: How many at most.
-        seed: Of the tasks that are nothing but a seed, which an environment without tasks of its own is given.
+        path: File of tasks; None for the environment's tasks.
+        split: Split of the environment's tasks, ``"train"`` or ``"eval"``.
+        options: Options of the environment's dataset.
+        most: Maximum number of tasks.
+        seed: Random seed of the tasks of an environment without a dataset, which are bare seeds.
 
     Raises:
-        UsageError: There are none, or the environment's dataset cannot be made with these options.
+        UsageError: There are no tasks, a task is invalid, or the options are.
     """
     if split not in SPLITS:
-        raise UsageError(f"--split is train or eval, got {split!r}")
+        raise UsageError(f"--split must be train or eval, got {split!r}")
     if path is not None:
         if options:
-            raise UsageError("--dataset is for ENV's own tasks, and --tasks gives others")
+            raise UsageError("--dataset and --tasks cannot be combined: --dataset sets options of ENV's own tasks")
         tasks = read_tasks(path)[:most]
     else:
         with usage():
             tasks = tasks_of(env, split, options, most, seed=seed)
     if not tasks:
-        raise UsageError(f"there is no task to play in {path}" if path else "the environment's dataset is empty")
+        raise UsageError(f"--tasks: {path} contains no task" if path else "the environment's dataset is empty")
     with usage():
         for index, task in enumerate(tasks_of_rows(env, tasks, "tasks")):
             env.check_task(task, f"tasks[{index}]")
@@ -75,4 +75,4 @@ def _line(number: int, line: str, path: Path) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise UsageError(f"--tasks: line {number} of {path} is no JSON: {error}") from error
+        raise UsageError(f"--tasks: line {number} of {path} is not valid JSON: {error}") from error

@@ -1,16 +1,16 @@
-"""A whole training run from one configuration, in a file or as a dict.
+"""Training runs from a configuration, in a file or as a dict.
 
 ::
 
-    yaml_text     YAML without keys that stand twice
-    sections      dataclasses whose fields say what is valid, and errors that know their place
-    recipe        what a run is made of, read from a file or from plain values
+    yaml_text     YAML without duplicate keys
+    sections      dataclasses whose fields are checked, and errors that name the key
+    recipe        the configuration of a run, read from a file or from plain values
     environments  the environments of a recipe: their tasks, rows and players
-    paths         the folders of a run, checked first
-    warm_start    what is imitated first: episodes that are played, or stored rollouts
-    train         the run itself
+    paths         checks of a run's folders
+    warm_start    demonstrations: episodes to play, or stored rollouts
+    train         the training run
     run           TrainingRun: from the first evaluation to the files, for scripts that build their own trainer
-    scripts       what training scripts share: arguments, models, summaries
+    scripts       helpers for training scripts: progress bars, models, transcripts
     command_line  overrides from a command line
     from_values   settings from plain values
 """

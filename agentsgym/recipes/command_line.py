@@ -1,10 +1,10 @@
-"""Read the command line of a training script: its own options, every ``GRPOEnvConfig`` field, TRL's ``ModelConfig``.
+"""Parse the command line of a training script: its options, every ``GRPOEnvConfig`` field, TRL's ``ModelConfig``.
 
-A script's own options are a dataclass with :class:`PolicyOptions` as its base::
+A script's options are a dataclass derived from :class:`PolicyOptions`::
 
     @dataclass
     class Options(PolicyOptions):
-        num_games: int = field(default=400, metadata={"help": "Games of each evaluation."})
+        num_episodes: int = field(default=400, metadata={"help": "Episodes per evaluation."})
 
     options, args, model_config = parse_options(Options, output_dir="outputs/mine", tiny_defaults={"max_steps": 300})
 """
@@ -25,7 +25,7 @@ from agentsgym.training.settings import MOVED
 
 @dataclass
 class PolicyOptions:
-    """Which policy is trained; the base of a script's own options."""
+    """The policy to train; base class of a script's options."""
 
     model: str | None = field(default=None, metadata={"help": "Name or path; by default the embedded tiny policy."})
 
@@ -41,18 +41,17 @@ def parse_options(
     defaults: Mapping[str, Any] | None = None,
     argv: Sequence[str] | None = None,
 ) -> tuple[OptionsT, GRPOEnvConfig, ModelConfig]:
-    """Read the options of a training script from the command line and the YAML file that ``--config`` names.
+    """Parse the options of a training script from the command line and from the YAML file of ``--config``.
 
-    What the command line says counts most, then the file, then ``tiny_defaults`` (without a model), then ``defaults``,
-    then those made here: a log every 20 steps, no checkpoints and no reporting. Where the embedded policy is trained,
-    torch is held to one thread, since a second one gains nothing on so small a model.
+    The command line takes precedence, then the file, then ``tiny_defaults`` (without a model), then ``defaults``, then
+    :func:`common_defaults`. For the embedded policy torch uses one thread, since more gain nothing on so small a model.
 
     Args:
-        options_type: The script's own options.
-        output_dir: The default of that setting.
-        tiny_defaults: Defaults of any field for the embedded policy, or a function of the script's options that gives
-            them.
-        defaults: Defaults of any field for every policy.
+        options_type: Dataclass of the script's options.
+        output_dir: Default of that setting.
+        tiny_defaults: Defaults of any fields for the embedded policy, or a function of the script's options that
+            returns them.
+        defaults: Defaults of any fields for every policy.
         argv: The arguments; None for those of the process.
 
     Returns:
@@ -77,7 +76,7 @@ def parse_options(
 
 
 def _parsed(parser: Any, argv: Sequence[str] | None) -> Any:
-    """Parse the command line and its file, and explain what is left of them; TRL would only list it."""
+    """Parse the command line and its file; unlike TRL, explain arguments of earlier versions."""
     *parsed, unknown = parser.parse_args_and_config(argv, return_remaining_strings=True)
     for word in unknown:
         name = word.removeprefix("--").partition("=")[0].replace("-", "_")
@@ -89,41 +88,41 @@ def _parsed(parser: Any, argv: Sequence[str] | None) -> Any:
 
 
 def common_defaults() -> dict[str, Any]:
-    """Give the defaults that training scripts and configurations share, on this machine.
+    """Return the defaults that training scripts and configurations share on this machine.
 
-    Without an accelerator ``use_cpu`` is True: several ranks that are started without it there do not know each other,
-    and each would train for itself and write over the files of the others.
+    Without an accelerator ``use_cpu`` is True: otherwise several ranks would not form a process group there, and each
+    would train alone and overwrite the files of the others.
     """
     has_accelerator = torch.accelerator.is_available()
     return {
         "logging_steps": 20,
         "save_strategy": "no",
         "report_to": "none",
-        "disable_tqdm": False,  # else transformers decides, by whether its own remarks are shown
+        "disable_tqdm": False,  # else transformers decides by its own log level
         "dataloader_pin_memory": has_accelerator,
         "use_cpu": not has_accelerator,
     }
 
 
 def check_model_config(model_config: ModelConfig, *, prefix: str = "") -> None:
-    """Refuse what the trainer does not support.
+    """Check that the trainer supports TRL's model settings.
 
     Args:
         model_config: TRL's settings of the model.
-        prefix: What stands before the name of a field where it is given.
+        prefix: Prefix of field names in error messages.
 
     Raises:
-        ConfigError: The model would be quantized to 8 bits, or to 4 without adapters to train.
+        ConfigError: The model would be quantized to 8 bits, or to 4 bits without adapters.
     """
     if model_config.load_in_8bit:
-        raise ConfigError(f"{prefix}load_in_8bit is not supported: take {prefix}load_in_4bit, with adapters")
+        raise ConfigError(f"{prefix}load_in_8bit is not supported: use {prefix}load_in_4bit with adapters")
     if model_config.load_in_4bit and not model_config.use_peft:
         raise ConfigError(
-            f"{prefix}load_in_4bit needs {prefix}use_peft: weights of 4 bits cannot be trained, adapters on them can"
+            f"{prefix}load_in_4bit requires {prefix}use_peft: 4-bit weights cannot be trained, only adapters on them"
         )
 
 
 def _check_model(options: PolicyOptions, model_config: ModelConfig) -> None:
     check_model_config(model_config, prefix="--")
     if options.model and model_config.model_name_or_path:
-        raise ConfigError("--model and --model_name_or_path are the same: give one of them")
+        raise ConfigError("--model and --model_name_or_path are the same option: give only one")

@@ -1,4 +1,4 @@
-"""Stored rollouts in the tokens of a policy that did not play them: their texts, encoded anew, to be imitated."""
+"""Re-encode the texts of stored rollouts with another policy's tokenizer, for imitation."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 
 
 class Encoder:
-    """Encodes rollouts with a tokenizer, as an environment would record an agent that answers in text."""
+    """Encodes rollouts with a tokenizer, as an environment records an agent that answers in text."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Set up.
+        """Store the tokenizer.
 
         Args:
-            tokenizer: The policy's.
+            tokenizer: The policy's tokenizer.
         """
         self._tokenizer = tokenizer
         self._formats: dict[str, ChatFormat] = {}
 
     def encode(self, record: StoredRollout) -> Trajectory:
-        """Give a rollout with the tokens of its messages; no turn of it is exact, and it has no log-probabilities.
+        """Return a rollout with the tokens of its messages; its turns are not exact and have no log-probabilities.
 
-        What the environment said behind the last answer is left out.
+        Observations after the last answer are left out.
 
         Raises:
-            ConfigError: It cannot be encoded: calls of tools are in it, its history was rewritten by a function, or the
-                tokenizer does not know a word of an answer.
+            ConfigError: The rollout has tool calls, a function rewrote its history, or an answer has a word that the
+                tokenizer does not know.
         """
         own = record.trajectory
         if any(one.get("tool_calls") or one["role"] == "tool" for one in own.messages):
-            raise ConfigError("there are calls of tools, which are not encoded anew")
+            raise ConfigError("rollouts with tool calls cannot be re-encoded")
         if any(turn.prompt_messages is not None for turn in own.turns):
-            raise ConfigError("a function rewrote its history")
+            raise ConfigError("rollouts whose history was rewritten by a function cannot be re-encoded")
         config = {**_DEFAULTS, **{name: one for name, one in (record.env_config or {}).items() if name in _DEFAULTS}}
         try:
             chat_format = self._format(config)
@@ -60,7 +60,7 @@ class Encoder:
         return replace(own, token_ids=transcript.record(), turns=turns, logprobs=None, per_token_rewards=())
 
     def _replayed(self, own: Trajectory, transcript: Transcript, chat_format: ChatFormat) -> list[Turn]:
-        """Hold the conversation again, and find where its answers lie."""
+        """Replay the conversation, and locate its answers."""
         answers = {
             turn.message_index: Action(
                 text=own.messages[turn.message_index]["content"],

@@ -1,4 +1,4 @@
-"""The environments of a recipe: each found and built once, with its tasks and its players."""
+"""The environments of a recipe, each built once with its tasks."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class World:
     """An environment of a recipe.
 
     Attributes:
-        label: What it is called.
-        weight: Its share beside the others.
-        named: Its class and configuration.
-        env: The environment without a tokenizer.
-        eval_named: Its class and the configuration that it is evaluated with.
-        eval_env: The environment that is evaluated, without a tokenizer.
+        label: Name in metrics and evaluations.
+        weight: Weight relative to the other environments.
+        named: Class and configuration.
+        env: Environment without a tokenizer.
+        eval_named: Class and configuration for evaluation.
+        eval_env: Environment for evaluation, without a tokenizer.
         dataset: Options of its dataset.
-        index: Its place in the recipe.
+        index: Index in the recipe.
     """
 
     label: str
@@ -48,10 +48,10 @@ class World:
     index: int
 
     def tasks(self, split: str, most: int, *, seed: int) -> list[dict[str, Any]]:
-        """Give tasks of its own, each of which it can play, each with a seed.
+        """Return tasks of the environment, checked and with seeds.
 
         Raises:
-            PlacedError: There are none, or its dataset cannot be made.
+            AgentsGymError: A task is invalid, or the dataset cannot be built.
         """
         env = self.env if split == "train" else self.eval_env
         rows = tasks_of(env, split, self.dataset, most, seed=seed)
@@ -67,15 +67,15 @@ class Worlds:
     """All environments of a recipe."""
 
     def __init__(self, recipe: Recipe, *, seed: int, num_train_tasks: int) -> None:
-        """Find and build them, and make their tasks.
+        """Build the environments and their tasks.
 
         Args:
             recipe: The recipe.
-            seed: Of tasks and of the order of a mixture.
-            num_train_tasks: How many tasks are trained on at most, of each.
+            seed: Random seed for tasks and for the order of a mixture.
+            num_train_tasks: Maximum number of training tasks per environment.
 
         Raises:
-            PlacedError: Something means no environment, or it cannot be built, or has no tasks.
+            PlacedError: An environment is unknown, cannot be built, or has no tasks.
         """
         self._seed = seed
         self._worlds: list[World] = []
@@ -102,7 +102,7 @@ class Worlds:
         return len(self._worlds)
 
     def train_rows(self) -> Dataset:
-        """Rows to train on: of one environment its tasks, of several a mixture by weight."""
+        """Return the rows to train on: the tasks of one environment, or a mixture of several by weight."""
         if len(self) > 1:
             return self._mixed({one.label: one.named for one in self}, self.train)
         from datasets import Dataset, Features, Json  # noqa: PLC0415  # slow to import
@@ -112,7 +112,7 @@ class Worlds:
         return Dataset.from_list(rows, features=Features(features))  # pyright: ignore[reportUnknownMemberType]
 
     def eval_rows(self) -> Dataset:
-        """Rows of all environments to evaluate on, each environment with all its tasks."""
+        """Return the rows to evaluate on: all tasks of all environments."""
         sizes = {name: len(tasks) for name, tasks in self.eval.items()}
         named = {one.label: one.eval_named for one in self}
         return self._mixed(named, self.eval, weights=sizes, size=sum(sizes.values()))
@@ -130,12 +130,12 @@ class Worlds:
 
 
 def _world(recipe: Recipe, part: EnvironmentPart, index: int, taken: set[str]) -> World:
-    """Find and build an environment."""
+    """Build an environment of a recipe."""
     named = _named(part, recipe.folder)
     label = part.label or named.name.rpartition("/")[2] or f"environment {index}"
     if label in taken:
         if part.label:
-            raise PlacedError(("environments", index, "label"), f"is taken: another is called {label!r} too")
+            raise PlacedError(("environments", index, "label"), f"must be unique: {label!r} is used twice")
         label = f"{label} {index}"
     env = named.build()
     eval_named, eval_env = named, env
@@ -163,5 +163,5 @@ def _named(part: EnvironmentPart, folder: Path) -> NamedEnv:
         return NamedEnv(name=part.class_.__name__, env_class=part.class_, env_config=part.env_config)
     name: str = part.class_
     if ".py" in name:
-        name = str(folder / name)  # an absolute path stays as it is
+        name = str(folder / name)  # an absolute path stays unchanged
     return find_env(name, part.env_config)

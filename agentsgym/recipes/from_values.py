@@ -1,4 +1,4 @@
-"""Make the settings of a run from plain values, as a file of YAML holds them."""
+"""Build the settings of a run from plain values, such as those of a YAML file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentsgym.training.settings import MOVED, EnvSettings, number_in
 
 SettingsT = TypeVar("SettingsT")
 
-# Wider than their hints: a command line has one type a setting, and TRL and transformers say less than they take.
+# Types wider than the hints, which have one type per setting for the command line.
 _WIDER: dict[str, Any] = dict.fromkeys(("resume_from_checkpoint", "fsdp"), bool | str | None)
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
@@ -29,8 +29,8 @@ class FieldError(ConfigError):
     """A field of settings is unknown or of the wrong type.
 
     Attributes:
-        name: The field.
-        problem: What is wrong, as the end of a sentence that begins with the field.
+        name: Name of the field.
+        problem: The problem, as the end of a sentence that begins with the name.
     """
 
     def __init__(self, name: str, problem: str) -> None:
@@ -39,11 +39,11 @@ class FieldError(ConfigError):
 
 
 def training_settings(values: Mapping[str, Any], *, output_dir: str) -> GRPOEnvConfig:
-    """Make the settings of the trainer; what is not given is as in a training script.
+    """Build the trainer's settings, with the defaults of a training script.
 
     Args:
         values: Fields of ``GRPOEnvConfig``.
-        output_dir: That field where it is not given.
+        output_dir: Default of that field.
 
     Raises:
         ConfigError: A field is unknown, of the wrong type, or not valid.
@@ -53,7 +53,7 @@ def training_settings(values: Mapping[str, Any], *, output_dir: str) -> GRPOEnvC
 
 
 def model_settings(values: Mapping[str, Any]) -> ModelConfig:
-    """Make TRL's settings of the model: adapters, dtype, attention, revision.
+    """Build TRL's settings of the model: adapters, dtype, attention, revision.
 
     Raises:
         ConfigError: A field is unknown, of the wrong type, or not supported.
@@ -61,7 +61,7 @@ def model_settings(values: Mapping[str, Any]) -> ModelConfig:
     settings = _made(ModelConfig, checked_values(ModelConfig, values))
     check_model_config(settings)
     if settings.model_name_or_path:
-        raise ConfigError("model_name_or_path is not for here: the key 'model' names the model")
+        raise ConfigError("model_name_or_path cannot be set here: use the key 'model'")
     return settings
 
 
@@ -75,7 +75,7 @@ def imitation_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_values(settings: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check names and types; a number that YAML takes for a text, as it does 1e-3, becomes one.
+    """Check names and types; a number that YAML parses as text, such as 1e-3, is converted.
 
     Raises:
         FieldError: A field is unknown or of the wrong type.
@@ -87,7 +87,7 @@ def checked_values(settings: type[Any], values: Mapping[str, Any]) -> dict[str, 
         if name not in known:
             moved = MOVED.get(name) if issubclass(settings, EnvSettings) else None
             raise FieldError(name, moved or f"is unknown{did_you_mean(name, known)}")
-        check = known[name].metadata.get("check")  # of a setting of our own, which may take more than its type says
+        check = known[name].metadata.get("check")  # of our own settings, which may accept more than their type
         checked[name] = _as(hints[name], value, name) if check is None else _checked(check, value, name)
     return checked
 
@@ -106,21 +106,21 @@ def _hints(settings: type[Any]) -> dict[str, Any]:
 
 
 def _as(hint: Any, value: Any, name: str) -> Any:
-    """Check a value against a type of bools, numbers and texts; what else a type says is left to the settings."""
+    """Check a value against a type of bools, numbers and texts; other types are checked by the settings."""
     is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
     kinds = typing.get_args(hint) if is_union else (hint,)
     if isinstance(value, str) and float in kinds and str not in kinds:
         try:
             return float(value)
         except ValueError:
-            pass  # the error below says it better
+            pass  # the error below is clearer
     wanted = {*kinds} - {type(None)}
     if not wanted <= _WORDS.keys() or (value is None and type(None) in kinds):
         return value
     if type(value) in wanted or (type(value) is int and float in wanted):
         return value
     if wanted == {str} and callable(value):
-        return value  # an estimator of one's own
+        return value  # a user's estimator
     expected = [words for kind, words in _WORDS.items() if kind in wanted]
     expected += ["null"] if type(None) in kinds else []
     raise FieldError(name, f"must be {' or '.join(expected)}, got {shown(value)}")

@@ -1,4 +1,4 @@
-"""Check the places that a run reads and writes at its end, before anything is played."""
+"""Check the folders that a run reads and writes before anything is played."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ if TYPE_CHECKING:
 
 
 def check_places(args: GRPOEnvConfig) -> None:
-    """Check that the folder of a run can be made, and that there is what it resumes from; nothing is made yet.
+    """Check that the output folder can be created and that the checkpoint to resume from exists.
 
     Raises:
-        PlacedError: It cannot, or there is no such checkpoint.
+        PlacedError: The folder cannot be created, or the checkpoint does not exist.
     """
     output = Path(args.output_dir or "outputs")
     there = next(path for path in (output, *output.absolute().parents) if path.exists())
     if not there.is_dir():
-        raise PlacedError(("training", "output_dir"), f"must be a folder, and {there} is a file")
+        raise PlacedError(("training", "output_dir"), f"must be a folder, but {there} is a file")
     if not os.access(there, os.W_OK):
-        raise PlacedError(("training", "output_dir"), f"cannot be written: {there} does not let you")
-    requested: Any = args.resume_from_checkpoint  # what a file says may be true too
+        raise PlacedError(("training", "output_dir"), f"cannot be created: no permission to write to {there}")
+    requested: Any = args.resume_from_checkpoint  # a YAML file may also set true
     if not requested or requested == "auto":
         return
     if requested is True and not any(output.glob("checkpoint-*")):
         raise PlacedError(
-            ("training", "resume_from_checkpoint"), f"is true, and {output} has no checkpoint; auto begins a run then"
+            ("training", "resume_from_checkpoint"),
+            f"is true, but {output} has no checkpoint; use auto to start a new run in that case",
         )
     if requested is not True and not Path(requested).is_dir():
         raise PlacedError(
@@ -40,12 +41,12 @@ def check_places(args: GRPOEnvConfig) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder of a run.
+    """Create the folder of a run.
 
     Raises:
-        ConfigError: It cannot be made.
+        ConfigError: The folder cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"training.output_dir cannot be made: {sentence_of(error)}") from error
+        raise ConfigError(f"training.output_dir cannot be created: {sentence_of(error)}") from error

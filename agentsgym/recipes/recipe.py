@@ -1,4 +1,4 @@
-"""What a training run is made of, read from a file of YAML or from plain values."""
+"""The configuration of a training run, read from a YAML file or from plain values."""
 
 from __future__ import annotations
 
@@ -38,24 +38,20 @@ def _is_class(value: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentPart:
-    """An environment that is trained on.
+    """An environment to train on.
 
     Attributes:
-        class_: As on the command line: ``NAME``, ``NAME:GAME``, ``file.py:Class`` (relative to the configuration), a
-            path of a class; in Python also the class itself.
-        env_config: Its configuration.
-        dataset: Options of its own dataset of tasks.
-        weight: How many of the tasks are its, beside the weights of the others.
-        label: What metrics call it; None for what ``class`` says.
+        class_: Environment as on the command line: ``NAME``, ``NAME:GAME``, ``file.py:Class`` (relative to the
+            configuration) or a class's dotted path; in Python also the class itself.
+        env_config: Configuration of the environment.
+        dataset: Options of the environment's dataset.
+        weight: Share of the tasks, relative to the other weights.
+        label: Name in metrics; None to derive it from ``class``.
     """
 
-    class_: Any = field(metadata=must_be("a text that names an environment", _is_class))
-    env_config: dict[str, Any] = field(
-        default_factory=dict[str, Any], metadata=must_be("keys and their values", is_mapping)
-    )
-    dataset: dict[str, Any] = field(
-        default_factory=dict[str, Any], metadata=must_be("keys and their values", is_mapping)
-    )
+    class_: Any = field(metadata=must_be("the name of an environment", _is_class))
+    env_config: dict[str, Any] = field(default_factory=dict[str, Any], metadata=must_be("a mapping", is_mapping))
+    dataset: dict[str, Any] = field(default_factory=dict[str, Any], metadata=must_be("a mapping", is_mapping))
     weight: float = field(default=1.0, metadata=must_be("a number above 0", is_positive_number))
     label: str | None = field(
         default=None,
@@ -68,15 +64,15 @@ class EnvironmentPart:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """What the policy imitates first.
+    """The demonstrations that the policy imitates first.
 
     Attributes:
-        player: ``"random"``, ``"reference"`` or ``"imitation"``, the environment's own players, or the folder of a
-            rollout store.
-        noise: The share of the episodes that the random player plays instead.
-        num_episodes: How many are played, or read from the store at most.
-        filters: Of a store, which of its rollouts: by column the value that is wanted, or ``{min: …, max: …}``.
-        max_steps: Optimizer steps.
+        player: Player of the environment, ``"random"``, ``"reference"`` or ``"imitation"``, or the folder of a rollout
+            store.
+        noise: Fraction of the episodes that the random player plays instead.
+        num_episodes: Number of episodes to play, or maximum number to read from the store.
+        filters: Conditions on the store's rollouts: a value per column, or ``{min: …, max: …}``.
+        max_steps: Number of optimizer steps.
         observation_loss: Whether the policy also learns to predict observations.
         settings: Further fields of TRL's ``SFTConfig``.
     """
@@ -85,20 +81,22 @@ class WarmStart:
     noise: float = field(default=0.0, metadata=must_be("a number in [0, 1]", is_fraction))
     num_episodes: int = field(default=2000, metadata=must_be(_WHOLE, is_int(1)))
     filters: dict[str, Any] = field(
-        default_factory=dict[str, Any], metadata=must_be("columns and what they are to be", is_mapping)
+        default_factory=dict[str, Any], metadata=must_be("a mapping of columns to values", is_mapping)
     )
     max_steps: int = field(default=300, metadata=must_be(_WHOLE, is_int(1)))
     observation_loss: bool = field(default=False, metadata=must_be("true or false", is_bool))
     settings: dict[str, Any] = field(
-        default_factory=dict[str, Any], metadata=must_be("fields of SFTConfig and their values", is_mapping)
+        default_factory=dict[str, Any], metadata=must_be("a mapping of fields of SFTConfig", is_mapping)
     )
 
     def __post_init__(self) -> None:
         check_section(self)
         if self.from_store and self.noise:
-            raise PlacedError(("noise",), "is for games that are played, and the player is a store of rollouts")
+            raise PlacedError(("noise",), "is only valid for played episodes, but the player is a rollout store")
         if self.filters and not self.from_store:
-            raise PlacedError(("filters",), f"are for the folder of a rollout store, and the player is {self.player!r}")
+            raise PlacedError(
+                ("filters",), f"are only valid with the folder of a rollout store, but the player is {self.player!r}"
+            )
 
     @property
     def from_store(self) -> bool:
@@ -111,22 +109,20 @@ PLAYERS = ("random", "reference", "imitation")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPart:
-    """How the policy is evaluated before and after training.
+    """Evaluation of the policy before and after training.
 
     Attributes:
-        num_tasks: How many tasks at most.
-        num_rollouts: Games of each, by the policy. The random and the reference player play each once.
-        store: Whether all these games are kept in the run's rollout store; None: if those of training are.
-        env_config: Keys that replace those of every environment while it is evaluated, such as
-            ``{"opponent": "random"}`` for one that is trained in self-play.
+        num_tasks: Maximum number of tasks per environment.
+        num_rollouts: Episodes per task of the policy; the random and the reference player play each task once.
+        store: Whether to keep these episodes in the run's rollout store; None to do so if training keeps its own.
+        env_config: Keys that replace those of every environment during evaluation, such as ``{"opponent": "random"}``
+            for one that is trained in self-play.
     """
 
     num_tasks: int = field(default=200, metadata=must_be(_WHOLE, is_int(1)))
     num_rollouts: int = field(default=1, metadata=must_be(_WHOLE, is_int(1)))
     store: bool | None = field(default=None, metadata=must_be("true, false, or null", or_none(is_bool)))
-    env_config: dict[str, Any] = field(
-        default_factory=dict[str, Any], metadata=must_be("keys and their values", is_mapping)
-    )
+    env_config: dict[str, Any] = field(default_factory=dict[str, Any], metadata=must_be("a mapping", is_mapping))
 
     def __post_init__(self) -> None:
         check_section(self)
@@ -134,32 +130,32 @@ class EvaluationPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training run, as :func:`agentsgym.train` plays it: for configurations that are made in Python, not in a file.
+    """Configuration of a training run for :func:`agentsgym.train`, for configurations built in Python.
 
     Attributes:
-        environments: What is trained on, one or several.
+        environments: One or several environments to train on.
         model: ``"tiny"`` for the embedded policy, a folder, or a name on the Hub.
-        tiny: Sizes of the embedded policy, as :func:`agentsgym.tiny_policy` takes them.
+        tiny: Sizes of the embedded policy, arguments of :func:`agentsgym.tiny_policy`.
         model_settings: Fields of TRL's ``ModelConfig``: adapters, dtype and attention.
-        warm_start: What is imitated first; None for nothing.
+        warm_start: Demonstrations to imitate first; None for no warm start.
         training: Fields of :class:`agentsgym.GRPOEnvConfig`.
-        num_train_tasks: How many different tasks of an environment there are at most.
-        evaluation: Before and after.
-        folder: Where relative paths of ``class`` and ``player`` begin.
-        name: What the run is called where ``training`` has no ``output_dir``.
+        num_train_tasks: Maximum number of different training tasks per environment.
+        evaluation: Evaluation before and after training.
+        folder: Folder that relative paths in ``class`` and ``player`` start from.
+        name: Name of the run, used for ``output_dir`` if ``training`` does not set it.
     """
 
     environments: tuple[EnvironmentPart, ...]
     model: str = field(default="tiny", metadata=must_be("tiny, a folder, or a name on the Hub", _is_name))
     tiny: dict[str, Any] = field(
-        default_factory=dict[str, Any], metadata=must_be("sizes of the embedded policy", is_mapping)
+        default_factory=dict[str, Any], metadata=must_be("a mapping of sizes of the embedded policy", is_mapping)
     )
     model_settings: dict[str, Any] = field(
-        default_factory=dict[str, Any], metadata=must_be("fields of ModelConfig and their values", is_mapping)
+        default_factory=dict[str, Any], metadata=must_be("a mapping of fields of ModelConfig", is_mapping)
     )
     warm_start: WarmStart | None = None
     training: dict[str, Any] = field(
-        default_factory=dict[str, Any], metadata=must_be("fields of GRPOEnvConfig and their values", is_mapping)
+        default_factory=dict[str, Any], metadata=must_be("a mapping of fields of GRPOEnvConfig", is_mapping)
     )
     num_train_tasks: int = field(default=10_000, metadata=must_be(_WHOLE, is_int(1)))
     evaluation: EvaluationPart = field(default_factory=EvaluationPart)
@@ -169,21 +165,21 @@ class Recipe:
     def __post_init__(self) -> None:
         check_section(self)
         if not self.environments:
-            raise PlacedError(("environments",), "must hold at least one environment")
+            raise PlacedError(("environments",), "must have at least one environment")
         if self.tiny and self.model != "tiny":
-            raise PlacedError(("tiny",), f"is for the embedded policy, and the model is {self.model!r}")
+            raise PlacedError(("tiny",), f"is only valid for the embedded policy, but the model is {self.model!r}")
 
 
 def read_recipe(config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read a configuration.
 
     Args:
-        config: A file of YAML, or what such a file holds.
-        overrides: Values by their place, as in ``{"training.max_steps": 20, "environments.0.weight": 2}``, which
-            replace what ``config`` says.
+        config: YAML file, or the contents of one.
+        overrides: Values that replace those of ``config``, keyed as in
+            ``{"training.max_steps": 20, "environments.0.weight": 2}``.
 
     Raises:
-        ConfigError: The file cannot be read, a key is unknown or missing, or a value is not valid; the place is named.
+        ConfigError: The file cannot be read, a key is unknown or missing, or a value is invalid; the key is named.
     """
     with naming_the_file(config, overrides):
         if not isinstance(config, str | Path):
@@ -195,7 +191,7 @@ def read_recipe(config: str | Path | Mapping[str, Any], overrides: Mapping[str, 
 
 @contextmanager
 def naming_the_file(config: Any, overrides: Mapping[str, Any] | None) -> Generator[None]:
-    """Let an error about a value name the file and the line that hold it, where a file does."""
+    """Add the file and the line to errors about a value of a file."""
     path = Path(config) if isinstance(config, str | Path) else None
     try:
         yield
@@ -210,10 +206,10 @@ def naming_the_file(config: Any, overrides: Mapping[str, Any] | None) -> Generat
 
 
 def _recipe(values: dict[str, Any], own: Mapping[str, Any]) -> Recipe:
-    """Make a recipe of plain values, section by section."""
+    """Build a recipe from plain values, section by section."""
     for name in own:
         if name in values:
-            raise PlacedError((name,), "is not for a file, which has its own")
+            raise PlacedError((name,), "cannot be set in a file")
     sections: dict[str, Any] = {**values, **own}
     if values.get("environments") is not None:
         given = values["environments"]
@@ -233,7 +229,7 @@ def _recipe(values: dict[str, Any], own: Mapping[str, Any]) -> Recipe:
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
-    """Refuse a key of a section that stands outside of it, and name its place."""
+    """Reject a key that belongs into a section, and name the section."""
     from agentsgym.training.config import GRPOEnvConfig  # noqa: PLC0415  # slow to import
 
     sections = {"training": GRPOEnvConfig, "warm_start": WarmStart, "evaluation": EvaluationPart}
@@ -260,13 +256,13 @@ def _text_of(path: Path) -> str:
 
 
 def _keys(place: str) -> Keys:
-    """Read a place: the numbers in it are places in lists."""
+    """Split a dotted key; its numbers are indices in lists."""
     parts = place.replace("[", ".").replace("]", "").split(".")
     return tuple(int(part) if part.isdecimal() else part for part in parts)
 
 
 def _overridden(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace values by their places, in a copy."""
+    """Replace values by their dotted keys, in a copy."""
     for place, value in overrides.items():
         values = _replaced(values, _keys(place), value, ())
     return values
@@ -279,17 +275,17 @@ def _replaced(values: Any, keys: Keys, value: Any, above: Keys) -> Any:
     if isinstance(values, list) and isinstance(first, int):
         own = [*cast("list[Any]", values)]
         if first >= len(own):
-            raise PlacedError((*above, first), f"is not there to be set: there are {len(own)}, counted from 0")
+            raise PlacedError((*above, first), f"cannot be set: the list has {len(own)} items, counted from 0")
         own[first] = _replaced(own[first], tuple(rest), value, (*above, first))
         return own
     if values is not None and not is_mapping(values):
-        raise PlacedError(above, f"has no {first!r} to be set")
+        raise PlacedError(above, f"is not a mapping, so {first!r} cannot be set")
     known: dict[str, Any] = {} if values is None else as_mapping(values)
     return {**known, str(first): _replaced(known.get(str(first)), tuple(rest), value, (*above, first))}
 
 
 def _line_of(text: str, keys: Keys) -> int | None:
-    """Find the line of a value in a file, counted from 1; of the section that it should be in where it is missing."""
+    """Return the line of a value in a file, counted from 1; that of its section if it is missing."""
     untyped: Any = yaml
     node: Any = untyped.compose(text, Loader=yaml.SafeLoader)
     line: int | None = None
@@ -307,7 +303,7 @@ def _line_of(text: str, keys: Keys) -> int | None:
 
 
 def as_values(recipe: Recipe) -> dict[str, Any]:
-    """Give a recipe as plain values, for a summary."""
+    """Convert a recipe to plain values, for a summary."""
     values = dataclasses.asdict(recipe)
     del values["folder"]
     for one in values["environments"]:

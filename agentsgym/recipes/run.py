@@ -1,4 +1,4 @@
-"""A whole training run as one object: evaluations, a warm start, reinforcement learning, and what is written of them.
+"""A training run as one object: evaluations, a warm start, reinforcement learning, and output files.
 
 ::
 
@@ -46,16 +46,16 @@ _MAX_CONCURRENT = 256
 
 
 class TrainingRun:
-    """Evaluates a policy, warms it up, trains it, and writes what came of it; each step is one call.
+    """Evaluates a policy, warms it up, trains it, and writes the results; each step is one call.
 
     For scripts that choose the steps of a run themselves; :func:`agentsgym.train` takes them from a configuration.
 
-    Ctrl-C or SIGTERM in a warm start or in training ends that step and keeps the policy as it is then; the steps of
-    learning that follow do nothing, the evaluations and the summary are made as ever, and ``phases.status`` is what the
-    process is to exit with. While episodes are played outside of training, a signal ends the process as it always does.
+    Ctrl-C or SIGTERM during the warm start or training ends that step and keeps the policy at that point; later
+    learning steps do nothing, evaluations and the summary run as usual, and ``phases.status`` is the exit status for
+    the process. While episodes are played outside of training, a signal ends the process as usual.
 
-    Under several ranks, as ``accelerate launch`` starts them, every rank makes the same calls. All play the same
-    evaluations and demonstrations; the first alone shows progress and writes files.
+    With several ranks, as started by ``accelerate launch``, every rank makes the same calls. All play the same
+    evaluations and demonstrations; only the first shows progress and writes files.
 
     ::
 
@@ -71,13 +71,13 @@ class TrainingRun:
 
     Attributes:
         model: The policy in training.
-        tokenizer: Its tokenizer, which the environments need too.
+        tokenizer: The policy's tokenizer, which the environments need too.
         args: The settings of the trainer; ``args.seed`` seeds every step.
-        output: The folder of all that is written, ``args.output_dir``.
-        phases: How long each step took, and whether one was stopped.
-        evaluations: What :meth:`evaluate` found, by name.
-        run_name: What the run is called in its rollout store.
-        peft_config: The adapters that are trained, of PEFT's kind; None to train the weights.
+        output: Folder of all output files, ``args.output_dir``.
+        phases: Duration of each step, and whether one was interrupted.
+        evaluations: Results of :meth:`evaluate`, by name.
+        run_name: Name of the run in its rollout store.
+        peft_config: PEFT configuration of the adapters to train; None to train the weights.
     """
 
     def __init__(
@@ -92,17 +92,16 @@ class TrainingRun:
         """Set up; nothing is played or written.
 
         Args:
-            policy: A model and its tokenizer, as :func:`agentsgym.tiny_policy` and
-                :func:`~agentsgym.recipes.scripts.load_policy` give them.
+            policy: A model and its tokenizer, as returned by :func:`agentsgym.tiny_policy` and
+                :func:`~agentsgym.recipes.scripts.load_policy`.
             args: The settings of the trainer.
             model_config: TRL's settings of the model, of which those of adapters are used; None for no adapters.
-            unit: What progress bars call an episode.
-            store_evaluations: Whether the rollouts of :meth:`evaluate` are kept, beside those of training: in the
-                folder of ``args.store_rollouts``, or where that keeps none in ``rollouts/``. None: if training keeps
-                its own.
+            unit: Unit of the progress bars of episodes.
+            store_evaluations: Whether to store the rollouts of :meth:`evaluate`, in the folder of
+                ``args.store_rollouts``, or in ``rollouts/`` if that is not set. None: if training stores its rollouts.
 
         Raises:
-            ConfigError: Weights of 4 bits are to be sampled by vLLM.
+            ConfigError: vLLM would sample from 4-bit weights.
         """
         self.model, self.tokenizer = policy
         self.args = args
@@ -116,18 +115,18 @@ class TrainingRun:
         self._folder = (args.rollout_folder or self.output / "rollouts") if keeps else None
         self.peft_config = get_peft_config(model_config) if model_config else None
         if args.use_vllm and getattr(self.model, "is_loaded_in_4bit", False):
-            raise ConfigError("load_in_4bit with use_vllm is refused: vLLM would be sent weights packed into 4 bits")
+            raise ConfigError("load_in_4bit cannot be combined with use_vllm: vLLM would receive packed 4-bit weights")
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that shows progress and writes files; True where there is but one."""
+        """Whether this is the rank that shows progress and writes files."""
         return self.args.process_index == 0
 
     def policy(self, *, seed: int | None = None) -> PolicyAgent:
-        """Give the policy as it is now as an agent, sampled at temperature 1 without top-k or top-p.
+        """Return the current policy as an agent that samples at temperature 1 without top-k or top-p.
 
         Args:
-            seed: Of its draws; None for one that is derived from ``args.seed``, the same at each call.
+            seed: Random seed; None to derive it from ``args.seed``, the same at each call.
         """
         seed = derive_seed("evaluation", self.args.seed) if seed is None else seed
         return PolicyAgent(self.model, self.tokenizer, seed=seed, max_turn_tokens=self.args.max_turn_tokens)
@@ -144,22 +143,22 @@ class TrainingRun:
     ) -> Evaluation:
         """Evaluate an agent and keep the result under a name.
 
-        Args:
-            name: Under which ``evaluations`` and the summary hold it.
-            env: The environment; None for rows that each name their own, as :func:`agentsgym.mix` makes them.
-            tasks: The same at each call, so that players are compared on equal terms.
-            agent: Who plays; None for the policy as it is now.
-            label: What the progress bar and ``phases`` call it; None for ``name``.
-            **options: What :func:`agentsgym.evaluate` or, without ``env``, :func:`agentsgym.evaluate_mixed` takes.
+        If evaluations are stored, the rollouts have ``agent=name``, and those of the policy also the number of
+        optimizer steps so far as their ``step``.
 
-        Where evaluations are kept, the rollouts are in the store under ``agent=name``, those of the policy with the
-        optimizer steps of :meth:`learn` that it has behind it as their ``step``.
+        Args:
+            name: Key in ``evaluations`` and in the summary.
+            env: The environment; None for rows that name theirs, such as those of :func:`agentsgym.mix`.
+            tasks: Tasks to play, best the same at each call, so that players are compared on equal terms.
+            agent: The player; None for the current policy.
+            label: Name in the progress bar and in ``phases``; None for ``name``.
+            **options: Arguments of :func:`agentsgym.evaluate` or, without ``env``, :func:`agentsgym.evaluate_mixed`.
 
         Returns:
             The evaluation.
 
         Raises:
-            StoreError: There can be no store at its place.
+            StoreError: The rollout store cannot be written.
         """
         options = {"max_concurrent": _MAX_CONCURRENT, **options}
         is_own = agent is None or getattr(agent, "model", None) is self.model
@@ -181,7 +180,7 @@ class TrainingRun:
 
     @contextmanager
     def _keeping(self, name: str, step: int | None) -> Generator[dict[str, Any]]:
-        """Give what an evaluation needs to keep its rollouts; a disk that takes nothing is logged, and ends nothing."""
+        """Yield the options that make an evaluation store its rollouts; failures to write are only logged."""
         if self._folder is None or not self.is_main:
             yield {}
             return
@@ -194,13 +193,13 @@ class TrainingRun:
             writer.close(strict=False)
 
     def play(self, label: str, env: MultistepEnv, tasks: Sequence[Mapping[str, Any]], agent: Agent) -> list[Trajectory]:
-        """Let an agent play each task once behind a progress bar, to record demonstrations.
+        """Play each task once with a progress bar, to record demonstrations.
 
         Args:
-            label: What the progress bar and ``phases`` call it.
-            env: The environment, made with the tokenizer of the policy.
-            tasks: What is played.
-            agent: Who plays.
+            label: Name in the progress bar and in ``phases``.
+            env: The environment, with the tokenizer of the policy.
+            tasks: Tasks to play.
+            agent: The player.
 
         Returns:
             The trajectories, in the order of the tasks.
@@ -211,14 +210,14 @@ class TrainingRun:
     def warm_start(
         self, demonstrations: Sequence[Trajectory], num_steps: int, *, observation_loss: bool = False, **settings: Any
     ) -> None:
-        """Let the policy imitate demonstrations, and save it to ``model/``.
+        """Train the policy to imitate demonstrations, and save it to ``model/``.
 
         Args:
             demonstrations: Trajectories recorded with the policy's tokenizer.
-            num_steps: Optimizer steps.
-            observation_loss: Whether it also learns to predict observations.
-            **settings: Any field of ``SFTConfig``. The defaults are those of
-                :func:`~agentsgym.training.imitate.tiny_imitation_config`: a pretrained model needs a learning rate far
+            num_steps: Number of optimizer steps.
+            observation_loss: Whether the policy also learns to predict observations.
+            **settings: Fields of ``SFTConfig``. The defaults are those of
+                :func:`~agentsgym.training.imitate.tiny_imitation_config`; a pretrained model needs a learning rate far
                 below its 3e-3.
 
         Raises:
@@ -226,8 +225,8 @@ class TrainingRun:
         """
         if self.phases.interrupted:
             return
-        # use_cpu as in training: ranks without an accelerator know each other only where it is set, and the settings
-        # that are made last decide that for the whole process.
+        # use_cpu as in training: without an accelerator ranks form a process group only if it is set, and the settings
+        # created last decide that for the whole process.
         shared = {"seed": self.args.seed, "disable_tqdm": True, "use_cpu": self.args.use_cpu}
         config = tiny_imitation_config(num_steps, **(shared | settings))
         with (
@@ -248,21 +247,21 @@ class TrainingRun:
     def learning_curve(
         self, *, before: str = "before", references: Sequence[str] | Mapping[str, Evaluation] = ()
     ) -> LearningCurve:
-        """Make the plot ``learning_curve.png`` that :meth:`learn` draws.
+        """Create the callback that draws ``learning_curve.png`` during :meth:`learn`.
 
         Args:
-            before: The evaluation of the policy before training.
-            references: The evaluations of other players, drawn as lines: their names here, or evaluations by the name
-                of the line, say those that :func:`~agentsgym.evaluation.mixed.pooled` makes of several environments'.
+            before: Name of the evaluation of the policy before training.
+            references: Evaluations of other players, drawn as lines: their names, or a mapping of line names to
+                evaluations, such as those that :func:`~agentsgym.evaluation.mixed.pooled` returns.
 
         Raises:
-            ConfigError: There is no evaluation of such a name.
+            ConfigError: There is no evaluation with such a name.
         """
         others = references if isinstance(references, Mapping) else {}
         for name in (before, *(name for name in references if name not in others)):
             if name not in self.evaluations:
-                near = did_you_mean(name, self.evaluations) if self.evaluations else "; nothing was evaluated yet"
-                raise ConfigError(f"the learning curve shows the evaluation {name!r}, which was not made{near}")
+                near = did_you_mean(name, self.evaluations) if self.evaluations else "; nothing has been evaluated yet"
+                raise ConfigError(f"the learning curve requires the evaluation {name!r}, which does not exist{near}")
         known = {**self.evaluations, **others}
         lines = {name: known[name].win_rate for name in references}
         return LearningCurve(
@@ -282,20 +281,20 @@ class TrainingRun:
     ) -> TrainerState | None:
         """Train the policy with :class:`agentsgym.GRPOEnvTrainer`, and save it to ``model/``.
 
-        Adapters are merged into the weights at the end, but for those on weights of 4 bits, which are saved alone.
-        ``args.resume_from_checkpoint`` is heeded. The trainer handles
-        signals itself: it saves a checkpoint to go on from where ``args`` asks for checkpoints.
+        Adapters are merged into the weights at the end, except those on 4-bit weights, which are saved alone.
+        ``args.resume_from_checkpoint`` is respected. The trainer handles signals itself: it saves a checkpoint to
+        resume from if ``args`` enables checkpoints.
 
         Args:
-            env: The environment; None for rows that each name their own.
-            rows: What is trained on.
-            label: What ``phases`` calls it.
-            callbacks: As the trainer takes them, say :meth:`learning_curve`. Its own bar and printing are left out.
-            **trainer_options: Other arguments of the trainer, say ``curriculum``.
+            env: The environment; None for rows that name theirs.
+            rows: Dataset to train on.
+            label: Name in ``phases``.
+            callbacks: Callbacks of the trainer, such as :meth:`learning_curve`; its bar and printing are removed.
+            **trainer_options: Other arguments of the trainer, such as ``curriculum``.
 
         Returns:
-            The state of the trainer, whose ``log_history`` holds the metrics; None if nothing was trained because a
-            step before was stopped.
+            The state of the trainer, whose ``log_history`` holds the metrics; None if an earlier step was interrupted
+            and nothing was trained.
         """
         if self.phases.interrupted:
             return None
@@ -329,7 +328,7 @@ class TrainingRun:
         return trainer.state
 
     def _load_from_path_if_needed(self) -> None:
-        """Load the policy anew where the trainer reads it from its path: for a reference model, and for vLLM."""
+        """Reload the policy from disk if the trainer needs its path, for a reference model or for vLLM."""
         if self.args.beta or self.args.use_vllm:
             self.save_policy("start")
             PartialState().wait_for_everyone()
@@ -339,14 +338,14 @@ class TrainingRun:
         return episodes_bar(label, num_episodes, unit=self._unit, is_shown=self.is_main)
 
     def save_policy(self, folder: str = "model") -> None:
-        """Write the policy and its tokenizer as they are now, into a folder of ``output``; the first rank does."""
+        """Save the policy and its tokenizer in a folder of ``output``, on the first rank."""
         if not self.is_main:
             return
         self.model.save_pretrained(self.output / folder)
         self.tokenizer.save_pretrained(self.output / folder)
 
     def write_transcripts(self, *names: str) -> None:
-        """Write the episodes of evaluations as text, each to ``transcripts_<name>.txt``; the first rank does."""
+        """Write the episodes of evaluations as text to ``transcripts_<name>.txt``, on the first rank."""
         if not self.is_main:
             return
         self.output.mkdir(parents=True, exist_ok=True)
@@ -354,7 +353,7 @@ class TrainingRun:
             write_transcripts(self.output / f"transcripts_{name}.txt", self.evaluations[name].trajectories)
 
     def summary(self) -> dict[str, Any]:
-        """Give every evaluation by name, ``seconds`` by phase, ``seed``, and whether it was ``interrupted``."""
+        """Return every evaluation by name, ``seconds`` by phase, ``seed``, and whether it was ``interrupted``."""
         return {name: found.as_dict() for name, found in self.evaluations.items()} | {
             "seconds": self.phases.seconds,
             "seed": self.args.seed,
@@ -362,12 +361,11 @@ class TrainingRun:
         }
 
     def write_summary(self, **more: Any) -> None:
-        """Write :meth:`summary` to ``summary.json``.
-
-        The first rank does.
+        """Write :meth:`summary` to ``summary.json``, on the first rank.
 
         Args:
-            **more: What else it holds; a key from above is replaced. What JSON cannot hold is written as its ``str``.
+            **more: Further values, which replace those of the summary. Values that JSON cannot hold are written as
+                ``str``.
         """
         if not self.is_main:
             return

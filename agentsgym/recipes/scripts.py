@@ -1,6 +1,6 @@
-"""The parts of a training script around the trainer: progress bars, clocks, Ctrl-C, models from disk, transcripts.
+"""The parts of a training script around the trainer: progress bars, timing, Ctrl-C, models from disk, transcripts.
 
-:class:`~agentsgym.recipes.run.TrainingRun` is made of them, and a script of another shape can use them one by one.
+:class:`~agentsgym.recipes.run.TrainingRun` is built from them, and other scripts can use them one by one.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 
 class Phases:
-    """The parts of a run: how long each took, and whether one was stopped by Ctrl-C or SIGTERM.
+    """The phases of a run: their durations, and whether one was interrupted by Ctrl-C or SIGTERM.
 
     Attributes:
-        seconds: By name, as a clock on the wall measures them; those of a part that is measured again add up.
-        cpu_seconds: By name, of this process, all its threads together.
-        interrupted: Whether a phase was stopped.
-        status: What the process is to exit with: 0, or 143 after SIGTERM (129 after SIGHUP in training).
+        seconds: Wall-clock seconds by name; repeated phases add up.
+        cpu_seconds: CPU seconds of this process by name, over all its threads.
+        interrupted: Whether a phase was interrupted.
+        status: Exit status for the process: 0, or 143 after SIGTERM (129 after SIGHUP in training).
     """
 
     def __init__(self, *, is_quiet: bool = False) -> None:
-        """Start with no phase.
+        """Start without phases.
 
         Args:
-            is_quiet: Whether nothing is said of a phase that was stopped, as on all ranks but the first.
+            is_quiet: Whether to print nothing when a phase is interrupted, as on all ranks but the first.
         """
         self._is_quiet = is_quiet
         self.seconds: dict[str, float] = {}
@@ -55,7 +55,7 @@ class Phases:
 
     @contextmanager
     def measure(self, name: str) -> Generator[None]:
-        """Measure what is inside, also if it raises."""
+        """Measure the duration of the block, also if it raises."""
         start, cpu_start = time.monotonic(), time.process_time()
         try:
             yield
@@ -67,18 +67,18 @@ class Phases:
 
     @property
     def total_seconds(self) -> float:
-        """What all parts took together."""
+        """Wall-clock seconds of all phases."""
         return sum(self.seconds.values())
 
     @contextmanager
     def interruptible(self, *, handle_sigterm: bool = True) -> Generator[None]:
-        """Go on behind what is inside when Ctrl-C or SIGTERM ends it, so that a policy trained so far is kept.
+        """Continue after the block when Ctrl-C or SIGTERM ends it, so that a policy trained so far is kept.
 
-        To be used in the main thread.
+        Only for the main thread.
 
         Args:
-            handle_sigterm: Whether SIGTERM ends what is inside at once. False around a ``GRPOEnvTrainer``: it handles
-                SIGTERM and SIGHUP itself, and saves a checkpoint first, unless somebody else already does.
+            handle_sigterm: Whether SIGTERM ends the block at once. False around a ``GRPOEnvTrainer``, which handles
+                SIGTERM and SIGHUP itself and saves a checkpoint first, unless other handlers are installed.
         """
         terminable = _sigterm_ends() if handle_sigterm else nullcontext()
         try:
@@ -94,7 +94,7 @@ class Phases:
 
 @contextmanager
 def _sigterm_ends() -> Generator[None]:
-    """Raise SystemExit where SIGTERM comes inside."""
+    """Raise SystemExit on SIGTERM in the block."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
@@ -103,12 +103,12 @@ def _sigterm_ends() -> Generator[None]:
 
 
 class LossBar(TrainerCallback):
-    """A progress bar over optimizer steps with the loss beside it; a context manager.
+    """Progress bar over optimizer steps that shows the loss; a context manager.
 
     Args:
-        label: Stands before the bar.
-        num_steps: How many there will be.
-        is_shown: Whether there is a bar at all.
+        label: Text before the bar.
+        num_steps: Total number of steps.
+        is_shown: Whether to show the bar.
     """
 
     def __init__(self, label: str, num_steps: int, *, is_shown: bool = True) -> None:
@@ -134,7 +134,7 @@ class LossBar(TrainerCallback):
 def episodes_bar(
     label: str, num_episodes: int, unit: str = "episode", *, is_shown: bool = True
 ) -> Generator[Callable[[Trajectory], None]]:
-    """Show a progress bar over episodes, and give what ``on_finish`` of a rollout takes."""
+    """Show a progress bar over episodes; yields a callback for ``on_finish``."""
     with tqdm(total=num_episodes, desc=label, unit=unit, disable=not is_shown) as bar:
 
         def on_finish(_: Trajectory) -> None:
@@ -144,15 +144,15 @@ def episodes_bar(
 
 
 def load_policy(name_or_path: str, config: ModelConfig, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
-    """Load a model and its tokenizer, whose padding token is the end-of-sequence token if it has none.
+    """Load a model and its tokenizer; without a padding token, the end-of-sequence token is used.
 
     Args:
-        name_or_path: As ``from_pretrained`` takes it.
-        config: TRL's settings; its revision, dtype, attention and quantization are used.
+        name_or_path: Name or path for ``from_pretrained``.
+        config: TRL's settings, of which revision, dtype, attention and quantization are used.
         trust_remote_code: Whether code that comes with the model may run.
 
     Raises:
-        MissingDependencyError: The weights are to be quantized, and bitsandbytes is not installed.
+        MissingDependencyError: Quantization is set, but bitsandbytes is not installed.
     """
     quantization = get_quantization_config(config)
     if quantization is not None and find_spec("bitsandbytes") is None:
@@ -167,7 +167,7 @@ def load_policy(name_or_path: str, config: ModelConfig, *, trust_remote_code: bo
         **quantized,
     )
     if quantization is not None:
-        # On some CPUs bitsandbytes packs weights anew once they are sampled, and then passes no gradient through them.
+        # On some CPUs bitsandbytes repacks weights once they are sampled, and then passes no gradient through them.
         for module in model.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False
@@ -175,11 +175,11 @@ def load_policy(name_or_path: str, config: ModelConfig, *, trust_remote_code: bo
 
 
 def quiet_logging() -> None:
-    """Let a script show warnings of libraries, and of transformers errors alone."""
+    """Show warnings of libraries, but only errors of transformers."""
     logging.basicConfig(level=logging.WARNING)
     transformers_logging.set_verbosity_error()
 
 
 def write_transcripts(path: Path, trajectories: Sequence[Trajectory]) -> None:
-    """Write trajectories as text, one behind the other."""
+    """Write trajectories as text, one after another."""
     path.write_text("\n".join(map(render_transcript, trajectories)), encoding="utf-8")

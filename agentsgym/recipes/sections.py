@@ -1,4 +1,4 @@
-"""Read a section of a configuration: a dataclass whose fields say what is valid, and errors that know their place."""
+"""Read a section of a configuration: a dataclass whose fields are checked, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SectionT = TypeVar("SectionT")
 
 
 class PlacedError(ConfigError):
-    """A value of a configuration is wrong.
+    """A value of a configuration is invalid.
 
     Attributes:
-        keys: They lead to the value.
-        problem: What is wrong, as the end of a sentence that begins with the place.
+        keys: Keys and indices of the value.
+        problem: The problem, as the end of a sentence that begins with the key.
     """
 
     def __init__(self, keys: Keys, problem: str) -> None:
@@ -27,12 +27,12 @@ class PlacedError(ConfigError):
         super().__init__(f"{place_of(keys)} {problem}")
 
     def below(self, *keys: str | int) -> PlacedError:
-        """The same, seen from further up."""
+        """Return the error with the keys of the enclosing section."""
         return PlacedError((*keys, *self.keys), self.problem)
 
 
 def place_of(keys: Keys) -> str:
-    """Write a place as a person would.
+    """Format keys as a dotted path.
 
     >>> place_of(("environments", 0, "weight")), place_of(())
     ('environments[0].weight', 'the configuration')
@@ -42,15 +42,15 @@ def place_of(keys: Keys) -> str:
 
 
 def must_be(expected: str, valid: Check) -> dict[str, Any]:
-    """The metadata of a field that says what is valid; ``expected`` ends the sentence "must be …"."""
+    """Return the metadata of a checked field; ``expected`` ends the sentence "must be …"."""
     return {"expected": expected, "valid": valid}
 
 
 def check_section(section: Any) -> None:
-    """Check every field that says what is valid; for ``__post_init__``.
+    """Check every field; for ``__post_init__``.
 
     Raises:
-        PlacedError: A value is not valid.
+        PlacedError: A value is invalid.
     """
     for one in dataclasses.fields(section):
         value = getattr(section, one.name)
@@ -59,10 +59,10 @@ def check_section(section: Any) -> None:
 
 
 def read_section(section: type[SectionT], values: Any) -> SectionT:
-    """Make a section of plain values.
+    """Build a section from plain values.
 
     Raises:
-        PlacedError: They are no mapping, a key is unknown or missing, or a value is not valid.
+        PlacedError: The values are not a mapping, a key is unknown or missing, or a value is invalid.
     """
     given = as_mapping(values)
     fields = {_written(one): one for one in dataclasses.fields(cast("Any", section))}
@@ -76,25 +76,25 @@ def read_section(section: type[SectionT], values: Any) -> SectionT:
 
 
 def as_mapping(values: Any) -> dict[str, Any]:
-    """Give values as a dict.
+    """Convert a mapping to a dict.
 
     Raises:
-        PlacedError: They are no mapping whose keys are texts.
+        PlacedError: The values are not a mapping with text keys.
     """
     if not isinstance(values, Mapping):
-        raise PlacedError((), f"must have keys and their values, got {shown(values)}")
+        raise PlacedError((), f"must be a mapping, got {shown(values)}")
     given = cast("Mapping[Any, Any]", values)
     for one in given:
         if not isinstance(one, str):
-            raise PlacedError((), f"has keys that must be texts, got {shown(one)}")
+            raise PlacedError((), f"must have texts as keys, got {shown(one)}")
     return dict(given)
 
 
 def is_mapping(value: Any) -> bool:
-    """Accept mappings whose keys are texts."""
+    """Return whether a value is a mapping with text keys."""
     return isinstance(value, Mapping) and all(isinstance(one, str) for one in cast("Mapping[Any, Any]", value))
 
 
 def _written(one: dataclasses.Field[Any]) -> str:
-    """A field's name as it is written in a file: a word that Python keeps for itself has an underscore in Python."""
+    """Return a field's name in a file, without the underscore after a Python keyword."""
     return one.name.removesuffix("_")

@@ -1,4 +1,4 @@
-"""Train a policy as a recipe says: one call for what a training script does.
+"""Train a policy from a recipe: one call for a whole training script.
 
 ::
 
@@ -28,7 +28,7 @@ from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_re
 from agentsgym.recipes.run import TrainingRun
 from agentsgym.recipes.scripts import load_policy
 from agentsgym.recipes.sections import PlacedError
-from agentsgym.recipes.warm_start import open_store, played_lessons, player_of, stored_lessons
+from agentsgym.recipes.warm_start import open_store, play_demonstrations, player_of, stored_demonstrations
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tiny import HasVocabulary, environment_texts, tiny_model, tiny_policy
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from agentsgym.training.config import GRPOEnvConfig
 
 _REFERENCES = ("random", "reference")
-_NUM_READ = 64  # tasks, to see which words the embedded policy does not know
+_NUM_READ = 64  # tasks sampled for words that the embedded policy does not know
 
 logger = logging.getLogger(__name__)
 
@@ -48,43 +48,43 @@ logger = logging.getLogger(__name__)
 def train(
     config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mapping[str, Any] | None = None
 ) -> TrainingRun:
-    """Train a policy as a configuration says, and write what came of it to ``output_dir``.
+    """Train a policy from a configuration, and write the results to ``output_dir``.
 
     For whole runs without a script: ``agentsgym train`` is the same on the command line.
 
-    The policy is evaluated beside the environments' random and reference players, where they have them; imitates, if
-    there is a warm start; is evaluated, trained, and evaluated again. ``summary.json``, ``learning_curve.png``,
-    ``transcripts_before.txt``, ``transcripts_after.txt`` and ``model/`` are written. Ctrl-C or SIGTERM in the warm
-    start or in training keeps the policy as it is then: see :class:`~agentsgym.recipes.run.TrainingRun`. The summary
-    and the transcripts are written as soon as an evaluation is over, so that whatever ends a run later leaves them.
+    The environments' random and reference players are evaluated, if there are any; after an optional warm start, the
+    policy is evaluated, trained, and evaluated again. ``summary.json``, ``learning_curve.png``,
+    ``transcripts_before.txt``, ``transcripts_after.txt`` and ``model/`` are written. Ctrl-C or SIGTERM during the warm
+    start or training keeps the policy at that point: see :class:`~agentsgym.recipes.run.TrainingRun`. The summary and
+    the transcripts are written after each evaluation, so that they survive a later failure.
 
     Args:
-        config: A file of YAML (docs/cli.md has its keys), what such a file holds, or a recipe.
-        overrides: Values by their place in a file, as in ``{"training.max_steps": 20}``.
+        config: YAML file (docs/cli.md lists its keys), the contents of one, or a recipe.
+        overrides: Values that replace those of a file, as in ``{"training.max_steps": 20}``.
 
     Returns:
         The run: the policy, its evaluations by name (``"random"``, ``"reference"``, ``"before"``, ``"after"``; the
-        players of several environments as ``"random, LABEL"``), how long each step took.
+        players of several environments as ``"random, LABEL"``), and the duration of each step.
 
     Raises:
-        ConfigError: A key is unknown, or a value is not valid; the place is named. Nothing is played then.
+        ConfigError: A key is unknown or a value is invalid; the key is named. Nothing is played then.
     """
     return prepare(config, overrides=overrides).follow()
 
 
 def prepare(config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mapping[str, Any] | None = None) -> Course:
-    """Check a configuration, and make everything that its run needs; nothing is played or written yet.
+    """Check a configuration and build everything that its run needs; nothing is played or written yet.
 
     Args:
-        config: As :func:`train` takes it.
-        overrides: Likewise.
+        config: Configuration, as for :func:`train`.
+        overrides: Values that replace those of ``config``, as for :func:`train`.
 
     Raises:
-        ConfigError: A key is unknown, or a value is not valid; the place is named.
+        ConfigError: A key is unknown or a value is invalid; the key is named.
     """
     if isinstance(config, Recipe):
         if overrides:
-            raise ConfigError("overrides are for a file or for plain values, and the configuration is made already")
+            raise ConfigError("overrides cannot be combined with a Recipe: use dataclasses.replace")
         recipe = config
     else:
         recipe = read_recipe(config, overrides)
@@ -93,19 +93,19 @@ def prepare(config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mappi
 
 
 class Course:
-    """The run of a recipe: everything is checked and made first, then played.
+    """The run of a recipe: everything is checked and built before anything is played.
 
     Attributes:
         recipe: The recipe.
-        run: The run.
-        worlds: Its environments.
+        run: The training run.
+        worlds: The environments.
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        """Find and make everything.
+        """Check the recipe and build everything.
 
         Raises:
-            PlacedError: A value of the recipe is not valid.
+            PlacedError: A value of the recipe is invalid.
         """
         with _in_section("training"):
             args = training_settings(recipe.training, output_dir=f"outputs/{recipe.name}")
@@ -126,19 +126,19 @@ class Course:
                 player_of(world, recipe.warm_start.player, args.seed)
         is_tiny = recipe.model == "tiny"
         if is_tiny and models.load_in_4bit:
-            raise PlacedError(("model_settings", "load_in_4bit"), "is for a model that is loaded, not for 'tiny'")
+            raise PlacedError(("model_settings", "load_in_4bit"), "cannot be combined with the model 'tiny'")
         policy = _tiny_policy(recipe, self.worlds, args.seed) if is_tiny else _loaded(recipe, models, args)
         limit_threads(policy[0])
         self.run = TrainingRun(policy, args, models, store_evaluations=recipe.evaluation.store)
         self.env, self.eval_env = _alone(self.worlds, self.run.tokenizer)
-        self.stored = None if store is None else stored_lessons(self.run.tokenizer, store)
+        self.stored = None if store is None else stored_demonstrations(self.run.tokenizer, store)
         self.references: dict[str, dict[str, Evaluation]] = {}
 
     def follow(self) -> TrainingRun:
-        """Play, imitate, train, and write the files; what is known of the run by then is in its folder at any time.
+        """Evaluate, warm up, train, and write the files; the folder always holds the results so far.
 
         Raises:
-            ConfigError: The folder cannot be made.
+            ConfigError: The output folder cannot be created.
             KeyboardInterrupt: Ctrl-C came while episodes were played outside of training.
         """
         if self.run.is_main:
@@ -160,15 +160,15 @@ class Course:
         self.run.write_summary(configuration=as_values(self.recipe))
 
     def warn_of_unknown_words(self) -> None:
-        """Play some tasks at random, and warn where the embedded policy reads words as the unknown token alone."""
+        """Play some tasks at random, and warn about words that are the unknown token to the embedded policy."""
         for world in self.worlds:
             for env, tasks in _played_envs(world, self.worlds):
                 num_words, unknown = _unknown_words(self.run.tokenizer, env, tasks, self.run.args.seed)
                 if unknown:
                     logger.warning(
-                        "the embedded policy cannot tell apart %d of the %d words that %s writes in %d tasks, such as "
-                        "%s, since each is the unknown token to it: put them into the environment's "
-                        "vocabulary_texts(), or train a model whose tokenizer knows them",
+                        "the embedded policy reads %d of the %d words of %s in %d tasks as its unknown token, such as "
+                        "%s: add them to the environment's vocabulary_texts(), or train a model whose tokenizer "
+                        "knows them",
                         sum(unknown.values()),
                         num_words,
                         world.label,
@@ -177,7 +177,7 @@ class Course:
                     )
 
     def evaluate_references(self) -> None:
-        """Let the environments' own players play the tasks of the evaluation, where there are such players."""
+        """Evaluate the environments' random and reference players, where there are any."""
         for world in self.worlds:
             env = world.eval_named.build(self.run.tokenizer)
             for name in _REFERENCES:
@@ -190,14 +190,17 @@ class Course:
                     self._write_summary()
 
     def warm_up(self) -> None:
-        """Let the policy imitate, if it is to."""
+        """Run the warm start, if there is one."""
         warm_start = self.recipe.warm_start
         if warm_start is None:
             return
-        lessons = played_lessons(self.run, self.worlds, warm_start) if self.stored is None else self.stored
+        demonstrations = play_demonstrations(self.run, self.worlds, warm_start) if self.stored is None else self.stored
         with _in_section("warm_start"):
             self.run.warm_start(
-                lessons, warm_start.max_steps, observation_loss=warm_start.observation_loss, **warm_start.settings
+                demonstrations,
+                warm_start.max_steps,
+                observation_loss=warm_start.observation_loss,
+                **warm_start.settings,
             )
 
     def learn(self) -> None:
@@ -211,7 +214,7 @@ class Course:
         curve.draw(after=after.win_rate)
 
     def evaluate(self, name: str) -> Any:
-        """Evaluate the policy as it is now."""
+        """Evaluate the current policy."""
         run, num_rollouts = self.run, self.recipe.evaluation.num_rollouts
         if self.eval_env is None:
             found = run.evaluate(name, None, self.worlds.eval_rows(), num_rollouts=num_rollouts)
@@ -225,7 +228,7 @@ class Course:
 
 
 def _num_train_tasks(args: GRPOEnvConfig, most: int) -> int:
-    """How many tasks the steps of a run take, where that is known, and at most so many."""
+    """Return the number of tasks that the run's steps need, if known, limited to ``most``."""
     if args.max_steps <= 0:
         return most
     untyped: Any = args
@@ -237,7 +240,7 @@ def _num_train_tasks(args: GRPOEnvConfig, most: int) -> int:
 
 
 def _check_tiny(sizes: Mapping[str, Any]) -> None:
-    """Check names and types of the sizes of the embedded policy; it checks their values itself."""
+    """Check names and types of the sizes of the embedded policy, which checks their values itself."""
     parameters = {**signature(tiny_policy).parameters, **signature(tiny_model).parameters}
     known = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY and isinstance(one.default, int)]
     for name, value in sizes.items():
@@ -248,7 +251,7 @@ def _check_tiny(sizes: Mapping[str, Any]) -> None:
 
 
 def _tiny_policy(recipe: Recipe, worlds: Worlds, seed: int) -> Any:
-    """Make the embedded policy of the environments' words; one that gives none is played by who is imitated."""
+    """Build the embedded policy from the environments' vocabularies, or from played episodes where there is none."""
     name = recipe.warm_start.player if recipe.warm_start is not None and not recipe.warm_start.from_store else "random"
     texts: list[str] = []
     for world in worlds:
@@ -261,7 +264,7 @@ def _tiny_policy(recipe: Recipe, worlds: Worlds, seed: int) -> Any:
 
 
 def _alone(worlds: Worlds, tokenizer: Any) -> tuple[MultistepEnv | None, MultistepEnv | None]:
-    """Build the environment of a run that has one, to be trained on and to be evaluated; None for a mixture."""
+    """Build the environments for training and evaluation of a run with one environment; None for a mixture."""
     if len(worlds) > 1:
         return None, None
     [world] = worlds
@@ -270,7 +273,7 @@ def _alone(worlds: Worlds, tokenizer: Any) -> tuple[MultistepEnv | None, Multist
 
 
 def _played_envs(world: World, worlds: Worlds) -> Iterator[tuple[MultistepEnv, Sequence[Mapping[str, Any]]]]:
-    """Give the environment that is trained on with its tasks, and, where it differs, the one that is evaluated."""
+    """Yield the training environment with its tasks and, if it differs, the evaluation environment with its tasks."""
     yield world.env, worlds.train[world.label]
     if world.eval_env is not world.env:
         yield world.eval_env, worlds.eval[world.label]
@@ -279,7 +282,7 @@ def _played_envs(world: World, worlds: Worlds) -> Iterator[tuple[MultistepEnv, S
 def _unknown_words(
     tokenizer: Any, env: MultistepEnv, tasks: Sequence[Mapping[str, Any]], seed: int
 ) -> tuple[int, Counter[str]]:
-    """Count the words that an environment writes, and those of them that a tokenizer does not know."""
+    """Count the words that an environment writes, and those that a tokenizer does not know."""
     player = random_player(env, seed) if has_random_player(type(env)) else ExploringAgent(seed=seed)
     sample = tasks[:: max(1, len(tasks) // _NUM_READ)][:_NUM_READ]
     num_words, unknown = 0, Counter[str]()
@@ -307,7 +310,7 @@ def _loaded(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:
 
 
 def _reference(world: World, name: str, seed: int, env: Any) -> Any:
-    """Make a player to compare with; None where the environment has none that knows it."""
+    """Build a reference player; None if the environment has none."""
     if name == "random" and not has_random_player(world.named.env_class):
         return None
     try:
@@ -318,7 +321,7 @@ def _reference(world: World, name: str, seed: int, env: Any) -> Any:
 
 @contextmanager
 def _in_section(*keys: str) -> Generator[None]:
-    """Let an error name the section whose value it is about."""
+    """Add the section to errors about its values."""
     try:
         yield
     except PlacedError:
@@ -326,4 +329,4 @@ def _in_section(*keys: str) -> Generator[None]:
     except FieldError as error:
         raise PlacedError((*keys, error.name), error.problem) from error
     except (ConfigError, TypeError) as error:
-        raise PlacedError(keys, f"is not valid: {sentence_of(error)}") from error
+        raise PlacedError(keys, f"is invalid: {sentence_of(error)}") from error

@@ -1,4 +1,4 @@
-"""What a policy imitates first: games of the environments' own players, or stored rollouts."""
+"""Demonstrations for a warm start: episodes of the environments' players, or stored rollouts."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ _PLAYERS: Mapping[str, Callable[[MultistepEnv, int], Any]] = {
 
 
 def player_of(world: World, name: str, seed: int, env: MultistepEnv | None = None) -> Any:
-    """Make one of an environment's own players.
+    """Build one of an environment's players.
 
     Args:
         world: The environment.
         name: ``"random"``, ``"reference"`` or ``"imitation"``.
-        seed: Of what the player draws.
-        env: The environment that is played, with its tokenizer; None for that of ``world``.
+        seed: Random seed of the player.
+        env: The environment to play, with its tokenizer; None for that of ``world``.
 
     Raises:
-        PlacedError: It has no such player.
+        PlacedError: The environment has no such player.
     """
     try:
         return _PLAYERS[name](env or world.env, seed)
     except ConfigError as error:
-        raise PlacedError(("warm_start", "player"), f"is {name!r}: {sentence_of(error)}") from error
+        raise PlacedError(("warm_start", "player"), f"cannot be {name!r}: {sentence_of(error)}") from error
 
 
 def open_store(recipe: Recipe) -> RolloutStore:
-    """Open the store of rollouts that a recipe imitates, and keep those that pass its filters.
+    """Open the rollout store that a recipe imitates, and apply its filters.
 
     Raises:
-        PlacedError: There is no store, a column is unknown, or no rollout is left.
+        PlacedError: The store does not exist, a column is unknown, or no rollout is left.
     """
     warm_start = cast("WarmStart", recipe.warm_start)
     path = recipe.folder / warm_start.player
@@ -74,95 +74,95 @@ def open_store(recipe: Recipe) -> RolloutStore:
     if not len(kept):
         raise PlacedError(
             ("warm_start",),
-            f"has nothing to imitate: of the {len(store)} rollouts in {path} none is left by its filters",
+            f"has nothing to imitate: its filters match none of the {len(store)} rollouts in {path}",
         )
     return kept[: warm_start.num_episodes]
 
 
-def played_lessons(run: TrainingRun, worlds: Worlds, warm_start: WarmStart) -> list[Trajectory]:
-    """Play what the policy is to imitate, each environment by its weight."""
+def play_demonstrations(run: TrainingRun, worlds: Worlds, warm_start: WarmStart) -> list[Trajectory]:
+    """Play the demonstrations, by weight of the environments."""
     total = sum(world.weight for world in worlds)
-    lessons: list[Trajectory] = []
+    demonstrations: list[Trajectory] = []
     for world in worlds:
         num_episodes = max(1, round(warm_start.num_episodes * world.weight / total))
-        lessons += _played(run, world, worlds, warm_start, num_episodes)
-    return lessons
+        demonstrations += _played(run, world, worlds, warm_start, num_episodes)
+    return demonstrations
 
 
 def _played(
     run: TrainingRun, world: World, worlds: Worlds, warm_start: WarmStart, num_episodes: int
 ) -> list[Trajectory]:
-    """Let the player, and for some of the episodes the random player, play."""
+    """Play one environment's demonstrations, a fraction of them by the random player."""
     seed = run.args.seed
     env = world.named.build(run.tokenizer)
     tasks = list(islice(cycle(worlds.train[world.label]), num_episodes))
     num_random = round(warm_start.noise * num_episodes)
     label = "demonstrations" if len(worlds) == 1 else f"demonstrations ({world.label})"
-    lessons: list[Trajectory] = []
+    demonstrations: list[Trajectory] = []
     for name, own in (("random", tasks[:num_random]), (warm_start.player, tasks[num_random:])):
         if own:
             player = player_of(world, name, derive_seed("demonstrations", name, seed) % 2**31, env)
-            lessons += run.play(label, env, own, player)
-    return lessons
+            demonstrations += run.play(label, env, own, player)
+    return demonstrations
 
 
-def stored_lessons(tokenizer: Any, store: RolloutStore) -> list[Trajectory]:
-    """Read what the policy is to imitate: the tokens, where they are of its tokenizer, else the texts, encoded anew.
+def stored_demonstrations(tokenizer: Any, store: RolloutStore) -> list[Trajectory]:
+    """Read stored demonstrations; rollouts of another tokenizer are re-encoded from their texts.
 
     Raises:
-        PlacedError: The texts of some rollout cannot be encoded.
+        PlacedError: The texts of a rollout cannot be encoded.
     """
-    lessons: list[Trajectory] = []
+    demonstrations: list[Trajectory] = []
     encoder = Encoder(tokenizer)
     problems: list[str] = []
     for index, record in enumerate(store.records()):
         problem = _misfit(tokenizer, record.trajectory)
         if problem is None:
-            lessons.append(record.trajectory)
+            demonstrations.append(record.trajectory)
             continue
         problems.append(f"{problem} in rollout {index}")
         try:
-            lessons.append(encoder.encode(record))
+            demonstrations.append(encoder.encode(record))
         except ConfigError as error:
             raise PlacedError(
                 ("warm_start", "player"),
-                f"has rollouts that were not recorded with the tokenizer of this policy ({problems[-1]}), and whose "
-                f"texts cannot be encoded with it: {sentence_of(error)}",
+                f"has rollouts that were recorded with another tokenizer ({problems[-1]}) and cannot be re-encoded: "
+                f"{sentence_of(error)}",
             ) from error
     if problems:
         logger.warning(
-            "%d of %d rollouts to imitate were not recorded with the tokenizer of this policy, and their texts are "
-            "encoded anew: %s",
+            "%d of %d rollouts to imitate were recorded with another tokenizer and are re-encoded: %s",
             len(problems),
-            len(lessons),
+            len(demonstrations),
             problems[0],
         )
-    return lessons
+    return demonstrations
 
 
 def _misfit(tokenizer: Any, trajectory: Trajectory) -> str | None:
-    """Say in what the tokens of a rollout are none of a tokenizer; None if they are."""
+    """Describe why the tokens of a rollout are not those of a tokenizer; None if they are."""
     if trajectory.failed or not trajectory.turns:
         return None
     if not trajectory.token_ids:
-        return "there are no tokens"
+        return "no tokens"
     if max(trajectory.token_ids) >= len(tokenizer):
-        return f"there is the token {max(trajectory.token_ids)}, of {len(tokenizer)}"
+        return f"token {max(trajectory.token_ids)} outside a vocabulary of {len(tokenizer)}"
     first = next(one for one in trajectory.messages if one["role"] != "system")["content"]
     decoded: str = tokenizer.decode(trajectory.token_ids[: trajectory.turns[0].start])
     if not first or "".join(first.split()) in "".join(decoded.split()):
         return None
-    return f"the prompt {shown(first, 60)} reads {shown(decoded, 60)}"
+    return f"prompt {shown(first, 60)} decoded as {shown(decoded, 60)}"
 
 
 def _wanted(name: str, value: Any) -> Any:
-    """What a filter of a store takes: a value, or a function that checks bounds."""
+    """Return a filter for a store: the value, or a function that checks the bounds."""
     if not is_mapping(value):
         return value
     bounds: dict[str, Any] = value
     if not bounds or not {*bounds} <= {"min", "max"} or not all(map(is_number(), bounds.values())):
         raise PlacedError(
-            ("warm_start", "filters", name), f"must be a value, or numbers as min and max, got {shown(bounds)}"
+            ("warm_start", "filters", name),
+            f"must be a value, or a mapping with numbers as min or max, got {shown(bounds)}",
         )
     low: float = bounds.get("min", float("-inf"))
     high: float = bounds.get("max", float("inf"))

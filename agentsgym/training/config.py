@@ -1,4 +1,4 @@
-"""Configure a training run: all of TRL's settings, and those that many turns need."""
+"""Configuration of a training run: TRL's settings and those of multi-turn training."""
 
 from __future__ import annotations
 
@@ -58,28 +58,28 @@ _NUM_ENV_WORKERS: Final = 8
 class GRPOEnvConfig(EnvSettings, GRPOConfig):
     """TRL's ``GRPOConfig`` with the settings of multi-turn training, :class:`~agentsgym.training.settings.EnvSettings`.
 
-    Fields of TRL that matter most here: ``num_generations`` (rollouts a task), ``max_completion_length`` (everything
+    Fields of TRL that matter most here: ``num_generations`` (rollouts per task), ``max_completion_length`` (everything
     after the first prompt, observations included), ``scale_rewards`` (applied to the estimator's own groups),
-    ``loss_type``, ``beta``, ``num_iterations``, ``steps_per_generation``. On a machine without accelerator ``bf16`` and
-    ``gradient_checkpointing``, both on by TRL's default, are off unless they are set.
+    ``loss_type``, ``beta``, ``num_iterations``, ``steps_per_generation``. Without an accelerator ``bf16`` and
+    ``gradient_checkpointing``, on by default in TRL, are off unless they are set.
 
     Attributes:
-        vllm_importance_sampling_correction: Whether tokens are corrected for a sampler that was not the trained model,
-            vLLM or another; None for under vLLM alone.
-        vllm_importance_sampling_mode: Weight that corrects: one of
+        vllm_importance_sampling_correction: Whether to correct tokens for a sampler that differs from the trained
+            model, vLLM or another; None for only with vLLM or ``max_staleness``.
+        vllm_importance_sampling_mode: Importance weight of the correction, one of
             :data:`agentsgym.training.tensors.importance.CORRECTIONS`.
-        vllm_importance_sampling_clip_min: Lower bound of the ratio; None for the mode's own, 0 for none.
-        vllm_importance_sampling_clip_max: Upper bound of the ratio; None for the mode's own, infinite for none.
-        vllm_server_base_url: Base URL of a vLLM server, or several, as a list or with commas between them, all of which
-            every rank can reach; a session stays with one of them. None for TRL's host and port. The server at index i
-            gets its weights over port ``vllm_group_port + i``.
-        use_cache: Whether the trained model's configuration enables its cache; the loss runs without one in any case.
+        vllm_importance_sampling_clip_min: Lower bound of the ratio; None for the mode's default, 0 for none.
+        vllm_importance_sampling_clip_max: Upper bound of the ratio; None for the mode's default, infinite for none.
+        vllm_server_base_url: Base URL of a vLLM server, or several as a list or comma-separated, all reachable from
+            every rank; a session stays with one of them. None for TRL's host and port. Server i receives its weights
+            over port ``vllm_group_port + i``.
+        use_cache: Whether the trained model's configuration enables its cache; the loss never uses one.
 
     Raises:
-        ConfigError: A value is not valid, or TRL offers something that would go silently wrong here.
+        ConfigError: A value is invalid, or a setting of TRL is not supported.
     """
 
-    # TRL's own, with another default.
+    # TRL's settings with other defaults.
     max_completion_length: int | None = setting(
         4096,
         "Token budget of everything after the first prompt, observations included.",
@@ -88,36 +88,36 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
     )
     gradient_checkpointing: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]  # TRL narrowed it
         default=None,
-        metadata={"help": "Trade compute for memory; by default only where there is an accelerator."},
+        metadata={"help": "Trade compute for memory; by default only with an accelerator."},
     )
     dataloader_pin_memory: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]  # likewise
-        default=None, metadata={"help": "Pin memory; by default only where there is an accelerator."}
+        default=None, metadata={"help": "Pin memory; by default only with an accelerator."}
     )
     vllm_importance_sampling_correction: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default=None, metadata={"help": "Correction for the sampler; by default under vLLM alone."}
+        default=None, metadata={"help": "Correct for the sampler; by default only with vLLM or max_staleness."}
     )
-    # TRL's default, the ratio of a whole episode, would mask nearly every long one away.
+    # TRL's default, the ratio of a whole episode, would mask nearly every long episode.
     vllm_importance_sampling_mode: str = choice(
         "token_truncate",
-        "Weight that corrects, as TRL names it; the token modes weigh each token by its own ratio.",
+        "Importance weight of the correction, as in TRL; the token modes weight each token by its own ratio.",
         tuple(CORRECTIONS),
     )
     vllm_importance_sampling_clip_min: float | None = setting(
         None,
-        "Lower bound of the ratio; by default the mode's own.",
+        "Lower bound of the ratio; by default the mode's.",
         "a non-negative number or None",
         or_none(is_number(0)),
     )
     vllm_importance_sampling_clip_max: float | None = setting(
         None,
-        "Upper bound of the ratio; by default the mode's own.",
+        "Upper bound of the ratio; by default the mode's.",
         "a positive number or None",
         or_none(lambda value: value == math.inf or is_positive_number(value)),
     )
     vllm_server_base_url: URLs | None = setting(  # pyright: ignore[reportIncompatibleVariableOverride]  # noqa: RUF009
         None,
-        "Base URL of a vLLM server, or several with commas between them.",
-        "a URL that begins with http:// or https://, several different ones (a list, or commas between them), or None",
+        "Base URL of a vLLM server, or several, comma-separated.",
+        "a URL that begins with http:// or https://, several distinct ones (a list or comma-separated), or None",
         or_none(are_urls),
     )
     use_cache: bool = field(
@@ -139,14 +139,14 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         check_settings(self)
         if self.loss_type == "cispo" and (self.epsilon if self.epsilon_high is None else self.epsilon_high) < 1:
             logger.warning(
-                "loss_type='cispo' takes epsilon_high for the bound itself, and it is below 1 (by default it is "
-                "epsilon), so that even a ratio of 1 is cut: set epsilon_high=5.0 or so"
+                "loss_type='cispo' clips ratios at epsilon_high, which is below 1 here (its default is epsilon), so that "
+                "even a ratio of 1 is clipped: set it to e.g. epsilon_high=5.0"
             )
         _check_picklable(self.advantage_estimator)
 
     @contextlib.contextmanager
     def _bounds_that_trl_accepts(self) -> Generator[None]:
-        """Set a bound that cuts nothing inside: TRL wants one for some modes, where None is the mode's own here."""
+        """Set an infinite bound in the block: TRL requires one for some modes, where None is the default here."""
         is_open = (self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max) == (None, None)
         if is_open:
             self.vllm_importance_sampling_clip_max = math.inf
@@ -157,25 +157,25 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
     # What follows from the fields
 
     def estimator(self) -> BoundEstimator | PotentialShaping:
-        """A fresh estimator as the settings name it.
+        """Return a new estimator.
 
         Raises:
-            ConfigError: Its name or an option is unknown or not valid.
+            ConfigError: The name or an option is unknown or invalid.
         """
         options = options_in("estimator_kwargs", self.estimator_kwargs)
         return copy.deepcopy(get_estimator(self.advantage_estimator, **options))
 
     def make_env_pool(self) -> EnvThreadPool | EnvProcessPool | None:
-        """The pool in which the environments run; None for the training process itself.
+        """Return the pool in which the environments run; None for the training process.
 
         Raises:
-            ConfigError: ``env_pool_kwargs`` are not those of the pool, or there is none.
+            ConfigError: ``env_pool_kwargs`` are not valid for the pool, or ``env_pool`` is not set.
         """
         options = options_in("env_pool_kwargs", self.env_pool_kwargs)
         if self.env_pool is None:
             if options:
                 raise ConfigError(
-                    f"GRPOEnvConfig.env_pool_kwargs are for env_pool='threads' or 'processes', got {shown(options)} "
+                    f"GRPOEnvConfig.env_pool_kwargs requires env_pool='threads' or 'processes', got {shown(options)} "
                     "without env_pool"
                 )
             return None
@@ -185,7 +185,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
             if name not in known:
                 hint = did_you_mean(name, known)
                 raise ConfigError(
-                    f"GRPOEnvConfig.env_pool_kwargs[{shown(name)}] is unknown to env_pool={self.env_pool!r}{hint}"
+                    f"GRPOEnvConfig.env_pool_kwargs[{shown(name)}] is unknown for env_pool={self.env_pool!r}{hint}"
                 )
         try:
             return pool(**{"num_workers": _NUM_ENV_WORKERS, **options})
@@ -194,10 +194,10 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
 
     @property
     def value_head_options(self) -> dict[str, float]:
-        """The ``learning_rate`` and the ``loss_weight`` of the value head, whether or not there is one.
+        """The ``learning_rate`` and the ``loss_weight`` of the value head, even without one.
 
         Raises:
-            ConfigError: ``value_head_kwargs`` has another key, or a value is not valid.
+            ConfigError: ``value_head_kwargs`` has an unknown key or an invalid value.
         """
         options = {"learning_rate": self.learning_rate, "loss_weight": 1.0}
         for name, value in options_in("value_head_kwargs", self.value_head_kwargs).items():
@@ -223,13 +223,13 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
 
     @property
     def tracked_groups(self) -> frozenset[str]:
-        """The groups of metrics that trackers get."""
+        """The groups of metrics sent to trackers."""
         names = groups_in(self.log_metrics)
         return frozenset(GROUPS if names == (ALL_GROUPS,) else names)
 
     @property
     def printed_groups(self) -> frozenset[str]:
-        """The groups of metrics that the terminal gets."""
+        """The groups of metrics printed in the terminal."""
         names = groups_in(self.log_metrics)
         return frozenset({"summary"} if names == (ALL_GROUPS,) else names)
 
@@ -242,8 +242,8 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
     def truncation(self) -> str:
         """The treatment of truncated rollouts, ``"keep"``, ``"mask"`` or ``"penalize"``.
 
-        It is that of ``truncated_rollouts``, or of TRL's ``mask_truncated_completions``. (TRL's own code judges by a
-        row's last token, which says nothing about an episode; it does not run here.)
+        Set by ``truncated_rollouts`` or TRL's ``mask_truncated_completions``. (TRL's own check of a row's last token
+        would be wrong for episodes and is not used.)
         """
         if self.mask_truncated_completions:
             return "mask"
@@ -251,12 +251,12 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
 
     @property
     def truncation_penalty(self) -> float:
-        """What is subtracted from the rewards of truncated rollouts; 0 where none are penalized."""
+        """The penalty subtracted from the rewards of truncated rollouts; 0 for none."""
         return float(self.truncated_rollouts) if self.truncation == "penalize" else 0.0
 
     @property
     def corrects_for_sampler(self) -> bool:
-        """Whether the loss is corrected for the sampler, by default where it has weights of its own."""
+        """Whether the loss is corrected for the sampler, by default if its weights may differ."""
         given = self.vllm_importance_sampling_correction
         return (self.use_vllm or self.max_staleness > 0) if given is None else given
 
@@ -264,8 +264,8 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
     def importance_correction(self) -> ImportanceCorrection | None:
         """The correction of the loss for the sampler; None for none.
 
-        Under vLLM the default bounds are TRL's, except for ``geometric_mask``: its ratios are so close to 1 that TRL's
-        bounds would cut nothing.
+        With vLLM the default bounds are TRL's, except for ``geometric_mask``, whose ratios are so close to 1 that TRL's
+        bounds would have no effect.
         """
         if not self.corrects_for_sampler:
             return None
@@ -281,14 +281,14 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """Whether updates run on rollouts of earlier weights, so that the loss needs the sampler's log-probabilities.
+        """Whether updates use rollouts of earlier weights, so that the loss needs the sampler's log-probabilities.
 
-        Where each batch is used once, TRL takes the current ones, detached.
+        If each batch is used once, TRL uses the current ones, detached.
         """
         return self.gradient_accumulation_steps % self.micro_steps_per_generation != 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert as TRL does, with a callable estimator by its name, since loggers write it as JSON."""
+        """Convert as TRL does, with the name of a callable estimator, since loggers write JSON."""
         values = super().to_dict()
         if callable(self.advantage_estimator):
             values["advantage_estimator"] = getattr(
@@ -298,24 +298,24 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
 
     @property
     def micro_steps_per_generation(self) -> int:
-        """Micro-batches that are trained on between one generation batch and the next."""
+        """Number of micro-batches between two generation batches."""
         return cast("int", self.steps_per_generation) * self.num_iterations  # TRL has filled it in
 
     @property
     def steps_per_cycle(self) -> int:
-        """Optimizer steps from one generation boundary to the next that falls on an optimizer step."""
+        """Number of optimizer steps between generation boundaries that coincide with an optimizer step."""
         accumulation = self.gradient_accumulation_steps
         return math.lcm(self.micro_steps_per_generation, accumulation) // accumulation
 
     def generations_at(self, global_step: int) -> int:
-        """Count the generation batches that have been played after a number of optimizer steps."""
+        """Return the number of generation batches played after a number of optimizer steps."""
         return math.ceil(global_step * self.gradient_accumulation_steps / self.micro_steps_per_generation)
 
     def for_trl(self) -> Self:
-        """A copy of these settings as TRL reads them, defaults that depend on others filled in.
+        """Return a copy for TRL, with defaults that depend on other settings filled in.
 
         Raises:
-            ConfigError: As :meth:`with_aligned_saving`.
+            ConfigError: See :meth:`with_aligned_saving`.
         """
         settings = copy.copy(self.with_aligned_saving())
         if self.vllm_server_urls:
@@ -324,9 +324,9 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         return settings
 
     def with_aligned_saving(self) -> Self:
-        """Return these settings, or a copy of them that saves at generation boundaries only.
+        """Return these settings, or a copy that saves only at generation boundaries.
 
-        Inside a generation cycle, the rollouts that are still to be trained on would be lost.
+        A checkpoint within a generation cycle would lose the rollouts still to be trained on.
 
         Raises:
             ConfigError: ``save_steps`` is a fraction of a run of unknown length, or the best model could not be saved
@@ -337,8 +337,8 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
             return self
         if self.save_steps < 1 and self.max_steps <= 0:
             raise ConfigError(
-                f"save_steps={self.save_steps} is a fraction of the run, whose length only max_steps gives in advance: "
-                "set max_steps, or save_steps as a number of steps"
+                f"save_steps={self.save_steps} is a fraction of a run of unknown length: set max_steps, or "
+                "save_steps as a number of steps"
             )
         steps = self.save_steps if self.save_steps >= 1 else self.save_steps * self.max_steps
         rounded = math.ceil(steps / cycle) * cycle
@@ -347,13 +347,13 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
             every = int(given) if given >= 1 else math.ceil(given * self.max_steps)
             if every % cycle or rounded % every:
                 raise ConfigError(
-                    f"load_best_model_at_end saves what it evaluates, which is possible only at multiples of the "
-                    f"generation cycle ({cycle}): set eval_steps ({every}) to one of them and save_steps ({steps:g}) "
-                    "to the same"
+                    f"load_best_model_at_end requires saving at every evaluation, which is possible only at multiples "
+                    f"of the generation cycle ({cycle}): set eval_steps ({every}) and save_steps ({steps:g}) to the same "
+                    "multiple"
                 )
         if rounded == self.save_steps:
             return self
-        logger.warning("save_steps: %s becomes %d, a multiple of the generation cycle", self.save_steps, rounded)
+        logger.warning("save_steps rounded from %s to %d, a multiple of the generation cycle", self.save_steps, rounded)
         aligned = copy.copy(self)
         aligned.save_steps = rounded
         return aligned
@@ -364,6 +364,6 @@ def _check_picklable(estimator: Any) -> None:
         pickle.dumps(estimator)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"advantage_estimator must be a function of a module or a functools.partial of one, since every checkpoint "
-            f"holds the settings, got {estimator!r}"
+            f"advantage_estimator must be picklable (a module-level function or a functools.partial of one), "
+            f"since checkpoints contain the settings, got {estimator!r}"
         ) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from transformers import TrainerCallback
 
-from agentsgym._lazy import called_later
+from agentsgym._lazy import deferred
 
 if TYPE_CHECKING:
     import torch
@@ -58,8 +58,8 @@ class BatchObserver(TrainerCallback):
         """Release what the observer holds, at the end of the trainer."""
 
 
-_show_conversations = called_later("agentsgym.observers.shown", "ShownConversations")
-_store_rollouts = called_later("agentsgym.observers.stored", "TrainingStore")
+_show_conversations = deferred("agentsgym.observers.shown", "ShownConversations")
+_store_rollouts = deferred("agentsgym.observers.stored", "TrainingStore")
 
 
 def build_observers(

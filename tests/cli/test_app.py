@@ -140,7 +140,7 @@ def test_a_real_process_plays_and_ends_at_the_end_of_its_input(tmp_path: Path) -
     process = shell("play", "guess.py", "--seed", "1", cwd=tmp_path)
     out, err = process.communicate("9\n", timeout=60)
     assert process.returncode == 0, err
-    assert "You left before the game was over." in out
+    assert "You left before the episode ended." in out
     assert "Traceback" not in err
 
 

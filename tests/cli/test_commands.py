@@ -168,7 +168,7 @@ def test_a_person_wins(game: str, tmp_path: Path) -> None:
     (tmp_path / "tasks.json").write_text('[{"secret": 3}]')
     done = ran("play", game, "--tasks", tmp_path / "tasks.json", typed="1\n3\n")
     assert done.code == 0
-    assert done.out.splitlines()[-2:] == ["won after 2 turns (done): reward 1", "reward by turn: 0 1"]
+    assert done.out.splitlines()[-2:] == ["won after 2 turns (done): reward 1", "rewards by turn: 0 1"]
 
 
 def test_a_person_uses_tools(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_person_uses_tools(tmp_path: Path) -> None:
 def test_a_board_is_shown_as_it_is() -> None:
     done = ran("play", "TextArena:TicTacToe-v0", "-c", "seat=0", typed="[4]\n", columns=60)
     assert "\n 0 | 1 | 2 \n---+---+---\n 3 | 4 | 5 \n---+---+---\n 6 | 7 | 8 \n" in done.out
-    assert "You left before the game was over." in done.out
+    assert "You left before the episode ended." in done.out
     assert done.code == 0
 
 

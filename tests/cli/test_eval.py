@@ -99,7 +99,7 @@ def test_the_table_is_readable_in_any_width(game: str, columns: int) -> None:
     done = ran("eval", game, "-a", "random", "-n", "10", "-k", "2", columns=columns)
     assert done.code == 0
     assert max(map(len, done.out.splitlines())) <= columns
-    for measure in ("win rate", "reward", "turns", "pass@2", "pass^2", "games"):
+    for measure in ("win rate", "reward", "turns", "pass@2", "pass^2", "episodes"):
         assert measure in done.out
     assert "…" not in done.out
 
@@ -137,7 +137,7 @@ def test_a_server_that_goes_down_loses_nothing(game: str, tmp_path: Path) -> Non
     assert found["results"]["win_rate"] == 1.0
     assert found["results"]["num_failed"] == 1
     assert "1 of 8 rollouts failed, more than --max-failed 0.1 allows" in found["ended_by"]
-    assert "openai:gpt finished 5 of 8 games: short ones end first, so these means are not those of all" in done.words
+    assert "openai:gpt finished 5 of 8 episodes; short episodes finish first, so these means are biased" in done.words
 
 
 def test_a_server_that_refuses_the_key_ends_it(game: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_a_server_that_refuses_the_key_ends_it(game: str, monkeypatch: pytest.Mo
     assert "sk-abcdefgh" not in done.words
     refused = ran("eval", game, "-a", "openai:gpt", "--base-url", served.url, "--api-key-env", "MY_KEI", "-n", "3")
     assert refused.code == 2
-    assert "there is no environment variable 'MY_KEI'" in refused.words
+    assert "the environment variable 'MY_KEI' is not set" in refused.words
 
 
 def test_a_share_of_failures_may_be_allowed(game: str, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_script_that_is_too_short_fails_every_game(game: str, tmp_path: Path) 
     (tmp_path / "script.txt").write_text("9\n")
     done = ran("eval", game, "-a", f"scripted:{tmp_path / 'script.txt'}", "-n", "3", "--max-failed", "1")
     assert done.code == 1
-    assert "every game failed" in done.words
+    assert "every episode failed" in done.words
 
 
 @pytest.mark.parametrize(
@@ -196,19 +196,22 @@ def test_a_signal_shows_what_was_played(tmp_path: Path, sent: signal.Signals, sa
     [
         ([], "eval needs an agent"),
         (["-a", "random", "--cluster-by", "sekret"], "--cluster-by: task 0 has no 'sekret'"),
-        (["-a", "random", "--base-url", "http://x"], "--base-url is for openai:MODEL"),
+        (["-a", "random", "--base-url", "http://x"], "--base-url is only valid for openai:MODEL"),
         (
             ["-a", "random", "--temperature", "0.5"],
-            "--temperature is for policy:PATH-OR-NAME and openai:MODEL, got the",
+            "--temperature is only valid for policy:PATH-OR-NAME and openai:MODEL, got the",
         ),
-        (["-a", "random", "--max-turn-tokens", "5"], "--max-turn-tokens is for policy:PATH-OR-NAME and openai:MODEL"),
+        (
+            ["-a", "random", "--max-turn-tokens", "5"],
+            "--max-turn-tokens is only valid for policy:PATH-OR-NAME and openai:MODEL",
+        ),
         (
             ["-a", "policy:tiny", "--api-key-env", "KEY"],
-            "--api-key-env is for openai:MODEL, got the agent 'policy:tiny'",
+            "--api-key-env is only valid for openai:MODEL, got the agent 'policy:tiny'",
         ),
         (["-a", "reference"], "has no reference player"),
-        (["-a", "random", "--split", "test"], "--split is train or eval, got 'test'"),
-        (["-a", "random", "--dataset", "size=3"], "builds no dataset that takes options"),
+        (["-a", "random", "--split", "test"], "--split must be train or eval, got 'test'"),
+        (["-a", "random", "--dataset", "size=3"], "has no dataset of its own"),
     ],
 )
 def test_what_cannot_be_evaluated_is_a_usage_error(game: str, options: list[str], said: str) -> None:

@@ -72,7 +72,7 @@ def found(project: str, run: str) -> tuple[list[Any], list[Any]]:
 def test_metrics_by_step_and_traces_come_back(store: Path) -> None:
     done = ran("export", store, "--to", "trackio", "--project", "all of it")
     assert done.code == 0, done.words
-    assert "wrote 11 rollouts as 2 runs of trackio's project all of it" in done.words
+    assert "wrote 11 rollouts as 2 runs to trackio project all of it" in done.words
     assert "trackio show --project 'all of it'" in done.words
     assert sorted(run.name for run in trackio.Api().runs("all of it")) == ["random", "the-run"]
     logs, traces = found("all of it", "the-run")
@@ -217,13 +217,16 @@ def test_without_trackio_the_extra_is_named(store: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--to", "trackio"], "it takes --project NAME, and no --output"),
-        (["--to", "trackio", "--project", ""], "it takes --project NAME, and no --output"),
-        (["--to", "trackio", "--project", "p", "-o", "file"], "it takes --project NAME, and no --output"),
+        (["--to", "trackio"], "it requires --project NAME and no --output"),
+        (["--to", "trackio", "--project", ""], "it requires --project NAME and no --output"),
+        (["--to", "trackio", "--project", "p", "-o", "file"], "it requires --project NAME and no --output"),
         (["--to", "trackio", "--project", "p_traces"], "Choose a different project name"),
-        (["--to", "trackio", "--project", "p", "--min-reward", "1"], "--min-reward is for --to sft and --to kto"),
-        (["--to", "jsonl"], "--to jsonl needs the file to write: --output FILE"),
-        (["--to", "jsonl", "-o", "file", "--run", "r"], "--project and --run are for --to trackio"),
+        (
+            ["--to", "trackio", "--project", "p", "--min-reward", "1"],
+            "--min-reward is only valid with --to sft or --to kto",
+        ),
+        (["--to", "jsonl"], "--to jsonl requires --output FILE"),
+        (["--to", "jsonl", "-o", "file", "--run", "r"], "--project and --run are only valid with --to trackio"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options: list[str], said: str, store: Path) -> None:

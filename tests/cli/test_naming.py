@@ -136,16 +136,16 @@ def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-c", "objects"], "--config takes KEY=VALUE, got 'objects'"),
+        (["-c", "objects"], "--config must be KEY=VALUE, got 'objects'"),
         (["-c", "a=1", "-c", "a=2"], "--config gives 'a' twice"),
         (["-c", "objekts=all"], "env_config['objekts'] is unknown; did you mean 'objects'?"),
         (["-c", "max_steps_per_episode=many"], "must be a positive int, got 'many'"),
         (["--config-file", "nowhere.yaml"], "nowhere.yaml cannot be read"),
         (["--tasks", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
         (["--dataset", "sise=3"], "sise"),
-        (["--agent", "rando"], "there is no agent 'rando'; did you mean 'random'?"),
-        (["--agent", "scripted"], "an agent is written scripted:FILE"),
-        (["--agent", "random:3"], "random takes nothing behind a colon"),
+        (["--agent", "rando"], "unknown agent 'rando'; did you mean 'random'?"),
+        (["--agent", "scripted"], "the agent must be scripted:FILE"),
+        (["--agent", "random:3"], "the agent must be random, without a colon"),
         (["--agent", "scripted:nowhere.txt"], "the script nowhere.txt cannot be read"),
         (["--agent", "policy:./nowhere"], "there is no folder './nowhere' to load a policy from"),
         (["--agent", "openai:m"], "key"),
@@ -165,8 +165,8 @@ def test_an_option_that_is_wrong_is_a_usage_error(
     [
         ('[{"secret": 1}, 3]', "must be a task_data dict or a dataset row, got 3"),
         ('{"secret": 1}\n{"secret":', "line 2 of"),
-        ("[1, 2", "is no JSON list"),
-        ("[]", "there is no task to play"),
+        ("[1, 2", "is not a valid JSON list"),
+        ("[]", "contains no task"),
         ('[{"sekret": 1}]', "did you mean 'secret'?"),
     ],
 )

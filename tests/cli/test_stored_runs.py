@@ -31,7 +31,7 @@ def store(game: str, tmp_path: Path) -> Path:
 
 def test_replay_of_what_has_not_changed(game: str, store: Path) -> None:
     done = ran("replay", store, "--env", game)
-    assert (done.code, done.out) == (0, "14 rollouts: 14 the same, 0 different, 0 not replayed\n")
+    assert (done.code, done.out) == (0, "14 rollouts: 14 same, 0 different, 0 not replayed\n")
     few = ran("replay", store, "--env", game, "--where", "agent=threes", "--limit", "4", "--json")
     assert few.json["counts"] == {"same": 4, "differs": 0, "impossible": 0}
     assert {one["agent"] for one in few.json["rollouts"]} == {"threes"}
@@ -46,7 +46,7 @@ def test_replay_of_a_changed_environment(game: str, store: Path, tmp_path: Path)
     lines = done.out.splitlines()
     assert lines[0].startswith("script, task 1, rollout 0, turn 1: the observation was 'No.' and is 'No, not ")
     assert "\x1b" not in done.out
-    assert lines[-1] == "8 rollouts: 2 the same, 6 different, 0 not replayed"
+    assert lines[-1] == "8 rollouts: 2 same, 6 different, 0 not replayed"
     assert "6 of 8 rollouts differ" in done.err
     found = ran("replay", store, "--env", changed, "--where", "agent=script", "--json")
     assert found.code == 1
@@ -58,7 +58,7 @@ def test_replay_runs_no_code_that_a_store_names(store: Path) -> None:
     done = ran("replay", store)
     assert done.code == 1
     assert "14 cannot be replayed: env_class_path 'guess_stored.Guess' is not registered" in done.words
-    assert "--env ENV names the environment" in done.words
+    assert "use --env ENV to name the environment" in done.words
 
 
 def test_compare_two_agents_of_a_store(store: Path) -> None:
@@ -66,8 +66,8 @@ def test_compare_two_agents_of_a_store(store: Path) -> None:
     done = ran("compare", store, *options, columns=100)
     assert done.code == 0
     assert done.out.startswith("6 shared tasks\n")
-    assert '4 lost, 1 won, of the tasks that changed\nlost 1/1 -> 0/1, reward 1.00 -> 0.00: Guess {"s' in done.out
-    assert "tasks of A alone: 2, of B alone: 0" in done.out
+    assert 'tasks that changed: 4 lost, 1 won\nlost 1/1 -> 0/1, reward 1.00 -> 0.00: Guess {"s' in done.out
+    assert "tasks only in A: 2, only in B: 0" in done.out
     found = ran("compare", store, store, *options, "--json").json
     assert found["win_rate"]["difference"] == pytest.approx(-0.5)
     assert [task["change"] for task in found["tasks"]] == [-1, -1, -1, -1, 1, 0]
@@ -76,12 +76,12 @@ def test_compare_two_agents_of_a_store(store: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("compare", "STORE"), "--where-a and --where-b tell them apart"),
+        (("compare", "STORE"), "both runs are the same rollouts"),
         (("compare", "STORE", "nowhere"), "nowhere"),
-        (("compare", "STORE", "--where-a", "agent=nobody"), "no rollout of"),
+        (("compare", "STORE", "--where-a", "agent=nobody"), "none of the"),
         (("compare", "STORE", "--where-a", "agnet=script"), "did you mean 'agent'"),
         (("replay", "nowhere"), "nowhere"),
-        (("replay", "STORE", "--where", "agent"), "takes COLUMN=VALUE"),
+        (("replay", "STORE", "--where", "agent"), "must be COLUMN=VALUE"),
     ],
 )
 def test_what_there_is_not(store: Path, arguments: tuple[str, ...], sentence: str) -> None:

@@ -75,7 +75,7 @@ def test_ctrl_c_in_an_evaluation_says_where_the_run_is(config: Path, monkeypatch
     monkeypatch.setattr("agentsgym.recipes.train.Course.learn", stopped)
     done = ran("train", config, *SHORT)
     assert done.code == 1
-    assert "stopped; what the run had come to is in" in done.words
+    assert "stopped; the files written so far are in" in done.words
     assert (config.parent / "outputs" / "train_it" / "summary.json").exists()
 
 
@@ -92,7 +92,7 @@ def test_ctrl_c_keeps_the_policy_and_is_a_failure(config: Path, monkeypatch: pyt
     finally:
         signal.signal(signal.SIGINT, before)
     assert done.code == 1
-    assert "stopped; the policy as it was then is in" in done.words
+    assert "stopped; the policy at that point is in" in done.words
     assert "after" in done.out
     assert (config.parent / "outputs" / "train_it" / "model" / "model.safetensors").exists()
 

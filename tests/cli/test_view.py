@@ -29,13 +29,13 @@ def test_a_page_is_written_and_nothing_is_overwritten(store: Path, tmp_path: Pat
     assert f"wrote 30 rollouts to {page}" in done.words
     again = ran("view", store, "--out", page)
     assert again.code == 2
-    assert "is there already, and nothing is overwritten" in again.words
+    assert "already exists" in again.words
 
 
 def test_the_limit_is_said_in_the_terminal_and_in_json(store: Path, tmp_path: Path) -> None:
     done = ran("view", store, "--where", "agent=a", "--limit", "5", "--out", tmp_path / "1.html")
     assert "wrote 5 rollouts" in done.words
-    assert "these are the newest of 20: --limit shows more" in done.words
+    assert "showing the newest 5 of 20; use --limit to show more" in done.words
     told = ran("view", store, "--limit", "5", "--out", tmp_path / "2.html", "--json").json
     assert told == {
         "path": str(tmp_path / "2.html"),
@@ -48,9 +48,9 @@ def test_the_limit_is_said_in_the_terminal_and_in_json(store: Path, tmp_path: Pa
 def test_what_is_wrong_is_a_sentence(store: Path, tmp_path: Path) -> None:
     for arguments, code, said in [
         ((tmp_path / "none",), 2, "there is no rollout store at"),
-        ((store, "--where", "agent=c"), 2, "is one --where agent=c"),
+        ((store, "--where", "agent=c"), 2, "matches --where agent=c"),
         ((store, "--out", tmp_path / "none" / "page.html"), 1, "cannot be written: No such file or directory"),
-        ((store, "--out", tmp_path / "p.html", "--port", "8000"), 2, "--port is for a page that is served"),
+        ((store, "--out", tmp_path / "p.html", "--port", "8000"), 2, "--port cannot be combined with --out"),
         ((store, "--tokenizer", tmp_path / "none", "--out", tmp_path / "p.html"), 1, "there is no tokenizer"),
         ((store, "--limit", "0"), 2, "--limit"),
         ((store, "--port", "70000"), 2, "--port"),

@@ -76,7 +76,7 @@ def test_the_saved_policy_plays_as_it_did_at_the_end(run: tuple[Path, str]) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--load_in_4bit"], "--load_in_4bit needs --use_peft"),
+        (["--load_in_4bit"], "--load_in_4bit requires --use_peft"),
         (["--model", "a", "--model_name_or_path", "b"], "are the same"),
         (["--objects", "cat", "dgo"], "did you mean 'dog'"),
         (["--remove_unused_columns"], "the environment's columns would be dropped"),

@@ -77,10 +77,14 @@ def test_overrides_replace_values_by_their_place(file: Path) -> None:
             "{player: random, noise: 2}",
             r"line 7: warm_start.noise must be a number in \[0, 1\], got 2",
         ),
-        ("player: random", "{player: random, filters: {success: true}}", "warm_start.filters are for the folder"),
+        (
+            "player: random",
+            "{player: random, filters: {success: true}}",
+            "warm_start.filters are only valid with the folder",
+        ),
         ("training:", "trainig:", "line 8: trainig is unknown; did you mean 'training'"),
         ("environments:", "environment:", "has no 'environments'"),
-        ("warm_start:", "folder: x\nwarm_start:", "line 6: folder is not for a file"),
+        ("warm_start:", "folder: x\nwarm_start:", "line 6: folder cannot be set in a file"),
         ("weight: 3", "weight: [", "mine.yaml cannot be read as YAML"),
     ],
 )
@@ -94,7 +98,7 @@ def test_what_is_wrong_is_named_with_its_line(old: str, new: str, said: str, fil
     ("overrides", "said"),
     [
         ({"environments.1.weight": "x"}, r"mine.yaml: environments\[1\].weight must be a number above 0, got 'x'"),
-        ({"environments.2.weight": 1}, r"environments\[2\] is not there to be set: there are 2"),
+        ({"environments.2.weight": 1}, r"environments\[2\] cannot be set: the list has 2 items"),
         ({"max_steps": 3}, r"max_steps is unknown here; did you mean 'training\.max_steps'\?"),
         ({"num_rollouts": 3}, r"num_rollouts is unknown here; did you mean 'evaluation\.num_rollouts'\?"),
         ({"warm_start.player.name": 1}, "warm_start.player has no 'name' to be set"),
@@ -111,7 +115,7 @@ def test_a_file_that_is_not_there_or_holds_no_keys(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_recipe(tmp_path / "none.yaml")
     (tmp_path / "list.yaml").write_text("- 1")
-    with pytest.raises(ConfigError, match="the configuration must have keys and their values"):
+    with pytest.raises(ConfigError, match="the configuration must be a mapping"):
         read_recipe(tmp_path / "list.yaml")
 
 
@@ -170,10 +174,10 @@ def test_settings_of_training_that_are_not_valid(values: dict[str, Any], said: s
 
 def test_a_key_that_stands_twice_is_refused_and_one_that_replaces_a_merged_one_is_not(file: Path) -> None:
     file.write_text(FILE + "  max_steps: 3\n  learning_rate: 1e-4\n")
-    with pytest.raises(ConfigError, match=r"mine\.yaml .*line 11 says 'learning_rate' again, as line 9 does"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml .*line 11 repeats the key 'learning_rate' of line 9"):
         read_recipe(file)
     file.write_text(FILE + "warm_start: {player: reference}\n")
-    with pytest.raises(ConfigError, match=r"line 10 says 'warm_start' again, as line 6 does"):
+    with pytest.raises(ConfigError, match=r"line 10 repeats the key 'warm_start' of line 6"):
         read_recipe(file)
     file.write_text("environments:\n- &one {class: PriceList, weight: 2}\n- {<<: *one, weight: 3, label: more}\n")
     assert [part.weight for part in read_recipe(file).environments] == [2, 3]
@@ -181,5 +185,5 @@ def test_a_key_that_stands_twice_is_refused_and_one_that_replaces_a_merged_one_i
 
 def test_keys_that_are_no_texts_are_named(file: Path) -> None:
     file.write_text(FILE + "3: x\n")
-    with pytest.raises(ConfigError, match=r"has keys that must be texts, got 3"):
+    with pytest.raises(ConfigError, match=r"must have texts as keys, got 3"):
         read_recipe(file)

@@ -117,8 +117,12 @@ def test_a_pool_is_made_with_the_arguments_that_the_settings_have_for_it(tmp_pat
             {"max_memory_mb": "much"},
             "env_pool_kwargs: max_memory_mb must be a positive number of megabytes or None, got 'much'",
         ),
-        ("threads", [1], "env_pool_kwargs must be a dict or one in JSON, got [1]"),
-        ("threads", "{num_workers: 1}", "env_pool_kwargs must be a dict or one in JSON, got '{num_workers: 1}'"),
+        ("threads", [1], "env_pool_kwargs must be a dict, or a JSON object from a command line, got [1]"),
+        (
+            "threads",
+            "{num_workers: 1}",
+            "env_pool_kwargs must be a dict, or a JSON object from a command line, got '{num_workers: 1}'",
+        ),
         (None, {"num_workers": 2}, "env_pool_kwargs are for env_pool='threads' or 'processes'"),
     ],
 )

@@ -348,8 +348,8 @@ def silent(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) ->
     [
         (critical, {}, "needs values: set value_head"),
         (comparing, {"value_head": "shared"}, "look at values"),
-        (plain, {"truncated_rollouts": 1.0}, "as the environment laid them out"),
-        (plain, {"scale_rewards": "batch"}, "so that nothing is scaled"),
+        (plain, {"truncated_rollouts": 1.0}, "per-token rewards unchanged"),
+        (plain, {"scale_rewards": "batch"}, "unchanged and unscaled"),
     ],
 )
 def test_settings_that_do_not_suit_its_traits_are_refused(

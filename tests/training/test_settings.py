@@ -202,7 +202,10 @@ def test_the_options_of_the_value_head_are_those_of_the_policy_unless_given(
         ({"lr": 1e-3}, r"value_head_kwargs\['lr'\] is unknown; known are 'learning_rate', 'loss_weight'"),
         ({"learning_rate": 0}, r"value_head_kwargs\['learning_rate'\] must be a positive number, got 0"),
         ({"loss_weight": None}, r"value_head_kwargs\['loss_weight'\] must be a positive number, got None"),
-        ("learning_rate=1", "value_head_kwargs must be a dict or one in JSON, got 'learning_rate=1'"),
+        (
+            "learning_rate=1",
+            "value_head_kwargs must be a dict, or a JSON object from a command line, got 'learning_rate=1'",
+        ),
     ],
 )
 def test_options_that_no_value_head_takes_are_refused(given: Any, sentence: str, tmp_path: Path) -> None:
@@ -226,7 +229,7 @@ def test_an_unknown_estimator_is_refused_with_the_nearest_name(tmp_path: Path) -
 
 
 def test_an_estimator_that_no_checkpoint_could_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must be a function of a module"):
+    with pytest.raises(ConfigError, match="must be picklable"):
         settings(tmp_path, advantage_estimator=lambda rollouts, **_: [])
 
 
@@ -298,7 +301,9 @@ def test_a_best_model_that_is_never_saved_is_refused(tmp_path: Path) -> None:
 
 
 def test_truncated_rollouts_are_not_both_masked_and_penalized(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="mask_truncated_completions=True masks what it penalizes: leave one out"):
+    with pytest.raises(
+        ConfigError, match="mask_truncated_completions=True masks the rollouts that it penalizes: set only one of them"
+    ):
         settings(tmp_path, mask_truncated_completions=True, truncated_rollouts=1.0)
 
 

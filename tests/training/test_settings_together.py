@@ -55,7 +55,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
         {"max_staleness": 1, "zero_variance_groups": "resample"},
         [{"max_staleness": 1, "zero_variance_groups": "drop"}, {"zero_variance_groups": "resample"}],
     ),
-    ("min_group_size", "all would be dropped", {"min_group_size": 5}, [{"min_group_size": 4}]),
+    ("min_group_size", "every group would be dropped", {"min_group_size": 5}, [{"min_group_size": 4}]),
     (
         "generation_kwargs",
         "without use_vllm",

@@ -65,7 +65,7 @@ def test_missing_rows_are_named(tmp_path: Path) -> None:
             r"eval_dataset\['easy'\] must be a Dataset .*got a tuple: pass Dataset",
         ),
         ({"peft_config": {"r": 8}}, r"got a dict: pass LoraConfig\(\*\*peft_config\)"),
-        ({"reward_funcs": [len]}, "reward_funcs is an argument of TRL's .* rewards come from the environment"),
+        ({"reward_funcs": [len]}, "the argument reward_funcs of TRL's trainer: rewards come from the environment"),
         ({"environment_factory": GuessNumber}, "pass the environment itself as env"),
     ],
 )

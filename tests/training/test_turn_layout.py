@@ -330,7 +330,7 @@ def test_only_parts_that_hold_something_are_told_of(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("history", HISTORIES)
 def test_one_row_a_rollout_is_refused_where_history_is_rewritten(history: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rewrites history.*trains one row per rollout: use layout='turn'"):
+    with pytest.raises(ConfigError, match=r"rewrites history.*single row of tokens: use layout='turn'"):
         rewriting(tmp_path, history, layout="trajectory")
 
 

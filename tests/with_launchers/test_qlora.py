@@ -53,5 +53,5 @@ def test_adapters_on_weights_of_4_bits_are_trained_and_saved_alone(base: Path, t
 
 def test_vllm_is_refused_with_weights_of_4_bits(base: Path, tmp_path: Path) -> None:
     policy = load_policy(str(base), SETTINGS)
-    with pytest.raises(ConfigError, match="load_in_4bit with use_vllm is refused"):
+    with pytest.raises(ConfigError, match="load_in_4bit cannot be combined with use_vllm"):
         TrainingRun(policy, settings(tmp_path, use_vllm=True), SETTINGS)

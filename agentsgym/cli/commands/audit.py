@@ -31,7 +31,7 @@ def audit(
     store = open_store(path, where)
     report, unknown = audit_store(store, None if tokenizer is None else _size(tokenizer))
     for name in unknown:
-        remark(f"{name} is not known here: where its rewards belong is not checked", "yellow")
+        remark(f"{name} is not a known environment: the placement of its rewards is not checked", "yellow")
     if as_json:
         problems = [asdict(one) for one in report.problems]
         skipped: dict[str, Any] = {file.name: why for file, why in store.skipped.items()}

@@ -1,4 +1,4 @@
-"""``agentsgym check``: the contract of an environment, checked by playing it."""
+"""``agentsgym check``: check the contract of an environment by playing it."""
 
 from __future__ import annotations
 

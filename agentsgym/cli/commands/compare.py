@@ -55,7 +55,7 @@ def compare(  # noqa: PLR0913, PLR0917  # options of a command
     from agentsgym.evaluation.compare import compare as compared  # noqa: PLC0415
 
     if (run_b is None or run_b.resolve() == run_a.resolve()) and (where_a or []) == (where_b or []):
-        raise UsageError("one store has two runs where --where-a and --where-b tell them apart, as in agent=random")
+        raise UsageError("both runs are the same rollouts: give a second store, or select with --where-a and --where-b")
     first = open_store(run_a, [*(where or ()), *(where_a or ())])
     second = open_store(run_b or run_a, [*(where or ()), *(where_b or ())])
     comparison = compared(first, second, seed=seed)
@@ -64,7 +64,7 @@ def compare(  # noqa: PLR0913, PLR0917  # options of a command
     else:
         _show(comparison, limit)
     if not comparison.tasks:
-        raise FailureError("the runs share no task: environment, task_data and seed are to be the same")
+        raise FailureError("the runs share no task (shared tasks have equal environment, task_data and seed)")
 
 
 def _show(comparison: Comparison, limit: int) -> None:
@@ -82,10 +82,10 @@ def _show(comparison: Comparison, limit: int) -> None:
     if number:
         out().print(table)
     if number > 1 and comparison.reward is not None and comparison.reward.low is None:
-        out().print(cell("the reward changed alike in every task, which says nothing of others"), style="dim")
+        out().print(cell("no interval for the reward: it changed by the same amount in every task"), style="dim")
     _show_changed(comparison, limit)
-    only = f"tasks of A alone: {comparison.num_only_a}, of B alone: {comparison.num_only_b}"
-    failed = f"failed rollouts, left out: {comparison.num_failed_a} of A, {comparison.num_failed_b} of B"
+    only = f"tasks only in A: {comparison.num_only_a}, only in B: {comparison.num_only_b}"
+    failed = f"failed rollouts (excluded): {comparison.num_failed_a} in A, {comparison.num_failed_b} in B"
     for line in (only, failed):
         out().print(cell(line), style="dim")
 
@@ -100,10 +100,10 @@ def _numbers(estimate: PairedDifference, form: str) -> list[str]:
 
 
 def _show_changed(comparison: Comparison, limit: int) -> None:
-    """List the tasks that changed, a line each."""
+    """List the tasks that changed, one per line."""
     changed = comparison.changed
     lost = sum(task.change < 0 for task in changed)
-    out().print(cell(f"{lost} lost, {len(changed) - lost} won, of the tasks that changed"))
+    out().print(cell(f"tasks that changed: {lost} lost, {len(changed) - lost} won"))
     for task in changed[:limit]:
         out().print(cell(_line(task)), soft_wrap=True)
     if len(changed) > limit:

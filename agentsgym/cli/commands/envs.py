@@ -41,7 +41,7 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--status",
             metavar="STATUS",
-            help=f"Only those that are {', '.join(_STATUSES)}.",
+            help=f"Show only environments with this status: {', '.join(_STATUSES)}.",
             autocompletion=options.one_of(*_STATUSES),
         ),
     ] = None,
@@ -64,7 +64,7 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
     if status is not None and status not in _STATUSES:
         near = nearest(status, _STATUSES, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"--status is one of {', '.join(_STATUSES)}, got {status!r}{hint}")
+        raise UsageError(f"--status must be one of {', '.join(_STATUSES)}, got {status!r}{hint}")
     is_filtered = every or offline or (text, players, status) != (None, None, None)
     chosen = [one for one in entries() if _is_chosen(one, text, players, status) and (is_filtered or not one.is_game)]
     if offline:
@@ -128,7 +128,7 @@ def _detail(named: NamedEnv) -> dict[str, Any]:
     spec = named.env_class.spec
     games, game = spec.known_games(), named.env_config.get(spec.game_key)
     if game is not None and spec.has_only_listed_games and game not in games:
-        raise UsageError(f"there is no game {game!r} in the catalogue{did_you_mean(game, games)}")
+        raise UsageError(f"unknown game {game!r}{did_you_mean(game, games)}")
     known = named.env_class.task_fields
     rows = config_rows(named.env_class)
     for row in rows:
@@ -144,7 +144,7 @@ def _detail(named: NamedEnv) -> dict[str, Any]:
 
 
 def _about(docstring: str) -> str:
-    """Take a docstring's prose, each paragraph and item in one line; arguments and errors are for programmers."""
+    """Return a docstring's prose with one line per paragraph or item, without arguments and errors."""
     prose = re.split(
         r"^(?:Args|Attributes|Raises|Returns|Example|Examples):$", docstring, maxsplit=1, flags=re.MULTILINE
     )[0]

@@ -1,4 +1,4 @@
-"""``agentsgym eval``: how well agents play."""
+"""``agentsgym eval``: evaluate agents."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from agentsgym.cli.console import FailureError, UsageError, cell, out, print_jso
 from agentsgym.interruptions import raising_on_sigterm
 
 if TYPE_CHECKING:
-    from agentsgym.cli.games import Games, Plan
+    from agentsgym.cli.agent_runs import AgentRun, Plan
     from agentsgym.cli.naming import NamedEnv
     from agentsgym.cli.players import PlayerOptions
 
-_BIAS = ": short ones end first, so these means are not those of all"
+_BIAS = "; short episodes finish first, so these means are biased"
 
 
 @reported
@@ -83,7 +83,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     If the run ends early, the results so far are shown, and the exit code is 1 (143 after SIGTERM). With --store they
     are also kept, and the same command with --resume continues from there.
     """
-    from agentsgym.cli.games import MAX_CONCURRENT, Plan  # noqa: PLC0415
+    from agentsgym.cli.agent_runs import MAX_CONCURRENT, Plan  # noqa: PLC0415
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions  # noqa: PLC0415
     from agentsgym.cli.stores import check_place  # noqa: PLC0415
@@ -116,30 +116,30 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         resume=resume,
     )
     with raising_on_sigterm():
-        games = _played(list(dict.fromkeys(agent)), named, settings, plan, references=references)
-    _show(games, named, plan, as_json=as_json)
+        runs = _played(list(dict.fromkeys(agent)), named, settings, plan, references=references)
+    _show(runs, named, plan, as_json=as_json)
 
 
 def _played(
     names: Sequence[str], named: NamedEnv, settings: PlayerOptions, plan: Plan, *, references: bool
-) -> list[Games]:
-    """Let one agent play after the other, until something ends one early."""
-    from agentsgym.cli.games import play_games  # noqa: PLC0415
+) -> list[AgentRun]:
+    """Evaluate the agents one after another, until one is interrupted."""
+    from agentsgym.cli.agent_runs import run_agent  # noqa: PLC0415
     from agentsgym.cli.players import make_player  # noqa: PLC0415
 
-    players = [make_player(name, named, _going_on(name, settings, plan)) for name in names]
-    games: list[Games] = []
+    players = [make_player(name, named, _resumed_options(name, settings, plan)) for name in names]
+    runs: list[AgentRun] = []
     for player in players:
-        games.append(play_games(player, plan))
-        if games[-1].ended_by is not None:
-            return games
-    if references and games[0].anchors is None:
-        games += _beside(names, named, settings, plan)
-    return games
+        runs.append(run_agent(player, plan))
+        if runs[-1].ended_by is not None:
+            return runs
+    if references and runs[0].anchors is None:
+        runs += _reference_runs(names, named, settings, plan)
+    return runs
 
 
-def _going_on(name: str, settings: PlayerOptions, plan: Plan) -> PlayerOptions:
-    """Tell an agent that goes on how many games it has played."""
+def _resumed_options(name: str, settings: PlayerOptions, plan: Plan) -> PlayerOptions:
+    """Set the number of stored episodes when a run is resumed, so that the agent draws new random numbers."""
     from dataclasses import replace  # noqa: PLC0415
 
     from agentsgym.cli.players import kept_name  # noqa: PLC0415
@@ -150,31 +150,31 @@ def _going_on(name: str, settings: PlayerOptions, plan: Plan) -> PlayerOptions:
     return replace(settings, num_before=num_kept(plan.store, kept_name(name, settings)))
 
 
-def _beside(names: Sequence[str], named: NamedEnv, settings: PlayerOptions, plan: Plan) -> list[Games]:
-    """Let the environment's own players play each task once, where it has them and they are not asked for already."""
+def _reference_runs(names: Sequence[str], named: NamedEnv, settings: PlayerOptions, plan: Plan) -> list[AgentRun]:
+    """Evaluate the environment's random and reference players once per task, unless they are among the agents."""
     from dataclasses import replace  # noqa: PLC0415
 
-    from agentsgym.cli.games import play_games  # noqa: PLC0415
+    from agentsgym.cli.agent_runs import run_agent  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions, make_player  # noqa: PLC0415
     from agentsgym.envs.players import has_random_player  # noqa: PLC0415
 
-    games: list[Games] = []
+    runs: list[AgentRun] = []
     for name in ("random", "reference"):
         if name in names or (name == "random" and not has_random_player(named.env_class)):
             continue
         try:
-            player = make_player(name, named, _going_on(name, PlayerOptions(seed=settings.seed), plan))
+            player = make_player(name, named, _resumed_options(name, PlayerOptions(seed=settings.seed), plan))
         except UsageError:
             continue  # it has no such player
-        games.append(play_games(player, replace(plan, num_rollouts=1)))
-        if games[-1].ended_by is not None:
+        runs.append(run_agent(player, replace(plan, num_rollouts=1)))
+        if runs[-1].ended_by is not None:
             break
-    return games
+    return runs
 
 
-def _show(games: Sequence[Games], named: NamedEnv, plan: Plan, *, as_json: bool) -> None:
-    """Print everything that was played; end with a failure if something ended it early."""
-    from agentsgym.cli.results import games_as_dict, show_games  # noqa: PLC0415
+def _show(runs: Sequence[AgentRun], named: NamedEnv, plan: Plan, *, as_json: bool) -> None:
+    """Print all results; fail if a run was interrupted or has no finished episode."""
+    from agentsgym.cli.results import run_as_dict, show_runs  # noqa: PLC0415
 
     clusters = _clusters(plan)
     if as_json:
@@ -184,22 +184,22 @@ def _show(games: Sequence[Games], named: NamedEnv, plan: Plan, *, as_json: bool)
             "num_tasks": len(plan.tasks),
             "num_rollouts": plan.num_rollouts,
             "seed": plan.seed,
-            "agents": [games_as_dict(one, plan.seed, clusters) for one in games],
+            "agents": [run_as_dict(one, plan.seed, clusters) for one in runs],
         })  # fmt: skip
     else:
         num_tasks = len(plan.tasks)
-        rollouts = "" if plan.num_rollouts == 1 else f", {plan.num_rollouts} games of each"
+        rollouts = "" if plan.num_rollouts == 1 else f", {plan.num_rollouts} episodes each"
         out().print(cell(f"{named.name}: {num_tasks} task{'' if num_tasks == 1 else 's'}{rollouts}", "bold"))
-        show_games(games, plan.seed, clusters)
-    ended = next((one for one in games if one.ended_by is not None), None)
+        show_runs(runs, plan.seed, clusters)
+    ended = next((one for one in runs if one.ended_by is not None), None)
     if ended is not None:
         num_played = len(ended.evaluation.trajectories) if ended.evaluation else 0
-        remark(f"{ended.label} finished {num_played} of {ended.planned} games{_BIAS if num_played else ''}")
+        remark(f"{ended.label} finished {num_played} of {ended.planned} episodes{_BIAS if num_played else ''}")
         if plan.store is not None:
-            remark("the same command with --resume goes on from there")
+            remark("run the same command with --resume to continue")
         raise FailureError(ended.ended_by, ended.exit_code)
-    if any(one.evaluation is None or not one.evaluation.num_episodes for one in games):
-        raise FailureError("every game failed")
+    if any(one.evaluation is None or not one.evaluation.num_episodes for one in runs):
+        raise FailureError("every episode failed")
 
 
 def _check_clusters(tasks: Sequence[Any], key: str | None) -> None:
@@ -212,7 +212,7 @@ def _check_clusters(tasks: Sequence[Any], key: str | None) -> None:
 
 
 def _clusters(plan: Plan) -> dict[int, Any] | None:
-    """The cluster of each task by its index; None where each is one of its own."""
+    """Return each task's cluster by its index; None if every task is its own cluster."""
     if plan.cluster_by is None:
         return None
     tasks = [task.get("task_data", task) for task in plan.tasks]

@@ -84,15 +84,15 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
 
 def _check(to: str, output: Path | None, min_reward: float | None, project: str | None, run: str | None) -> None:
     if to not in _FORMATS:
-        raise UsageError(f"--to is one of {', '.join(_FORMATS)}, got {to!r}")
+        raise UsageError(f"--to must be one of {', '.join(_FORMATS)}, got {to!r}")
     if min_reward is not None and to not in {"sft", "kto"}:
-        raise UsageError("--min-reward is for --to sft and --to kto")
+        raise UsageError("--min-reward is only valid with --to sft or --to kto")
     if to == "trackio" and (output is not None or not project):
-        raise UsageError("--to trackio writes into trackio's own database: it takes --project NAME, and no --output")
+        raise UsageError("--to trackio writes to trackio's database: it requires --project NAME and no --output")
     if to != "trackio" and (project is not None or run is not None):
-        raise UsageError("--project and --run are for --to trackio")
+        raise UsageError("--project and --run are only valid with --to trackio")
     if to != "trackio" and output is None:
-        raise UsageError(f"--to {to} needs the file to write: --output FILE")
+        raise UsageError(f"--to {to} requires --output FILE")
 
 
 def _to_trackio(store: RolloutStore, project: str, run: str | None) -> None:
@@ -100,8 +100,8 @@ def _to_trackio(store: RolloutStore, project: str, run: str | None) -> None:
         from agentsgym.export.trackio_export import export_to_trackio  # noqa: PLC0415
 
         runs = export_to_trackio(store, project, run)
-    many = f"{len(runs)} runs" if len(runs) > 1 else f"the run {runs[0]}"
-    out().print(cell(f"wrote {len(store)} rollouts as {many} of trackio's project {project}"), soft_wrap=True)
+    many = f"{len(runs)} runs" if len(runs) > 1 else f"run {runs[0]}"
+    out().print(cell(f"wrote {len(store)} rollouts as {many} to trackio project {project}"), soft_wrap=True)
     out().print(cell(f"see them with: trackio show --project {shlex.quote(project)}"), soft_wrap=True)
 
 
@@ -112,7 +112,7 @@ def _write_inspect(store: RolloutStore, path: Path) -> None:
         with usage():
             written = write_inspect_logs(store, path)
     except OSError as error:
-        if isinstance(error, AgentsGymError):  # a file of the store, which is named already
+        if isinstance(error, AgentsGymError):  # an error in the store, which names its file
             raise
         raise FailureError(f"{path} cannot be written: {error}") from error
     logs = "1 log" if len(written) == 1 else f"{len(written)} logs"
@@ -137,13 +137,13 @@ def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[s
 
 
 def _write(path: Path, lines: Iterable[str]) -> int:
-    """Write lines to a new file; whatever ends it early, none is left behind."""
+    """Write lines to a new file, and delete it again if writing fails."""
     from agentsgym.errors import StoreError  # noqa: PLC0415
 
     try:
-        file = path.open("x", encoding="utf-8", errors="backslashreplace", newline="\n")  # half a pair, as JSON has it
+        file = path.open("x", encoding="utf-8", errors="backslashreplace", newline="\n")  # lone surrogates
     except FileExistsError as error:
-        raise UsageError(f"--output: {path} is there already, and nothing is overwritten") from error
+        raise UsageError(f"--output: {path} already exists") from error
     except OSError as error:
         raise UsageError(f"--output: {path} cannot be written: {error}") from error
     try:
@@ -163,7 +163,7 @@ def _fill(file: IO[str], lines: Iterable[str]) -> int:
         count += 1
     if not count:
         raise FailureError(
-            "there is no example in these rollouts: sft and kto need rollouts of which is known whether they were won "
-            "(--min-reward says it), sft one that was, and dpo two of one task with different rewards"
+            "these rollouts contain no example: sft needs rollouts that were won, kto rollouts with a known outcome "
+            "(or --min-reward), and dpo two rollouts of a task with different rewards"
         )
     return count

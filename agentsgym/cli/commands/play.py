@@ -1,4 +1,4 @@
-"""``agentsgym play``: a person plays, or watches an agent."""
+"""``agentsgym play``: play in the terminal, or watch an agent."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     Type an answer and press Enter; a line that ends with a backslash continues on the next. Tools are called as
     name(argument=value), or as JSON. Ctrl-D or Ctrl-C leaves.
     """
+    from agentsgym.cli.display import show_summary  # noqa: PLC0415
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions, kept_name  # noqa: PLC0415
     from agentsgym.cli.stores import check_place, keep  # noqa: PLC0415
     from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
-    from agentsgym.cli.watching import show_summary  # noqa: PLC0415
 
     check_place(store)
     draw = random.Random(seed)
@@ -71,43 +71,43 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     env, player = _player(agent, named, settings)
     dataset_options = {**named.dataset_options, **options.key_values(dataset, "--dataset")}
     found = tasks_for(env, path=tasks, split=split, options=dataset_options, most=_MOST_TASKS, seed=settings.seed)
-    trajectory = _one_game(env, player, draw.choice(found), is_person=agent is None)
+    trajectory = _play_one(env, player, draw.choice(found), is_person=agent is None)
     if trajectory is None:
         if store is not None:
-            out().print("A game that is not over has no reward: it is not kept.")
+            out().print("Not stored: an unfinished episode has no reward.")
         return
     show_summary(trajectory)
     if store is not None:
         keep(store, trajectory, env, "person" if agent is None else kept_name(agent, settings))
     if trajectory.failed:
-        raise FailureError("the game failed")
+        raise FailureError("the episode failed")
 
 
 def _player(agent: str | None, named: NamedEnv, settings: PlayerOptions) -> tuple[MultistepEnv, Any]:
-    """Make the environment and who plays: the person, or an agent that is watched."""
+    """Build the environment and its player: a person, or a watched agent."""
     from agentsgym.agents.human import HumanAgent  # noqa: PLC0415
+    from agentsgym.cli.display import WatchedAgent, show_message  # noqa: PLC0415
     from agentsgym.cli.players import make_player  # noqa: PLC0415
-    from agentsgym.cli.watching import WatchedAgent, show_message  # noqa: PLC0415
 
     if agent is not None:
         player = make_player(agent, named, settings)
         return player.env, WatchedAgent(player.agent)
     reconfigure = getattr(sys.stdin, "reconfigure", None)
     if reconfigure is not None:
-        reconfigure(errors="replace")  # what is typed in another encoding would fail the game
+        reconfigure(errors="replace")  # typed text in another encoding would fail the episode
     with usage():
         return named.build(), HumanAgent(show=show_message)
 
 
-def _one_game(env: MultistepEnv, player: Any, task: Any, *, is_person: bool) -> Trajectory | None:
-    """Play; None if the person left, or whoever watches stopped it."""
+def _play_one(env: MultistepEnv, player: Any, task: Any, *, is_person: bool) -> Trajectory | None:
+    """Play one episode; None if it was left or interrupted."""
     from agentsgym.agents.human import PlayerLeft  # noqa: PLC0415
 
     if is_person:
-        remark("Answer behind the >; Ctrl-D leaves.", "dim")
+        remark("Type your answer after the >; Ctrl-D leaves.", "dim")
     try:
         [trajectory] = env.rollout([task], player)
     except (KeyboardInterrupt, PlayerLeft):
-        out().print("\nYou left before the game was over." if is_person else "\nStopped before the game was over.")
+        out().print("\nYou left before the episode ended." if is_person else "\nStopped before the episode ended.")
         return None
     return trajectory

@@ -1,4 +1,4 @@
-"""``agentsgym replay``: whether stored rollouts go as they went."""
+"""``agentsgym replay``: check that stored rollouts replay identically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentsgym.evaluation.replay_difference import Difference
     from agentsgym.store.records import StoredRollout
 
-_MOST_SHOWN, _BEFORE = 50, 15  # characters of a text that differs, and of them in front of the first that does
+_MOST_SHOWN, _BEFORE = 50, 15  # characters shown of a differing text, and of them before the first difference
 
 
 @reported
@@ -33,7 +33,7 @@ def replay(  # options of a command
             "--env",
             metavar="ENV",
             help="Environment to play in, with each record's configuration; by default the one that the record "
-            "names, if it is the package's or registered.",
+            "names, if it is a packaged or registered one.",
         ),
     ] = None,
     config: options.Config = None,
@@ -53,31 +53,31 @@ def replay(  # options of a command
         named = find_env(environment, options.key_values(config, "--config"))
         env_of = EnvsOfRecords(named.env_class, named.env_config)
     store = open_store(path, where)[:limit]
-    records, played = tee(store.records())  # one at a time: a store may be larger than the memory
-    counts, told = _told(zip(records, replay_all(played, env_of), strict=True), as_json=as_json)
+    records, played = tee(store.records())  # one at a time: a store may be larger than memory
+    counts, results = _report(zip(records, replay_all(played, env_of), strict=True), as_json=as_json)
     if as_json:
-        print_json({"counts": counts, "rollouts": told})
+        print_json({"counts": counts, "rollouts": results})
     else:
-        summary = f"{counts['same']} the same, {counts['differs']} different, {counts['impossible']} not replayed"
+        summary = f"{counts['same']} same, {counts['differs']} different, {counts['impossible']} not replayed"
         out().print(cell(f"{len(store)} rollout{'' if len(store) == 1 else 's'}: {summary}", "bold"))
     if counts["impossible"] and environment is None:
-        remark("--env ENV names the environment where the records cannot", "dim")
+        remark("use --env ENV to name the environment if the records do not", "dim")
     if counts["differs"]:
         raise FailureError(f"{counts['differs']} of {len(store)} rollouts differ")
     if not counts["same"]:
         raise FailureError("none of the rollouts can be replayed")
 
 
-def _told(
+def _report(
     results: Iterable[tuple[StoredRollout, Replay]], *, as_json: bool
 ) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Count how they went; print what differs and what cannot be replayed, or give all as JSON values."""
-    counts, told, reasons = Counter[str](same=0, differs=0, impossible=0), list[dict[str, Any]](), Counter[str]()
+    """Count the outcomes; print differences and what cannot be replayed, or collect all results as JSON values."""
+    counts, found, reasons = Counter[str](same=0, differs=0, impossible=0), list[dict[str, Any]](), Counter[str]()
     for record, result in results:
         counts[result.outcome] += 1
         if as_json:
             names = {"run": record.run, "agent": record.agent, "env_class_path": record.env_class_path}
-            told.append({**names, **result.as_dict()})
+            found.append({**names, **result.as_dict()})
         elif result.difference is not None:
             who = f"{record.agent}, " if record.agent else ""
             place = f"{who}task {result.recorded.task_index}, rollout {result.recorded.rollout_index}"
@@ -86,11 +86,11 @@ def _told(
             reasons[result.impossible] += 1
     for reason, number in reasons.most_common():
         out().print(plain(f"{number} cannot be replayed: {reason}", style="yellow"), soft_wrap=True)
-    return counts, told
+    return counts, found
 
 
 def _in_short(difference: Difference) -> str:
-    """Write a difference so that what differs is in sight: long texts begin shortly before it."""
+    """Format a difference; long texts are cut to begin shortly before it."""
     pairs = zip(difference.recorded, difference.played, strict=False)
     num_equal = next((index for index, (one, other) in enumerate(pairs) if one != other), _MOST_SHOWN)
     skipped = num_equal - _BEFORE if num_equal >= _MOST_SHOWN else 0

@@ -1,4 +1,4 @@
-"""``agentsgym train``: a whole training run from a configuration."""
+"""``agentsgym train``: run training from a configuration file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def train(
             "-s",
             metavar="KEY=VALUE",
             help="Replace a value of CONFIG, as in training.max_steps=20 or environments.0.env_config.highest=8; "
-            "the value is JSON, or else a text. Repeatable.",
+            "the value is parsed as JSON, else taken as text. Repeatable.",
         ),
     ] = None,
     as_json: options.AsJson = False,
@@ -50,16 +50,15 @@ def train(
     from agentsgym.recipes.train import prepare  # noqa: PLC0415
 
     quiet_transformers()
-    logging.getLogger("agentsgym.observers.learning_curve").setLevel(
-        logging.INFO
-    )  # the steps, where no bar can show them
+    # the steps are logged where no progress bar can be shown
+    logging.getLogger("agentsgym.observers.learning_curve").setLevel(logging.INFO)
     with usage():
         course = prepare(config, overrides=options.key_values(set_values, "--set"))
-    with contextlib.redirect_stdout(sys.stderr):  # what is said on the way is no result
+    with contextlib.redirect_stdout(sys.stderr):  # only results go to standard output
         try:
             run = course.follow()
         except KeyboardInterrupt:
-            raise FailureError(f"stopped; what the run had come to is in {course.run.output}") from None
+            raise FailureError(f"stopped; the files written so far are in {course.run.output}") from None
     if not run.is_main:
         return
     if as_json:
@@ -69,11 +68,11 @@ def train(
     if run.phases.status:
         raise typer.Exit(run.phases.status)
     if run.phases.interrupted:
-        raise FailureError(f"stopped; the policy as it was then is in {run.output / 'model'}")
+        raise FailureError(f"stopped; the policy at that point is in {run.output / 'model'}")
 
 
 def _show(run: TrainingRun) -> None:
-    """Print the evaluations beside each other, of several environments each too, and where the files are."""
+    """Print the evaluations side by side, also by environment if there are several, and where the files are."""
     from agentsgym.reports.tables import comparison_table  # noqa: PLC0415
 
     rows = {
@@ -86,4 +85,4 @@ def _show(run: TrainingRun) -> None:
     }
     out().print(plain(comparison_table(rows)), soft_wrap=True)
     files = "model/, summary.json, learning_curve.png, transcripts_before.txt, transcripts_after.txt"
-    out().print(plain(f"\n{run.phases.total_seconds:.0f} s in all. In {run.output}: {files}"))
+    out().print(plain(f"\n{run.phases.total_seconds:.0f} s in total. Files in {run.output}: {files}"))

@@ -1,4 +1,4 @@
-"""``agentsgym view``: look at stored rollouts on a page."""
+"""``agentsgym view``: view stored rollouts in the browser."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def view(  # noqa: PLR0913, PLR0917  # options of a command
     from agentsgym.cli.stores import open_store  # noqa: PLC0415
 
     if output is not None and port:
-        raise UsageError("--port is for a page that is served, and --out writes one")
+        raise UsageError("--port cannot be combined with --out, which writes a file instead of serving a page")
     store = open_store(path, where)
     if output is None:
         _serve(store, port, limit, tokenizer, no_open=no_open, as_json=as_json)
@@ -65,7 +65,7 @@ def _write(store: RolloutStore, output: Path, limit: int | None, tokenizer: Path
     from agentsgym.viewer.written import WRITTEN_LIMIT, write_page  # noqa: PLC0415
 
     if output.exists():
-        raise UsageError(f"--out: {output} is there already, and nothing is overwritten")
+        raise UsageError(f"--out: {output} already exists")
     shown = min(len(store), limit or WRITTEN_LIMIT)
     try:
         write_page(store, output, limit=shown, tokenizer=tokenizer)
@@ -75,8 +75,8 @@ def _write(store: RolloutStore, output: Path, limit: int | None, tokenizer: Path
     if as_json:
         print_json({"path": str(output), "rollouts": shown, "total": len(store), "bytes": size})
         return
-    _tell(f"wrote {shown:,} rollouts to {output} ({size / 1e6:.1f} MB)")
-    _say_left_out(store, shown)
+    _print(f"wrote {shown:,} rollouts to {output} ({size / 1e6:.1f} MB)")
+    _remark_left_out(store, shown)
 
 
 def _serve(
@@ -90,9 +90,9 @@ def _serve(
         if as_json:
             print_json({"address": address, "rollouts": shown, "total": len(store)})
         else:
-            _tell(f"{shown:,} rollouts at {address}")
-            _say_left_out(store, shown)
-            remark("Ctrl-C ends it")
+            _print(f"{shown:,} rollouts at {address}")
+            _remark_left_out(store, shown)
+            remark("press Ctrl-C to stop")
         if not no_open and not as_json and out().is_terminal:
             _open(address)
 
@@ -100,14 +100,14 @@ def _serve(
         serve(store, port=port, limit=shown, tokenizer=tokenizer, on_ready=ready)
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     out().print(cell(text), soft_wrap=True)
-    out().file.flush()  # whoever reads the address from a pipe is not to wait for it
+    out().file.flush()  # a reader of the address behind a pipe must not wait for it
 
 
-def _say_left_out(store: RolloutStore, shown: int) -> None:
+def _remark_left_out(store: RolloutStore, shown: int) -> None:
     if shown < len(store):
-        remark(f"these are the newest of {len(store):,}: --limit shows more")
+        remark(f"showing the newest {shown:,} of {len(store):,}; use --limit to show more")
 
 
 def _open(address: str) -> None:

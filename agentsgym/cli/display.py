@@ -1,4 +1,4 @@
-"""Show a game as it is played, and what came of it."""
+"""Show an episode while it is played, and its outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEADINGS = {
 
 
 def show_message(role: str, text: str) -> None:
-    """Show who speaks, and what is said."""
+    """Print a message under a heading for its role."""
     heading, color = _HEADINGS.get(role, ("", ""))
     if heading:
         out().print(f"[{heading}]", style=f"bold {color}")
@@ -33,13 +33,13 @@ def show_message(role: str, text: str) -> None:
 
 
 class WatchedAgent(Agent):
-    """Plays as another agent does, and shows every observation and every answer."""
+    """Wraps an agent to show every observation and every answer."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = as_agent(inner)
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Show what is new, have the other agent answer, and show what it says."""
+        """Show the new messages, call the wrapped agent, and show its answers."""
         for request in requests:
             own: tuple[int, Any] = request.agent_state or (0, None)
             for message in new_messages(replace(request, agent_state=own[0])):
@@ -49,36 +49,36 @@ class WatchedAgent(Agent):
         return [self._shown(request, answer) for request, answer in zip(requests, answers, strict=True)]
 
     def finish(self) -> None:
-        """Let the other agent free what it holds."""
+        """Finish the wrapped agent."""
         self._inner.finish()
 
     def _shown(self, request: TurnRequest, answer: Action | AgentError) -> Action | AgentError:
         if isinstance(answer, AgentError):
             return answer
-        said = [answer.text] if answer.text.strip() or not answer.tool_calls else []
-        show_message("assistant", "\n".join([*said, *map(call_text, answer.tool_calls)]))
+        text = [answer.text] if answer.text.strip() or not answer.tool_calls else []
+        show_message("assistant", "\n".join([*text, *map(call_text, answer.tool_calls)]))
         return replace(answer, agent_state=(len(request.messages) + 1, answer.agent_state))
 
 
 def call_text(call: ToolCall) -> str:
-    """Write a call as a person would type it.
+    """Format a call as a person would type it.
 
     >>> call_text(ToolCall(name="price", arguments={"good": "eggs"}))
     "price(good='eggs')"
     """
     if call.error is not None:
-        return f"{call.name}: a call that cannot be read ({call.error})"
+        return f"{call.name}: invalid call ({call.error})"
     return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
 
 
 def show_summary(trajectory: Trajectory) -> None:
-    """Say how the game ended, and what each turn was paid."""
+    """Print the outcome and the reward of each turn."""
     outcome, color = _outcome(trajectory)
     turns = trajectory.num_turns
     ended = f"{outcome} after {turns} turn{'' if turns == 1 else 's'} ({trajectory.stop_reason.value})"
     out().print(f"\n{ended}: reward {trajectory.final_reward:zg}", style=f"bold {color}")
     if turns > 1:
-        out().print("reward by turn: " + " ".join(f"{reward:zg}" for reward in trajectory.turn_rewards[:50]))
+        out().print("rewards by turn: " + " ".join(f"{reward:zg}" for reward in trajectory.turn_rewards[:50]))
     if any(turn.invalid for turn in trajectory.turns):
         out().print(f"invalid actions: {sum(turn.invalid for turn in trajectory.turns)}")
     for role, reward in trajectory.final_rewards.items():

@@ -1,4 +1,4 @@
-"""Play many games of one agent, and keep what was played whatever ends them."""
+"""Play many episodes of one agent, and keep the finished ones if the run is interrupted."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from agentsgym.store.writer import RolloutWriter
     from agentsgym.types import Trajectory
 
-MAX_CONCURRENT = 256  # episodes that are live at once: more take memory and, of a small model, bring no more speed
+MAX_CONCURRENT = 256  # more episodes at once take memory and make a small model no faster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be played, by every agent alike.
+    """The episodes to play, the same for every agent.
 
     Attributes:
         tasks: Tasks or dataset rows.
-        num_rollouts: Of each task.
-        seed: Of tasks without one, and of the intervals.
-        cluster_by: The key of a task whose equal values are one task to the intervals; None for each by itself.
-        max_failed_fraction: The fraction of all rollouts that may fail.
-        max_concurrent: How many are live at once.
-        store: The folder that keeps every game; None for nowhere.
-        resume: Whether games that it holds already, and that did not fail, are not played again.
+        num_rollouts: Episodes per task.
+        seed: Random seed for tasks without one, and for the intervals.
+        cluster_by: Task key whose equal values form one cluster for the intervals; None for one cluster per task.
+        max_failed_fraction: Maximum fraction of episodes that may fail.
+        max_concurrent: Maximum number of episodes played at once.
+        store: Folder of the store that keeps every episode; None to keep none.
+        resume: Whether to skip episodes that the store already holds and that did not fail.
     """
 
     tasks: Sequence[Any]
@@ -53,23 +53,23 @@ class Plan:
     resume: bool = False
 
     @property
-    def num_games(self) -> int:
-        """How many games one agent plays."""
+    def num_episodes(self) -> int:
+        """Number of episodes of each agent."""
         return len(self.tasks) * self.num_rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Games:
-    """What one agent played.
+class AgentRun:
+    """The episodes of one agent.
 
     Attributes:
-        label: The agent's.
-        evaluation: Of what was played; None if no game was finished.
-        planned: How many games were to be played.
-        num_resumed: How many of them were not played, but read from a store.
-        ended_by: What ended them early, a sentence; None if nothing did.
-        exit_code: Of the command, if something did.
-        anchors: What random and optimal play earn on average, in these games; None where that is not known.
+        label: Name of the agent.
+        evaluation: Evaluation of the finished episodes; None if there are none.
+        planned: Number of episodes planned.
+        num_resumed: Number of episodes read from the store instead of played.
+        ended_by: Sentence on what interrupted the run; None if it was completed.
+        exit_code: Exit code of the command if the run was interrupted.
+        anchors: Mean rewards of random and optimal play on these tasks; None if they are unknown.
     """
 
     label: str
@@ -81,13 +81,13 @@ class Games:
     anchors: Mapping[str, float] | None = None
 
 
-def play_games(player: Player, plan: Plan) -> Games:
-    """Play all games of a plan with one agent; errors, Ctrl-C and SIGTERM end them, and what was played is kept."""
+def run_agent(player: Player, plan: Plan) -> AgentRun:
+    """Play all episodes of a plan with one agent; after an error, Ctrl-C or SIGTERM, the finished ones are returned."""
     references = anchors_of(player.env)
     played: list[Trajectory] = []
     num_resumed = 0
     evaluation, ended_by, exit_code = None, None, 1
-    with _bar(player.label, plan.num_games) as (advance, begin_at):
+    with _bar(player.label, plan.num_episodes) as (advance, begin_at):
 
         def finished(trajectory: Trajectory) -> None:
             played.append(trajectory)
@@ -99,7 +99,7 @@ def play_games(player: Player, plan: Plan) -> Games:
             played.extend(known)
             begin_at(num_resumed)
             if known:
-                remark(f"{player.label}: {num_resumed} of {plan.num_games} games are kept and not played again")
+                remark(f"{player.label}: {num_resumed} of {plan.num_episodes} episodes are read from the store")
 
         writer = None if plan.store is None else RolloutStore.writer(plan.store)
         try:
@@ -128,10 +128,10 @@ def play_games(player: Player, plan: Plan) -> Games:
         ended_by = ended_by or _unkept(writer)
     if evaluation is None and played:
         evaluation = _partial(player, plan, played, references)
-    return Games(
+    return AgentRun(
         label=player.label,
         evaluation=evaluation,
-        planned=plan.num_games,
+        planned=plan.num_episodes,
         num_resumed=num_resumed,
         ended_by=ended_by,
         exit_code=exit_code,
@@ -140,7 +140,7 @@ def play_games(player: Player, plan: Plan) -> Games:
 
 
 def _unkept(writer: RolloutWriter | None) -> str | None:
-    """Have everything on disk; why it is not there, a sentence, else None."""
+    """Close the store; return a sentence if that fails, else None."""
     try:
         if writer is not None:
             writer.close()
@@ -150,7 +150,7 @@ def _unkept(writer: RolloutWriter | None) -> str | None:
 
 
 def _partial(player: Player, plan: Plan, played: Sequence[Trajectory], references: Any) -> Evaluation:
-    """Sum up the games that were finished before something ended them."""
+    """Summarize the episodes that were finished before an interruption."""
     tasks = tasks_of_rows(player.env, plan.tasks, "tasks")
     clusters = None if plan.cluster_by is None else [repr(tasks[one.task_index][plan.cluster_by]) for one in played]
     anchors = None if references is None else [references(tasks[one.task_index]) for one in played]
@@ -160,7 +160,7 @@ def _partial(player: Player, plan: Plan, played: Sequence[Trajectory], reference
 def _mean_anchors(
     player: Player, plan: Plan, played: Sequence[Trajectory], references: Any
 ) -> Mapping[str, float] | None:
-    """Average the anchors over the games that did not fail; None unless they are known of each."""
+    """Average the anchors over the episodes that did not fail; None unless all are known."""
     if references is None:
         found: list[Anchors | None] = [anchors_of_info(one.info) for one in played if not one.failed]
     else:
@@ -177,7 +177,7 @@ def _mean_anchors(
 
 @contextmanager
 def _bar(label: str, total: int) -> Generator[tuple[Callable[[], None], Callable[[int], None]]]:
-    """Show a progress bar on standard error, where that is a terminal; gives how to move it, and where it begins."""
+    """Show a progress bar if standard error is a terminal; yields functions that advance it and set its start."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
     columns = (
@@ -188,5 +188,5 @@ def _bar(label: str, total: int) -> Generator[tuple[Callable[[], None], Callable
     )
     with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as progress:
         task = progress.add_task(cell(label).plain[:30], total=total)
-        # What was known before says nothing of the speed: a reset forgets it.
+        # A reset, since resumed episodes must not count for the speed.
         yield lambda: progress.advance(task), lambda count: progress.reset(task, completed=count)
