@@ -15,7 +15,7 @@ from agentsgym.recipes.recipe import EnvironmentPart, EvaluationPart, Recipe, Wa
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 GROUP: Any = typer.main.get_command(app)
-OPTIONS = {
+OPTIONS: dict[str, set[str]] = {
     name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     for name, command in GROUP.commands.items()
 }
