@@ -35,7 +35,7 @@ def test_a_section_has_an_example_and_names_options_of_its_command_alone(name: s
 
 
 def test_the_other_sections_name_options_that_exist() -> None:
-    known = {*set().union(*OPTIONS.values()), "--help", "--install-completion"}
+    known = {option for options in OPTIONS.values() for option in options} | {"--help", "--install-completion"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE)) <= known
 
 
