@@ -15,7 +15,7 @@ from agentsgym.recipes.recipe import EnvironmentPart, EvaluationPart, Recipe, Wa
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 GROUP: Any = typer.main.get_command(app)
-OPTIONS = {
+OPTIONS: dict[str, set[str]] = {
     name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     for name, command in GROUP.commands.items()
 }
@@ -35,7 +35,7 @@ def test_a_section_has_an_example_and_names_options_of_its_command_alone(name: s
 
 
 def test_the_other_sections_name_options_that_exist() -> None:
-    known = {*set().union(*OPTIONS.values()), "--help", "--install-completion"}
+    known = {option for options in OPTIONS.values() for option in options} | {"--help", "--install-completion"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE)) <= known
 
 

@@ -24,7 +24,7 @@ def test_a_snippet_prints_what_the_page_shows(
     code: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "snippet.py").write_text(code, encoding="utf-8")  # a schema is made of a function's source file
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "snippet", raising=False)  # of the snippet before
     names = vars(importlib.import_module("snippet"))
     assert capsys.readouterr().out == printed
