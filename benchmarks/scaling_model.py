@@ -304,7 +304,7 @@ def main() -> None:
     parser.add_argument("--per-gpu", type=int, default=64, help="episodes of a step for each GPU; default: 64")
     parser.add_argument("--batches", type=int, default=4, help="batches that a number is a mean over; default: 4")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    parser.add_argument("--write", action="store_true", help="write the pictures and first tables to docs/scaling.md")
+    parser.add_argument("--write", action="store_true", help="write pictures and the first tables to docs/scaling.md")
     options = parser.parse_args()
     found: dict[tuple[str, int], list[Step]] = {}
     tables: list[str] = []

@@ -120,16 +120,17 @@ def with_tables(page: str) -> str:
 
 
 def table(section: str) -> str:
-    """The table of a section, with a last column where it says when a key is logged."""
+    """The table of a section, without the columns that would say the same in each row."""
     rows = [metric for metric in METRICS if metric.section == section]
-    has_last = any(metric.logged for metric in rows)
-    lines = ["| key | group | meaning |", "| --- | --- | --- |"]
-    if has_last:
-        lines = ["| key | group | meaning | when logged |", "| --- | --- | --- | --- |"]
-    for metric in rows:
-        last = f" {metric.logged} |" if has_last else ""
-        lines.append(f"| `{metric.name}` | `{metric.group}` | {metric.meaning} |{last}")
-    return "\n".join(lines) + "\n"
+    columns = {
+        "key": [f"`{metric.name}`" for metric in rows],
+        "group": [f"`{metric.group}`" for metric in rows],
+        "meaning": [metric.meaning for metric in rows],
+        "needs": [metric.logged for metric in rows],
+    }
+    shown = {name: cells for name, cells in columns.items() if len({*cells}) > 1}
+    lines = [shown.keys(), ["---"] * len(shown), *zip(*shown.values(), strict=True)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def test_the_page_has_the_tables_of_the_registry() -> None:

@@ -22,7 +22,7 @@ class Metric:
         section: What it is measured on: the heading of its table in ``docs/metrics.md``.
         group: A key of :data:`GROUPS`.
         meaning: What it means, as Markdown; links are those of a page in ``docs``.
-        logged: When it is logged, likewise; empty where that is said of its whole section.
+        logged: What it needs to be logged, likewise; empty for nothing but what its section names.
     """
 
     name: str
