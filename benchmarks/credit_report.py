@@ -199,9 +199,10 @@ def _overview(by_game: Mapping[str, Mapping[str, Sequence[Run]]]) -> str:
 def _anchors(arms: Mapping[str, Sequence[Run]]) -> str:
     run = next(iter(arms.values()))[0]
     return (
-        f"Random play scores {run.random_score:.3f}, best play {run.optimal_score:.3f}; {run.num_episodes:,} episodes. "
-        f"Medians over seeds, in brackets {CONFIDENCE:.0%} intervals of a bootstrap over the seeds. Episodes until the "
-        f"last {WINDOW_EPISODES} of training stood at {FRACTION:.0%} of the way from random to best play, also divided "
+        f"Random play scores {run.random_score:.3f}, best play {run.optimal_score:.3f}; {run.num_episodes:,} episodes, "
+        f"{min(map(len, arms.values()))} or more seeds an arm. Medians over seeds, in brackets {CONFIDENCE:.0%} "
+        f"intervals of a bootstrap over the seeds. Episodes until the last {WINDOW_EPISODES} of training stood at "
+        f"{FRACTION:.0%} of the way from random to best play, also divided "
         f"by those of `grpo` and `win_grpo` (`<` where these never got there); final: where play stood after training, "
         f"over {run.num_evaluated:,} episodes a seed."
     )
