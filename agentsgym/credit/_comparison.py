@@ -114,7 +114,16 @@ def center(samples: Sequence[Sample], baseline: BaselineFn, scale: Scale) -> lis
     check_choice("scale_rewards", scale, get_args(Scale))
     differences = [0.0] * len(samples)
     for indices in _groups(samples).values():
-        numbers = _center_group([samples[index] for index in indices], baseline, by_spread=scale == "group")
+        own = [samples[index] for index in indices]
+        values, baselines = [sample.value for sample in own], baseline(own)
+        if baselines is None:  # the baseline is 0, but there is no spread to divide by
+            numbers = [0.0] * len(values) if scale == "group" else values
+        elif nearly_equal(values):
+            continue
+        else:
+            numbers = [value - one for value, one in zip(values, baselines, strict=True)]
+            if scale == "group":
+                numbers = _divided(numbers, scale_divisor(values, about=fmean(values)))
         for index, number in zip(indices, numbers, strict=True):
             differences[index] = number
     return _divided(differences, scale_divisor(differences)) if scale == "batch" else differences
@@ -187,17 +196,6 @@ def _groups(samples: Sequence[Sample]) -> dict[Hashable, list[int]]:
     for index, sample in enumerate(samples):
         groups[sample.group].append(index)
     return groups
-
-
-def _center_group(samples: Sequence[Sample], baseline: BaselineFn, *, by_spread: bool) -> list[float]:
-    values = [sample.value for sample in samples]
-    baselines = baseline(samples)
-    if baselines is None:  # the baseline is 0, but there is no spread to divide by
-        return [0.0] * len(values) if by_spread else values
-    if nearly_equal(values):
-        return [0.0] * len(values)
-    differences = [value - own for value, own in zip(values, baselines, strict=True)]
-    return _divided(differences, scale_divisor(values, about=fmean(values))) if by_spread else differences
 
 
 def _divided(values: Sequence[float], by: float) -> list[float]:

@@ -138,10 +138,13 @@ class AdvantageAssigner:
             is_training: False skips the filters and leaves the estimator's state as it is.
         """
         found = self.estimate(rollouts, is_training=is_training)
-        advantages = [
-            self._on_tokens(trajectory, found.entries[i], [weight[i] for weight in found.weights])
-            for i, trajectory in zip(mine, trajectories, strict=True)
-        ]
+        advantages: list[list[float]] = []
+        for i, trajectory in zip(mine, trajectories, strict=True):
+            own = token_advantages(trajectory, found.entries[i], estimator=self.estimator)
+            for weight in found.weights:
+                factors = place_on_tokens(trajectory, weight[i], "each")
+                own = [advantage * factor for advantage, factor in zip(own, factors, strict=True)]
+            advantages.append(own)
         targets = None
         if self._args.value_head is not None:
             nested = found.split.merge(self.estimator.value_targets(found.trained, discount=self._args.discount))
@@ -221,15 +224,6 @@ class AdvantageAssigner:
         if args.invalid_turns != "keep":
             found.append(invalid_turn_weights([list(rollout.invalid) for rollout in rollouts], args.invalid_turns))
         return found
-
-    def _on_tokens(
-        self, trajectory: Trajectory, entries: Sequence[Any], weights: Sequence[Sequence[float]]
-    ) -> list[float]:
-        advantages = token_advantages(trajectory, entries, estimator=self.estimator)
-        for weight in weights:
-            factors = place_on_tokens(trajectory, weight, "each")
-            advantages = [advantage * factor for advantage, factor in zip(advantages, factors, strict=True)]
-        return advantages
 
 
 def filter_rollouts(

@@ -226,7 +226,8 @@ class Trial:
         conversation.last_messages = []
         key = as_hashable("_state_key", call_environment(self.env._state_key, state))
         role = as_hashable("_role", call_environment(self.env._role, state))
-        potential = self._potential(state)
+        potential = call_environment(self.env._potential, state)
+        potential = None if potential is None else as_number("_potential", potential)
         prompt_messages = None if transcript.prompt_messages is transcript.messages else [*transcript.prompt_messages]
         action = yield TurnRequest(
             session_id=self.session_id,
@@ -264,7 +265,14 @@ class Trial:
     def _observe(self, state: State, step: int) -> None:
         conversation = self.conversation
         is_first = not conversation.transcript.messages
-        messages = conversation.with_last_messages(self._prompt_messages(state, step, with_system=is_first))
+        messages = as_messages(call_environment(self.env._format_prompt, state, step))
+        if is_first:
+            system = self.env.env_config["system_prompt"]
+            if system is None:
+                system = as_system_prompt(call_environment(self.env._system_prompt))
+            if system:
+                messages = [Message(role="system", content=system), *messages]
+        messages = conversation.with_last_messages(messages)
         if not all(is_unicode(message["content"]) for message in messages):
             raise EnvError(f"the observation before turn {step} must be valid Unicode, got {shown(messages)}")
         try:
@@ -276,13 +284,6 @@ class Trial:
         if is_first:
             conversation.prompt_length = len(conversation.transcript.token_ids)
 
-    def _prompt_messages(self, state: State, step: int, *, with_system: bool) -> list[Message]:
-        messages = as_messages(call_environment(self.env._format_prompt, state, step))
-        system = self.env.env_config["system_prompt"]
-        if with_system and system is None:
-            system = as_system_prompt(call_environment(self.env._system_prompt))
-        return [{"role": "system", "content": system}, *messages] if with_system and system else messages
-
     def _last_messages(self) -> list[Message]:
         """The environment's last message of an episode; empty for none."""
         said = call_environment(self.env._last_message, self.env.active_states[self.session_id])
@@ -292,10 +293,6 @@ class Trial:
         if not all(is_unicode(message["content"]) for message in messages):
             raise EnvError(f"_last_message must return valid Unicode, got {shown(messages)}")
         return messages
-
-    def _potential(self, state: State) -> float | None:
-        potential = call_environment(self.env._potential, state)
-        return None if potential is None else as_number("_potential", potential)
 
     def _leave(self) -> None:
         """Make the record end where the last turn did."""

@@ -51,7 +51,9 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
             that it cannot play here at all. What was finished before has been given to ``on_finish``.
     """
     require("max_concurrent", max_concurrent, or_none(is_int(1)), "a positive int or None")
-    limits = _time_limits(turn_timeout_s, episode_timeout_s)
+    for name, limit in (("turn_timeout_s", turn_timeout_s), ("episode_timeout_s", episode_timeout_s)):
+        require(name, limit, or_none(is_positive_number), "a positive number of seconds or None")
+    limits = TimeLimits(turn_s=turn_timeout_s, trial_s=episode_timeout_s)
     caller = ConcurrentCaller if callable(getattr(agent, "aact", None)) else BatchCaller
     try:
         if pool is None and limits == TimeLimits() and caller is BatchCaller:
@@ -63,12 +65,6 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
         return scheduler.run(executor_of(scheduler, pool), caller(scheduler, agent))
     finally:
         finish_agent(agent)
-
-
-def _time_limits(turn_timeout_s: float | None, episode_timeout_s: float | None) -> TimeLimits:
-    for name, limit in (("turn_timeout_s", turn_timeout_s), ("episode_timeout_s", episode_timeout_s)):
-        require(name, limit, or_none(is_positive_number), "a positive number of seconds or None")
-    return TimeLimits(turn_s=turn_timeout_s, trial_s=episode_timeout_s)
 
 
 def executor_of(scheduler: Scheduler[Result], pool: Pool | None) -> Executor:
@@ -86,7 +82,8 @@ def _lockstep(
     interrupt: Callable[[], None] | None,
 ) -> list[Result]:
     """Advance all trials together, one turn a round: as the scheduler does, and faster, as nothing is waited for."""
-    waiting = list(enumerate(map(_generator, trials)))[::-1]
+    generators = [trial if isinstance(trial, Generator) else trial.play() for trial in trials]
+    waiting = list(enumerate(generators))[::-1]
     run = _LockstepRun(dict(waiting), on_finish, interrupt)
     try:
         while waiting or run.live:
@@ -97,7 +94,8 @@ def _lockstep(
             for index, answer in zip(indices, answers, strict=True):
                 run.advance(index, answer)
     finally:
-        run.close()
+        for generator in run.unfinished.values():
+            generator.close()  # so that its session is dropped
     return [run.results[index] for index in sorted(run.results)]
 
 
@@ -133,11 +131,6 @@ class _LockstepRun(Generic[Result]):
             self.live.append(index)
             self.requests.append(request)
 
-    def close(self) -> None:
-        """End what is still in play, so that its sessions are dropped."""
-        for generator in self.unfinished.values():
-            generator.close()
-
 
 class _BareTrial(Generic[Result]):
     """A generator as a trial that is never abandoned."""
@@ -153,10 +146,6 @@ class _BareTrial(Generic[Result]):
 
     def abandon(self, error: EpisodeError, /) -> Result:
         raise error
-
-
-def _generator(trial: PlayableTrial[Result] | TrialGenerator[Result]) -> TrialGenerator[Result]:
-    return trial if isinstance(trial, Generator) else trial.play()
 
 
 def _playable(trial: PlayableTrial[Result] | TrialGenerator[Result], *, is_bare_allowed: bool) -> PlayableTrial[Result]:

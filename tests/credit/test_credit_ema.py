@@ -64,7 +64,9 @@ def test_a_key_that_json_would_change_is_refused_before_it_is_kept() -> None:
 
 
 def test_rae_by_hand() -> None:
-    state = EMABaselines()
+    estimator = get_estimator("rae", decay=0.5)
+    state = estimator.state
+    assert state is not None
     batch = [
         rollout([0.0, 0.0], final_rewards={"white": 1.0, "black": 1.0}, roles=["white", "black"], environment="chess"),
         rollout([0.0], final=-1.0, roles=["white"], environment="chess"),
@@ -72,11 +74,11 @@ def test_rae_by_hand() -> None:
         rollout([], final=9.0, environment="chess"),
         rollout([0.0], final=9.0, roles=["white"], environment="go", failed=True),
     ]
-    assert rae(batch, scale="none", decay=0.5, state=state) == [[1.0, 1.0], [-1.0], [5.0], [], [0.0]]
+    assert estimator(batch, discount=1.0, scale="none") == [[1.0, 1.0], [-1.0], [5.0], [], [0.0]]
     kept = {("chess", "white"): -0.25, ("chess", "black"): 0.5, ("go", "white"): 2.5}  # white: 0.5, then -0.25
     assert {key: state.get(key) for key in kept} == kept
     assert len(state.state_dict()["baselines"]) == 3
-    assert rae(batch, scale="none", decay=0.5, state=state) == [[1.25, 0.5], [-0.75], [2.5], [], [0.0]]
+    assert estimator(batch, discount=1.0, scale="none") == [[1.25, 0.5], [-0.75], [2.5], [], [0.0]]
 
 
 def test_the_numbers_of_the_paper() -> None:

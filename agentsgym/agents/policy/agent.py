@@ -218,7 +218,8 @@ class PolicyAgent(Agent, TrainedPolicy):
         self._weights = self._versions()  # taken last, since a sharded model may leave some weights gathered
 
     def _versions(self) -> list[tuple[int, int]]:
-        return [_version(parameter) for parameter in self.model.parameters()]
+        """Pairs that change when a parameter is written to or given other memory."""
+        return [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in self.model.parameters()]
 
     def _sample_from(self, decoder: Decoder, states: list[_SamplingState], prompts: list[Sequence[int]]) -> None:
         logits = decoder.prefill()
@@ -230,7 +231,9 @@ class PolicyAgent(Agent, TrainedPolicy):
             fed: dict[int, int] = {}
             for index, one, token, logprob in zip(decoder.indices, live, tokens, logprobs, strict=True):
                 if one.is_open:
-                    self._append_token(one, token, logprob)
+                    one.sampled.append(token)
+                    one.logprobs.append(logprob)
+                    one.stopped = token in self.stop_token_ids or self._stop_text.completed_by_last(one.sampled)
                     if one.is_open:
                         fed[index] = token
             if not fed:
@@ -238,11 +241,6 @@ class PolicyAgent(Agent, TrainedPolicy):
             if seen is not None:
                 seen[list(fed), list(fed.values())] = True
             logits = decoder.extend(fed)
-
-    def _append_token(self, state: _SamplingState, token: int, logprob: float) -> None:
-        state.sampled.append(token)
-        state.logprobs.append(logprob)
-        state.stopped = token in self.stop_token_ids or self._stop_text.completed_by_last(state.sampled)
 
     def _action(self, state: _SamplingState) -> Action:
         ids = state.sampled
@@ -256,8 +254,3 @@ class PolicyAgent(Agent, TrainedPolicy):
             finish_reason="stop" if state.stopped else "length",
             policy_version=self._step,
         )
-
-
-def _version(parameter: torch.Tensor) -> tuple[int, int]:
-    """Changes when the parameter is written to or given other memory."""
-    return parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -233,9 +233,19 @@ class RolloutGenerator:
         args, error = self._args, DeferredError()
         trials, trajectories, summaries = list["Trial"](), list["Trajectory"](), list[RolloutSummary]()
         with error.capturing():
-            trials = self._trials(rows, indices, phase)
+            parts = (args.seed, *phase.seed_parts)
+            trials = self._environments.trials(
+                rows,
+                [group_seeds(1, phase.num_rollouts, *parts, first=i)[0] for i in indices],
+                places=map(phase.place, indices),
+                max_turn_tokens=args.max_turn_tokens,
+                max_completion_length=args.max_completion_length,
+            )
+        policy = self._failure_policy()
+        count = FailureCount(policy, PartialState().num_processes * len(rows))
         with FailureLog(logger) if self._failures is None else contextlib.nullcontext(self._failures) as log:
-            rounds = self._rounds(trials, log, len(rows))
+            # With any other limit the rollouts of all ranks are counted, once they are played.
+            rounds = TrialRounds(trials, policy, log, None if args.max_failed_fraction else count.add)
             self._play_round(rounds, phase, num_before, error)
             for attempt in range(1, args.episode_retries + 1):  # as many rounds on every rank, also without trials
                 counts = all_gather_objects([len(rounds.pending)], error.first)
@@ -247,12 +257,6 @@ class RolloutGenerator:
                 trajectories = rounds.trajectories
                 summaries = self._summaries(rows, trajectories, [i // phase.num_rollouts for i in indices])
         return trajectories, all_gather_objects(summaries, error.first)
-
-    def _rounds(self, trials: Sequence[Trial], log: FailureLog, num_rows: int) -> TrialRounds:
-        policy = self._failure_policy()
-        count = FailureCount(policy, PartialState().num_processes * num_rows)
-        # With any other limit the rollouts of all ranks are counted, once they are played.
-        return TrialRounds(trials, policy, log, None if self._args.max_failed_fraction else count.add)
 
     def _failure_policy(self) -> FailurePolicy:
         args = self._args
@@ -305,37 +309,23 @@ class RolloutGenerator:
             self.interrupt(phase, error)
             raise
 
-    def _trials(self, rows: Sequence[DatasetRow], indices: Sequence[int], phase: Phase) -> list[Trial]:
-        args = self._args
-        seeds = [
-            seed for i in indices for seed in group_seeds(1, phase.num_rollouts, args.seed, *phase.seed_parts, first=i)
-        ]
-        return self._environments.trials(
-            rows,
-            seeds,
-            places=map(phase.place, indices),
-            max_turn_tokens=args.max_turn_tokens,
-            max_completion_length=args.max_completion_length,
-        )
-
     def _summaries(
         self, rows: Sequence[DatasetRow], trajectories: Sequence[Trajectory], groups: Sequence[int]
     ) -> list[RolloutSummary]:
         """Check this rank's rollouts, and summarize them for the other ranks."""
         self._environments.check_starts(rows, trajectories)
-        each = zip(trajectories, rows, groups, strict=True)
-        return short_summaries([self._summary(trajectory, row, group=group) for trajectory, row, group in each])
-
-    def _summary(self, trajectory: Trajectory, row: Mapping[str, Any], *, group: int) -> RolloutSummary:
-        scored = ScoredRollout.from_trajectory(
-            trajectory,
-            group=group,
-            turn_credit=self._environments.of(row).env_config["turn_credit"],
-            environment=self._environments.identity(row),
-        )
-        summary = RolloutSummary.of(trajectory, self._layout(0, trajectory), scored)
-        summary = replace(summary, environment=self._environments.label(row))
-        return replace(summary, num_retries=trajectory.num_retries) if self._args.episode_retries else summary
+        summaries: list[RolloutSummary] = []
+        for trajectory, row, group in zip(trajectories, rows, groups, strict=True):
+            scored = ScoredRollout.from_trajectory(
+                trajectory,
+                group=group,
+                turn_credit=self._environments.of(row).env_config["turn_credit"],
+                environment=self._environments.identity(row),
+            )
+            summary = RolloutSummary.of(trajectory, self._layout(0, trajectory), scored)
+            retries = trajectory.num_retries if self._args.episode_retries else None
+            summaries.append(replace(summary, environment=self._environments.label(row), num_retries=retries))
+        return short_summaries(summaries)
 
     def _check_failures(self, rollouts: Sequence[RolloutSummary]) -> None:
         """Raise if too many rollouts failed; every rank has those of all ranks, so that all of them raise."""

@@ -29,18 +29,13 @@ def short_summaries(summaries: Sequence[RolloutSummary]) -> list[RolloutSummary]
     ever shown, and keeps its traceback.
     """
     first = next((place for place, one in enumerate(summaries) if one.error is not None), None)
-    return [
-        replace(_shortened(one), error=one.error if place == first else None) for place, one in enumerate(summaries)
-    ]
-
-
-def _shortened(summary: RolloutSummary) -> RolloutSummary:
-    scored = summary.scored
-    is_same = list(scored.turn_rewards) == list(summary.turn_rewards)
-    rewards = summary.turn_rewards if is_same else scored.turn_rewards
-    return replace(
-        summary, scored=replace(scored, turn_rewards=rewards, state_keys=[*map(short_key, scored.state_keys)])
-    )
+    shortened: list[RolloutSummary] = []
+    for place, one in enumerate(summaries):
+        is_same = list(one.scored.turn_rewards) == list(one.turn_rewards)
+        rewards = one.turn_rewards if is_same else one.scored.turn_rewards
+        scored = replace(one.scored, turn_rewards=rewards, state_keys=[*map(short_key, one.scored.state_keys)])
+        shortened.append(replace(one, scored=scored, error=one.error if place == first else None))
+    return shortened
 
 
 def short_key(key: Hashable) -> Hashable:

@@ -56,11 +56,8 @@ def metric_of(key: str) -> Metric | None:
     """
     for prefix in ("", "eval_", "eval_.+?_"):
         for metric in METRICS:
-            if re.fullmatch(_prefixed(metric.pattern, prefix), key, re.DOTALL):
+            # That of a metric of evaluations alone begins with the prefix already.
+            pattern = prefix + metric.pattern.removeprefix("eval_") if prefix else metric.pattern
+            if re.fullmatch(pattern, key, re.DOTALL):
                 return metric
     return None
-
-
-def _prefixed(pattern: str, prefix: str) -> str:
-    """A pattern under the prefix of an evaluation; that of a metric of evaluations alone begins with one."""
-    return prefix + pattern.removeprefix("eval_") if prefix else pattern

@@ -198,7 +198,7 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
     metrics |= _outcome_metrics(played)
     metrics |= _role_metrics(played)
     metrics |= _info_metrics(played)
-    return metrics | _turn_metrics(played) | _token_metrics(played) | _completion_metrics(played)
+    return metrics | _turn_metrics(played) | _length_metrics(played)
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
@@ -283,16 +283,14 @@ def _turn_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
     return metrics
 
 
-def _token_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
+def _length_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
     num_turns = max(1, sum(rollout.num_turns for rollout in played))
     agent = sum(rollout.num_agent_tokens for rollout in played)
     total = sum(rollout.num_tokens for rollout in played)
-    return {"tokens/agent_per_turn": agent / num_turns, "tokens/environment_per_turn": (total - agent) / num_turns}
-
-
-def _completion_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
     lengths = [rollout.num_tokens - rollout.num_prompt_tokens for rollout in played]
     return {
+        "tokens/agent_per_turn": agent / num_turns,
+        "tokens/environment_per_turn": (total - agent) / num_turns,
         "completions/mean_length": _mean(lengths),
         "completions/min_length": float(min(lengths)),
         "completions/max_length": float(max(lengths)),

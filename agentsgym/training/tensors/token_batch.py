@@ -85,10 +85,11 @@ class TokenBatch:
         padding = [[pad_token_id] * MIN_WIDTH] * num_padding
         turn_index = _stacked([row.turn_index() for row in rows], -1, torch.long, shape)
         turn_index[:, :1] = -1
-        logprobs = _recorded(trajectories)
+        # A rollout that failed is not trained on, whatever is known of it.
+        logprobs = [[0.0] * len(one.token_ids) if one.failed else one.logprobs for one in trajectories]
         recorded = None
-        if logprobs is not None:
-            cut = [row.cut(logprobs[row.rollout]) for row in rows]
+        if None not in logprobs:
+            cut = [row.cut(logprobs[row.rollout] or ()) for row in rows]
             recorded = _stacked(cut, 0.0, torch.float32, shape).to(device)
         return cls(
             rows=rows,
@@ -183,11 +184,6 @@ def trl_batch(
     if advantages.value_targets is not None:
         batch["value_targets"] = tokens.tensor(advantages.value_targets).masked_fill(mask == 0, math.nan)
     return batch
-
-
-def _recorded(trajectories: Sequence[Trajectory]) -> list[Sequence[float]] | None:
-    known = [[0.0] * len(row.token_ids) if row.failed else row.logprobs for row in trajectories]
-    return None if any(row is None for row in known) else [row or () for row in known]
 
 
 def _stacked(rows: Iterable[Sequence[Any]], value: float, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
