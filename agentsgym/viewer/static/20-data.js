@@ -69,6 +69,8 @@ function chunk(number) {
   return kept.chunks.get(number, () => inflated(`chunk-${number}`));
 }
 
+const METRIC = "info/"; // begins the name of a column of numbers that environments report
+
 /** One list of a whole store: its columns, and how to read them. */
 class List {
   constructor(answer) {
@@ -76,6 +78,7 @@ class List {
     this.columns = answer.columns;
     this.size = answer.columns.row.length;
     this.places = new Map(answer.columns.row.map((row, place) => [row, place]));
+    this.metrics = Object.keys(answer.columns).filter((name) => name.startsWith(METRIC));
   }
 
   has(name) {

@@ -33,7 +33,8 @@ class ListView {
     this.places = [];
     this.selected = 0;
     this.columns = [];
-    this.varied = COLUMNS.filter(([name]) => ALWAYS.has(name) || this.varies(name));
+    this.all = [...COLUMNS, ...list.metrics.map((name) => [name, name.slice(METRIC.length), "84px", "number", 8])];
+    this.varied = this.all.filter(([name]) => ALWAYS.has(name) || this.varies(name));
     this.filters = new FilterPanel(list);
     this.head = el("div.head", { role: "row" });
     this.body = el("div.rows", { role: "rowgroup" });
@@ -100,7 +101,7 @@ class ListView {
 
   say(given) {
     const { list } = this;
-    const same = COLUMNS.filter(
+    const same = this.all.filter(
       ([name]) => !["row", "strip", "created_at"].includes(name) && list.has(name) && !this.varies(name),
     )
       .map(([name, heading]) => [heading, list.value(name, 0)])
