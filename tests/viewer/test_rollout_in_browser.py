@@ -198,7 +198,7 @@ def test_a_server_that_is_gone_and_a_part_that_vanished_are_said_in_a_sentence(
         settled(page, "view=conversation")
         page.route("**/data/**", lambda route: route.abort())
         page.keyboard.press("j")
-        expect(alert).to_contain_text("The server does not answer. Is `agentsgym view` still running?")
+        expect(alert).to_contain_text("The server does not respond. Start `agentsgym view` again")
         expect(alert.get_by_role("button", name="Try again")).to_be_visible()
         shown.complaints.clear()  # the browser's own lines on failed requests
 

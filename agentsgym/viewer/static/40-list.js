@@ -118,7 +118,7 @@ class ListView {
           : !found.complete
             ? found.share
               ? `searching … ${Math.round(100 * found.share)} %`
-              : "the search was stopped early: more may match"
+              : "the search stopped early: more rollouts may match"
             : null);
     this.summary.replaceChildren();
     add(this.summary, facts.length ? ["All: ", facts] : null, state && el("span.state", { role: "status" }, state));
@@ -128,7 +128,7 @@ class ListView {
     add(
       this.empty,
       list.size
-        ? ["No rollout passes these filters. ", button("link", () => go(noFilters()), {}, "Clear them")]
+        ? ["No rollouts match these filters. ", button("link", () => go(noFilters()), {}, "Clear filters")]
         : "There are no rollouts in this store yet.",
     );
   }

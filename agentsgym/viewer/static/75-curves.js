@@ -63,9 +63,9 @@ function meansByStep(list, places, valueOf) {
 
 /** The lines of a learning curve; none where there are fewer than two steps. */
 function linesByStep(list, places, valueOf, split) {
-  const trained = places.filter((place) => list.value("source", place) === "training");
-  return partsOf(list, trained, split)
-    .map(([label, those]) => ({ label, points: meansByStep(list, those, valueOf) }))
+  const isTrained = (place) => list.value("source", place) === "training";
+  return partsOf(list, places, split)
+    .map(([label, those], color) => ({ label, color, points: meansByStep(list, those.filter(isTrained), valueOf) }))
     .filter(({ points }) => points.length > 1);
 }
 
@@ -83,11 +83,12 @@ function partsOf(list, places, split) {
 /** The lines of a drawing by turn. */
 function linesByTurn(list, places, turns, name, split) {
   return partsOf(list, places, split)
-    .map(([label, those]) => {
+    .map(([label, those], color) => {
       const known = those.filter((place) => turns.places.has(list.columns.row[place]));
       const rows = known.map((place) => turns[name]?.[turns.places.get(list.columns.row[place])]);
       return {
         label,
+        color,
         points: meansByTurn(
           rows,
           known.map((place) => list.columns.task[place]),
@@ -134,7 +135,7 @@ function plot(heading, lines, axisName) {
       .map((turn) => drawn("text", { x: x(turn), y: height - bottom + 15, "text-anchor": "middle" }, String(turn))),
     drawn("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, axisName),
   ];
-  const shapes = lines.map(({ points: those }, index) => {
+  const shapes = lines.map(({ points: those, color }) => {
     const known = those.filter(({ low }) => Number.isFinite(low));
     const band =
       known.length > 1
@@ -142,7 +143,7 @@ function plot(heading, lines, axisName) {
         : null;
     return drawn(
       "g",
-      { class: `line line-${index}` },
+      { class: `line line-${color}` },
       band && drawn("path", { class: "band", d: band }),
       drawn("path", { class: "mean", d: path(those, ({ mean }) => mean) }),
       those.length < 40 ? those.map((point) => drawn("circle", { cx: x(point.turn), cy: y(point.mean), r: 2 })) : null,
@@ -297,8 +298,8 @@ async function curvesView(app, given) {
       ? el(
           "p.legend",
           {},
-          curves[0][2].map(({ label }, index) =>
-            el(`span.key.line-${index}`, {}, el("span.stroke", { "aria-hidden": "true" }), label),
+          partsOf(list, places, split).map(([label], color) =>
+            el(`span.key.line-${color}`, {}, el("span.stroke", { "aria-hidden": "true" }), label),
           ),
         )
       : null;
