@@ -95,9 +95,9 @@ class Answers:
         if shown < self.index.total:
             notes.append(f"the newest {shown:,} of {self.index.total:,} rollouts; --limit shows more")
         if (everything := len(self.store.whole)) > self.index.total:
-            notes.append(f"chosen from the {everything:,} rollouts of the store")
+            notes.append(f"selected from the {everything:,} rollouts of the store")
         if skipped := len(self.store.skipped):
-            notes.append(f"{skipped} files of the store cannot be read and are left out")
+            notes.append(f"{skipped} files of the store cannot be read and are skipped")
         return "; ".join(notes) or None
 
     def rollout(self, row: int) -> dict[str, Any]:

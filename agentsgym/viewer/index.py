@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from agentsgym.envs.datasets.naming import name_of_env
 from agentsgym.errors import StoreError
 from agentsgym.store.values import from_json
+from agentsgym.types import StopReason, Trajectory
 from agentsgym.viewer.plain import cut, number, text_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _OUTCOMES: Final = ("won", "lost", "played", "failed")
 _NEAR: Final = 4096  # rollouts around the list that may be of a group in it
 _MOST_CONTEXT: Final = 200_000
 _LONGEST_TASK: Final = 200  # characters in the list
+_MOST_METRICS: Final = 16  # columns
 
 
 class Keys(NamedTuple):
@@ -82,11 +84,12 @@ class Index:
         self._lock = threading.Lock()
         self.total = len(store)
         self.rows: Sequence[int] = view.rows
-        names = dict.fromkeys((*_CONTEXT, *_COPIED, "stop_reason", "success", "created_at"))
+        names = dict.fromkeys((*_CONTEXT, *_COPIED, "stop_reason", "success", "created_at", "info"))
         values = _read(view, [*names])
         self.words: dict[str, list[str]] = {}
         self.columns: dict[str, list[Any]] = {"row": [*self.rows]}
         self._add_columns(values)
+        self._add_metrics([_metrics(text) for text in values["info"]])
         self._add_keys(values)
 
     def _add_columns(self, values: dict[str, list[Any]]) -> None:
@@ -102,6 +105,12 @@ class Index:
             self.columns[name] = [number(value) for value in values[name]]
         self.columns["group_index"] = [number(value) for value in values["group"]]
         self.columns["created_at"] = [value and round(value.timestamp(), 3) for value in values["created_at"]]
+
+    def _add_metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
+        """Add a column ``info/NAME`` for each number that environments report."""
+        names = dict.fromkeys(name for one in metrics for name in one)
+        for name in [*names][:_MOST_METRICS]:
+            self.columns[f"info/{name}"] = [number(one.get(name)) for one in metrics]
 
     def _add_words(self, name: str, values: Sequence[str | None]) -> None:
         places: dict[str, int] = {}
@@ -180,6 +189,18 @@ def _asked(task_data: str | None) -> str | None:
         return None
     parts = [f"{text_of(name)}: {text_of(value)}" for name, value in task.items() if name != "seed"]
     return cut(" · ".join(parts), _LONGEST_TASK)[0] or None
+
+
+@functools.lru_cache(4096)
+def _metrics(info: str | None) -> Mapping[str, float]:
+    """The numbers in ``info``, as :attr:`Trajectory.metrics` has them."""
+    try:
+        given = from_json(info or "{}")
+    except StoreError:
+        return {}
+    return Trajectory(
+        token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE, info=given
+    ).metrics
 
 
 def _outcome(stop_reason: str | None, success: bool | None) -> str:

@@ -106,7 +106,7 @@ def _value(value: Any) -> str:
 def _told(text: str, most: int) -> str:
     """A text, or its beginning and how much of it is left out."""
     shown, left_out = cut(text, most)
-    return f"{shown} … {left_out:,} characters are left out" if left_out else shown
+    return f"{shown} … {left_out:,} characters omitted" if left_out else shown
 
 
 def _message(message: Mapping[str, Any], turn: int | None) -> dict[str, Any]:

@@ -109,8 +109,8 @@ class ViewerServer(ThreadingHTTPServer):
 
 def _why_no_port(port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use: take another with --port, or none, and a free one is found"
-    return f"port {port} cannot be taken: {error.strerror or error}"
+        return f"port {port} is in use: give another --port, or leave --port out for a free one"
+    return f"port {port} cannot be used: {error.strerror or error}"
 
 
 class _AskError(Exception):
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         if answer is None:
             raise _AskError(HTTPStatus.NOT_FOUND, f"there is nothing at {address.path[:200]}")
         if self.headers.get("Sec-Fetch-Site", "same-origin") not in {"same-origin", "none"}:
-            raise _AskError(HTTPStatus.FORBIDDEN, "data is answered to the viewer's own page alone")
+            raise _AskError(HTTPStatus.FORBIDDEN, "only the viewer's own page may request data")
         self._json(HTTPStatus.OK, answer(self.server.answers, _parameters(address.query)))
 
     def _refuse_method(self) -> None:
@@ -177,7 +177,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _check(self) -> None:
         if self.headers.get_all("Host", []) not in [[host] for host in self.server.hosts]:
-            raise _AskError(HTTPStatus.FORBIDDEN, f"this is {self.server.url}, and it answers to no other name")
+            raise _AskError(
+                HTTPStatus.FORBIDDEN, f"this is {self.server.url}, and requests under any other name are refused"
+            )
         if len(self.path) > _MOST_ADDRESS:
             raise _AskError(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
 

@@ -173,7 +173,7 @@ class WhatIf:
             return None
         num_rollouts: Any = max((_credit(one).get("num_rollouts", 0) for one in self.records), default=0)
         if num_rollouts > len(self.records):
-            return f"of the {num_rollouts} rollouts of the generation batch only {len(self.records)} are at hand"
+            return f"of the {num_rollouts} rollouts of the generation batch only {len(self.records)} are available"
         return None
 
     def advantages(self, request: Request) -> list[list[Any]]:

@@ -110,22 +110,43 @@ def test_check_fails_on_warnings_only_if_it_is_strict(tmp_path: Path) -> None:
     assert (ran("check", name).code, ran("check", name, "--strict").code) == (0, 1)
 
 
-def test_what_new_writes_runs(tmp_path: Path) -> None:
-    done = ran("new", "FindIt", "--folder", tmp_path)
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ((), []),
+        (("--tools",), []),
+        pytest.param(("--tools", "--mcp"), ["find_it_server.py"], marks=pytest.mark.long),
+    ],
+)
+def test_what_new_writes_runs(options: tuple[str, ...], more: list[str], tmp_path: Path) -> None:
+    sys.modules.pop("find_it", None)  # of the case before
+    done = ran("new", "FindIt", *options, "--folder", tmp_path)
     assert done.code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["find_it.py", "find_it.yaml", "test_find_it.py"]
-    assert ran("check", f"{tmp_path / 'find_it.py'}:FindIt").code == 0
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == sorted(["find_it.py", "find_it.yaml", "test_find_it.py", *more])
+    name = f"{tmp_path / 'find_it.py'}:FindIt"
+    assert ran("check", name).code == 0
+    played = ran("eval", name, "-n", "20", "-c", "max_steps_per_episode=5", "--agent", "random", "--json").json
+    assert {one["agent"]: one["results"]["win_rate"] for one in played["agents"]}["reference"] == 1.0
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", "."]
     tested = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert tested.returncode == 0, tested.stdout
     linted = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length", "120", str(tmp_path)],
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length", "120", "."],
         capture_output=True,
         text=True,
+        cwd=tmp_path,
         check=False,
     )
     assert linted.returncode == 0, linted.stdout
+
+
+def test_a_server_without_tools_is_refused(tmp_path: Path) -> None:
+    done = ran("new", "FindIt", "--mcp", "--folder", tmp_path)
+    assert done.code == 2
+    assert "give --tools --mcp" in done.words
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.filterwarnings("default")  # TRL is imported

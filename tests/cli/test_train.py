@@ -52,6 +52,30 @@ def test_what_new_writes_is_trained(config: Path) -> None:
     assert (config.parent / "outputs" / "train_it" / "model" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("options", [("--tools",), pytest.param(("--tools", "--mcp"), marks=pytest.mark.long)])
+def test_an_environment_of_tools_that_new_writes_is_trained(options: tuple[str, ...], tmp_path: Path) -> None:
+    config = _new_tools(tmp_path, *options)
+    found = ran("train", config, *SHORT, "--json").json
+    assert found["reference"]["win_rate"] == 1.0
+    assert found["after"]["num_episodes"] == 50
+
+
+@pytest.mark.long
+def test_an_environment_of_tools_that_new_writes_is_learned(tmp_path: Path) -> None:
+    found = ran("train", _new_tools(tmp_path, "--tools"), "--set", "training.use_cpu=true", "--json").json
+    assert found["before"]["win_rate"] < 0.3
+    assert found["after"]["win_rate"] > 0.7
+
+
+def _new_tools(folder: Path, *options: str) -> Path:
+    assert ran("new", "StockRoom", *options, "--folder", folder).code == 0
+    for name in ("stock_room", "stock_room_server"):
+        sys.modules.pop(name, None)  # of the test before
+    path = folder / "stock_room.yaml"
+    path.write_text(path.read_text().replace("outputs/", f"{folder}/outputs/"))
+    return path
+
+
 def test_json_is_the_summary_alone(config: Path) -> None:
     found = ran("train", config, *SHORT, "--set", "evaluation.num_rollouts=2", "--json").json
     assert found["after"]["num_episodes"] == 10

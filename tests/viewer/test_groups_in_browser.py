@@ -128,7 +128,7 @@ def test_rollouts_that_a_batch_lacks_and_actions_that_are_cut_are_said(
     with opened(browser, RolloutStore(tmp_path / "kept"), mode, tmp_path) as shown:
         page = shown.go(view="what-if", row=0)
         words = page.locator(".difference")
-        expect(words).to_contain_text("Not exact: of the 8 rollouts of the generation batch only 6 are at hand")
+        expect(words).to_contain_text("Not exact: of the 8 rollouts of the generation batch only 6 are available")
         expect(words).to_contain_text("Computed with all 6 rollouts")
         page = shown.go(view="group", row=0)
         expect(page.locator("td").first).to_contain_text("… 1,000 more characters in the conversation")
@@ -296,7 +296,7 @@ def test_no_words_of_the_panel_are_cut_and_no_title_of_a_curve_wraps(browser: Br
             writer.add(own, **columns, agent=(long, "other")[index % 2], run=f"run-{index // 4}")
     with opened(browser, RolloutStore(tmp_path / "kept")[:10], "written", tmp_path) as shown:
         page = shown.go()
-        expect(page.locator(".filters .note.faint")).to_contain_text("chosen from the 12 rollouts of the store")
+        expect(page.locator(".filters .note.faint")).to_contain_text("selected from the 12 rollouts of the store")
         cut = """[...document.querySelectorAll('.filters, .filters p, .filters span, .filters legend')]
             .filter(one => one.offsetParent && one.scrollWidth > one.clientWidth + 1 && one.clientWidth)
             .map(one => [one.className, one.textContent])"""

@@ -10,6 +10,7 @@ from browsing import HOSTILE_GROUP, Opened, opened, record_of, settled
 from playwright.sync_api import Browser, Page, expect
 
 from agentsgym.store.reader import RolloutStore
+from agentsgym.types import StopReason
 
 
 def shown_rows(page: Page) -> list[int]:
@@ -212,3 +213,46 @@ def test_seeds_are_exact_and_no_turn_of_a_narrow_strip_is_cut_off(browser: Brows
         assert cell
         assert own["x"] + own["width"] <= cell["x"] + cell["width"] + 1
         expect(page.locator(".row").last.get_by_title(str(seeds[0]))).to_have_text(str(seeds[0]))
+
+
+def test_numbers_of_the_environments_are_columns_and_filters(browser: Browser, tmp_path: Path) -> None:
+    with RolloutStore.writer(tmp_path / "kept") as writer:
+        for index in range(6):
+            own, _ = record_of(index)
+            info = {"num_calls": index, "was_polite": index > 2, "tool": "search", "success": True}
+            writer.add(replace(own, info=info if index < 5 else {}), created_at=datetime(2026, 1, 1, tzinfo=UTC))
+    wide = {"width": 1700, "height": 800}
+    for mode in ("served", "written"):
+        with opened(browser, RolloutStore(tmp_path / "kept"), mode, tmp_path, viewport=wide) as shown:
+            page = shown.go()
+            assert shown.column("info/num_calls") == [0, 1, 2, 3, 4, None]
+            assert shown.column("info/was_polite") == [0, 0, 0, 1, 1, None]
+            page.get_by_role("button", name="num_calls").click()
+            assert shown_rows(page) == [4, 3, 2, 1, 0, 5]  # what is not known comes last
+            page.get_by_label("num_calls: at least").fill("2")
+            page.get_by_label("num_calls: at least").press("Enter")
+            page.get_by_label("was_polite: at most").fill("0")
+            page.get_by_label("was_polite: at most").press("Enter")
+            expect(page.locator(".count b")).to_have_text("1")
+            assert shown_rows(page) == [2]
+            page.get_by_role("button", name="clear").click()
+            expect(page.locator(".count b")).to_have_text("6")
+
+
+def test_training_has_a_learning_curve_by_step(browser: Browser, tmp_path: Path) -> None:
+    with RolloutStore.writer(tmp_path / "kept", source="training", generation=1) as writer:
+        for index in range(8):
+            own, _ = record_of(index)
+            won = index >= 4 or index == 0
+            writer.add(
+                replace(own, info={"success": won}, final_reward=float(index), stop_reason=StopReason.DONE),
+                group=index,
+                step=10 * (1 + index // 4),
+            )
+    with opened(browser, RolloutStore(tmp_path / "kept"), "served", tmp_path) as shown:
+        page = shown.go(view="curves")
+        rate, reward = (page.locator("figure.curve", has_text=name) for name in ("Win rate", "Reward per episode"))
+        for figure, wanted in ((rate, [["10", "0.25"], ["20", "1"]]), (reward, [["10", "1.5"], ["20", "5.5"]])):
+            figure.locator("summary").click()
+            rows = [row.locator("td").all_inner_texts()[:2] for row in figure.locator("tbody tr").all()]
+            assert rows == wanted

@@ -198,7 +198,7 @@ def test_a_server_that_is_gone_and_a_part_that_vanished_are_said_in_a_sentence(
         settled(page, "view=conversation")
         page.route("**/data/**", lambda route: route.abort())
         page.keyboard.press("j")
-        expect(alert).to_contain_text("The server does not answer. Is `agentsgym view` still running?")
+        expect(alert).to_contain_text("The server does not respond. Start `agentsgym view` again")
         expect(alert.get_by_role("button", name="Try again")).to_be_visible()
         shown.complaints.clear()  # the browser's own lines on failed requests
 
@@ -210,7 +210,7 @@ def test_a_page_that_was_cut_says_so(browser: Browser, kept: RolloutStore, tmp_p
         cut = tmp_path / "cut.html"
         cut.write_text(re.sub(r'<script type="text/plain" id="chunk-0">.*?</script>', "", document, flags=re.DOTALL))
         shown.page.goto(f"{cut.as_uri()}#view=conversation&row=0")
-        expect(shown.page.get_by_role("alert")).to_contain_text("lacks its part chunk-0")
+        expect(shown.page.get_by_role("alert")).to_contain_text("Part chunk-0 of this page is missing")
 
 
 def test_a_rollout_without_tokens_keeps_its_conversation(browser: Browser, tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def test_long_thoughts_and_values_are_cut_and_say_by_how_much(tmp_path: Path) ->
     write(tmp_path, [StoredRollout(trajectory=own)])
     told = answers_of(tmp_path).rollout(0)
     assert told["messages"][1]["left_out"] == 800_000
-    assert re.search(r"… 900,0\d\d characters are left out$", told["info"])
+    assert re.search(r"… 900,0\d\d characters omitted$", told["info"])
 
 
 def test_what_the_list_does_not_have_is_a_sentence(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_another_name_than_its_own_is_refused(server: ViewerServer, host: str) -
     for path in ("/", "/data/list"):
         status, said = refused(server, path, Host=host.format(port=server.server_port))
         assert status == 403
-        assert "answers to no other name" in said
+        assert "requests under any other name are refused" in said
 
 
 def test_its_own_names_are_answered_and_other_sites_get_no_data(server: ViewerServer) -> None:
@@ -174,7 +174,7 @@ def test_a_part_that_vanishes_is_said_and_the_rest_goes_on(server: ViewerServer,
 
 
 def test_a_port_in_use_names_the_port_and_the_way_out(server: ViewerServer) -> None:
-    with pytest.raises(ConfigError, match=rf"port {server.server_port} is in use: take another with --port"):
+    with pytest.raises(ConfigError, match=rf"port {server.server_port} is in use: give another --port"):
         ViewerServer(server.answers, server.server_port)
     with pytest.raises(ConfigError, match="a port is a number from 0 to 65535, got 70000"):
         ViewerServer(server.answers, 70_000)

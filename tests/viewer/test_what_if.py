@@ -175,7 +175,7 @@ def test_a_batch_of_which_a_file_is_gone_is_said_to_be_incomplete(tmp_path: Path
         for record in [*trained(tmp_path, max_steps=1).records()][:6]:
             writer.add_record(record)
     answer = answers_of(RolloutStore(tmp_path / "part")).what_if(1, {})
-    assert answer["note"] == "of the 8 rollouts of the generation batch only 6 are at hand"
+    assert answer["note"] == "of the 8 rollouts of the generation batch only 6 are available"
 
 
 @pytest.mark.parametrize(

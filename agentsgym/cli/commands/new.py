@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,30 @@ import typer
 from agentsgym.cli.console import FailureError, UsageError, cell, out, reported
 
 _TEMPLATES = Path(__file__).parent.parent / "templates"
+
+_FUNCTIONS_BESIDE = """\
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from agentsgym import Action, Agent, Message, ToolCall, TurnRequest
+from agentsgym.envs.Tools import ToolEnv
+
+__TOOLS__"""
+_SERVER_BESIDE = """\
+import random
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agentsgym import Action, Agent, Message, ToolCall, TurnRequest
+from agentsgym.envs.Tools import McpServer, ToolEnv
+
+from __MODULE___server import DAYS, ITEMS, PRICES, STOCK, price, stock
+
+SERVER = Path(__file__).with_name("__MODULE___server.py")
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +76,32 @@ def names_from(name: str) -> NewNames:
     return NewNames(class_name=class_name, module=module)
 
 
-def files_of(names: NewNames) -> Mapping[str, str]:
-    """The texts of the files, by their names."""
-    return {
-        f"{names.module}.py": _filled("environment", names),
-        f"test_{names.module}.py": _filled("test", names),
-        f"{names.module}.yaml": _filled("train", names),
+class Kind(StrEnum):
+    """What the new environment is."""
+
+    TEXT = "text"  # answers in text
+    TOOLS = "tools"  # Python functions that the agent calls
+    MCP = "mcp"  # tools of a server, a program beside the environment
+
+
+def files_of(names: NewNames, kind: Kind = Kind.TEXT) -> Mapping[str, str]:
+    """Return the texts of the files, by their names."""
+    prefix = "" if kind is Kind.TEXT else "tool_"
+    parts = {
+        "__HEAD__": _FUNCTIONS_BESIDE if kind is Kind.TOOLS else _SERVER_BESIDE,
+        "__SOURCE__": "[price, stock]" if kind is Kind.TOOLS else "McpServer(command=[sys.executable, str(SERVER)])",
+        "__TOOLS__": _template("tool_functions"),
+        "__CLASS__": names.class_name,
+        "__MODULE__": names.module,
     }
+    templates = {
+        f"{names.module}.py": f"{prefix}environment",
+        f"test_{names.module}.py": f"{prefix}test",
+        f"{names.module}.yaml": f"{prefix}train",
+    }
+    if kind is Kind.MCP:
+        templates[f"{names.module}_server.py"] = "tool_server"
+    return {file: _filled(_template(template), parts) for file, template in templates.items()}
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
@@ -80,22 +124,34 @@ def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
     return paths
 
 
-def _filled(template: str, names: NewNames) -> str:
-    text = (_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
-    return text.replace("__CLASS__", names.class_name).replace("__MODULE__", names.module)
+def _template(name: str) -> str:
+    return (_TEMPLATES / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def _filled(text: str, parts: Mapping[str, str]) -> str:
+    """Replace each part in turn; what replaces one may contain the next."""
+    for placeholder, part in parts.items():
+        text = text.replace(placeholder, part)
+    return text
 
 
 @reported
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Class name, as in GuessAWord.", show_default=False)],
     folder: Annotated[Path, typer.Option("--folder", metavar="FOLDER", help="Folder to write the files to.")] = Path(),
+    tools: Annotated[bool, typer.Option("--tools", help="An environment whose agent calls tools.")] = False,
+    mcp: Annotated[
+        bool, typer.Option("--mcp", help="With --tools: the tools are those of an MCP server, written beside it.")
+    ] = False,
 ) -> None:
     """Create an environment that runs, its test, and a training configuration.
 
     Existing files are never overwritten.
     """
+    if mcp and not tools:
+        raise UsageError("--mcp is for an environment of tools: give --tools --mcp")
     names = names_from(name)
-    paths = write_files(folder, files_of(names))
+    paths = write_files(folder, files_of(names, Kind.MCP if mcp else Kind.TOOLS if tools else Kind.TEXT))
     for path in paths:
         out().print(cell(f"wrote {path}"))
     source = paths[0]

@@ -6,43 +6,37 @@ they play where the environment does, in line or in threads.
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from agentsgym.agents.base import Agent
+from agentsgym.agents import scripted_player
 from agentsgym.envs.ALFWorld.engine import read_game
 from agentsgym.envs.ALFWorld.env import GO, ALFWorldEnv
 from agentsgym.envs.ALFWorld.games import game_file
+from agentsgym.envs.shared.text_worlds.players import WorldPlayer
 from agentsgym.errors import AgentError, TaskError
 from agentsgym.fields import is_fraction, is_strings, require
-from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of
-from agentsgym.types import Action, TurnRequest
+from agentsgym.types import TurnRequest
 
 _LOOKS = ("look", "inventory", "examine ")
 
 
 @dataclass(slots=True, kw_only=True)
-class Notes:
+class Notes(scripted_player.Notes):
     """A player's memory of one episode.
 
     Attributes:
-        generator: The conversation's random stream.
         left: The commands that are still to be given.
         place: How the player came to where it is; empty at the start.
-        turn: Index of the turn.
     """
 
-    generator: random.Random
     left: list[str] = field(default_factory=list[str])
     place: str = ""
-    turn: int = 0
 
 
-class _Player(Agent):
+class _Player(WorldPlayer[Notes]):
     """A player of households; subclasses choose what to do.
 
     Args:
@@ -51,42 +45,22 @@ class _Player(Agent):
     """
 
     def __init__(self, env: ALFWorldEnv, seed: int = 0) -> None:
-        self._env = env
-        self._num_turns: int = env.env_config["max_steps_per_episode"]
-        self._seed = seed
-        self._conversations = itertools.count()
+        super().__init__(env, seed)
+        self._data = env.data
 
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Answer each session; its ``agent_state`` is a :class:`Notes`."""
-        return [self._answer(request) for request in requests]
+    def _is_new_episode(self, request: TurnRequest) -> bool:
+        return self._state(request)["num_steps"] == 0
 
-    def _answer(self, request: TurnRequest) -> Action | AgentError:
-        state = self._env.active_states.get(request.session_id)
-        if state is None:
-            return AgentError(
-                f"{type(self).__name__} looks at the game itself, which this process does not hold: play without a "
-                "pool of processes"
-            )
-        notes: Notes | None = request.agent_state
-        try:
-            if notes is None or state["num_steps"] == 0:
-                notes = self._begin(state, notes.generator if notes else self._new_stream())
-            command = self._choose(notes, state["seen"]["commands"])
-        except AgentError as error:
-            return error
-        notes.turn += 1
-        notes.place = command if command.startswith(GO) else notes.place
-        return Action(text=command, agent_state=notes)
-
-    def _begin(self, state: Mapping[str, Any], generator: random.Random) -> Notes:
-        """Take up a game: a new conversation's, or the next one of a trial."""
+    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
         return Notes(generator=generator)
+
+    def _play(self, request: TurnRequest, notes: Notes) -> str:
+        command = self._choose(notes, self._state(request)["seen"]["commands"])
+        notes.place = command if command.startswith(GO) else notes.place
+        return command
 
     def _choose(self, notes: Notes, commands: Sequence[str]) -> str:
         raise NotImplementedError
-
-    def _new_stream(self) -> random.Random:
-        return random.Random(derive_seed(type(self).__name__, self._seed, next(self._conversations)))
 
 
 class RandomPlayer(_Player):
@@ -102,12 +76,12 @@ class ReferencePlayer(_Player):
     A game without one is an :class:`~agentsgym.errors.AgentError`, as is a walkthrough that cannot be followed.
     """
 
-    def _begin(self, state: Mapping[str, Any], generator: random.Random) -> Notes:
-        return Notes(generator=generator, left=self._walkthrough(state["game"]))
+    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
+        return Notes(generator=generator, left=self._walkthrough(self._state(request)["game"]))
 
     def _walkthrough(self, path: str) -> list[str]:
         try:
-            walkthrough = read_game(game_file(self._env.data, path)).get("walkthrough")
+            walkthrough = read_game(game_file(self._data, path)).get("walkthrough")
         except (TaskError, ValueError) as error:
             raise AgentError(sentence_of(error)) from error
         if not (is_strings(walkthrough) and walkthrough):

@@ -1,48 +1,41 @@
 """Players to measure against and to learn from.
 
-A player reads the question and the results of its own calls, and nothing else of the environment. It numbers
-conversations in the order in which they start and plays each from a random stream of its own.
+A player reads the question and the results of its own calls, and nothing else of the environment.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentsgym.agents.base import Agent
+from agentsgym.agents import scripted_player
 from agentsgym.envs.PriceList.env import PriceListEnv
 from agentsgym.envs.PriceList.questions import Question
 from agentsgym.errors import AgentError
 from agentsgym.fields import is_fraction, require
-from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 from agentsgym.types import Action, Message, ToolCall, TurnRequest
 
 
 @dataclass(slots=True, kw_only=True)
-class Notes:
+class Notes(scripted_player.Notes):
     """A player's memory of one episode.
 
     Attributes:
-        generator: The conversation's random stream.
         question: What was asked.
         prices: The prices that were looked up.
         value: What the calculation gave; None before.
         calls: The calls of the last turn.
-        turn: Index of the turn.
     """
 
-    generator: random.Random
     question: Question
     prices: dict[str, int] = field(default_factory=dict[str, int])
     value: int | None = None
     calls: tuple[ToolCall, ...] = ()
-    turn: int = 0
 
 
-class Player(Agent):
+class Player(scripted_player.ScriptedPlayer[Notes]):
     """A player of the price list; subclasses choose what to do.
 
     Args:
@@ -51,36 +44,30 @@ class Player(Agent):
     """
 
     def __init__(self, env: PriceListEnv, seed: int = 0) -> None:
+        super().__init__(env, seed)
         self._goods: list[str] = list(env.env_config["goods"])
         self._most_price: int = env.env_config["max_price"]
         self._most_answer = env.most_answer
-        self._num_turns: int = env.env_config["max_steps_per_episode"]
-        self._seed = seed
-        self._conversations = itertools.count()
 
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Answer each conversation; its ``agent_state`` is a :class:`Notes`."""
-        return [self._answered(request.messages, request.agent_state) for request in requests]
+    def _is_new_episode(self, request: TurnRequest) -> bool:
+        last = request.messages[-1]
+        return last["role"] == "user" and Question.read(last["content"]) is not None
 
-    def _answered(self, messages: Sequence[Message], notes: Notes | None) -> Action | AgentError:
-        if messages[-1]["role"] == "user" and (question := Question.read(messages[-1]["content"])):
-            generator = self._new_stream() if notes is None else notes.generator
-            notes = Notes(generator=generator, question=question)
-        if notes is None:
-            return AgentError(f"a player of the price list cannot read the question {shown(messages[-1]['content'])}")
-        self._take_in(notes, messages)
+    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
+        text = request.messages[-1]["content"]
+        if (question := Question.read(text)) is None:
+            raise AgentError(f"a player of the price list cannot read the question {shown(text)}")
+        return Notes(generator=generator, question=question)
+
+    def _play(self, request: TurnRequest, notes: Notes) -> str | Action:
+        self._take_in(notes, request.messages)
         move = self._choose(notes)
-        notes.turn += 1
         notes.calls = move if isinstance(move, tuple) else ()
-        text = "" if isinstance(move, tuple) else str(move)
-        return Action(text=text, tool_calls=notes.calls, agent_state=notes)
+        return Action(text="", tool_calls=move) if isinstance(move, tuple) else str(move)
 
     def _choose(self, notes: Notes) -> int | tuple[ToolCall, ...]:
         """Choose an answer, or calls."""
         raise NotImplementedError
-
-    def _new_stream(self) -> random.Random:
-        return random.Random(derive_seed(type(self).__name__, self._seed, next(self._conversations)))
 
     def _take_in(self, notes: Notes, messages: Sequence[Message]) -> None:
         """Read the results of the last turn's calls."""

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentsgym.agents.base import Agent
+from agentsgym.agents import scripted_player
 from agentsgym.envs.Search.env import SearchEnv
 from agentsgym.envs.Search.moves import TOOL
 from agentsgym.envs.Search.world import FACTS, path_of_question
-from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, Message, ToolCall, TurnRequest
 
 _PASSAGE = re.compile(
@@ -25,24 +24,22 @@ _PASSAGE = re.compile(
 _NAME = re.compile(r"\b[A-Z][a-z]+(?: [A-Z][a-z]+)?\b")
 
 
-@dataclass(slots=True)
-class Notes:
+@dataclass(slots=True, kw_only=True)
+class Notes(scripted_player.Notes):
     """A player's memory of one conversation.
 
     Attributes:
-        generator: The conversation's random stream.
         entity: What the facts found so far lead to.
         path: The relations that are still to be followed.
         names: Names that were seen.
     """
 
-    generator: random.Random
     entity: str = ""
     path: tuple[str, ...] = ()
     names: list[str] = field(default_factory=list[str])
 
 
-class _Player(Agent):
+class _Player(scripted_player.ScriptedPlayer[Notes]):
     """Says searches and answers in the environment's format.
 
     Args:
@@ -51,30 +48,23 @@ class _Player(Agent):
     """
 
     def __init__(self, env: SearchEnv, seed: int = 0) -> None:
+        super().__init__(env, seed)
         self._format: str = env.env_config["format"]
-        self._num_turns: int = env.env_config["max_steps_per_episode"]
-        self._seed = seed
-        self._conversations = itertools.count()
 
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
-        """Answer each session; ``agent_state`` is a :class:`Notes`."""
-        return [self._play(request) for request in requests]
+    def _is_new_episode(self, request: TurnRequest) -> bool:
+        return path_of_question(_new_texts(request.messages)[-1]) is not None
 
-    def _play(self, request: TurnRequest) -> Action:
-        new = _new_texts(request.messages)
-        notes: Notes = request.agent_state or self._new_notes(new[-1])
-        if request.agent_state is not None and path_of_question(new[-1]):  # the next episode, history kept
-            notes = self._new_notes(new[-1])
-        query, answer = self._choose(notes, new)
+    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
+        # Each episode of a trial counts as a conversation here, so that what was measured can be played again.
+        return Notes(generator=generator if request.agent_state is None else self._new_stream())
+
+    def _play(self, request: TurnRequest, notes: Notes) -> str | Action:
+        query, answer = self._choose(notes, _new_texts(request.messages))
         if query is None:
-            return Action(text=f"<answer>{answer}</answer>" if self._format == "tags" else answer, agent_state=notes)
+            return f"<answer>{answer}</answer>" if self._format == "tags" else answer
         if self._format == "tags":
-            return Action(text=f"<search>{query}</search>", agent_state=notes)
-        return Action(text="", tool_calls=[ToolCall(name=TOOL, arguments={"query": query})], agent_state=notes)
-
-    def _new_notes(self, question: str) -> Notes:
-        stream = random.Random(derive_seed(type(self).__name__, self._seed, next(self._conversations)))
-        return Notes(stream)
+            return f"<search>{query}</search>"
+        return Action(text="", tool_calls=[ToolCall(name=TOOL, arguments={"query": query})])
 
     def _choose(self, notes: Notes, new: Sequence[str]) -> tuple[str | None, str]:
         raise NotImplementedError
@@ -83,9 +73,9 @@ class _Player(Agent):
 class ReferencePlayer(_Player):
     """Looks up one entity after the other, and answers when the last fact is found; "unknown" where one is missing."""
 
-    def _new_notes(self, question: str) -> Notes:
-        notes = super()._new_notes(question)
-        notes.entity, notes.path = path_of_question(question) or ("unknown", ())
+    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
+        notes = super()._begin(request, generator)
+        notes.entity, notes.path = path_of_question(_new_texts(request.messages)[-1]) or ("unknown", ())
         return notes
 
     def _choose(self, notes: Notes, new: Sequence[str]) -> tuple[str | None, str]:

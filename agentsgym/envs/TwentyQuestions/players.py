@@ -1,54 +1,45 @@
 """Players to measure against and to learn from, and what no player can beat.
 
-A player reads what the gamemaster said in the conversation and nothing else of the game. It numbers conversations in
-the order in which they start and plays each from a random stream of its own: a fresh player with the same seed plays
-the same games, however they are interleaved.
+A player reads what the gamemaster said in the conversation and nothing else of the game.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from agentsgym.agents.base import Agent
+from agentsgym.agents import scripted_player
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.env import FIRST_PROMPT, TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, SOMETIMES, YES
 from agentsgym.errors import ConfigError
-from agentsgym.seeding import derive_seed
-from agentsgym.types import Message
+from agentsgym.types import TurnRequest
 
 _VALUE_OF_REPLY = {YES: "yes", NO: "no", SOMETIMES: "sometimes"}
 
 
 @dataclass(slots=True, kw_only=True)
-class Notes:
+class Notes(scripted_player.Notes):
     """A player's memory of one episode.
 
     Attributes:
-        generator: The conversation's random stream.
         candidates: The objects that fit all answers.
         unasked: Properties not asked yet.
         left: What each possible answer to the last turn leaves of the candidates, as a mask.
-        turn: Index of the turn.
         num_questions: How many questions to ask before naming an object; -1 if that is not fixed.
         tried: The objects named so far.
     """
 
-    generator: random.Random
     candidates: int
     unasked: list[str]
     left: Mapping[str, int] = field(default_factory=dict[str, int])
-    turn: int = 0
     num_questions: int = -1
     tried: set[str] = field(default_factory=set[str])
 
 
-class Player(Agent):
+class Player(scripted_player.ScriptedPlayer[Notes]):
     """A player that knows the facts; subclasses choose what to say.
 
     Args:
@@ -57,32 +48,23 @@ class Player(Agent):
     """
 
     def __init__(self, env: TwentyQuestionsEnv, seed: int = 0) -> None:
+        super().__init__(env, seed)
         self._knowledge = env.knowledge
         self._table: Candidates = env.candidates
-        self._num_turns: int = env.env_config["max_steps_per_episode"]
         self._final_guess: bool = env.env_config["final_guess"]
-        self._seed = seed
-        self._conversations = itertools.count()
 
-    def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
-        """Take in the last answer and choose the next question or guess; ``agent_state`` is a :class:`Notes`."""
-        observation = messages[-1]["content"]
-        notes: Notes = agent_state if agent_state is not None else self._new_notes(self._new_stream())
-        if observation.startswith(FIRST_PROMPT) and agent_state is not None:  # the next episode, history kept
-            notes = self._new_notes(notes.generator)
-        self._take_in(notes, observation)
-        said = self._choose(notes)
-        notes.turn += 1
-        return said, notes
+    def _is_new_episode(self, request: TurnRequest) -> bool:
+        return request.messages[-1]["content"].startswith(FIRST_PROMPT)
+
+    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
+        return Notes(generator=generator, candidates=self._table.all, unasked=list(self._table.properties))
+
+    def _play(self, request: TurnRequest, notes: Notes) -> str:
+        self._take_in(notes, request.messages[-1]["content"])
+        return self._choose(notes)
 
     def _choose(self, notes: Notes) -> str:
         raise NotImplementedError
-
-    def _new_stream(self) -> random.Random:
-        return random.Random(derive_seed(type(self).__name__, self._seed, next(self._conversations)))
-
-    def _new_notes(self, generator: random.Random) -> Notes:
-        return Notes(generator=generator, candidates=self._table.all, unasked=list(self._table.properties))
 
     def _take_in(self, notes: Notes, observation: str) -> None:
         for reply, mask in notes.left.items():
@@ -150,8 +132,8 @@ class ImitationPlayer(Player):
     learning then sharpens. How many it asks is drawn for each game, from half the turns to all but the last.
     """
 
-    def _new_notes(self, generator: random.Random) -> Notes:
-        notes = Player._new_notes(self, generator)
+    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
+        notes = super()._begin(request, generator)
         notes.num_questions = generator.randint(self._num_turns // 2, self._num_turns - 1)
         return notes
 

@@ -37,7 +37,7 @@ async function ask(what, parameters = {}) {
   try {
     response = await fetch(`data/${what}${query ? `?${query}` : ""}`);
   } catch {
-    throw new Error("The server does not answer. Is `agentsgym view` still running? Start it again, then try again.");
+    throw new Error("The server does not respond. Start `agentsgym view` again if it has stopped, then retry.");
   }
   let answer;
   try {
@@ -53,14 +53,14 @@ async function ask(what, parameters = {}) {
 async function inflated(id) {
   const node = document.getElementById(id);
   if (!node)
-    throw new Error(`This page lacks its part ${id}: it was cut short, or it was changed after it was written.`);
+    throw new Error(`Part ${id} of this page is missing: the file is truncated or was changed after it was written.`);
   try {
     const bytes = Uint8Array.from(atob(node.textContent.trim()), (character) => character.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     return await new Response(stream).json();
   } catch {
     throw new Error(
-      `The part ${id} of this page cannot be read: the file is damaged, or this browser is older than 2023.`,
+      `Part ${id} of this page cannot be read: the file is damaged, or this browser is older than 2023.`,
     );
   }
 }
@@ -69,6 +69,8 @@ function chunk(number) {
   return kept.chunks.get(number, () => inflated(`chunk-${number}`));
 }
 
+const METRIC = "info/"; // begins the name of a column of numbers that environments report
+
 /** One list of a whole store: its columns, and how to read them. */
 class List {
   constructor(answer) {
@@ -76,6 +78,7 @@ class List {
     this.columns = answer.columns;
     this.size = answer.columns.row.length;
     this.places = new Map(answer.columns.row.map((row, place) => [row, place]));
+    this.metrics = Object.keys(answer.columns).filter((name) => name.startsWith(METRIC));
   }
 
   has(name) {
@@ -107,7 +110,7 @@ const data = {
   async list() {
     if (SERVED) return new List(await ask("list"));
     const node = document.getElementById("list");
-    if (!node) throw new Error("This page holds no list of rollouts: it was cut short.");
+    if (!node) throw new Error("This page has no list of rollouts: the file is truncated.");
     return new List(JSON.parse(node.textContent));
   },
 
@@ -115,7 +118,7 @@ const data = {
     return kept.rollouts.get(row, async () => {
       if (SERVED) return ask("rollout", { row });
       const found = (await chunk(list.value("chunk", list.places.get(row)))).rollouts[row];
-      if (!found) throw new Error(`This page does not hold rollout ${row}.`);
+      if (!found) throw new Error(`This page does not include rollout ${row}.`);
       return found;
     });
   },
@@ -127,7 +130,7 @@ const data = {
     return kept.groups.get(key, async () => {
       if (SERVED) return ask("group", { key });
       const found = (await chunk(list.value("chunk", place))).groups[key];
-      if (!found) throw new Error("This page does not hold the group of this rollout.");
+      if (!found) throw new Error("This page does not include the group of this rollout.");
       return found;
     });
   },
@@ -145,7 +148,7 @@ const data = {
   async whatIf(group, settings) {
     if (!SERVED) {
       const found = writtenWhatIfs(group).find((one) => sameSettings(one.settings, settings));
-      if (!found) throw new Error("A written page holds a chosen set of settings, and these are not among them.");
+      if (!found) throw new Error("A written page includes only the settings computed when it was written, and these are not among them.");
       return found;
     }
     const parameters = { key: group.key, ...settings, options: JSON.stringify(settings.options) };

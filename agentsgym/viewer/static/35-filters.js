@@ -15,6 +15,12 @@ const RANGES = [
   ["num_agent_tokens", "Agent's tokens"],
   ["num_tokens", "All tokens"],
 ];
+
+/** The ranges that a list can be filtered by: the fixed ones, and one for each metric. */
+function rangesOf(list) {
+  return [...RANGES, ...list.metrics.map((name) => [name, name.slice(METRIC.length)])];
+}
+
 const NEWEST_FIRST = "-row"; // the order, unless the address says another
 const UNKNOWN = "–"; // how a value that is not known is written in the address and among the choices
 
@@ -34,7 +40,7 @@ function testsOf(list, given) {
     const wanted = new Set(given.getAll(name));
     if (wanted.size) tests.push([name, (place) => wanted.has(String(list.value(name, place) ?? UNKNOWN))]);
   }
-  for (const [name] of RANGES) {
+  for (const [name] of rangesOf(list)) {
     if (!given.has(name)) continue;
     const [low, high] = readRange(given.get(name));
     tests.push([name, (place) => list.number(name, place) >= low && list.number(name, place) <= high]);
@@ -53,7 +59,7 @@ function testsOf(list, given) {
 function filtered(list, given) {
   const tests = testsOf(list, given);
   const counts = new Map(FACETS.map(([name]) => [name, new Map()]));
-  const passing = new Map(RANGES.map(([name]) => [name, []]));
+  const passing = new Map(rangesOf(list).map(([name]) => [name, []]));
   const places = [];
   for (let place = 0; place < list.size; place++) {
     const failed = tests.filter(([, test]) => !test(place)).slice(0, 2);
@@ -91,22 +97,25 @@ function sorted(list, places, order) {
   return [...places].sort(compare);
 }
 
+/** The metrics that an address filters by. */
+function metricsIn(given) {
+  return [...given.keys()].filter((name) => name.startsWith(METRIC));
+}
+
 /** Whether the address filters at all. */
 function isFiltered(given) {
   return (
     [...FACETS, ...RANGES].some(([name]) => given.has(name)) ||
-    ["group", "task", "text"].some((name) => given.get(name))
+    ["group", "task", "text"].some((name) => given.get(name)) ||
+    metricsIn(given).length > 0
   );
 }
 
 /** What removes every filter from the address. */
 function noFilters() {
-  return Object.fromEntries(
-    [...FACETS.map(([name]) => name), ...RANGES.map(([name]) => name), "group", "task", "text"].map((name) => [
-      name,
-      null,
-    ]),
-  );
+  const columns = [...FACETS, ...RANGES].map(([name]) => name);
+  const names = [...columns, ...metricsIn(readAddress().given), "group", "task", "text"];
+  return Object.fromEntries(names.map((name) => [name, null]));
 }
 
 /** Search for the text of the address, once a text; the view is shown again as results come in. */

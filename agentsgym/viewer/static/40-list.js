@@ -33,7 +33,8 @@ class ListView {
     this.places = [];
     this.selected = 0;
     this.columns = [];
-    this.varied = COLUMNS.filter(([name]) => ALWAYS.has(name) || this.varies(name));
+    this.all = [...COLUMNS, ...list.metrics.map((name) => [name, name.slice(METRIC.length), "84px", "number", 8])];
+    this.varied = this.all.filter(([name]) => ALWAYS.has(name) || this.varies(name));
     this.filters = new FilterPanel(list);
     this.head = el("div.head", { role: "row" });
     this.body = el("div.rows", { role: "rowgroup" });
@@ -100,7 +101,7 @@ class ListView {
 
   say(given) {
     const { list } = this;
-    const same = COLUMNS.filter(
+    const same = this.all.filter(
       ([name]) => !["row", "strip", "created_at"].includes(name) && list.has(name) && !this.varies(name),
     )
       .map(([name, heading]) => [heading, list.value(name, 0)])
@@ -117,7 +118,7 @@ class ListView {
           : !found.complete
             ? found.share
               ? `searching … ${Math.round(100 * found.share)} %`
-              : "the search was stopped early: more may match"
+              : "the search stopped early: more rollouts may match"
             : null);
     this.summary.replaceChildren();
     add(this.summary, facts.length ? ["All: ", facts] : null, state && el("span.state", { role: "status" }, state));
@@ -127,7 +128,7 @@ class ListView {
     add(
       this.empty,
       list.size
-        ? ["No rollout passes these filters. ", button("link", () => go(noFilters()), {}, "Clear them")]
+        ? ["No rollouts match these filters. ", button("link", () => go(noFilters()), {}, "Clear filters")]
         : "There are no rollouts in this store yet.",
     );
   }

@@ -16,7 +16,7 @@ class FilterPanel {
       },
       onkeydown: (event) => event.key === "Enter" && this.searched(),
     });
-    this.ranges = RANGES.filter(([name]) => list.has(name) && list.columns[name].some((value) => value !== null)).map(
+    this.ranges = rangesOf(list).filter(([name]) => list.has(name) && list.columns[name].some((value) => value !== null)).map(
       ([name, heading]) => new RangeFilter(list, name, heading),
     );
     this.choices = el("div.choices");

@@ -32,7 +32,7 @@ function rolloutHead(app, row, view, rollout) {
     const there = { view, row: other === undefined ? null : list.columns.row[other], ...OF_A_ROLLOUT };
     return button("step", () => go(there), { disabled: other === undefined, title: name, "aria-label": name }, sign);
   };
-  const position = index < 0 ? "not among those filtered" : `${grouped(index + 1)} of ${grouped(places.length)}`;
+  const position = index < 0 ? "hidden by the filters" : `${grouped(index + 1)} of ${grouped(places.length)}`;
   const tabs = TABS.map(([name, heading, key]) =>
     link(
       "tab",
@@ -165,7 +165,7 @@ function messageOf(rollout, message) {
       message.content || !calls.length ? longText(message.content) : null,
       calls,
       message.left_out
-        ? el("p.faint", {}, `… ${grouped(message.left_out)} characters are left out of this message`)
+        ? el("p.faint", {}, `… ${grouped(message.left_out)} characters of this message are omitted`)
         : null,
     ),
   );

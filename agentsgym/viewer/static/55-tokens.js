@@ -5,20 +5,15 @@ const PART = 1500; // tokens that are drawn at once
 // [key, heading, values by token (null: not known), what it says of itself]
 const COLORS = [
   ["mask", "trained on", null, "Tokens that the agent produced, and on which it is trained."],
-  ["reward", "reward", (tokens) => tokens.rewards, "What the environment paid, placed on tokens."],
-  [
-    "advantage",
-    "advantage",
-    (tokens) => tokens.advantages,
-    "What multiplied the policy gradient of a token, as stored.",
-  ],
+  ["reward", "reward", (tokens) => tokens.rewards, "Reward from the environment, placed on tokens."],
+  ["advantage", "advantage", (tokens) => tokens.advantages, "Stored weight of a token's policy gradient."],
   [
     "logprob",
     "log-probability",
     (tokens) => tokens.logprobs,
-    "Of the token when it was sampled; the more surprising, the stronger.",
+    "−log p of the token when it was sampled; stronger color means more surprising.",
   ],
-  ["entropy", "entropy", (tokens) => tokens.entropies, "Of what the token was sampled from."],
+  ["entropy", "entropy", (tokens) => tokens.entropies, "Entropy of the distribution that the token was sampled from."],
   ["gap", "sampler/trainer gap", gapOf, "The trainer's log-probability minus the sampler's; 0 where they agree."],
   [
     "new",
@@ -70,7 +65,7 @@ class TokenView {
     this.hint = el("div.hint", { role: "tooltip", id: "token-hint", hidden: true });
     this.stream = el("div.stream", {
       role: "group",
-      "aria-label": "Tokens: arrow keys move, values are told below",
+      "aria-label": "Tokens: arrow keys move; the values are shown below",
       onmouseover: (event) => this.point(event.target.closest(".token")),
       onmouseleave: () => this.unpoint(),
       onfocusin: (event) => this.point(event.target.closest(".token")),
@@ -279,7 +274,7 @@ class TokenView {
     if (this.tokens.is_trained === false)
       notes.push("Training left this rollout out: none of its tokens counted in the loss.");
     if (!this.tokens.texts)
-      notes.push("The store holds no tokenizer for this rollout, so tokens are shown by their ids.");
+      notes.push("The store has no tokenizer for this rollout, so tokens are shown as ids.");
     return notes.length ? el("p.notice", {}, notes.join(" ")) : null;
   }
 

@@ -47,7 +47,7 @@ function memberCell(group, member, index, turn, unfolded) {
   const cell = el(`td${parts ? ".parts" : ""}${alike ? ".alike" : ""}${one.invalid ? ".invalid" : ""}`);
   const text = el(
     `div.action${unfolded ? "" : ".folded"}`,
-    { title: unfolded ? null : "Press to read all of it" },
+    { title: unfolded ? null : "Click to expand" },
     longText(one.text, "span"),
     one.left_out ? el("span.faint", {}, ` … ${grouped(one.left_out)} more characters in the conversation`) : null,
   );
@@ -134,8 +134,8 @@ async function groupView(app, row) {
     group.members.length < 2
       ? "A group of one: there is nothing to compare it with."
       : group.common_turns
-        ? `All acted alike in the first ${counted(group.common_turns, "turn")}.`
-        : "They part at the first turn.";
+        ? `Identical for the first ${counted(group.common_turns, "turn")}.`
+        : "They differ from the first turn on.";
   return el(
     "section.group-view",
     {},

@@ -169,8 +169,8 @@ function differenceText(group, answer) {
     }),
   );
   if (!known)
-    return "No advantages are stored for this group: it was not trained on. These are what training would have given.";
-  if (!changed) return `None of ${counted(known, "turn")} differ: these settings give what is stored.`;
+    return "No advantages are stored for this group: it was not trained on. These are the advantages that training would have computed.";
+  if (!changed) return `None of ${counted(known, "turn")} differ: these settings reproduce the stored advantages.`;
   return `${changed} of ${counted(known, "turn")} differ${turned ? `, ${turned} of them in sign` : ""}.`;
 }
 
@@ -289,7 +289,7 @@ async function whatIfView(app, row, given) {
   await use(first, false);
   const stored = group.settings
     ? `Stored: ${settingsText(group.settings)}.`
-    : "How the stored advantages were made is not known.";
+    : "The settings behind the stored advantages are unknown.";
   return add(
     section,
     controls,

@@ -76,7 +76,7 @@ async function pairView(app, row, given) {
     return el(
       "section.pair",
       {},
-      el("p.empty", {}, "No other rollout of this task is in the list: there is nothing to lay beside it."),
+      el("p.empty", {}, "The list has no other rollout of this task to compare with."),
     );
   }
   const chosen = (side, otherwise) =>
@@ -120,8 +120,8 @@ async function pairView(app, row, given) {
     el(
       "p.faint",
       {},
-      `${counted(rows.length, "rollout")} of this task are in the list; `,
-      "the earliest and the latest are shown, of the policy in training where it played them, unless you choose others.",
+      `The list has ${counted(rows.length, "rollout")} of this task; `,
+      "by default the earliest and the latest are shown, those of the trained policy if it played any.",
     ),
     el(
       "div.pair-line.heads",

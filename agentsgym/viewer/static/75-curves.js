@@ -1,11 +1,15 @@
-// Means by turn index over the rollouts that pass the filters, with intervals over tasks.
+// Means over the rollouts that pass the filters, by optimizer step and by turn, with intervals over tasks.
 
 const CURVES = [
-  ["rewards", "Reward", "what the environment paid"],
+  ["rewards", "Reward", "given by the environment"],
   ["advantages", "Advantage", "mean over its tokens, as stored"],
   ["surprisals", "Surprisal", "mean −log p of its tokens"],
   ["entropies", "Entropy", "mean over its tokens"],
   ["invalid", "Invalid actions", "share of turns"],
+];
+const LEARNING = [
+  ["Win rate", "training rollouts", (list, place) => ({ won: 1, lost: 0 })[list.value("outcome", place)]],
+  ["Reward per episode", "training rollouts", (list, place) => list.number("final_reward", place)],
 ];
 const SPLITS = [
   ["", "nothing"],
@@ -45,21 +49,46 @@ function meanWithInterval(turn, known) {
   return { turn, mean, low: mean - error, high: mean + error, count, tasks: size };
 }
 
-/** The lines of a drawing: one for all rollouts, or one a value of a column, the most frequent first. */
-function linesOf(list, places, turns, name, split) {
+/** Means of a quantity of training rollouts by optimizer step, as `meansByTurn` gives them by turn. */
+function meansByStep(list, places, valueOf) {
+  const steps = new Map();
+  for (const place of places) {
+    const [step, value] = [list.value("step", place), valueOf(list, place)];
+    if (step === null || !Number.isFinite(value)) continue;
+    if (!steps.has(step)) steps.set(step, []);
+    steps.get(step).push([value, list.columns.task[place]]);
+  }
+  return [...steps].sort(([one], [other]) => one - other).map(([step, known]) => meanWithInterval(step, known));
+}
+
+/** The lines of a learning curve; none where there are fewer than two steps. */
+function linesByStep(list, places, valueOf, split) {
+  const isTrained = (place) => list.value("source", place) === "training";
+  return partsOf(list, places, split)
+    .map(([label, those], color) => ({ label, color, points: meansByStep(list, those.filter(isTrained), valueOf) }))
+    .filter(({ points }) => points.length > 1);
+}
+
+/** The rollouts of each line of a drawing: all, or those of each value of a column, the most frequent first. */
+function partsOf(list, places, split) {
   const parts = new Map();
   for (const place of places) {
     const key = split ? String(list.value(split, place) ?? UNKNOWN) : "all";
     if (!parts.has(key)) parts.set(key, []);
     parts.get(key).push(place);
   }
-  const largestFirst = [...parts].sort(([, one], [, other]) => other.length - one.length).slice(0, MOST_LINES);
-  return largestFirst
-    .map(([label, those]) => {
+  return [...parts].sort(([, one], [, other]) => other.length - one.length).slice(0, MOST_LINES);
+}
+
+/** The lines of a drawing by turn. */
+function linesByTurn(list, places, turns, name, split) {
+  return partsOf(list, places, split)
+    .map(([label, those], color) => {
       const known = those.filter((place) => turns.places.has(list.columns.row[place]));
       const rows = known.map((place) => turns[name]?.[turns.places.get(list.columns.row[place])]);
       return {
         label,
+        color,
         points: meansByTurn(
           rows,
           known.map((place) => list.columns.task[place]),
@@ -82,7 +111,7 @@ function ticks(low, high) {
   return found;
 }
 
-function plot(heading, lines) {
+function plot(heading, lines, axisName) {
   const points = lines.flatMap((line) => line.points);
   const lastTurn = Math.max(1, ...points.map(({ turn }) => turn));
   const ends = points.flatMap(({ mean, low, high }) => [mean, low, high]).filter(Number.isFinite);
@@ -104,9 +133,9 @@ function plot(heading, lines) {
     ...ticks(0, lastTurn)
       .filter(Number.isInteger)
       .map((turn) => drawn("text", { x: x(turn), y: height - bottom + 15, "text-anchor": "middle" }, String(turn))),
-    drawn("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, "turn"),
+    drawn("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, axisName),
   ];
-  const shapes = lines.map(({ points: those }, index) => {
+  const shapes = lines.map(({ points: those, color }) => {
     const known = those.filter(({ low }) => Number.isFinite(low));
     const band =
       known.length > 1
@@ -114,7 +143,7 @@ function plot(heading, lines) {
         : null;
     return drawn(
       "g",
-      { class: `line line-${index}` },
+      { class: `line line-${color}` },
       band && drawn("path", { class: "band", d: band }),
       drawn("path", { class: "mean", d: path(those, ({ mean }) => mean) }),
       those.length < 40 ? those.map((point) => drawn("circle", { cx: x(point.turn), cy: y(point.mean), r: 2 })) : null,
@@ -126,7 +155,7 @@ function plot(heading, lines) {
       class: "plot",
       viewBox: `0 0 ${width} ${height}`,
       role: "img",
-      "aria-label": `${heading} by turn; the table below has the numbers`,
+      "aria-label": `${heading} by ${axisName}; the table below has the numbers`,
     },
     axis,
     shapes,
@@ -137,12 +166,16 @@ function plot(heading, lines) {
     picture,
     cursor,
     x,
-    turnAt: (share) => Math.round(Math.min(1, Math.max(0, (share * width - left) / (width - left - right))) * lastTurn),
+    turnAt: (share) => {
+      const at = ((share * width - left) / (width - left - right)) * lastTurn;
+      const turns = points.map(({ turn }) => turn);
+      return turns.reduce((one, other) => (Math.abs(other - at) < Math.abs(one - at) ? other : one));
+    },
   };
 }
 
-function curve(heading, note, lines) {
-  const { picture, cursor, x, turnAt } = plot(heading, lines);
+function curve(heading, note, lines, axisName = "turn") {
+  const { picture, cursor, x, turnAt } = plot(heading, lines, axisName);
   const told = el("p.told", { role: "status" });
   const rest = () => {
     cursor.setAttribute("visibility", "hidden");
@@ -153,8 +186,8 @@ function curve(heading, note, lines) {
       el(
         "span.faint",
         {},
-        `n = ${grouped(count)}${lines.length > 1 ? ` (${lines[0].label})` : ""} at turn ${turn}; `,
-        "point at a turn for its numbers",
+        `n = ${grouped(count)}${lines.length > 1 ? ` (${lines[0].label})` : ""} at ${axisName} ${turn}; `,
+        `point at a ${axisName} for its numbers`,
       ),
     );
   };
@@ -168,7 +201,7 @@ function curve(heading, note, lines) {
     told.replaceChildren();
     add(
       told,
-      el("b", {}, `turn ${turn}`),
+      el("b", {}, `${axisName} ${turn}`),
       at.map(([label, { mean, low, high, count }]) =>
         el(
           "span.one",
@@ -202,7 +235,7 @@ function curve(heading, note, lines) {
       ),
     ),
   );
-  const heads = [lines.length > 1 ? "of" : null, "turn", "mean", "low", "high", "n"].filter(Boolean);
+  const heads = [lines.length > 1 ? "of" : null, axisName, "mean", "low", "high", "n"].filter(Boolean);
   return el(
     "figure.curve",
     {},
@@ -247,18 +280,26 @@ async function curvesView(app, given) {
     },
     SPLITS.map(([name, heading]) => el("option", { selected: name === split }, heading)),
   );
-  const curves = CURVES.map(([name, heading, note]) => [
+  const learning = LEARNING.map(([heading, note, valueOf]) => [
     heading,
     note,
-    linesOf(list, places, turns, name, split),
-  ]).filter(([, , lines]) => lines.length);
+    linesByStep(list, places, valueOf, split),
+    "step",
+  ]);
+  const byTurn = CURVES.map(([name, heading, note]) => [
+    heading,
+    note,
+    linesByTurn(list, places, turns, name, split),
+    "turn",
+  ]);
+  const curves = [...learning, ...byTurn].filter(([, , lines]) => lines.length);
   const legend =
     split && curves.length
       ? el(
           "p.legend",
           {},
-          curves[0][2].map(({ label }, index) =>
-            el(`span.key.line-${index}`, {}, el("span.stroke", { "aria-hidden": "true" }), label),
+          partsOf(list, places, split).map(([label], color) =>
+            el(`span.key.line-${color}`, {}, el("span.stroke", { "aria-hidden": "true" }), label),
           ),
         )
       : null;
@@ -281,8 +322,8 @@ async function curvesView(app, given) {
       ? el(
           "div.grid-of-curves",
           {},
-          curves.map(([heading, note, lines]) => curve(heading, note, lines)),
+          curves.map((one) => curve(...one)),
         )
-      : el("p.empty", {}, "No rollout that passes the filters has a turn."),
+      : el("p.empty", {}, "None of the rollouts that pass the filters has a turn."),
   );
 }

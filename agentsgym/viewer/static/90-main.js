@@ -12,9 +12,9 @@ const KEYS = [
   ["b", "before and after: another rollout of its task"],
   ["n  p", "next, previous turn"],
   ["← → ↑ ↓", "in the tokens: next token, next turn"],
-  ["v", "curves by turn"],
+  ["v", "learning curves, and curves by turn"],
   ["l", "the list"],
-  ["d", "dark, light, or as the system has it"],
+  ["d", "dark, light, or system default"],
   ["?", "this list"],
 ];
 const VIEW_OF_KEY = { c: "conversation", t: "tokens", g: "group", w: "what-if", b: "pair" };
@@ -45,7 +45,7 @@ function show() {
   parts.nav.replaceChildren(
     ...[
       ["list", "Rollouts"],
-      ["curves", "Curves by turn"],
+      ["curves", "Curves"],
     ].map(([name, heading]) =>
       link(
         "tab",
@@ -243,7 +243,7 @@ function pressed(event) {
 
 async function start() {
   const main = document.getElementById("app");
-  parts.theme = button("plain", () => switchTheme(), { title: "Light, dark, or as the system has it (key d)" });
+  parts.theme = button("plain", () => switchTheme(), { title: "Light, dark, or system default (key d)" });
   parts.help = helpDialog();
   main.replaceChildren(
     el(

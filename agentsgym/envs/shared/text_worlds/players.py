@@ -6,15 +6,12 @@ it lives, in line or in threads.
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.agents.base import Agent
+from agentsgym.agents.scripted_player import Notes, NotesT, ScriptedPlayer
 from agentsgym.errors import AgentError
-from agentsgym.seeding import derive_seed
-from agentsgym.types import Action, TurnRequest
+from agentsgym.types import TurnRequest
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
@@ -23,7 +20,7 @@ _LOOK = "look"
 _HARMLESS = {"go", "examine", "look", "inventory", "open", "close"}  # what can be undone, and loses no game
 
 
-class _Player(Agent):
+class WorldPlayer(ScriptedPlayer[NotesT]):
     """Chooses a command by the state of the session.
 
     Args:
@@ -32,30 +29,32 @@ class _Player(Agent):
     """
 
     def __init__(self, env: MultistepEnv, seed: int = 0) -> None:
+        super().__init__(env, seed)
         self._env = env
-        self._seed = seed
-        self._conversations = itertools.count()
 
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
-        """Answer each session; ``agent_state`` is the conversation's random stream.
+    def _state(self, request: TurnRequest) -> dict[str, Any]:
+        """Find the state of a session.
 
         Raises:
-            AgentError: A session lives in another process, or in another environment.
+            AgentError: The session lives in another process, or in another environment.
         """
-        return [self._play(request) for request in requests]
-
-    def _play(self, request: TurnRequest) -> Action:
-        stream: random.Random = request.agent_state or self._new_stream()
         state = self._env.active_states.get(request.session_id)
         if state is None:
             raise AgentError(
                 f"{type(self).__name__} reads the state of its session in the environment, and {request.session_id} is "
                 "not in play there: let it play in line or with an EnvThreadPool, in the environment it was made for"
             )
-        return Action(text=self._choose(state, stream), agent_state=stream)
+        return state
 
-    def _new_stream(self) -> random.Random:
-        return random.Random(derive_seed(type(self).__name__, self._seed, next(self._conversations)))
+
+class _Player(WorldPlayer[Notes]):
+    """Needs no notes beside the random stream."""
+
+    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
+        return Notes(generator=generator)
+
+    def _play(self, request: TurnRequest, notes: Notes) -> str:
+        return self._choose(self._state(request), notes.generator)
 
     def _choose(self, state: dict[str, Any], stream: random.Random) -> str:
         raise NotImplementedError

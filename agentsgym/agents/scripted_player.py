@@ -1,0 +1,78 @@
+"""The base class of players that are written for one environment, to measure against and to learn from."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from agentsgym.agents.base import Agent
+from agentsgym.errors import AgentError
+from agentsgym.seeding import derive_seed
+from agentsgym.types import Action, TurnRequest
+
+
+@dataclass(slots=True, kw_only=True)
+class Notes:
+    """A player's memory of one episode.
+
+    Attributes:
+        generator: The conversation's random stream.
+        turn: Index of the turn.
+    """
+
+    generator: random.Random
+    turn: int = 0
+
+
+NotesT = TypeVar("NotesT", bound=Notes)
+
+
+class ScriptedPlayer(Agent, Generic[NotesT]):
+    """Plays one environment by rules.
+
+    Conversations are numbered in the order in which they start, and each has its own random stream: a fresh player with
+    the same seed plays the same games, however they are interleaved.
+
+    Args:
+        env: The environment that is played.
+        seed: Makes the random stream of every conversation.
+    """
+
+    def __init__(self, env: Any, seed: int = 0) -> None:
+        self._num_turns: int = env.env_config["max_steps_per_episode"]
+        self._seed = seed
+        self._conversations = itertools.count()
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+        """Answer each session; its ``agent_state`` is the player's notes."""
+        return [self._answered(request) for request in requests]
+
+    def _answered(self, request: TurnRequest) -> Action | AgentError:
+        notes: NotesT | None = request.agent_state
+        try:
+            if notes is None or self._is_new_episode(request):
+                notes = self._begin(request, self._new_stream() if notes is None else notes.generator)
+            move = self._play(request, notes)
+        except AgentError as error:
+            return error
+        notes.turn += 1
+        return Action(text=move, agent_state=notes) if isinstance(move, str) else replace(move, agent_state=notes)
+
+    def _is_new_episode(self, request: TurnRequest) -> bool:
+        """Whether a conversation that is already known begins another episode, its history kept."""
+        return False
+
+    @abstractmethod
+    def _begin(self, request: TurnRequest, generator: random.Random) -> NotesT:
+        """Make the notes of an episode."""
+
+    @abstractmethod
+    def _play(self, request: TurnRequest, notes: NotesT) -> str | Action:
+        """Choose what to say, or an action without ``agent_state``; an :class:`AgentError` fails this session only."""
+
+    def _new_stream(self) -> random.Random:
+        return random.Random(derive_seed(type(self).__name__, self._seed, next(self._conversations)))
