@@ -1,6 +1,6 @@
 """Write values and errors of foreign code as short text that a terminal shows as it is, or as JSON.
 
-Whatever an environment, an agent or a server hands over may be megabytes long, may raise where it is turned into text,
+Values from an environment, an agent or a server may be megabytes long, may raise where it is turned into text,
 and may hold escape sequences.
 """
 
@@ -48,7 +48,7 @@ def shown(value: object, limit: int = 200) -> str:
 
 
 def sentence_of(error: BaseException, limit: int = 1000) -> str:
-    """Write the text of an error, at most ``limit`` characters of it; its type's name where it has none to give.
+    """Write the text of an error, at most ``limit`` characters of it, or its type's name if it has no text.
 
     >>> sentence_of(ValueError("gone"))
     'gone'
@@ -198,7 +198,7 @@ def _no_repr(value: object, error: BaseException) -> str:
 
 
 def _container(value: Any, kind: type[Any]) -> Callable[[Any, int, int], Iterator[str]] | None:
-    """How the items of a value are written; None where it is no container, or writes itself in another way."""
+    """How the items of a value are written; None if it is not a container, or has its own repr."""
     for base, writer in _WRITERS.items():
         if isinstance(value, base) and kind.__repr__ is base.__repr__:
             return writer

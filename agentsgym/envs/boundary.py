@@ -38,7 +38,7 @@ def failure_of_value(name: str, error: BaseException) -> EnvError:
     """Make the failure of an episode from what a returned value raised when it was inspected.
 
     Args:
-        name: What was returned, as in ``"_step_episode"``.
+        name: Name of the returned value, as in ``"_step_episode"``.
         error: The caught error. One that is not a failure of the value, or already names it, is raised again.
     """
     if isinstance(error, EnvError) or is_interruption(error):

@@ -38,7 +38,7 @@ class EpisodeByHand:
             raise ConfigError("the first prompt leaves no room for an action in env_config['max_trajectory_tokens']")
 
     def observation(self) -> Observation:
-        """What is new since the last action."""
+        """The messages since the last action."""
         conversation = self._trial.conversation
         start = conversation.turns[-1].message_index + 1 if conversation.turns else 0
         return [message.copy() for message in conversation.transcript.messages[start:]]

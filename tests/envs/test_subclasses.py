@@ -48,7 +48,7 @@ def test_a_key_of_a_classs_own_is_refused_with_where_to_declare_it() -> None:
     assert str(caught.value) == "env_config['higher'] is unknown; did you mean 'highest'?" + HINT
     with pytest.raises(ConfigError) as caught:
         GuessEnv(env_config={"level": 3})
-    assert str(caught.value).endswith("'turn_credit'" + HINT)
+    assert str(caught.value).endswith("'unguarded_tokens'" + HINT)
     with pytest.raises(ConfigError) as caught:
         GuessEnv(env_config={"higher": 3})
     assert str(caught.value) == "env_config['higher'] is unknown; did you mean 'highest'?"

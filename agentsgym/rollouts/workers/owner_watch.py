@@ -52,7 +52,7 @@ def _release_fork_server() -> None:
 
 
 class _Watch:
-    """What is looked at."""
+    """The resources that are watched."""
 
     def __init__(self, descriptor: int, owner: int) -> None:
         self._descriptor = descriptor
