@@ -71,7 +71,7 @@ def visible(text: str) -> str:
     >>> print(visible("\x1b[31mred\x1b[0m"))
     \x1b[31mred\x1b[0m
     """
-    return _UNSEEN.sub(_escaped, text)
+    return _UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def as_json(value: object) -> Any:
@@ -146,10 +146,6 @@ def _cut(text: str, limit: int) -> str:
 
 def _type_name(value: object) -> str:
     return _one_line(type(value).__name__[:100])
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return ascii(match[0])[1:-1]
 
 
 def _one_line(text: str) -> str:

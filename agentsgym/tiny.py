@@ -41,7 +41,6 @@ from agentsgym.evaluation.mixed import label_of
 from agentsgym.failures import headline
 from agentsgym.fields import is_int, require
 from agentsgym.seeding import derive_seed
-from agentsgym.types import ToolCall
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -82,7 +81,7 @@ def recorded_texts(
         texts |= dict.fromkeys(message["content"] for message in trajectory.messages)
     for script in scripts:
         for action in script:
-            texts |= dict.fromkeys([action.text, *(_written(call, call_text) for call in action.tool_calls)])
+            texts |= dict.fromkeys([action.text, *(call_text(call.name, call.arguments) for call in action.tool_calls)])
     return list(texts)
 
 
@@ -97,10 +96,6 @@ def _tasks(env: MultistepEnv, tasks: Any, num_episodes: int, seed: int) -> Seque
     first = [task if task.get("seed") is not None else {**task, "seed": own} for task, own in zip(given, seeds)]  # noqa: B905  # the shorter
     again = [{**given[i % len(given)], "seed": seeds[i]} for i in range(len(given), num_episodes)]
     return [*first, *again][:num_episodes]
-
-
-def _written(call: ToolCall, call_text: CallText) -> str:
-    return call_text(call.name, call.arguments)
 
 
 PAD, UNKNOWN, END, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|assistant|>"

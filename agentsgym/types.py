@@ -389,7 +389,7 @@ class Trajectory:
 
     @property
     def failed(self) -> bool:
-        """Whether the environment or the agent broke: kept as a row, out of loss and baselines."""
+        """Whether the environment or the agent failed: kept as a row, out of loss and baselines."""
         return self.stop_reason is StopReason.FAILED
 
     @property

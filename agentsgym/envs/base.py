@@ -397,7 +397,7 @@ class MultistepEnv(ABC):
 
         Raises:
             TaskError: The task cannot be played.
-            EnvError: The environment broke.
+            EnvError: The environment failed.
             ConfigError: The environment cannot play, or the first prompt leaves no room for an action.
         """
         check_initialized(self)
@@ -420,7 +420,7 @@ class MultistepEnv(ABC):
 
         Raises:
             ConfigError: No episode was begun, it is over, or the action is neither.
-            EnvError: The environment broke, or the action cannot be recorded; the episode is over then.
+            EnvError: The environment failed, or the action cannot be recorded; the episode is over then.
         """
         check_initialized(self)
         if self._by_hand is None:

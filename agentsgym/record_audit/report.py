@@ -54,7 +54,7 @@ class AuditReport:
 
     Attributes:
         num_trajectories: All that were given.
-        num_failed: Rollouts that the environment or the agent broke.
+        num_failed: Rollouts in which the environment or the agent failed.
         num_turns: Actions.
         num_segments: Stretches of tokens in which history only grew.
         num_tokens: All tokens.

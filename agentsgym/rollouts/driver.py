@@ -86,7 +86,7 @@ def _lockstep(
     interrupt: Callable[[], None] | None,
 ) -> list[Result]:
     """Advance all trials together, one turn a round: as the scheduler does, and faster, as nothing is waited for."""
-    waiting = list(enumerate(map(_generator, trials)))[::-1]
+    waiting = [(i, one if isinstance(one, Generator) else one.play()) for i, one in enumerate(trials)][::-1]
     run = _LockstepRun(dict(waiting), on_finish, interrupt)
     try:
         while waiting or run.live:
@@ -153,10 +153,6 @@ class _BareTrial(Generic[Result]):
 
     def abandon(self, error: EpisodeError, /) -> Result:
         raise error
-
-
-def _generator(trial: PlayableTrial[Result] | TrialGenerator[Result]) -> TrialGenerator[Result]:
-    return trial if isinstance(trial, Generator) else trial.play()
 
 
 def _playable(trial: PlayableTrial[Result] | TrialGenerator[Result], *, is_bare_allowed: bool) -> PlayableTrial[Result]:

@@ -73,7 +73,7 @@ class SteppedEngine:
         """Answer one prompt with at most ``room`` tokens; a call that is cancelled takes its request out again.
 
         Raises:
-            AgentError: The engine broke, now or earlier, or the prompt does not fit into its context.
+            AgentError: The engine failed, now or earlier, or the prompt does not fit into its context.
         """
         if self._broke:
             raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._broke}")
@@ -101,7 +101,7 @@ class SteppedEngine:
             self._broke = f"one of its steps did not end within {STEP_LIMIT_S:g} s"
 
     def check(self) -> None:
-        """Raise :class:`AgentsGymError` if the engine broke: no weights are loaded into it."""
+        """Raise :class:`AgentsGymError` if the engine failed: no weights are loaded into it."""
         if self._broke:
             raise AgentsGymError(
                 f"the vLLM engine failed and is not called again: {self._broke}; restart the run from its last "

@@ -156,7 +156,7 @@ class HookProbe:
     def _check_result(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
         if name == "_initialize_episode":
             self._check_start(args[0], result)
-        elif name == "_role" and _is_hashable(result):
+        elif name == "_role" and isinstance(result, Hashable):
             self.roles.add(result)
         elif name in ("_step_episode", "_step_action") and isinstance(result, tuple):
             step = cast("tuple[Any, ...]", result)
@@ -285,7 +285,3 @@ def _fingerprint(value: Any, depth: int = 0) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) or hasattr(value, "__float__")
-
-
-def _is_hashable(value: Any) -> bool:
-    return isinstance(value, Hashable)
