@@ -25,9 +25,9 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
     """Samples the policy on vLLM, one request for each turn of each episode, sent as soon as the episode is ready.
 
     Where TRL's ``VLLMGeneration`` is colocated, a thread steps its engine while any request is open, and new ones join
-    between two steps. With servers, each rank sends requests itself: sessions stay with one server, whose prefix cache
-    has its history, and the main rank alone pushes the weights, through TRL's client. So nobody waits for the slowest
-    of a round, and no call but :meth:`prepare` is collective.
+    between two steps. With servers, each rank sends requests itself: a session stays with one server, whose prefix
+    cache has its history, and the main rank alone pushes the weights, through TRL's client. So nobody waits for the
+    slowest of a round, and no call but :meth:`prepare` is collective.
 
     The engine keeps the keys and values of earlier turns in its prefix cache. It samples from its own weights, so
     :meth:`prepare` must be called before each rollout: it loads the trained ones if they have changed. Under sleep mode
