@@ -16,7 +16,7 @@ def lazy(package: str, otherwise: Callable[[str], Any] | None = None) -> Callabl
 
     Args:
         package: The package's ``__name__``.
-        otherwise: What finds any other name; by default there is none.
+        otherwise: Function that resolves any other name; by default none resolves.
     """
 
     @functools.cache
@@ -43,15 +43,15 @@ def lazy(package: str, otherwise: Callable[[str], Any] | None = None) -> Callabl
 
 
 def deferred(module: str, name: str) -> Callable[..., Any]:
-    """Make a function that imports the function it stands for when it is called.
+    """Make a function that imports its target when it is called.
 
-    For the values at the base of the library, which a notebook asks to draw themselves, and which are made of what was
+    For values at the base of the library, which notebooks display and which are made from what was
     recorded elsewhere: what does that stands far above them, and loading them must not load it.
     ``tests/test_layers.py`` names the files that may use it, and for what.
 
     Args:
         module: The module, written out.
-        name: Of the function in it.
+        name: Name of the function in it.
 
     >>> deferred("math", "sqrt")(4.0)
     2.0

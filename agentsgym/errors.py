@@ -12,7 +12,7 @@
     ├── TooManyFailuresError      more rollouts failed than ``max_failed_fraction`` allows
     ├── ContractError             an environment breaks the contract (``check_env``)
     ├── NonFiniteError            a loss, a gradient, a weight or a logit is NaN or infinite
-    └── EpisodeError              one episode broke; the others go on
+    └── EpisodeError              one episode failed; the others continue
         ├── EnvError                  the environment raised, returned nonsense or took too long
         └── AgentError                the agent raised, answered nonsense or took too long
 """
@@ -57,7 +57,7 @@ class TemplateError(AgentsGymError):
 
 
 class MissingDependencyError(AgentsGymError, ImportError):
-    """An optional package is missing; the message says how to install it: with an extra, or by a command of its own."""
+    """An optional package is missing; the message has the command that installs it."""
 
     def __init__(self, package: str, extra: str = "", *, command: str = "") -> None:
         how = command or f"pip install 'agentsgym[{extra}]'"
@@ -89,11 +89,11 @@ class ContractError(AgentsGymError):
 
 
 class NonFiniteError(AgentsGymError):
-    """A loss, a gradient, a weight or a logit is NaN or infinite; the message says where it was first seen."""
+    """A loss, a gradient, a weight or a logit is NaN or infinite; the message names where it was first seen."""
 
 
 class EpisodeError(AgentsGymError):
-    """One episode broke; it is recorded as failed and the others go on.
+    """One episode failed; it is recorded as failed and the others continue.
 
     Attributes:
         place: File and line of the user's code that raised, as in ``"guess.py:31"``, or that defines the hook which
@@ -107,14 +107,14 @@ class EpisodeError(AgentsGymError):
 
 
 class EnvError(EpisodeError):
-    """The environment raised or returned something that is no step.
+    """The environment raised, or returned something that is not a step.
 
     (Not ``EnvironmentError``, which is Python's own name for ``OSError``.)
     """
 
 
 class AgentError(EpisodeError):
-    """The agent raised or returned something that is no action."""
+    """The agent raised, or returned something that is not an action."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -19,9 +19,9 @@ RETRY_SEEDS: tuple[str, ...] = get_args(RetrySeed)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailurePolicy:
-    """The choices that there are when rollouts fail, each of which may be combined with the others.
+    """The options for failed rollouts, each of which may be combined with the others.
 
-    By default failed rollouts are recorded, the others go on, and all are returned.
+    By default failed rollouts are recorded, the others continue, and all are returned.
 
     >>> FailurePolicy.fail_fast()
     FailurePolicy(max_failed_fraction=0.0, max_retries=0, retry_seed='same', min_group_size=0)
@@ -114,7 +114,7 @@ class FailureCount:
 
         Args:
             policy: Says how many may fail.
-            num_rollouts: Of how many.
+            num_rollouts: Total number of rollouts.
         """
         self.finished: list[Trajectory] = []
         self._limit = policy.max_failed_fraction

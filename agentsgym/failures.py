@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Failure = TypeVar("Failure", bound=EpisodeError)
 
 _PACKAGE = Path(__file__).parent
-# Code that only hands calls on: no failure comes from there. Environments in folders of their own stay to be seen.
+# Code that only forwards calls: no failure originates there. Environments in their own folders stay visible.
 _FOLDERS = frozenset(str(_PACKAGE / name) for name in ("envs", "rollouts", "rollouts/workers"))
 _FILES = frozenset(str(_PACKAGE / "agents" / name) for name in ("base.py", "event_loop.py"))
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -55,8 +55,8 @@ def failure_of(
 
     Args:
         kind: Whose failure it is.
-        function: What was called, as in ``"Guess._step_episode"``.
-        error: What it raised, as it was caught.
+        function: Name of the called function, as in ``"Guess._step_episode"``.
+        error: The exception, as it was caught.
         hook: The function itself, whose definition is named where it did not even begin: its arguments do not fit.
     """
     failure = kind(f"{function} raised {type(error).__name__}: {sentence_of(error)}".removesuffix(": "))
@@ -74,7 +74,7 @@ def describe(failure: EpisodeError, where: str) -> str:
     """Write what a failed trajectory keeps as its ``error``.
 
     Args:
-        failure: What ended it.
+        failure: The error that ended it.
         where: Task, rollout, turn and environment.
     """
     head = f"{where}{_AT}{failure.place}" if failure.place else where
@@ -119,7 +119,7 @@ class FailureLog:
         """Begin with nothing.
 
         Args:
-            logger: Where the failures are logged, as warnings.
+            logger: Logger for the failures, as warnings.
             on_finish: Called with each rollout that is noted, after its failure was logged.
         """
         self._logger = logger

@@ -30,7 +30,7 @@ class Field:
 
 
 def is_int(low: int) -> Check:
-    """Accept ints from ``low`` on; ``True`` is no int here."""
+    """Accept ints from ``low`` on; ``True`` is not an int here."""
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 

@@ -62,7 +62,7 @@ def process_exit() -> SystemExit:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether an error that foreign code let through is not its own: it is to be raised again.
+    """Whether an error that passed through foreign code is not its own, and must be raised again.
 
     >>> is_interruption(KeyboardInterrupt()), is_interruption(SystemExit())
     (True, False)
@@ -75,7 +75,7 @@ def is_interruption(error: BaseException) -> bool:
 def _is_of_signal_handler(error: BaseException) -> bool:
     """Whether it was raised in a handler that is installed: Python runs it in the midst of any code, a hook's too.
 
-    (What is an ``Exception`` is not looked at: a hook may set an alarm of its own, whose handler raises TimeoutError.)
+    (An ``Exception`` is not inspected: a hook may set its own alarm, whose handler raises TimeoutError.)
     """
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     trace = error.__traceback__

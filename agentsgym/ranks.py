@@ -1,6 +1,6 @@
 """Gather values over the ranks of a run. With one rank nothing is sent.
 
-Every function here is collective, or says that it is not: each rank calls it, in the same order.
+Every function here is collective unless noted otherwise: each rank calls it, in the same order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ABORTED: Final = "broken off"
 
 
 class RolloutsAbortedError(Exception):
-    """The rollouts of this generation batch were broken off, on all ranks; it is no failure of any."""
+    """The rollouts of this generation batch were aborted on all ranks; none of them failed."""
 
 
 def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> list[T]:
@@ -37,7 +37,7 @@ def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> li
 
     Raises:
         AgentsGymError: Another rank has an error, or an item of some rank cannot be pickled; every rank raises.
-        RolloutsAbortedError: Some rank has this one, and no rank another.
+        RolloutsAbortedError: Some rank has this error, and no rank has another.
     """
     state = PartialState()
     if error is None and state.num_processes == 1:
@@ -67,7 +67,7 @@ def _packed(items: Sequence[Any], error: Exception | None, rank: int) -> tuple[b
 
 
 def gather_to_main(items: Sequence[T]) -> list[T]:
-    """Collective: the items of all ranks, in rank order, on the main rank; on another rank its own."""
+    """Collective: the items of all ranks, in rank order, on the main rank; on other ranks the rank's own items."""
     state = PartialState()
     if state.num_processes == 1:
         return list(items)
@@ -106,7 +106,7 @@ def raise_on_all_ranks() -> Generator[None]:
 
 
 class DeferredError:
-    """Keep the first error of this rank until :func:`all_gather_objects` raises it on all ranks.
+    """The first error of this rank, kept until :func:`all_gather_objects` raises it on all ranks.
 
     Until then the rank keeps taking part in collective calls. (Not collective.)
     """
@@ -116,7 +116,7 @@ class DeferredError:
 
     @contextlib.contextmanager
     def capturing(self) -> Generator[None]:
-        """Keep what is raised inside."""
+        """Capture an exception raised inside."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # raised at the next gather
@@ -127,12 +127,12 @@ class DeferredError:
 def count_real_rollouts(dataloader: Any, num_rollouts: int) -> Generator[Callable[[], int | None]]:
     """Count the rollouts of an evaluation without those that only pad its last batch; not collective.
 
-    The last batch is padded with rows of the first, so that all ranks have equally many: those are played, and not
+    The last batch is padded with rows of the first, so that all ranks have the same number: those are played, but not
     counted.
 
     Args:
         dataloader: The evaluation's.
-        num_rollouts: How many rows each task of a dataset that is no stream becomes.
+        num_rollouts: Number of rows per task of a dataset that is not a stream.
 
     Yields:
         A function that returns the number once all batches are played, or None where all of them are real.

@@ -11,7 +11,7 @@ import secrets
 def derive_seed(*parts: object) -> int:
     """Hash the parts (JSON values) to a seed in [0, 2**63), equal on every machine and in every process.
 
-    Nearby parts give unrelated seeds, so that a policy seeded with ``7`` shares no draw with an environment
+    Similar parts give unrelated seeds, so that a policy seeded with ``7`` shares no draw with an environment
     seeded with ``7``.
 
     >>> derive_seed("episode", 7, 0) == derive_seed("episode", 7, 0)

@@ -49,18 +49,18 @@ _KINDS: dict[str, tuple[str | None, str, tuple[str, ...]]] = {  # template, end-
 
 
 def chat_tokenizer(kind: ChatKind = "chatml") -> PreTrainedTokenizerFast:
-    r"""Build a small byte-level BPE tokenizer in memory; each call gives a new one.
+    r"""Build a small byte-level BPE tokenizer in memory; each call returns a new one.
 
     Any text goes through it and back. The pad token differs from the end-of-sequence token.
 
     Args:
         kind: How its chat template writes a conversation: ``"chatml"``; ``"llama3"`` (contents trimmed, a
             begin-of-sequence token first); ``"inst"`` (``[INST] … [/INST]`` and ``[/END]``, all of it plain text);
-            ``"default_system"`` (ChatML that puts in a system message of its own where there is none);
+            ``"default_system"`` (ChatML that adds its own system message where there is none);
             ``"trimming"`` (ChatML with contents trimmed); ``"none"`` (no template).
 
     Raises:
-        ConfigError: There is no such kind.
+        ConfigError: The kind is unknown.
 
     >>> tokenizer = chat_tokenizer("chatml")
     >>> tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)

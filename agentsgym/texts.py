@@ -1,6 +1,6 @@
 """Write values and errors of foreign code as short text that a terminal shows as it is, or as JSON.
 
-Whatever an environment, an agent or a server hands over may be megabytes long, may raise where it is turned into text,
+Values from an environment, an agent or a server may be megabytes long, may raise where it is turned into text,
 and may hold escape sequences.
 """
 
@@ -48,7 +48,7 @@ def shown(value: object, limit: int = 200) -> str:
 
 
 def sentence_of(error: BaseException, limit: int = 1000) -> str:
-    """Write the text of an error, at most ``limit`` characters of it; its type's name where it has none to give.
+    """Write the text of an error, at most ``limit`` characters of it, or its type's name if it has no text.
 
     >>> sentence_of(ValueError("gone"))
     'gone'
@@ -71,7 +71,7 @@ def visible(text: str) -> str:
     >>> print(visible("\x1b[31mred\x1b[0m"))
     \x1b[31mred\x1b[0m
     """
-    return _UNSEEN.sub(_escaped, text)
+    return _UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def as_json(value: object) -> Any:
@@ -148,10 +148,6 @@ def _type_name(value: object) -> str:
     return _one_line(type(value).__name__[:100])
 
 
-def _escaped(match: re.Match[str]) -> str:
-    return ascii(match[0])[1:-1]
-
-
 def _one_line(text: str) -> str:
     """Escape what cannot be printed, newlines too, as the ``repr`` of a str does."""
     return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
@@ -198,7 +194,7 @@ def _no_repr(value: object, error: BaseException) -> str:
 
 
 def _container(value: Any, kind: type[Any]) -> Callable[[Any, int, int], Iterator[str]] | None:
-    """How the items of a value are written; None where it is no container, or writes itself in another way."""
+    """How the items of a value are written; None if it is not a container, or has its own repr."""
     for base, writer in _WRITERS.items():
         if isinstance(value, base) and kind.__repr__ is base.__repr__:
             return writer

@@ -41,7 +41,6 @@ from agentsgym.evaluation.mixed import label_of
 from agentsgym.failures import headline
 from agentsgym.fields import is_int, require
 from agentsgym.seeding import derive_seed
-from agentsgym.types import ToolCall
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -55,7 +54,7 @@ CallText = Callable[[str, Mapping[str, Any]], str]
 def recorded_texts(
     env: MultistepEnv, tasks: Any, agent: Any, num_episodes: int, call_text: CallText, *, seed: int = 0
 ) -> list[str]:
-    """Play episodes and give every text in them once: prompts, observations, results of tools, answers and calls.
+    """Play episodes and return every text in them once: prompts, observations, tool results, answers and calls.
 
     Args:
         env: The environment.
@@ -64,7 +63,7 @@ def recorded_texts(
         agent: Who plays; None for an :class:`~agentsgym.agents.exploring.ExploringAgent`.
         num_episodes: How many episodes are played.
         call_text: Writes a call of a tool as the chat template prints it.
-        seed: Of the agent, and of tasks without one.
+        seed: Seed of the agent, and of tasks without one.
 
     Raises:
         ConfigError: There are no tasks, or every episode failed.
@@ -82,7 +81,7 @@ def recorded_texts(
         texts |= dict.fromkeys(message["content"] for message in trajectory.messages)
     for script in scripts:
         for action in script:
-            texts |= dict.fromkeys([action.text, *(_written(call, call_text) for call in action.tool_calls)])
+            texts |= dict.fromkeys([action.text, *(call_text(call.name, call.arguments) for call in action.tool_calls)])
     return list(texts)
 
 
@@ -99,14 +98,10 @@ def _tasks(env: MultistepEnv, tasks: Any, num_episodes: int, seed: int) -> Seque
     return [*first, *again][:num_episodes]
 
 
-def _written(call: ToolCall, call_text: CallText) -> str:
-    return call_text(call.name, call.arguments)
-
-
 PAD, UNKNOWN, END, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|assistant|>"
 
 # A word with the marks inside and after it, or marks alone, each with the space before it; or other white space. An
-# article belongs to its word: a policy that chose it first would say "a airplane" as soon as both are rewarded alike.
+# article belongs to its word: a policy that chose it first would write "a airplane" once both are rewarded equally.
 _PIECE = r" ?(?:an? )?\w+(?:['\u2019\-]\w+)*[^\w\s]*| ?[^\w\s]+|\s"
 
 # With tools the keys of a call's arguments are pieces too, so that a value is the same token wherever it stands.
@@ -118,7 +113,7 @@ _CALL, _ARGUMENTS, _END_OF_CALL = '<tool_call>{"name": "', '", "arguments": {', 
 _CALL_MARKS = (_CALL, _ARGUMENTS, _END_OF_CALL, f'"{_END_OF_CALL}')  # the last: after a text
 _AROUND_CALLS = re.compile("|".join(map(re.escape, sorted(_CALL_MARKS, key=len, reverse=True))))
 
-# Every token of a turn is one more that attention must look past: what the environment says stands bare between the two
+# Every token of a turn is one more that attention must look past: the environment's text stands bare between the two
 # control tokens of the agent.
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -144,10 +139,10 @@ _TOOL_TEMPLATE = f"{_PRINTED_TOOLS}{{% endif %}}{{% endfor %}}" + _CHAT_TEMPLATE
 
 @runtime_checkable
 class HasVocabulary(Protocol):
-    """An environment that knows its own words."""
+    """An environment that provides its own words."""
 
     def vocabulary_texts(self) -> Iterable[str]:
-        """Give texts that hold every word of the environment: prompts, observations and what an agent may say.
+        """Return texts with every word of the environment: prompts, observations and possible answers.
 
         None at all if it does not know them as it is configured.
         """
@@ -155,7 +150,7 @@ class HasVocabulary(Protocol):
 
 
 def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Build a word-level chat tokenizer whose vocabulary is what stands in the texts.
+    """Build a word-level chat tokenizer whose vocabulary is that of the texts.
 
     Every given text decodes to itself; case is kept; a word that no text holds becomes the unknown token. A token is
     bound to what touches it: ``a clock?``, ``clock?`` and ``[clock]`` are three tokens. A turn costs two control
@@ -165,7 +160,7 @@ def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         texts: Prompts, observations and answers as the environment writes and reads them; their order does not matter.
 
     Raises:
-        ConfigError: There is no word in the texts, or they are one bare string.
+        ConfigError: The texts have no words, or are one bare string.
 
     >>> tokenizer = tiny_tokenizer(["Is it a clock?", "Yes."])
     >>> tokenizer.tokenize("Is it a clock?")
@@ -261,7 +256,7 @@ def tiny_model(
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # pyright: ignore[reportUnknownMemberType]
         torch.default_generator.manual_seed(derive_seed("tiny model", seed))
         model = LlamaForCausalLM(config)
-        # Small weights make a long plateau: the layers must first learn to tell words apart before they bind an answer
+        # Small weights make a long plateau: the layers must first learn to distinguish words before they bind an answer
         # to its question. Wide embeddings keep Adam's steps small beside the words.
         torch.nn.init.normal_(model.model.embed_tokens.weight)
     # Left out, top_k would be 50: sampling is to follow the policy itself.
@@ -279,14 +274,14 @@ def tiny_policy(
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Make a tiny model and its tokenizer from an environment, from rows of several environments, or from texts.
 
-    The words of an environment are those of its ``vocabulary_texts()``. One that gives none, or for which tasks or an
+    The words of an environment are those of its ``vocabulary_texts()``. One without them, or for which tasks or an
     agent are given, is played, and every message and call of the recorded episodes counts. What no recorded
-    episode holds is the unknown token later: give an agent that says what the policy is to be able to say.
+    episode holds is the unknown token later: give an agent that writes what the policy should be able to write.
 
     Args:
         source: An environment; dataset rows, as :func:`agentsgym.mix` makes them, whose environments are built and
             played; or the texts themselves.
-        tasks: Tasks that are played, of an environment; None for its own training tasks.
+        tasks: Tasks to play, if the source is an environment; None for its own training tasks.
         agent: Who plays, also by the rows' column ``environment`` (a dict); None for an
             :class:`~agentsgym.agents.exploring.ExploringAgent`.
         num_episodes: How many episodes of each environment are played.
@@ -303,7 +298,7 @@ def tiny_policy(
 
 
 def _texts_of(source: Any, tasks: Any, agent: Any, num_episodes: int) -> Any:
-    """Give the texts of a source of any kind; what is none is handed on, for the tokenizer to refuse."""
+    """Return the texts of a source of any kind; an invalid source is passed on, for the tokenizer to reject."""
     if isinstance(source, type):
         raise ConfigError(
             f"a tiny policy is made from an environment, got a class: write {source.__name__}(None, config)"

@@ -29,7 +29,7 @@ MAX_LOGPROB: Final = 1e-3  # 0 up to rounding: log-softmax adds up probabilities
 READ_KEYS: Final = frozenset(
     ("success", "invalid", "rewards", "truncated", "random_reward", "optimal_reward", "answer", "action")
 )
-"""The keys of ``info`` that mean something already: their values are no metrics, numbers or not."""
+"""The keys of ``info`` with a fixed meaning: their values are not metrics, numbers or not."""
 
 _SHORT: Final = 80  # characters of a field in a repr
 _COUNTED: Final = {"messages", "token_ids", "logprobs", "tool_calls", "tools", "prompt_messages"}  # there: how many
@@ -45,12 +45,12 @@ class Message(TypedDict):
     """One chat message, a plain dict as OpenAI, transformers and TRL use them.
 
     Attributes:
-        role: Who says it.
-        content: The text; of an answer that calls tools, what it says beside its calls.
+        role: Role of the author.
+        content: The text; in an answer with tool calls, the text beside them.
         tool_calls: The calls of an answer, as ``{"type": "function", "id": …, "function": {"name", "arguments"}}``.
-        tool_call_id: Of a tool's result: the ``id`` of the call that it answers.
-        name: Of a tool's result: the tool.
-        reasoning_content: What was thought before an answer, where that is known apart from the text.
+        tool_call_id: In a tool's result, the ``id`` of the call that it answers.
+        name: In a tool's result, the tool's name.
+        reasoning_content: Reasoning before an answer, where it is separate from the text.
     """
 
     role: str
@@ -83,7 +83,7 @@ class ToolCall:
     Attributes:
         name: The tool; empty where it could not be read.
         arguments: Its arguments by name.
-        id: What a result names the call by; None if the agent gave none.
+        id: Identifier by which a result refers to the call; None if the agent set none.
         error: Why the call could not be read, for the agent; None for a well-formed call.
     """
 
@@ -101,14 +101,14 @@ class TurnRequest:
     after the action is given back.
 
     Attributes:
-        session_id: The session whose turn it is.
+        session_id: The session to answer.
         messages: The conversation so far, ending with the new observation.
         token_ids: The exact prompt; empty without a tokenizer.
         agent_state: What the agent returned with its last action; None at a conversation's first turn.
         max_new_tokens: The budget of this turn in tokens; None for no limit.
         tools: JSON schemas of the environment's tools, for agents that write the prompt themselves (``token_ids`` show
             them already); empty if it has none.
-        seed: Of this conversation's draws, where whoever asks decides them: an environment, of the players in its
+        seed: Seed of this conversation's draws, where the caller sets it: an environment, for the players in its
             games. None leaves them to the agent.
     """
 
@@ -134,10 +134,10 @@ class Action:
         logprobs: Their log-probabilities under the sampling policy, one an id (NaN: not known); None if none is known.
         agent_state: Handed back to the agent in its next turn.
         finish_reason: ``"stop"``: the agent ended its turn; ``"length"``: the budget cut it.
-        tool_calls: The calls of tools in it, in order. An agent that has them parsed (a server's) gives them; from
+        tool_calls: The tool calls in it, in order. An agent that has them parsed (by a server) sets them; from
             sampled ids they are read before the environment sees the action.
-        reasoning: What it thought before it answered, where that is known apart from the text.
-        policy_version: The optimizer steps behind the oldest weights that sampled it; None if that is not known.
+        reasoning: Reasoning before the answer, where it is separate from the text.
+        policy_version: The optimizer steps behind the oldest weights that sampled it; None if unknown.
     """
 
     text: str
@@ -160,28 +160,28 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One action: its place in the trajectory, its reward, and what the environment said of it.
+    """One action: its place in the trajectory, its reward, and the environment's judgment of it.
 
     The exact prompt that the action was sampled from is ``token_ids[prompt_start:start]``.
 
     Attributes:
         start: Index of the action's first token in the trajectory's ``token_ids``.
         stop: Index after its last token; equal to ``start`` for an action without tokens.
-        reward: Its reward from the environment; 0.0 in a practice episode. Where the game pays by role, what its own
-            role was paid from this step up to the role's next turn.
+        reward: Its reward from the environment; 0.0 in a practice episode. With rewards by role, what its own
+            role was given from this step up to the role's next turn.
         invalid: Whether the environment called it invalid.
-        exact: Whether its tokens are as the agent gave them (not text that was encoded afterwards).
+        exact: Whether its tokens are the agent's own (not text that was encoded afterwards).
         episode: Index of the episode in its trial.
         message_index: Index of the action in the trajectory's ``messages``.
-        state_key: Equal keys are the same decision problem; None if the environment does not say.
-        role: Who the agent was in this turn, a player's seat for example; None if the environment does not say.
-        potential: The state's worth according to the environment, for potential-based shaping; None if it does not say.
+        state_key: Key of the decision problem, equal for equal ones; None if unknown.
+        role: The agent's role in this turn, such as a player's seat; None without roles.
+        potential: The state's value by the environment, for potential-based shaping; None if unknown.
         prompt_start: Index of the first token of its prompt: 0, or where the segment begins that a rewritten history
             opened.
         prompt_messages: The conversation that the prompt shows, where ``history`` changed it; None if it is the
             trajectory's own up to the action.
-        role_rewards: What its step paid each role (``info["rewards"]``); None if the environment does not say.
-        policy_version: The optimizer steps behind the oldest weights that sampled it; None if the agent does not say.
+        role_rewards: The step's reward of each role (``info["rewards"]``); None without rewards by role.
+        policy_version: The optimizer steps behind the oldest weights that sampled it; None if unknown.
     """
 
     start: int
@@ -204,7 +204,7 @@ class Turn:
 
 
 def outcome_of(stop_reason: StopReason, success: bool | None) -> Literal["won", "lost", "failed", "played"]:
-    """How a rollout ended, in a word; ``"played"`` if the environment does not say whether it was won."""
+    """How a rollout ended, in a word; ``"played"`` if success is unknown."""
     if stop_reason is StopReason.FAILED:
         return "failed"
     return "played" if success is None else "won" if success else "lost"
@@ -220,21 +220,21 @@ class Trajectory:
             after the last action are the environment's last message.
         turns: The turns in order; their spans do not overlap.
         messages: The conversation, the agent's answers included.
-        logprobs: (T,), what the sampler gave for each agent token and 0.0 elsewhere; None if unknown.
+        logprobs: (T,), the sampler's log-probability of each agent token and 0.0 elsewhere; None if unknown.
         per_token_rewards: (T,), the turn rewards placed on agent tokens; 0.0 elsewhere.
-        final_reward: The sum over the trajectory's episodes that are not practice; where the game pays by role, that
+        final_reward: The sum over the trajectory's episodes that are not practice; with rewards by role, that
             of the role of the first turn.
         stop_reason: Why the last episode ended.
         session_id: The session that was played.
         task_index: Index of its task in the list given to ``rollout``.
         rollout_index: Index among the rollouts of that task.
-        info: The environment's ``info`` of its last step; ``info["success"]`` says whether it was solved, and every
+        info: The environment's ``info`` of its last step; ``info["success"]`` is whether it was solved, and every
             number in it is a metric: see :attr:`metrics`.
-        error: Of a failed rollout: where it failed, why, and the user's part of the traceback, the cause last. Else
+        error: For a failed rollout, where and why it failed and the user's part of the traceback, the cause last. Else
             None.
         num_close_errors: How often the environment's ``_close_episode`` raised, which changes nothing else.
         num_retries: How often it was played before and failed, as ``FailurePolicy.max_retries`` allows.
-        final_rewards: What each role was paid in all, roles without a turn included; empty where the game does not pay
+        final_rewards: Total reward of each role, roles without a turn included; empty without rewards
             by role, and in a failed rollout.
         task_data: The task as it was played, its ``seed`` filled in; empty in a record made by hand.
     """
@@ -297,7 +297,7 @@ class Trajectory:
 
     @property
     def outcome(self) -> Literal["won", "lost", "failed", "played"]:
-        """How it ended, in a word; ``"played"`` if the environment does not say whether it was won."""
+        """How it ended, in a word; ``"played"`` if success is unknown."""
         return outcome_of(self.stop_reason, self.success)
 
     @property
@@ -316,7 +316,7 @@ class Trajectory:
     def as_dict(self) -> dict[str, Any]:
         """Give all fields as plain JSON values, and ``success``, ``failed`` and ``agent_token_mask`` beside them.
 
-        Log-probabilities that are not known are None. Keys that are no text, as roles may be, are written as text; so
+        Unknown log-probabilities are None. Keys that are not text, as roles may be, are written as text; so
         is what JSON has no form for, in ``info`` for example (:func:`~agentsgym.texts.as_json`).
         """
         values = {one.name: as_json(getattr(self, one.name)) for one in fields(self) if one.name != "turns"}
@@ -379,7 +379,7 @@ class Trajectory:
 
     @property
     def exact(self) -> bool:
-        """Whether all agent tokens are as the agent gave them."""
+        """Whether all agent tokens are the agent's own."""
         return all(turn.exact for turn in self.turns)
 
     @property
@@ -389,12 +389,12 @@ class Trajectory:
 
     @property
     def failed(self) -> bool:
-        """Whether the environment or the agent broke: kept as a row, out of loss and baselines."""
+        """Whether the environment or the agent failed: kept as a row, out of loss and baselines."""
         return self.stop_reason is StopReason.FAILED
 
     @property
     def success(self) -> bool | None:
-        """Whether the task was solved; None if the environment does not say."""
+        """Whether the task was solved; None if unknown."""
         value = self.info.get("success")
         return None if value is None else bool(value)
 
@@ -402,7 +402,7 @@ class Trajectory:
     def metrics(self) -> dict[str, float]:
         """The numbers of the environment's own in ``info``: finite ones, and True and False as 1 and 0.
 
-        Those of the last step, so that an environment counts in its state and gives the count in every ``info``. Not
+        Values of the last step: an environment counts in its state and puts the count in every ``info``. Not
         among them are the keys of :data:`READ_KEYS`.
 
         >>> trajectory = Trajectory(token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE,

@@ -1,6 +1,6 @@
 """Bound what is read of a server's answers, as they come in and as they are decompressed.
 
-A response of some kilobytes can decompress to gigabytes, faster than any time limit is looked at. So each response is
+A response of some kilobytes can decompress to gigabytes, faster than any time limit is checked. So each response is
 decompressed here, in small pieces, between which the event loop runs and time limits hold.
 """
 
@@ -37,7 +37,7 @@ def bounded_client(openai: Any, timeout_s: float, max_bytes: int) -> Any:
     Args:
         openai: The ``openai`` package.
         timeout_s: Seconds for each step of a request.
-        max_bytes: The most bytes of an answer, decompressed; of an error's, so many are read and the rest is not.
+        max_bytes: Maximum decompressed bytes of an answer; an error response is read up to there.
     """
     hook = _limiting_hook(_stream_class(openai), max_bytes)
     return openai.DefaultAsyncHttpxClient(timeout=timeout_s, event_hooks={"response": [hook]})
@@ -52,13 +52,13 @@ def _limiting_hook(stream_class: type[Any], max_bytes: int) -> Callable[[Any], A
         pieces = _decoded(response.stream, encoding)
         bounded = _bounded(pieces, max_bytes) if is_answer else _first_bytes(pieces, _ERROR_BYTES)
         response.stream = stream_class(bounded, response.stream)
-        response.encoding = "utf-8"  # whatever it says: some codecs take hours for a megabyte
+        response.encoding = "utf-8"  # whatever the header names: some codecs take hours for a megabyte
 
     return limit
 
 
 def _check_redirect(asked: Any, there: Any) -> None:
-    """Refuse to send what was asked here to another server, or without encryption."""
+    """Refuse to redirect a request to another server, or to an unencrypted one."""
     ports = {"http": 80, "https": 443}
     (here, port), (host, other_port) = ((one.host, one.port or ports.get(one.scheme)) for one in (asked, there))
     is_upgrade = (asked.scheme, port, there.scheme, other_port) == ("http", 80, "https", 443)
@@ -101,7 +101,7 @@ async def _decoded(stream: Any, encoding: str) -> AsyncGenerator[bytes, None]:
             yield piece
             num_pieces += 1
             if num_pieces % _PIECES_A_TURN == 0:
-                await asyncio.sleep(0)  # time limits are looked at
+                await asyncio.sleep(0)  # lets time limits be checked
     if decompressor is not None and num_bytes and not decompressor.eof:
         raise AnswerError("its answer is cut off")
 
@@ -128,7 +128,7 @@ async def _bounded(pieces: AsyncGenerator[bytes, None], max_bytes: int) -> Async
 
 
 async def _first_bytes(pieces: AsyncGenerator[bytes, None], max_bytes: int) -> AsyncGenerator[bytes, None]:
-    with suppress(AnswerError):  # the status says enough
+    with suppress(AnswerError):  # the status is enough
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece[:max_bytes]

@@ -46,13 +46,13 @@ def action_from_ids(  # noqa: PLR0913  # keywords, most of them left out
     """Make the action of sampled ids, decoding their text.
 
     Args:
-        request: What they answer.
+        request: The request that they answer.
         token_ids: The answer's ids, (T,), and nothing after its end.
         tokenizer: Decodes the text, without the id that ends the answer and without special tokens.
         stop_token_ids: The ids that end an answer; one that ends with another was cut.
         logprobs: One for each id, (T,), or None.
         text_before_stop: Gives the part of a text before the first stop string; an answer that has one was not cut.
-        policy_version: As in :class:`~agentsgym.types.Action`.
+        policy_version: See :class:`~agentsgym.types.Action`.
     """
     untyped: Any = tokenizer  # transformers declares `decode` only in part
     is_ended = bool(token_ids) and token_ids[-1] in stop_token_ids

@@ -41,7 +41,7 @@ class Agent:
 
         Args:
             messages: The conversation so far, ending with the new observation; not to be changed.
-            agent_state: What this agent returned last time in this conversation; None at first.
+            agent_state: State that this agent returned last in this conversation; None at first.
 
         Returns:
             The answer and the state to be handed back at the next turn.
@@ -85,7 +85,7 @@ class Agent:
 class AsyncAgent(Agent):
     """Answers each turn with a coroutine, so that many sessions wait for their answers side by side.
 
-    A subclass writes :meth:`aact`. An environment's ``rollout`` then lets every episode run at its own pace: its next
+    A subclass writes :meth:`aact`. An environment's ``rollout`` then runs every episode at its own pace: its next
     request is sent when its own step is done. All coroutines of all agents run on one event loop, which is the
     library's own and lives as long as the process: clients and locks may be kept from one rollout to the next, and a
     coroutine that blocks holds up all sessions.

@@ -53,7 +53,7 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
         tokenizer: Its tokenizer.
         args: The settings.
         accelerator: Knows how the weights are distributed over the ranks, and the autocast of forward passes.
-        vllm_generation: TRL's engine where the settings ask for vLLM, else None.
+        vllm_generation: TRL's engine where the settings use vLLM, else None.
         max_turn_tokens: The budget of one turn.
         stop: Texts that end a turn too.
 
@@ -89,7 +89,7 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
 
 
 def refuse_prompt_learning(adapters: Iterable[Any]) -> None:
-    """Raise :class:`ConfigError` for an adapter, given by its configuration, that puts tokens of its own into rows."""
+    """Raise :class:`ConfigError` for an adapter, given by its configuration, that adds its own tokens to rows."""
     for adapter in adapters:
         if adapter.is_prompt_learning:
             raise ConfigError(

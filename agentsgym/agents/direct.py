@@ -16,12 +16,12 @@ from agentsgym.types import Action, Message, TurnRequest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# With any of these the rows of `generate` are no longer one answer a prompt that ends at its end-of-turn token.
+# With any of these the rows of `generate` are no longer one answer per prompt that ends at its end-of-turn token.
 _REFUSED_OPTIONS = frozenset({"num_return_sequences", "return_dict_in_generate", "stop_strings", "max_length"})
 
 
 class DirectOutputAgent(Agent):
-    """Answers with what a function, a transformers model with its tokenizer, or a vLLM ``LLM`` gives.
+    """Answers with the output of a function, a transformers model with its tokenizer, or a vLLM ``LLM``.
 
     A function is called once a turn with the messages. A model generates for all sessions of an :meth:`act` in one
     left-padded batch, without gradients and in evaluation mode; a vLLM engine schedules them itself. Where the
@@ -48,8 +48,8 @@ class DirectOutputAgent(Agent):
 
         Args:
             source: ``messages -> text``; a model with ``generate``, which needs ``tokenizer``; or a ``vllm.LLM``.
-            tokenizer: The model's; None for a function, and for a vLLM engine that is to use its own.
-            max_new_tokens: The most tokens a model says in a turn; the request's own budget counts if it is smaller.
+            tokenizer: The model's tokenizer; None for a function, or for a vLLM engine with its own.
+            max_new_tokens: Maximum tokens of an answer; the request's own budget applies if it is smaller.
             **generation_options: Handed to ``model.generate`` (``do_sample``, ``temperature``, …) or to vLLM's
                 ``SamplingParams`` (``temperature``, ``top_p``, ``seed``, …); what is not given follows the model's
                 generation config. SamplingParams of a transformers model draws from torch's global generator.

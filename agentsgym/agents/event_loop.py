@@ -1,4 +1,4 @@
-"""Run every agent that answers with coroutines on one event loop, on a thread of its own.
+"""Run every agent that answers with coroutines on one event loop, in its own thread.
 
 It lives as long as the process, so that what an agent keeps between rollouts (an HTTP client, a lock) stays bound to a
 loop that is open, and it can be waited for from any thread, also one whose own loop is running, as in a notebook. When
@@ -19,16 +19,16 @@ from agentsgym.interruptions import process_exit
 
 T = TypeVar("T")
 
-_CLOSING_S = 0.2  # how long tasks, such as connections that close, may go on once the loop is to stop
+_CLOSING_S = 0.2  # how long tasks, such as connections that close, may run once the loop is to stop
 _CANCELLING_S = 0.5  # how long they may take to end once they are cancelled
 
 
 class LoopThread(threading.Thread):
-    """A thread that runs an event loop until it is told to stop.
+    """A thread that runs an event loop until :meth:`stop`.
 
     Attributes:
         loop: The loop.
-        is_stopping: Whether it was told to stop, as the process exits.
+        is_stopping: Whether it is to stop, as the process exits.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""An agent that knows no game: it tries the tools it is given, and the words that it is shown."""
+"""An agent without knowledge of the environment: it tries the tools and the words that it is shown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentsgym.fields import is_fraction, require
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, ToolCall, TurnRequest
 
-# What a prompt marks as something to say: in brackets, in quotes, or after a dash.
+# What a prompt marks as a possible answer: in brackets, in quotes, or after a dash.
 _MARKED = re.compile(r"\[[^\[\]\n]{1,40}\]|[\"'`“]([^\"'`“”\n]{1,40})[\"'`”]")
 _WORD = re.compile(r"\w+(?:['\-]\w+)*")
 _NUMBER = re.compile(r"-?\d+")
@@ -24,8 +24,8 @@ class ExploringAgent(Agent):
     """Answers with a random well-formed call where there are tools, else with something that the prompt shows.
 
     An answer in text is a phrase that the environment marks (in brackets or quotes), a number from between the numbers
-    that it names, or one of its words. Each session has draws of its own, seeded by the agent's seed and the session's
-    number in the order in which sessions come; what it says depends on these and on the conversation alone.
+    that it names, or one of its words. Each session has its own draws, seeded by the agent's seed and the session's
+    number in the order in which sessions come; its answers depend on these and on the conversation alone.
     """
 
     def __init__(self, *, seed: int = 0, call_fraction: float = 0.8) -> None:
@@ -33,7 +33,7 @@ class ExploringAgent(Agent):
 
         Args:
             seed: Names the streams of draws.
-            call_fraction: How often a turn calls a tool, where there are tools, in [0, 1].
+            call_fraction: Fraction of turns that call a tool, where there are tools, in [0, 1].
 
         Raises:
             ConfigError: ``call_fraction`` is not in [0, 1].
@@ -45,7 +45,7 @@ class ExploringAgent(Agent):
         self._num_sessions = 0
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
-        """Answer each session from its own stream."""
+        """Answer each session from its own random stream."""
         return [self._action(request, self._stream(request.session_id)) for request in requests]
 
     def finish(self) -> None:
@@ -73,7 +73,7 @@ def random_call(tool: Mapping[str, Any], text: str, stream: random.Random) -> To
 
     Args:
         tool: Its full JSON schema.
-        text: Where words for text arguments are taken from.
+        text: Source of words for text arguments.
         stream: Draws them.
     """
     function: Any = tool.get("function", tool)
@@ -95,7 +95,7 @@ def random_phrase(text: str, stream: random.Random) -> str:
 
 
 def _value(schema: Any, text: str, stream: random.Random, depth: int) -> Any:
-    """Draw a value that fits a JSON schema, as far as its usual keys say."""
+    """Draw a value that fits the usual keys of a JSON schema."""
     fields: dict[str, Any] = dict(cast("Mapping[str, Any]", schema)) if isinstance(schema, Mapping) else {}
     if "const" in fields:
         return fields["const"]

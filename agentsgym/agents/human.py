@@ -24,16 +24,16 @@ class PlayerLeft(Interruption):  # not an error: the end of the input
 
 
 class HumanAgent(Agent):
-    r"""Asks a person for every action, one session after the other.
+    r"""Prompts a person for every action, one session after the other.
 
-    What is new in the conversation is shown, then a line is read; one that ends with a backslash goes on in the next.
+    What is new in the conversation is shown, then a line is read; one that ends with a backslash continues in the next.
     Where the environment has tools, a line may call one or several of them: ``price(good="apples")``, ``add(3, 4)``, or
-    ``{"name": "price", "arguments": {"good": "apples"}}``; a call that cannot be read is asked for again. Control
+    ``{"name": "price", "arguments": {"good": "apples"}}``; an invalid call prompts again. Control
     characters and escape sequences of what is shown are written out.
 
     Args:
         read: Reads a line after a prompt; ``EOFError`` ends the play.
-        show: Shows a text with the role of who says it (``"system"``, ``"user"``, ``"tool"``, ``"tools"`` for what can
+        show: Shows a text with its role (``"system"``, ``"user"``, ``"tool"``, ``"tools"`` for what can
             be called, ``"note"`` for this agent's own words); by default it is printed.
 
     >>> lines = iter(["add(3, c)", "add(3, b=4)"])
@@ -103,14 +103,14 @@ def signature(tool: Mapping[str, Any]) -> str:
 
 
 def read_calls(line: str, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]:
-    """Read the calls of tools that a person typed; none if the line is no call.
+    """Read the calls of tools that a person typed; none if the line is not a call.
 
     Args:
-        line: What was typed: calls as Python writes them, or JSON.
+        line: The typed line: calls in Python syntax, or JSON.
         tools: The tools' JSON schemas.
 
     Raises:
-        ConfigError: The line looks like a call and is none that can be made.
+        ConfigError: The line looks like a call but is not a valid one.
     """
     known = {str(tool.get("function", tool).get("name")): tool for tool in tools}
     text = line.strip()

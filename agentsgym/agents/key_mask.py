@@ -1,4 +1,4 @@
-"""Mask keys and passwords in what servers and their libraries say."""
+"""Mask keys and passwords in messages of servers and their libraries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit
 
 _RUN = 8  # characters in common with a secret, from which on they are masked
 _MASK = "***"
-_SHORTEST = 4  # what is shorter is no secret, but a "none" or an "x" for a server that needs no key
+_SHORTEST = 4  # anything shorter is not a secret, but a "none" or an "x" for a server that needs no key
 _WORDS = re.compile(r"([\s'\"]+)")
 _PART_MASKED = re.compile(r"\*{2,}|\.{3}|…|•{2,}|#{3,}|-{3,}|_{3,}|x{4,}|[\[<(](?:redacted|masked|hidden)[\])>]")
 _BEFORE, _AFTER = re.compile(r"[=:,;(\[{<]"), re.compile(r"[=:,;)\]}>]")  # what stands around it in one word
-_TELLING = 6  # characters without a digit, from which on an end is masked that is no word
+_TELLING = 6  # minimum characters without a digit for an end to be masked that is not a word
 _ANNOUNCED = (
     r"(?:\b(?:end|start|begin)\w*\s+(?:in|with|by|on)|\b(?:prefix|suffix)(?:\s+is)?"
     r"|\b(?:first|last|final)(?:\s+\w+)?\s+(?:characters|letters|digits)(?:\s+are)?)\W{1,3}"
@@ -31,8 +31,8 @@ class KeyMask:
     A run counts from eight characters on (a shorter secret's as a whole), in either case, and also where the
     secret is percent-encoded, JSON- or HTML-escaped, in base64 or in hexadecimal. A word that somebody has masked in
     part, as in ``sk-ab***yz``, is masked in full where its ends are those of a secret. An end of four to seven
-    characters that is a word of its own is masked if it has a digit, or six characters and no look of a word, and in
-    any case where the text says what it is: "ends with", "starting with", "the last four characters are".
+    characters that stands alone is masked if it has a digit, or six characters and does not look like a word, and in
+    any case where the text announces it: "ends with", "starting with", "the last four characters are".
 
     Args:
         secrets: Keys and passwords; empty ones are left out.
@@ -114,7 +114,7 @@ def _forms(secret: str) -> Iterator[str]:
 
 
 def _patterns_of_ends(secret: str) -> Iterator[re.Pattern[str]]:
-    """Find its short beginnings and ends, where they are words of their own."""
+    """Find its short beginnings and ends, where they stand alone."""
     lengths = range(min(_RUN, len(secret)) - 1, _SHORTEST - 1, -1)  # the longest first
     ends = [end for length in lengths for end in (secret[:length], secret[-length:])]
     for introduction, some in ((r"(?<![^\W_])", filter(_is_telling, ends)), (_ANNOUNCED, ends)):

@@ -35,7 +35,7 @@ _RESERVED = frozenset({
     "max_tokens", "max_completion_tokens", "tools",
 })  # fmt: skip
 _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
-# These say something about the key, the load or the server's health, not about what the server can do.
+# These are about the key, the load or the server's health, not about what the server supports.
 _NO_VERDICT = frozenset({None, 401, 403, 408, 409, 429, 500, 502, 503, 504})
 
 
@@ -43,19 +43,19 @@ class OpenAIAgent(AsyncAgent):
     """Gets its answers from a server that speaks OpenAI's protocol: vLLM, SGLang, llama.cpp, Ollama, OpenAI itself.
 
     Every session waits for its own answer alone. A request that fails for a reason that may pass (connection, timeout,
-    status 408, 409, 429 or 5xx, a malformed body) is retried, after the wait the server asks for, else after a growing
-    one; what fails for good is an :class:`AgentError` of its own session. A server that refuses the key (401; 403, or
+    status 408, 409, 429 or 5xx, a malformed body) is retried, after the wait the server requests, or after a growing
+    one; a permanent failure is an :class:`AgentError` of its own session. A server that refuses the key (401; 403, or
     404 for the model, before it has answered anything; 403 again and again later on) would refuse every session: that
     ends the run with a :class:`ConfigError`, and nothing more is sent in it; nor is anything by an agent that a hook or
     another agent calls, for a minute, or until :meth:`finish`.
 
     **Exact tokens.** Where the environment recorded the exact prompt (``request.token_ids``) and the server's
-    ``/completions`` takes token ids and gives them back (vLLM and SGLang do: ``return_token_ids``), the sampled ids
+    ``/completions`` takes token ids and returns them (vLLM and SGLang do: ``return_token_ids``), the sampled ids
     come back untouched, end-of-turn id included, with their log-probabilities; the environment's tokenizer must be
     that of the model. The server decides what the log-probabilities mean: vLLM's are those of the distribution that
     was sampled only where it runs with ``--logprobs-mode processed_logprobs``, else those before temperature. From
     other servers comes text, over ``/chat/completions``. A reasoning model's thoughts are part of exact tokens, and
-    not of text where the server gives the two apart: then they are ``Action.reasoning``.
+    not of text where the server separates the two: then they are ``Action.reasoning``.
 
     **Tools.** Over ``/chat/completions`` the environment's tools are sent along, and the calls of an answer come back
     as ``Action.tool_calls`` (vLLM needs ``--enable-auto-tool-choice`` and a ``--tool-call-parser``; calls that a server
@@ -65,15 +65,15 @@ class OpenAIAgent(AsyncAgent):
     until :meth:`close`, or until the agent is garbage-collected.
 
     Args:
-        model: The name that the server knows the model by.
+        model: The model's name on the server.
         base_url: Such as ``"http://localhost:8000/v1"``; None for ``OPENAI_BASE_URL``, else OpenAI.
         api_key: The key, or a function that returns it; None for ``OPENAI_API_KEY``, which is sent only where
             ``base_url`` is None too. A copy of the agent (``pickle``, ``copy.deepcopy``) has no key: it takes
             ``OPENAI_API_KEY`` where ``base_url`` is None, else its first turn raises. A function goes along.
         token_ids: Whether to get exact tokens: True requires them, False takes text, ``"auto"`` finds out with one
-            one-token request whether the server gives them, and takes text if not.
+            one-token request whether the server returns them, and uses text if not.
         tokenizer: The model's, if sampling is to stop at the end-of-turn token of its chat template too, and not
-            only at what the server knows as the model's end; for exact tokens alone.
+            only at the model's end tokens as the server has them; for exact tokens alone.
         max_tokens: The most tokens of an answer, reasoning included; the request's own budget counts if smaller.
         max_concurrency: The most requests that are open at once. A turn that waits for one to end does so within
             ``turn_timeout_s`` of its rollout.
@@ -83,7 +83,7 @@ class OpenAIAgent(AsyncAgent):
             to a half.
         max_answer_bytes: The most bytes of an answer, decompressed; one that is longer is not read to its end, and
             fails its session.
-        price_per_million: What a million tokens read and a million tokens written cost, for ``usage.cost``.
+        price_per_million: Prices of a million input and a million output tokens, for ``usage.cost``.
         **options: ``temperature``, ``top_p``, ``stop``, ``seed``, ``frequency_penalty``, ``presence_penalty``,
             ``logit_bias``; and ``extra_body``, a dict of this server's own fields (``top_k``,
             ``chat_template_kwargs``, …). What is not given has the server's default.
@@ -94,7 +94,7 @@ class OpenAIAgent(AsyncAgent):
         TemplateError: The tokenizer's chat template does not allow exact tokens.
     """
 
-    def __init__(  # noqa: PLR0913  # what a user knows from other clients, each by its name
+    def __init__(  # noqa: PLR0913  # options that users know from other clients, by keyword
         self,
         model: str,
         *,
@@ -145,9 +145,9 @@ class OpenAIAgent(AsyncAgent):
         """Answer one turn.
 
         Raises:
-            AgentError: The server gave no usable answer.
+            AgentError: The server returned no usable answer.
             ConfigError: The server refuses the key or the model, or exact tokens are required, and server or
-                environment cannot give them.
+                environment cannot provide them.
         """
         loop = agents_loop()
         if asyncio.get_running_loop() is loop:

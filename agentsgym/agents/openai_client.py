@@ -28,7 +28,7 @@ _RETRIED = frozenset({200, 408, 409, 429})  # beside every 5xx, and what never c
 _REFUSED_S = 60.0  # how long a server that refuses every request is not sent another one
 _MAX_FORBIDDEN_PROMPTS = 10  # that get a 403 in a row, until the key or the model must be what is refused
 _MAX_FORBIDDEN = 50  # requests likewise: all rollouts of a task may begin with the one prompt that a filter refuses
-_READ_CHARACTERS = 10_000  # of what a server says about an error; less is shown
+_READ_CHARACTERS = 10_000  # of a server's error message; less is shown
 
 T = TypeVar("T")
 
@@ -37,9 +37,9 @@ class RequestError(Exception):
     """A request got no usable answer.
 
     Attributes:
-        cause: What happened, as the end of a sentence.
+        cause: The failure, as the end of a sentence.
         status: The HTTP status, 200 where the body was malformed; None where no status came.
-        retry_after_s: How long the server asked to wait; None if it did not.
+        retry_after_s: Wait that the server requested; None if it did not.
         is_refusal: Whether the server refuses whatever this agent sends.
     """
 
@@ -182,7 +182,7 @@ class Client:
         return RequestError(cause, status=error.status_code, retry_after_s=_retry_after_s(error.response.headers))
 
     def _delay_s(self, failure: RequestError, attempt: int) -> float:
-        if failure.retry_after_s:  # 0 says nothing about when it will be better
+        if failure.retry_after_s:  # 0 does not tell when to retry
             return failure.retry_after_s
         return min(self._server.backoff_s * 2.0**attempt, MAX_BACKOFF_S) * self._jitter.uniform(0.5, 1.0)
 
@@ -247,7 +247,7 @@ def _message(error: Any) -> object:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """How long a ``Retry-After`` asks to wait: seconds, or a date (RFC 9110, 10.2.3)."""
+    """The wait that a ``Retry-After`` requests: seconds, or a date (RFC 9110, 10.2.3)."""
     value = headers.get("retry-after")
     if value is None:
         return None

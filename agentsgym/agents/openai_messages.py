@@ -17,7 +17,7 @@ def as_sent(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Write a conversation with nothing in it that a server may refuse.
 
     Arguments of calls become JSON text, and each call and its result have one id. A result that answers no call of the
-    last answer (that call could not be read, say) goes as a user's message, for servers take no other. Whatever stands
+    last answer (that call could not be read, say) is sent as a user's message, as servers require. Whatever stands
     between the results of an answer goes after the last of them: results must follow their calls at once.
     """
     sent: list[dict[str, Any]] = []
@@ -68,7 +68,7 @@ def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     """Read the calls of a server's answer; one whose arguments cannot be read has an ``error``.
 
     Raises:
-        RequestError: They are no list of calls.
+        RequestError: The value is not a list of calls.
     """
     given: Any = message.get("tool_calls") or ()
     if not isinstance(given, list | tuple):
@@ -92,7 +92,7 @@ def _call(given: Any) -> ToolCall:
 
 
 def reasoning_in(message: Mapping[str, Any]) -> str | None:
-    """What the model thought, as vLLM, SGLang and others name it; None if the server does not say."""
+    """The model's reasoning, as vLLM, SGLang and others name it; None if the server returns none."""
     for key in ("reasoning_content", "reasoning"):
         if isinstance(message.get(key), str) and message[key]:
             return str(message[key])

@@ -31,8 +31,8 @@ class Server:
     """The address of a server, and the limits of each request to it.
 
     Attributes:
-        base_url: As the ``openai`` package takes it; None for ``OPENAI_BASE_URL``, else OpenAI itself.
-        api_key: The key, or a function that gives it; None for ``OPENAI_API_KEY``, which is sent only where
+        base_url: Base URL as in the ``openai`` package; None for ``OPENAI_BASE_URL``, else OpenAI itself.
+        api_key: The key, or a function that returns it; None for ``OPENAI_API_KEY``, which is sent only where
             ``base_url`` is None too. A copy has a function or None, never a key.
         max_concurrency: The most requests that are open at once.
         timeout_s: The most seconds for one attempt, from sending to the last byte.
@@ -66,7 +66,7 @@ class Server:
         """The key that is sent.
 
         Raises:
-            ConfigError: One is needed and none is known, or it is no text that can be sent.
+            ConfigError: A key is needed but none is set, or it is not a text that can be sent.
         """
         key = self.api_key
         if key is _LEFT_OUT and self.base_url is not None:
@@ -90,7 +90,7 @@ class Server:
         return _copy_of, ({**values, "api_key": _LEFT_OUT if isinstance(self.api_key, str) else self.api_key},)
 
     def mask(self) -> KeyMask:
-        """What masks the key, and the user name, the password and the keys in the URL."""
+        """A mask for the key, and for the user name, the password and the keys in the URL."""
         key = self.key
         return KeyMask([*(() if key == NO_KEY else (key,)), *url_secrets(self._whole_url)])
 
@@ -120,7 +120,7 @@ class Server:
 
     @property
     def is_openai(self) -> bool:
-        """Whether it is OpenAI itself, which has its own name for the budget."""
+        """Whether it is OpenAI itself, which names the budget differently."""
         return urlsplit(self.url).hostname == "api.openai.com"
 
 
@@ -142,6 +142,6 @@ def _is_sendable(key: str) -> bool:
 def _is_url(url: Any) -> bool:
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
-    except ValueError:  # brackets that are no address
+    except ValueError:  # brackets that are not an address
         return False
     return parts.scheme in {"http", "https"} and bool(parts.hostname)

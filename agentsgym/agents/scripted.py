@@ -25,13 +25,13 @@ class ScriptedAgent(Agent):
         """Build the table of actions.
 
         Args:
-            actions: What to say, turn by turn; an :class:`Action` may bring its own token ids and log-probabilities,
+            actions: Answers, turn by turn; an :class:`Action` may have its own token ids and log-probabilities,
                 its ``agent_state`` is replaced.
             repeat_last: What happens after the last action: it is played again (True), or the session gets an
                 :class:`AgentError` (False).
 
         Raises:
-            ConfigError: The script is no list, is empty, or holds something that is neither text nor an Action.
+            ConfigError: The script is not a list, is empty, or holds something that is neither text nor an Action.
         """
         script: Any = actions  # foreign data: checked before it is believed
         if isinstance(script, str) or not script:
@@ -66,7 +66,7 @@ class RandomAgent(Agent):
     Every session has a private stream of draws, seeded by the agent's seed and the session's number in the order in
     which sessions come for their first answer. Environments start sessions in task order, so two agents with equal
     seeds play equal episodes however the turns of different sessions are interleaved; the rollouts of one task still
-    differ. The numbering goes on from one ``rollout`` to the next: make a new agent to get the same draws again. A
+    differ. The numbering continues from one ``rollout`` to the next: make a new agent to get the same draws again. A
     request that brings a seed decides the draws of its conversation, with the agent's seed, and takes no number.
     """
 
@@ -78,7 +78,7 @@ class RandomAgent(Agent):
             seed: Names the streams.
 
         Raises:
-            ConfigError: The choices are no list, are empty, or are not all texts.
+            ConfigError: The choices are not a list, are empty, or are not all texts.
         """
         texts: Any = choices  # foreign data: checked before it is believed
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):

@@ -34,15 +34,15 @@ class TrainedPolicy(Protocol):
     """The policy in training: an :class:`~agentsgym.agents.base.Agent` that also prepares for each batch.
 
     The policies on transformers, on sharded weights and on vLLM implement it, and so may a user's agent that samples
-    the policy in another way. A class that inherits from it has defaults for ``plays_through_updates`` and
+    the policy differently. A class that inherits from it has defaults for ``plays_through_updates`` and
     :meth:`forget`; any other class needs all five members.
 
     Attributes:
         logprobs_are_of_trained_weights: Whether the log-probabilities of its actions are those of the very weights and
             computations that are trained, so that they serve as the old ones of the loss. False for an engine with
-            weights and kernels of its own.
-        plays_through_updates: Whether it samples while the policy is trained, from weights of its own, so that
-            :meth:`prepare` may be called while episodes are in play. ``max_staleness`` above 0 requires it.
+            its own weights and kernels.
+        plays_through_updates: Whether it samples while the policy is trained, from its own weights, so that
+            :meth:`prepare` may be called while episodes are running. ``max_staleness`` above 0 requires it.
     """
 
     logprobs_are_of_trained_weights: bool
@@ -59,7 +59,7 @@ class TrainedPolicy(Protocol):
         ...
 
     def forget(self, session_ids: Sequence[str]) -> None:
-        """Drop what is kept for sessions that are over, while others are still in play; nothing by default."""
+        """Drop the state of sessions that are over, while others are still running; does nothing by default."""
 
 
 class _Unprepared(TrainedPolicy):

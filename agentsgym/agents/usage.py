@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from agentsgym.fields import is_number, or_none, require
 
-_TOO_MANY = 1 << 50  # tokens: a server that reports so many reports nonsense
+_TOO_MANY = 1 << 50  # tokens: a larger count from a server is nonsense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class Usage:
         refusals: Turns in which the model or its filter refused to answer.
         prompt_tokens: Tokens read, as far as the server reports them.
         completion_tokens: Tokens written, reasoning included.
-        cached_tokens: Those of ``prompt_tokens`` that the server had in its cache.
-        cost: What the tokens cost, cached ones at full price; None if the agent knows no prices.
+        cached_tokens: Number of ``prompt_tokens`` that the server had in its cache.
+        cost: Price of the tokens, cached ones at full price; None if the agent has no prices.
     """
 
     requests: int = 0

@@ -47,7 +47,7 @@ Layout = Callable[[int, Trajectory], list[TrainingRow]]
 
 
 def trajectory_rows(rollout: int, trajectory: Trajectory) -> list[TrainingRow]:
-    """One row a rollout, up to its last action.
+    """One row per rollout, up to its last action.
 
     Raises:
         ConfigError: Its history was rewritten, so that no one row is true.
@@ -63,10 +63,10 @@ def trajectory_rows(rollout: int, trajectory: Trajectory) -> list[TrainingRow]:
 
 
 def turn_rows(rollout: int, trajectory: Trajectory, *, merge: bool = True) -> list[TrainingRow]:
-    """One row a turn, its prompt and what was said; with ``merge`` turns that extend each other share one row.
+    """One row per turn, its prompt and its action; with ``merge``, turns that extend each other share one row.
 
     Merged rows hold the same turns in the same contexts with each token once. A rollout whose history only grew is
-    then one row, and one whose history was rewritten one row a segment.
+    then one row, and one whose history was rewritten one row per segment.
 
     Args:
         rollout: Index of the rollout.

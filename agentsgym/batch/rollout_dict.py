@@ -1,4 +1,4 @@
-"""Write a rollout as trainers want it that take one from outside."""
+"""Write a rollout in the form of trainers that take external rollouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentsgym.types import Trajectory
 
 
 def rollout_dict(trajectory: Trajectory) -> dict[str, Any]:
-    """Write a rollout as one entry of what TRL's ``GRPOTrainer(rollout_func=...)`` wants of it.
+    """Write a rollout as one entry of the result of TRL's ``GRPOTrainer(rollout_func=...)``.
 
     Returns:
         ``prompt_ids``, all before the first action; ``completion_ids``, from the first action's start to the last one's

@@ -1,4 +1,4 @@
-"""What random and optimal play earn on average: the two ends of the scale that a score is placed on."""
+"""Mean rewards of random and optimal play: the two ends of the scale for scores."""
 
 from __future__ import annotations
 

@@ -290,10 +290,10 @@ class MultistepEnv(ABC):
             task_data_list: ``task_data`` dicts, or whole dataset rows; a task without a seed gets a fresh one.
             agent: An :class:`~agentsgym.agents.base.Agent` or any object with ``get_action``.
             num_rollouts: Rollouts of each task, at least 1.
-            max_concurrent: How many episodes are live at most; None for all.
+            max_concurrent: Maximum number of live episodes; None for all.
             on_finish: Called with each trajectory as soon as it is finished.
             failures: Policy for failed rollouts; by default they are kept, and the others continue.
-            pool: Where this environment's hooks run, in threads or processes; None for the calling thread.
+            pool: Pool of threads or processes that runs this environment's hooks; None for the calling thread.
             turn_timeout_s: Wall time of one call of the environment between two actions, and of one answer of an
                 agent that answers with coroutines; None for no limit. Without a pool it is noticed afterwards.
             episode_timeout_s: Wall time of a whole trial; None for no limit.
@@ -378,7 +378,7 @@ class MultistepEnv(ABC):
         Raises:
             EnvError: The environment failed, or the session does not exist.
             AgentError: The agent failed.
-            ConfigError: As in :meth:`run_trial`.
+            ConfigError: See :meth:`run_trial`.
         """
         check_options(kwargs, self._run_complete_episode, relatives=[self.generate, self.rollout, self.trials])
         check_single_stream(self, "_run_complete_episode")
@@ -398,7 +398,7 @@ class MultistepEnv(ABC):
 
         Raises:
             TaskError: The task cannot be played.
-            EnvError: The environment broke.
+            EnvError: The environment failed.
             ConfigError: The environment cannot play, or the first prompt leaves no room for an action.
         """
         check_initialized(self)
@@ -421,7 +421,7 @@ class MultistepEnv(ABC):
 
         Raises:
             ConfigError: No episode was begun, it is over, or the action is neither.
-            EnvError: The environment broke, or the action cannot be recorded; the episode is over then.
+            EnvError: The environment failed, or the action cannot be recorded; the episode is over then.
         """
         check_initialized(self)
         if self._by_hand is None:
@@ -448,7 +448,7 @@ class MultistepEnv(ABC):
         return make_trials(self, tasks, num_rollouts, budget)
 
     def check_task(self, task_data: TaskData, name: str = "task_data") -> None:
-        """Raise :class:`TaskError` for a task that cannot be played, whose errors call it ``name``."""
+        """Raise :class:`TaskError` for a task that cannot be played, called ``name`` in errors."""
         check_task(task_data, name, self.task_fields, self._check_task)
 
     def start_session(self, session_id: str, task_data: TaskData, seed: int, episode: int = 0) -> State:

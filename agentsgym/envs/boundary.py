@@ -38,7 +38,7 @@ def failure_of_value(name: str, error: BaseException) -> EnvError:
     """Make the failure of an episode from what a returned value raised when it was inspected.
 
     Args:
-        name: What was returned, as in ``"_step_episode"``.
+        name: Name of the returned value, as in ``"_step_episode"``.
         error: The caught error. One that is not a failure of the value, or already names it, is raised again.
     """
     if isinstance(error, EnvError) or is_interruption(error):
@@ -140,7 +140,8 @@ def _logprobs_error(numbers: Any) -> str:
         most = len(values) * MAX_LOGPROB
         if not values or (max(values) <= MAX_LOGPROB and sum(values) >= MIN_LOGPROB + most):
             return ""
-        index = next((n for n, one in enumerate(values) if not (math.isnan(one) or _is_logprob(one))), None)
+        invalid = (n for n, one in enumerate(values) if not (math.isnan(one) or MIN_LOGPROB <= one <= MAX_LOGPROB))
+        index = next(invalid, None)
     except Exception:  # noqa: BLE001  # they may be of any type, and compare as they like
         given = _described(cast("object", numbers))
         return f"an Action's logprobs must be a list of floats, none infinite, as tolist() gives, got {given}"
@@ -148,10 +149,6 @@ def _logprobs_error(numbers: Any) -> str:
         return ""
     expected = f"NaN where it is not known, or from {MIN_LOGPROB:.0f} (float32 holds no smaller probability) to 0"
     return f"an Action's logprobs[{index}] must be {expected}, got {_described(values[index])}"
-
-
-def _is_logprob(value: Any) -> bool:
-    return MIN_LOGPROB <= value <= MAX_LOGPROB
 
 
 def _described(value: object) -> str:

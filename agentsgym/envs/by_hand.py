@@ -25,20 +25,20 @@ class EpisodeByHand:
         """Begin the first episode of a trial.
 
         Raises:
-            EnvError: The environment broke.
+            EnvError: The environment failed.
             ConfigError: The environment cannot play, or the first prompt leaves no room for an action.
         """
         trial.episodes = range(1)
         prepare_play([trial])
         self._trial = trial
-        self._game: Generator[TurnRequest, Action, Trajectory] = trial.play()
+        self._generator: Generator[TurnRequest, Action, Trajectory] = trial.play()
         self.trajectory: Trajectory | None = None
         self._advance(None)
         if self.trajectory is not None:
             raise ConfigError("the first prompt leaves no room for an action in env_config['max_trajectory_tokens']")
 
     def observation(self) -> Observation:
-        """What is new since the last action."""
+        """The messages since the last action."""
         conversation = self._trial.conversation
         start = conversation.turns[-1].message_index + 1 if conversation.turns else 0
         return [message.copy() for message in conversation.transcript.messages[start:]]
@@ -58,12 +58,12 @@ class EpisodeByHand:
 
     def close(self) -> None:
         """End the episode, wherever it is."""
-        self._game.close()
+        self._generator.close()
 
     def _advance(self, action: Action | None) -> None:
-        game: Any = self._game
+        generator: Any = self._generator
         try:
-            game.send(action)
+            generator.send(action)
         except StopIteration as over:
             self.trajectory = over.value
             if over.value.stop_reason is StopReason.FAILED:

@@ -61,7 +61,7 @@ def validated_config(
     """Check the given keys and fill in the rest.
 
     Args:
-        given: What the user wrote; None for nothing.
+        given: The user's configuration; None for none.
         fields: Every known key.
         defaults: Values that replace the fields' own defaults.
         added_keys: Keys that the user did not write: a constructor added them.

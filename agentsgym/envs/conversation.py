@@ -73,7 +73,7 @@ class Conversation:
         """One log-probability for each of the first tokens, 0.0 on environment tokens; None if an action came without.
 
         Args:
-            num_tokens: How many tokens.
+            num_tokens: Number of tokens.
         """
         values = [0.0] * num_tokens
         # The last action is on record before its turn is.

@@ -71,7 +71,7 @@ def tasks_of_rows(env: ConfiguredEnv, rows: Any, name: str = "task_data_list") -
     Args:
         env: The environment that is to play them.
         rows: Foreign data: ``task_data`` dicts, or dataset rows that hold one in their ``task_data`` column.
-        name: What errors call them.
+        name: Their name in errors.
 
     Raises:
         TaskError: ``rows`` is not a list or is empty, or an entry is neither a task nor a row that has one.
@@ -126,8 +126,8 @@ def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", 
     Args:
         env: The environment that is to play it.
         row: The row.
-        name: What errors call it.
-        remedy: How the error about another configuration ends.
+        name: Its name in errors.
+        remedy: End of the error about another configuration.
 
     Raises:
         ConfigError: The row is of another class, or of a configuration that ``env`` was not built from.
@@ -219,7 +219,7 @@ def check_task_keys(task_data: Any, name: str, task_fields: Collection[str] | No
 
     Args:
         task_data: Foreign data.
-        name: What errors call it.
+        name: Its name in errors.
         task_fields: The valid keys beside ``seed``; None for any.
 
     Raises:

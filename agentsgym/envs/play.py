@@ -65,8 +65,8 @@ def prepare_play(
     Args:
         trials: Not started yet.
         max_concurrent: The most trials that are live at once; None for all of them.
-        pool: Where they will run.
-        num_live: As how many an environment will play at once, where others follow; None for those that are given.
+        pool: Pool that will run them.
+        num_live: Number of trials that an environment will play at once, if others follow; None for the given ones.
 
     Raises:
         ConfigError: An environment cannot play this many.
@@ -123,7 +123,7 @@ class TrialRounds:
 
         Args:
             agent: Answers.
-            **options: As :func:`~agentsgym.rollouts.driver.drive` takes them.
+            **options: See :func:`~agentsgym.rollouts.driver.drive`.
         """
         trials, places = self.pending, self._places
         for trial in trials:
@@ -173,7 +173,7 @@ def play(
         on_finish: Called with each trajectory as soon as it is finished for good.
         finished_before: Rollouts of the same run that are not played here, and count.
         log: A log shared by several calls, which its owner closes; None for a log of this call.
-        **options: As :func:`~agentsgym.rollouts.driver.drive` takes them.
+        **options: See :func:`~agentsgym.rollouts.driver.drive`.
 
     Raises:
         TooManyFailuresError: More failed than the policy allows; its ``trajectories`` are those that were finished.

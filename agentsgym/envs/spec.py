@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
-    """What is known of an environment before it is imported; subclasses inherit it as ``spec``.
+    """Facts about an environment before it is imported; subclasses inherit it as ``spec``.
 
     Dotted names are written ``"package.module:attribute"`` and are imported when they are first used.
 

@@ -24,7 +24,7 @@ def check_task(
 
     Args:
         task_data: Foreign data.
-        name: What errors call it.
+        name: Its name in errors.
         task_fields: The valid keys beside ``seed``; None for any.
         hook: ``_check_task``.
 

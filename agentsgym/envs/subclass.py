@@ -40,7 +40,7 @@ def refuse_uncalled_overrides(env_class: type, base: type) -> None:
 
     Args:
         env_class: The new class.
-        base: The class whose methods must stand.
+        base: The class whose methods must not be overridden.
 
     Raises:
         ConfigError: There is one.
@@ -69,8 +69,8 @@ def given_and_valid(
     Args:
         env_class: Its class.
         base: The class whose constructor is running.
-        env_config: What that constructor was handed.
-        called_with: What the outermost class was called with, as :func:`called_config` finds it.
+        env_config: The configuration passed to that constructor.
+        called_with: The configuration that the outermost class was called with, from :func:`called_config`.
 
     Returns:
         The plain part of the configuration as the user wrote it, and the validated one, defaults filled in.
@@ -90,7 +90,7 @@ def given_and_valid(
 def called_config(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """Find the ``env_config`` that a class is called with: by the name of its constructor's parameter.
 
-    A constructor without such a parameter that hands on ``*args`` takes it second, as the base class does.
+    A constructor without such a parameter that forwards ``*args`` takes it second, as the base class does.
 
     Returns:
         Its plain part; None if it has none.

@@ -81,7 +81,7 @@ class Trial:
         rollout_index: Index among the rollouts of that task.
         num_retries: How often it was played before, and failed.
         episodes: Which episodes are played, by their indices; None for all.
-        conversation: What is recorded; of the last episode alone, unless they share one.
+        conversation: The record; of the last episode alone, unless episodes share one.
         num_close_errors: How often ``_close_episode`` raised.
         place: Episode and turn that are being played, each None before it begins.
         failures: Logs what goes wrong when an episode is closed.

@@ -19,7 +19,7 @@ from agentsgym.texts import shown
 logger = logging.getLogger(__name__)
 
 _READ_KEYS = ("invalid", "rewards", "truncated", *INFO_KEYS)
-#: What the base's constructor sets.
+#: Attributes that the base's constructor sets.
 _SET_BY_BASE = frozenset(
     (
         "tokenizer",

@@ -48,10 +48,10 @@ def audit(
             itself (``_calculate_rewards``): amounts are not compared then.
         token_credit: Where in the turn, likewise.
         final_reward_is_sum: Whether final rewards must be the sums of the turn rewards; False for an environment
-            that has a ``_final_reward`` of its own.
+            with its own ``_final_reward``.
 
     Raises:
-        ConfigError: ``vocabulary_size`` is no positive int, or there is no such credit.
+        ConfigError: ``vocabulary_size`` is not a positive int, or the credit is unknown.
 
     >>> audit([Trajectory(token_ids=[], turns=[], messages=[], final_reward=1.0, stop_reason=StopReason.MAX_TOKENS)]).ok
     False
@@ -157,7 +157,7 @@ def _contents(trajectory: Any, expected: _Expected) -> _Findings:
     yield from _outcome(trajectory, expected)
     spans = [*_spans(trajectory)]
     yield from spans
-    if not spans:  # else nobody knows what lies on which token
+    if not spans:  # without valid spans, values cannot be matched to tokens
         yield from _prompts(trajectory)
         yield from _mask(trajectory)
         yield from _logprobs(trajectory)

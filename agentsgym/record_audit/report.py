@@ -11,12 +11,12 @@ from agentsgym.texts import shortened, shown
 Check = Literal[
     "fields",  # a value is missing or of the wrong kind; nothing else of the trajectory is checked then
     "lengths",  # a list does not hold one value a token
-    "token_ids",  # an id is no token
+    "token_ids",  # an id is not a token
     "spans",  # turns overlap, are out of order or leave the tokens
     "prompts",  # a turn's prompt does not extend what stood before it
     "mask",  # the agent token mask is not the union of the spans
-    "messages",  # a message is none, or a turn does not point at its own answer
-    "logprobs",  # a log-probability is none
+    "messages",  # an invalid message, or a turn that does not point at its own answer
+    "logprobs",  # an invalid log-probability
     "rewards",  # a reward is not finite, or does not lie where it belongs
     "outcome",  # the final reward, the stop reason and the error do not fit each other
 ]
@@ -33,7 +33,7 @@ class Problem:
         trajectory: Index in the list that was audited.
         session_id: Its session.
         turn: Index of the turn; None if it is not about one turn.
-        message: What is wrong and what was expected, in one sentence.
+        message: The problem and the expected value, in one sentence.
     """
 
     check: Check
@@ -54,11 +54,11 @@ class AuditReport:
 
     Attributes:
         num_trajectories: All that were given.
-        num_failed: Rollouts that the environment or the agent broke.
+        num_failed: Rollouts in which the environment or the agent failed.
         num_turns: Actions.
         num_segments: Stretches of tokens in which history only grew.
         num_tokens: All tokens.
-        num_agent_tokens: Those that agents said.
+        num_agent_tokens: Tokens of agents.
         num_invalid_turns: Turns that the environment called invalid.
         num_inexact_turns: Turns of text that was encoded afterwards.
         num_turns_without_logprobs: Turns that have tokens, but no log-probabilities.

@@ -4,7 +4,7 @@
 
     driver.py            drive(): the entry point; plays in lockstep where nothing has to be waited for
     scheduler.py         the main loop of every other run: which trial is advanced or answered next, time limits
-    stream.py            TrialStream: a run on a thread of its own, to which trials are added while it goes on
+    stream.py            TrialStream: a run in its own thread, to which trials are added while it runs
     interfaces.py        what the parts exchange: trials, inputs and outcomes, executors, pools, agent callers
     agent_calls.py       calling the agent: once for a batch of requests, or concurrently with coroutines
     thread_pool.py       EnvThreadPool: environments in threads of this process
@@ -16,7 +16,7 @@
     workers/             one of them
         handle.py        as the pool sees it: start, send, kill
         main.py          what runs in it
-        owner_watch.py   lets it end with its owner; fork_server.py gives it time to
+        owner_watch.py   ends it with its owner; fork_server.py gives it time to
         wire.py          the messages between the two
         channel.py       how they travel: checked, so that stray bytes are never unpickled
         memory.py        how much it holds

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class AgentLike(Protocol):
-    """What the driver needs of an agent; one that also has ``async def aact(request)`` is called through that."""
+    """The driver's view of an agent; one that also has ``async def aact(request)`` is called through that."""
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         """Answer the requests in order; an error stands for a session that cannot be answered."""
@@ -142,7 +142,7 @@ class ConcurrentCaller:
         return next(((index, since) for index, (_, since) in self._open.items()), None)
 
     def cancel(self, index: int) -> bool:
-        """Cancel the coroutine; an answer that it still gives is dropped."""
+        """Cancel the coroutine; an answer that it still returns is dropped."""
         if self._open.pop(index, None) is None:
             return False
         if self._loop is not None:

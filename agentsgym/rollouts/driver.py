@@ -28,15 +28,15 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
 
     An agent that answers in batches is called once a round for all live trials. One that answers with coroutines
     (``async def aact``) is called for each trial as soon as that trial's own step is done. An error of the agent is
-    thrown into its own trial, which decides what becomes of it; the others go on. What is played does not depend on
+    thrown into its own trial, which decides how to handle it; the others continue. What is played does not depend on
     how the agent is called or where the environments run.
 
-    A time limit ends a trial with an error, and the others go on at once. What runs in a pool is given up; what runs on
+    A time limit ends a trial with an error; the others continue. What runs in a pool is given up; what runs on
     this thread cannot be interrupted, so that there the limit is noticed when the environment's call returns. The call
     of an agent that answers in batches counts toward the limit of a trial, not toward that of a turn.
 
     Args:
-        trials: What is played; generators too, not started yet, where there is no pool and no time limit.
+        trials: The trials to play; also generators, not started yet, without a pool and a time limit.
         agent: Answers the requests.
         max_concurrent: The most trials that are live at once; None for all of them.
         on_finish: Called with each result as soon as it is there, on the calling thread.
@@ -47,8 +47,8 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
         interrupt: Called between turns, and in waits a few times a second; what it raises ends all and is raised here.
 
     Raises:
-        ConfigError: A setting is not valid, the environment cannot be sent to the pool's processes, or the agent says
-            that it cannot play here at all. What was finished before has been given to ``on_finish``.
+        ConfigError: A setting is not valid, the environment cannot be sent to the pool's processes, or the agent
+            reports that it cannot play here at all. What was finished before has been given to ``on_finish``.
     """
     require("max_concurrent", max_concurrent, or_none(is_int(1)), "a positive int or None")
     for name, limit in (("turn_timeout_s", turn_timeout_s), ("episode_timeout_s", episode_timeout_s)):
@@ -68,7 +68,7 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
 
 
 def executor_of(scheduler: Scheduler[Result], pool: Pool | None) -> Executor:
-    """Where the trials of a scheduler are advanced: in a pool, or on its own thread."""
+    """The executor that advances a scheduler's trials: a pool's, or one on its own thread."""
     if pool is not None:
         return pool.begin_run(scheduler)
     return InlineExecutor(scheduler)
@@ -100,7 +100,7 @@ def _lockstep(
 
 
 class _LockstepRun(Generic[Result]):
-    """The trials in play, and the results of those that are over."""
+    """The live trials, and the results of those that are over."""
 
     def __init__(
         self,

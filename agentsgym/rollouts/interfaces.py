@@ -1,4 +1,4 @@
-"""What the parts of a run exchange: trials, their inputs and outcomes, and who advances and answers them."""
+"""Interfaces between the parts of a run: trials, their inputs and outcomes, executors and agent callers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PlayableTrial(Protocol[Result_co]):
 
     Attributes:
         session_id: Names it in messages.
-        env: What many trials have in common; a process pool sends it to each worker once.
+        env: The environment that trials share; a process pool sends it to each worker once.
     """
 
     session_id: str
@@ -46,7 +46,7 @@ class Finished(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """A trial raised what is no failure of its own; it ends the run."""
+    """A trial raised an error that is not its own failure; it ends the run."""
 
     error: BaseException
 
@@ -55,7 +55,7 @@ TrialOutcome = TurnRequest | Finished | Raised
 
 
 def advance(generator: TrialGenerator[Any], given: Input) -> TrialOutcome:
-    """Let a trial go on to its next request or its end."""
+    """Advance a trial to its next request or its end."""
     try:
         return generator.throw(given) if isinstance(given, EpisodeError) else generator.send(given)  # type: ignore[arg-type]  # None starts it
     except StopIteration as stop:
@@ -66,7 +66,7 @@ def advance(generator: TrialGenerator[Any], given: Input) -> TrialOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """Wall times in seconds; None is no limit.
+    """Wall times in seconds; None for no limit.
 
     Attributes:
         turn_s: One call of an environment between two answers, and one answer of an async agent.
@@ -78,7 +78,7 @@ class TimeLimits:
 
 
 class SchedulerPort(Protocol):
-    """What executors and agent callers use of the scheduler.
+    """The scheduler's interface for executors and agent callers.
 
     Attributes:
         limits: Wall times.
@@ -88,12 +88,12 @@ class SchedulerPort(Protocol):
 
     @property
     def trials(self) -> Mapping[int, PlayableTrial[Any]]:
-        """What is played, by index."""
+        """The trials, by index."""
         ...
 
     @property
     def num_trials(self) -> int:
-        """The most trials that may be in play at once, whatever the limits."""
+        """The maximum number of live trials, whatever the limits."""
         ...
 
     def post(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -137,7 +137,7 @@ class Executor(Protocol):
     """Where the trials of one run are advanced.
 
     Attributes:
-        max_live: The most trials that it has in play at once; None for any number.
+        max_live: Maximum number of live trials; None for any number.
     """
 
     max_live: int | None
@@ -155,7 +155,7 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """End every trial that is still in play."""
+        """End every live trial."""
         ...
 
 
@@ -198,5 +198,5 @@ class AgentCaller(Protocol):
 
 
 def check_num_workers(num_workers: Any) -> None:
-    """Raise :class:`ConfigError` for what is no positive int."""
+    """Raise :class:`ConfigError` for anything but a positive int."""
     require("num_workers", num_workers, is_int(1), "a positive int")

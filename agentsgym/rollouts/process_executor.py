@@ -48,7 +48,7 @@ class ProcessExecutor:
 
         Args:
             workers: The pool's processes.
-            limits: What they may take.
+            limits: Limits of the processes.
             port: The scheduler.
             on_close: Called when the run is over.
         """
@@ -198,7 +198,7 @@ class ProcessExecutor:
     # Processes that die
 
     def _died(self, worker: WorkerHandle) -> None:
-        """Replace it, and play its trials again, but for one that is known to have broken it."""
+        """Replace it, and play its trials again, except one that is known to have killed it."""
         residents = [self._trials[index] for index in sorted(worker.residents)]
         culprit = next((one for one in residents if one.index == worker.stepped), None)
         suspect = culprit or (residents[0] if len(residents) == 1 else None)
@@ -218,7 +218,7 @@ class ProcessExecutor:
                 self._placement.waiting.append(remote)
 
     def _check_deaths(self, worker: WorkerHandle) -> None:
-        """End a run in which processes die and no session goes on: what they die of is no session's fault."""
+        """End a run in which processes die and no session makes progress: no session is at fault."""
         self._num_failed_starts = 0 if worker.is_ready else self._num_failed_starts + 1
         self._num_deaths_without_progress += 1
         if not worker.is_ready and not worker.killed_by_signal:
@@ -236,7 +236,7 @@ class ProcessExecutor:
             )
 
     def _judge(self, worker: WorkerHandle, residents: list[RemoteTrial], suspect: RemoteTrial | None) -> None:
-        """Find what a death says about those who lived there."""
+        """Decide which of the process's trials may have caused its death."""
         alone = residents[0] if len(residents) == 1 else None
         if worker.is_closing:
             pass  # a trial of the run before held it up
@@ -251,7 +251,7 @@ class ProcessExecutor:
             suspect.suspect(residents)
 
     def _measure(self) -> None:
-        """Watch the memory of the processes; runs on a thread of its own."""
+        """Watch the memory of the processes; runs in its own thread."""
         limit = self._limits.max_memory_mb or 0.0
         while not self._over.wait(_MEASURE_EVERY_S):
             for worker in [*self._workers.handles]:

@@ -22,8 +22,8 @@ class EnvProcessPool:
     to each process at most once a run, and only if the process does not have it already, so it must be picklable; what
     its hooks change on it in a process stays there.
 
-    A process that dies, whose step is given up, or that sends what is no message, is replaced. The other sessions that
-    lived in it are replayed from their recorded actions, which gives the same again because environments draw from
+    A process that dies, whose step is abandoned, or that sends invalid messages, is replaced. The other sessions that
+    lived in it are replayed from their recorded actions, with the same result because environments draw from
     their sessions' generators alone. A session fails only if it is known that it was the one: one of its steps took
     too long, or its process died while none but it had ever lived there. So one that was being stepped when a shared
     process died is first tried alone.
@@ -49,19 +49,19 @@ class EnvProcessPool:
         """Set the number of processes; none is started.
 
         Args:
-            num_workers: How many processes there are.
+            num_workers: Number of processes.
             max_sessions_per_worker: The most sessions that live in a process at once, so that one that breaks it makes
                 at most so many be played again; the others of a rollout wait for a place. None for any number.
             max_memory_mb: Megabytes (10^6 bytes) of memory above which a process is replaced, measured ten times a
                 second as its resident set, which includes what all processes share. A session fails if it passes
                 the limit alone. None for no limit.
-            recycle_after_episodes: A process in which so many sessions have ended gets no new ones, and is replaced
-                when it has none any more. None for never.
-            recycle_above_mb: The same for a process that is found above so many megabytes when one of its sessions
+            recycle_after_episodes: Number of ended sessions after which a process gets no new ones, and is replaced
+                when it is empty. None for never.
+            recycle_above_mb: The same for a process that uses more than this many megabytes when one of its sessions
                 ends: for environments that leak. None for never.
 
         Raises:
-            ConfigError: A value is no positive int, or no positive number.
+            ConfigError: A value is not a positive int, or not a positive number.
         """
         check_num_workers(num_workers)
         for name, count in (

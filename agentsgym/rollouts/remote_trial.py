@@ -23,21 +23,21 @@ class RemoteTrial:
         index: Its index in the run.
         trial: It.
         env_name: The environment that it needs.
-        worker: Where it lives; None while it waits for a place.
+        worker: Its process; None while it waits for one.
         mirror: Its last request.
-        agent_state: What the agent is given back.
-        inputs: What it was given, and has taken.
-        in_flight: What it is given now; None at its start.
+        agent_state: State to return to the agent.
+        inputs: Inputs that it has processed.
+        in_flight: Its current input; None at its start.
         is_stepping: Whether the scheduler waits for its next outcome.
-        has_requested: Whether it has come to its first request.
-        is_replaying: Whether it is played again in a new process.
-        error: What it is to end with once it is replayed.
+        has_requested: Whether it has reached its first request.
+        is_replaying: Whether it is being replayed in a new process.
+        error: Error that ends it once it is replayed.
         end: Its result, where it ended while the scheduler did not wait for it.
         company: With how many trials, itself included, it may share a process. It shrinks with every death that it may
             have caused.
         is_suspect: Whether it was being stepped when a process died: it is tried alone, in a process that none but it
             has ever known, until it has got past that turn.
-        bystanders: Those that lived there as well, and are under suspicion once it is cleared.
+        bystanders: Other trials of its process, which are suspects once it is cleared.
     """
 
     def __init__(self, index: int, trial: PlayableTrial[Any], dumped: bytes, env_name: str, company: int) -> None:
@@ -61,7 +61,7 @@ class RemoteTrial:
         self._num_deaths_alone = 0  # at this turn
 
     def start(self) -> StartTrial:
-        """What a process is sent that is to play it, again if it was played before."""
+        """The message to a process that is to play it, or to replay it."""
         return StartTrial(self.index, self._dumped, [*self.inputs])
 
     def leave(self) -> None:
@@ -92,11 +92,11 @@ class RemoteTrial:
             )
 
     def failed(self, sentence: str) -> Finished:
-        """Make the result of a trial that cannot go on."""
+        """Make the result of a trial that cannot continue."""
         return Finished(self.trial.abandon(EnvError(f"session {self.trial.session_id}: {sentence}")))
 
     def differs(self) -> EnvError:
-        """Make the error of a trial that comes out differently when it is played again."""
+        """Make the error of a trial whose replay differs."""
         return EnvError(
             f"session {self.trial.session_id}: its process died, and replaying its {len(self.inputs)} "
             "recorded actions gave another episode; an environment must be deterministic given task, seed and actions"
@@ -125,6 +125,6 @@ class RemoteTrial:
         return self._num_deaths_alone >= (_PROOFS_OF_A_KILL if worker.may_be_killed_externally else 1)
 
     def suspect(self, bystanders: list[RemoteTrial]) -> None:
-        """Have it tried alone; those who lived there stay in mind."""
+        """Try it alone next, and remember the other trials of its process."""
         self.is_suspect = True
         self.bystanders += [one for one in bystanders if one is not self]

@@ -75,7 +75,7 @@ class InlineExecutor:
         """Do nothing: no step runs."""
 
     def close(self) -> None:
-        """Close the generators of the trials that are still in play."""
+        """Close the generators of the live trials."""
         for generator in self._generators.values():
             generator.close()
 
@@ -84,7 +84,7 @@ class Scheduler(Generic[Result]):
     """Takes every trial to its end, in any order, one turn after the other.
 
     Attributes:
-        trials: What is played.
+        trials: The trials to play.
         limits: Wall times.
     """
 
@@ -116,7 +116,7 @@ class Scheduler(Generic[Result]):
 
     @property
     def num_trials(self) -> int:
-        """The most trials that may be in play at once, whatever the limits."""
+        """The maximum number of live trials, whatever the limits."""
         return len(self.trials)
 
     @property

@@ -1,4 +1,4 @@
-"""Play trials on a thread of its own while more are added: each result is handed over as soon as it is there.
+"""Play trials in a background thread while more are added: each result is delivered as soon as it is ready.
 
 ::
 
@@ -25,7 +25,7 @@ _END_S = 60.0  # for what runs when a stream is closed: an answer of an agent th
 
 
 class _Ended(BaseException):
-    """The stream is closed: what is in play is dropped."""
+    """The stream is closed: live trials are dropped."""
 
 
 class OpenScheduler(Scheduler[Result]):
@@ -37,7 +37,7 @@ class OpenScheduler(Scheduler[Result]):
 
     @property
     def num_trials(self) -> int:
-        """The most trials that may be in play at once."""
+        """The maximum number of live trials."""
         return self._max_live
 
     @property
@@ -50,7 +50,7 @@ class OpenScheduler(Scheduler[Result]):
         self.post(self._added, trials)
 
     def end(self) -> None:
-        """Drop what is in play, and return from :meth:`run`; from any thread."""
+        """Drop the live trials, and return from :meth:`run`; from any thread."""
         self.post(_raise_ended)
 
     def _admit(self) -> None:
@@ -71,9 +71,9 @@ class OpenScheduler(Scheduler[Result]):
 
 
 class TrialStream:
-    """Plays trials on a thread, the first-come first, so many at once.
+    """Plays trials in a thread, first come first served, at most this many at once.
 
-    What is played does not depend on the thread. An error that is no trial's own ends the stream and is raised by
+    What is played does not depend on the thread. An error that is not a trial's own ends the stream and is raised by
     :meth:`check`.
     """
 
@@ -93,8 +93,8 @@ class TrialStream:
             agent: Answers; its ``finish`` is called when the stream is closed.
             on_finish: Called with each result, on the stream's thread.
             max_concurrent: The most trials that are live at once.
-            pool: Where the environments run; None for the stream's thread. It is no one else's until :meth:`close`.
-            turn_timeout_s: As :func:`~agentsgym.rollouts.driver.drive` takes it.
+            pool: Where the environments run; None for the stream's thread. Nothing else may use it until :meth:`close`.
+            turn_timeout_s: See :func:`~agentsgym.rollouts.driver.drive`.
             episode_timeout_s: Likewise.
         """
         limits = TimeLimits(turn_s=turn_timeout_s, trial_s=episode_timeout_s)
@@ -111,12 +111,12 @@ class TrialStream:
         self._scheduler.add(trials)
 
     def check(self) -> None:
-        """Raise :class:`AgentsGymError` if the stream broke: nothing is played any more."""
+        """Raise :class:`AgentsGymError` if the stream failed: nothing is played any more."""
         if self._error is not None:
             raise AgentsGymError(f"the rollouts failed: {type(self._error).__name__}: {self._error}") from self._error
 
     def close(self) -> None:
-        """End the thread and drop what is in play; a thread whose agent does not answer is left."""
+        """End the thread and drop the live trials; a thread whose agent does not return is abandoned."""
         self._scheduler.end()
         self._thread.join(_END_S)
         if self._thread.is_alive():

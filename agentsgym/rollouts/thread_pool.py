@@ -46,7 +46,7 @@ class EnvThreadPool:
             num_workers: The most steps that run at once.
 
         Raises:
-            ConfigError: ``num_workers`` is no positive int.
+            ConfigError: ``num_workers`` is not a positive int.
         """
         check_num_workers(num_workers)
         self.num_workers = num_workers
@@ -65,7 +65,7 @@ class EnvThreadPool:
         self.close()
 
     def close(self) -> None:
-        """End the threads; one whose step was given up ends when the step returns.
+        """End the threads; one whose step was abandoned ends when the step returns.
 
         Raises:
             ConfigError: A rollout uses them.
@@ -167,7 +167,7 @@ def _end_threads(jobs: SimpleQueue[_Job | None], threads: set[threading.Thread])
 
 
 def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
-    """Run one step after the other, until there is no more to come or this thread was replaced."""
+    """Run one step after the other, until there are no more or this thread was replaced."""
     while (job := jobs.get()) is not None:
         if not _run_job(job):
             return

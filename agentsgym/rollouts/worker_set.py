@@ -13,20 +13,20 @@ class Placement:
     """The trials that wait for a place.
 
     A trial shares a process with no more than its own and its neighbors' ``company`` allow. Suspects come first, each
-    into an empty process; where there is none, the one with the fewest trials is kept for it and gets no others.
+    into an empty process; without one, the process with the fewest trials is reserved for it and gets no others.
     """
 
     def __init__(self, trials: Mapping[int, RemoteTrial]) -> None:
         """Begin with nothing that waits.
 
         Args:
-            trials: All trials of the run that are in play, by index, as they are at any time.
+            trials: All live trials of the run by index, a live view.
         """
         self._trials = trials
         self.waiting: list[RemoteTrial] = []
 
     def place(self, workers: Sequence[WorkerHandle]) -> Iterator[tuple[RemoteTrial, WorkerHandle]]:
-        """Give each trial that waits a place where there is one; whoever iterates moves it in."""
+        """Assign a worker to each waiting trial where one has room; the caller of this iterator starts it there."""
         self.waiting.sort(key=lambda trial: 0 if trial.is_suspect else trial.company)
         is_open = [worker for worker in workers if not (worker.is_draining or worker.is_killed or worker.is_dead)]
         still_waiting: list[RemoteTrial] = []
@@ -52,7 +52,7 @@ OnMessage = Callable[[WorkerHandle, bytes | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLimits:
-    """What the processes of a pool may take; None is no limit.
+    """The limits of a pool's processes; None for no limit.
 
     Attributes:
         max_sessions: Sessions that live in a process at once.
@@ -79,8 +79,8 @@ class WorkerSet:
     """The processes of a pool.
 
     Attributes:
-        size: How many there are to be.
-        handles: Those that there are.
+        size: Number of workers.
+        handles: The current workers.
     """
 
     def __init__(self, size: int) -> None:

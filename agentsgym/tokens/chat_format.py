@@ -27,11 +27,11 @@ __all__ = ["ENDED_BY_TEXT", "ChatFormat"]
 
 
 class _Vocabularies:
-    """What all formats of one tokenizer share: to read its vocabulary costs most of what a format costs.
+    """State shared by all formats of one tokenizer: reading the vocabulary is most of a format's cost.
 
     Attributes:
         tokenizer: A copy.
-        own: What the agent's own text is encoded with.
+        own: The vocabulary that encodes the agent's own text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -42,7 +42,7 @@ class _Vocabularies:
         self._guarded: dict[frozenset[str], Vocabulary] = {}
 
     def guarded(self, unguarded: Sequence[str]) -> Vocabulary:
-        """What is encoded with it holds no added token, but words, white space and those that are named.
+        """Return a vocabulary that encodes no added tokens except words, white space and the named ones.
 
         Raises:
             ConfigError: A name is not an added token, or a message could forge turns, calls or thoughts with it.
@@ -76,7 +76,7 @@ class ChatFormat:
         template_options: Further variables of the template.
         end_of_turn_id: The control token that closes an agent turn; None if the template closes turns by plain text
             or not at all, and without a template.
-        end_of_turn_ids: What closes an agent's turn that was given as text; empty if nothing closes a turn, and
+        end_of_turn_ids: Ids that close an agent's turn given as text; empty if nothing closes a turn, and
             without a template.
         stop_token_ids: Every id that ends a turn when it is sampled, the one after a call of tools included.
         rewrites_history: Whether the template, run over the whole conversation again, would change earlier answers
@@ -212,7 +212,7 @@ class ChatFormat:
         """Find the id that ended the agent's turn; :data:`ENDED_BY_TEXT` if text did, None if nothing did.
 
         Args:
-            ids: What the agent sampled.
+            ids: The sampled ids.
             finish_reason: Where it is ``"stop"``, any token at the end that the tokenizer marks special is one that the
                 agent stops at: a model may declare more of them than template and tokenizer know.
         """
@@ -346,10 +346,10 @@ class ChatFormat:
 
         Args:
             messages: The observation; a result of a tool names the call that it answers, if that could be read.
-            ended_by: What ended the agent's turn.
+            ended_by: Id that ended the agent's turn.
 
         Raises:
-            TemplateError: As :meth:`later`; or the template prints results of tools in no way that can be appended.
+            TemplateError: See :meth:`later`; or the template prints results of tools in no way that can be appended.
         """
         if self._tool_format is not None and messages[0]["role"] == "tool":
             return self._tool_format.results(messages, ended_by)
@@ -370,13 +370,13 @@ class ChatFormat:
 
         Args:
             messages: The observation, as :meth:`observation` takes it.
-            ended_by: What ended the agent's turn.
+            ended_by: Id that ended the agent's turn.
 
         Returns:
             The ids; None where the generation prompt cannot be separated from the observation.
 
         Raises:
-            TemplateError: As :meth:`observation`, and as :meth:`Scaffold.write`.
+            TemplateError: See :meth:`observation` and :meth:`Scaffold.write`.
         """
         scaffold, contents = self.observation(messages, ended_by)
         token_ids: list[int] = []

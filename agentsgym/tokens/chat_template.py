@@ -228,7 +228,7 @@ class Template:
         """Whether a full render of a conversation differs from the first prompt and what was appended to it.
 
         Raises:
-            TemplateError: As :meth:`opening` and :meth:`suffix` of a user message.
+            TemplateError: See :meth:`opening` and :meth:`suffix`.
         """
         start, behind = (
             text.replace(slot(0), "question" if change is None else change("question"))
@@ -333,7 +333,7 @@ class Template:
 
         Args:
             find: :meth:`_opening` or :meth:`_suffix`.
-            roles: What to call it with.
+            roles: Its argument.
             conversation: One with messages of these roles in that place.
         """
         try:

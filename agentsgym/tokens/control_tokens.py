@@ -52,7 +52,7 @@ class Piece(NamedTuple):
     Attributes:
         before: Its text up to the first message.
         fills: Index of each message to fill in, with the text after it.
-        strip: What neighboring control tokens swallow of it.
+        strip: Sides on which neighboring control tokens swallow white space.
         encode: Encodes it where it stands.
         after: The ids up to the next piece.
     """
@@ -70,7 +70,7 @@ class Scaffold(NamedTuple):
     Attributes:
         head: Constant ids in front.
         pieces: The pieces that hold messages.
-        changes: What the template does to each message's content; None if it takes all of them as they are.
+        changes: The template's change of each message's content; None if it changes none.
         acts_on: Whether the template may print something else for a content; None without a template.
         rerender: Runs the template for such contents and returns their ids.
     """
@@ -216,8 +216,8 @@ class Vocabulary:
         """The ids of what a template printed for contents that :meth:`hide` went through.
 
         Args:
-            text: What it printed.
-            hidden: The table that :meth:`hide` gave.
+            text: The printed text.
+            hidden: The table from :meth:`hide`.
             first: Whether the text begins the record.
         """
         text, hidden = self._unescaped(text, hidden)
@@ -247,9 +247,9 @@ class Vocabulary:
         """Cut a rendered text at its control tokens and sentinels, and encode ahead what is constant.
 
         Args:
-            text: What the template printed, with sentinels for the contents.
+            text: The template's output, with sentinels for the contents.
             first: Whether the text begins the record.
-            hidden: The table that :meth:`hide` gave for what else was printed.
+            hidden: The table from :meth:`hide` for the rest of the output.
 
         Returns:
             The constant ids in front, and the pieces that hold messages.

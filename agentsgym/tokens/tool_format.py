@@ -61,9 +61,9 @@ class ToolFormat:
 
         Args:
             template: The chat template.
-            vocabulary: What the agent's own text is encoded with.
-            observed: What observations are encoded with.
-            turn_end: How the template ends turns of plain text.
+            vocabulary: Vocabulary for the agent's own text.
+            observed: Vocabulary for observations.
+            turn_end: The template's end of plain-text turns.
             later: Function of roles and what ended the turn: the scaffold of an observation after plain text.
         """
         self._template, self._vocabulary, self._observed = template, vocabulary, observed
@@ -81,7 +81,7 @@ class ToolFormat:
 
         Args:
             messages: The observation; a result names the call that it answers, unless that could not be read.
-            ended_by: What ended the agent's turn.
+            ended_by: Id that ended the agent's turn.
 
         Raises:
             TemplateError: The template prints results in no way that can be appended.
@@ -110,7 +110,7 @@ class ToolFormat:
         those that do.
 
         Raises:
-            TemplateError: As :meth:`way`.
+            TemplateError: See :meth:`way`.
         """
         roles = tuple(message["role"] for message in messages)
         return self._in_way(messages, self.way(roles)) if num_results(roles) else [*messages]
@@ -127,7 +127,7 @@ class ToolFormat:
         """Put a whole conversation into the form that the template takes.
 
         Raises:
-            TemplateError: As :meth:`way`.
+            TemplateError: See :meth:`way`.
         """
         taken: list[dict[str, Any]] = []
         observation: list[Message] = []

@@ -67,7 +67,7 @@ class ToolTemplate:
         Args:
             template: The template, which shows its own tools, if any, in each render.
             vocabulary: The tokenizer's control tokens.
-            end: How the template ends turns of plain text.
+            end: The template's end of plain-text turns.
         """
         self._template = template
         self._turn_end = end
@@ -120,7 +120,7 @@ class ToolTemplate:
         Args:
             roles: Roles of the observation, tool messages first.
             answered: The calls that these answer.
-            contents: What the messages hold; None for padded sentinels.
+            contents: Contents of the messages; None for padded sentinels.
 
         Raises:
             TemplateError: The template does not take these messages, or hides the calls.
@@ -217,7 +217,7 @@ class ToolTemplate:
         return text[len(shared) :]
 
     def _check_calls(self, message: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> None:
-        """See that each call of an answer would be printed: some templates take the first alone, or none.
+        """Check that each call of an answer would be printed: some templates print the first alone, or none.
 
         Names and arguments are sentinels here, for two calls may be the same.
 

@@ -68,7 +68,7 @@ class Transcript:
 
         Args:
             chat_format: How the tokenizer writes it; None keeps messages only.
-            history: What the agent sees of what came before. ``"append"``: all of it, as it was recorded.
+            history: The agent's view of earlier messages. ``"append"``: all of them, as recorded.
                 ``"rerender"``: all of it, rendered anew by the chat template. A function is given a copy of what the
                 agent saw last, its answer and what is new, and returns what it is to see; where that is the same, the
                 record continues, and what is dropped stays dropped.
@@ -101,7 +101,7 @@ class Transcript:
         included; name and id of the call are added to each that lacks them.
 
         Args:
-            messages: What is new; the first time the whole first prompt, system message included.
+            messages: The new messages; the first time the whole first prompt, system message included.
 
         Raises:
             TemplateError: The chat template does not take messages of these roles here.
@@ -185,7 +185,7 @@ class Transcript:
         the conversation before them differently, or its generation prompt cannot be separated from them.
 
         Args:
-            messages: What is new, as :meth:`observe` takes it.
+            messages: The new messages, as for :meth:`observe`.
             limit: The most tokens that they may have; None for no limit.
 
         Raises:

@@ -20,7 +20,7 @@ class TurnEnd(NamedTuple):
     """How a template ends a turn of the agent that is plain text.
 
     Attributes:
-        ids: What closes a turn that was given as text; empty if nothing closes a turn.
+        ids: Ids that close a turn given as text; empty if nothing closes a turn.
         before: Plain text before the end-of-turn token, part of a text turn (``" "`` for ``" </s>"``).
         text: The plain text that closes a turn; empty if a token does.
         closes: Whether the ids close the turn; False if the token that opens the next message ends it.
@@ -76,7 +76,7 @@ def _opens_result(template: Template, vocabulary: Vocabulary) -> int | None:
 
 
 def common_prefix(one: Sequence[T], other: Sequence[T]) -> list[T]:
-    """What both begin with."""
+    """The longest common prefix."""
     return [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
 
 
@@ -84,9 +84,9 @@ def without_end(suffix: str, ended_by: int, end: TurnEnd, vocabulary: Vocabulary
     """Drop the end of turn from the front of what follows an answer, since the agent wrote it already.
 
     Args:
-        suffix: What the template prints after an answer of plain text.
+        suffix: Output of the template after an answer of plain text.
         ended_by: The id that ended the agent's turn.
-        end: How the template ends turns.
+        end: The template's end of turns.
         vocabulary: Its control tokens.
     """
     if end.text:
@@ -107,7 +107,7 @@ class CallEnd(NamedTuple):
     """How a template ends a turn of the agent that calls tools.
 
     Attributes:
-        text: What it prints where the turn ends.
+        text: Output of the template where the turn ends.
         ids: Its ids.
         opens: Whether it opens the results, and is needed before them however the agent ended its turn
             (``<|tool_response>`` of Gemma 4).
@@ -128,9 +128,9 @@ def find_call_end(behind_last: str, behind_middle: str, end: TurnEnd, vocabulary
     """Find the end of a turn that calls a tool; None if it has no distinguishable end.
 
     Args:
-        behind_last: What the template prints after the last argument of the last call, at the end of a conversation.
+        behind_last: Output of the template after the last argument of the last call, at the end of a conversation.
         behind_middle: The same up to the result, where the tool has answered.
-        end: How it ends turns of plain text.
+        end: The template's end of plain-text turns.
         vocabulary: Its control tokens.
     """
     if end.text:

@@ -202,7 +202,7 @@ def test_the_same_complaint_of_many_calls_is_made_once_and_is_no_longer_than_a_r
     ]
     assert trajectory.info["num_unreadable_calls"] == 128
     trajectory = play(env_of(add, max_result_length=30), [BROKEN, other, call("add", a=3, b=4)], "7")
-    assert results(trajectory) == ["7\nA call could not be read: the \n[cut: the first 30 of 98 characters]"]
+    assert results(trajectory) == ["7\nA call could not be read: the \n[cut: the first 30 of 99 characters]"]
 
 
 @pytest.mark.parametrize("moves", [[BROKEN], [call("ad", a=1, b=2)], [call("add", a=1)]])

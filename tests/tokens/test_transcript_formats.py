@@ -36,7 +36,7 @@ CHATML = tokenizer_of("chatml").chat_template
         (CHATML.replace("message.content", "message.content | e"), "it changes the user message 0"),
         (CHATML.replace("message.content", "message.content.lstrip('\\n')"), "it changes the user message 0"),
         (CHATML.replace("message.content", "message.content | indent"), "it changes the user message 0"),
-        (CHATML.replace("message.role", "message.role ~ loop.index0"), "something else around user in the second turn"),
+        (CHATML.replace("message.role", "message.role ~ loop.index0"), "different text around user in the second turn"),
         ("{{ raise_exception('no conversations here') }}", "no conversations here"),
     ],
 )

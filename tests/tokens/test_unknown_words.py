@@ -77,9 +77,9 @@ def test_check_env_names_what_the_agent_says_and_the_tokenizer_does_not_know() -
     env = GuessEnv(tiny_tokenizer(texts))
     agent = ScriptedAgent(["nine lives"], repeat_last=True)
     findings = check_env(env, tasks(1, 2, 3, 4), agent).findings
-    [said] = [finding.text for finding in findings if "the agent says" in finding.text]
-    assert said == "the tokenizer does not know what the agent says, such as 'nine', 'lives'"
-    assert not any("the prompts say" in finding.text for finding in findings)
+    [said] = [finding.text for finding in findings if "the agent writes" in finding.text]
+    assert said == "the tokenizer does not know what the agent writes, such as 'nine', 'lives'"
+    assert not any("the prompts contain" in finding.text for finding in findings)
 
 
 def test_an_imitation_warns_of_words_that_its_model_cannot_read(caplog: pytest.LogCaptureFixture) -> None:

@@ -51,21 +51,21 @@ class PolicyAgent(Agent, TrainedPolicy):
     """Samples a causal language model for all live episodes at once, token ids in and token ids out.
 
     Each turn costs one prefill of the new observation and one forward pass a token: history stays in the cache as
-    long as its prompt goes on from it; a prompt that was rewritten is run from where it differs. Weights that changed
+    long as its prompt continues it; a prompt that was rewritten is run from where it differs. Weights that changed
     since the last turn make everything be run again. A model whose cache cannot be kept is prefilled at each turn,
     with a warning; a model that cannot be sampled exactly raises ``ConfigError`` at the first turn.
 
     A prompt that fills the model's positions (``max_position_embeddings``) fails its own session; an answer ends where
     they do.
 
-    Each conversation draws from a generator of its own, so that what it says depends neither on which others are live
+    Each conversation draws from its own generator, so that its answers depend neither on which others are live
     nor on their order in a batch, rounding aside; the seed of a request, where it brings one, decides them with the
     agent's. The log-probabilities are those of the sampling distribution at ``temperature``, before ``top_k``,
     ``top_p``, ``min_p`` or the repetition penalty cut anything.
 
     Rows of the embedding beyond the tokenizer's ids (Qwen3 has 267 of them) are never sampled, and the
     log-probabilities are those of the distribution without them. A softmax over all rows, as the loss computes it,
-    gives ones that are lower by ``-log(1 - p)``, with ``p`` the probability of those rows together: next to nothing
+    returns ones that are lower by ``-log(1 - p)``, with ``p`` the probability of those rows together: next to nothing
     for a trained model, and part of what :func:`agentsgym.training.drift.logprob_gap` measures.
     """
 
@@ -87,7 +87,7 @@ class PolicyAgent(Agent, TrainedPolicy):
             model: A causal language model.
             tokenizer: Its tokenizer.
             sampling: How tokens are drawn; temperature 1 and no cuts by default.
-            seed: Of this agent's own draws; torch's global generator is neither read nor changed.
+            seed: Seed of this agent's own draws; torch's global generator is neither read nor changed.
             max_turn_tokens: The budget of a turn for which the request sets none.
             context: Entered around the forward passes of each turn (autocast, for example).
 
@@ -109,7 +109,7 @@ class PolicyAgent(Agent, TrainedPolicy):
         self._stop_text = StopText(self.sampling.stop, lambda ids: str(tokenizer.decode(list(ids))))
         self._prefixes: WeakSet[CachedPrefix] = WeakSet()
         self._weights: list[tuple[int, int]] = []
-        self._step: int | None = None  # optimizer steps behind the weights, once a trainer has said so
+        self._step: int | None = None  # optimizer steps behind the weights, once a trainer has set it
         self.reseed(seed)
 
     def prepare(self, start: BatchStart) -> None:
@@ -123,7 +123,7 @@ class PolicyAgent(Agent, TrainedPolicy):
     def reseed(self, *parts: object, first: int = 0, sessions: Sequence[str] = ()) -> None:
         """Give conversations that begin from now on draws derived from ``parts`` and the number of their session.
 
-        A session that begins a second conversation draws anew, and takes no other session's number.
+        A session that begins a second conversation continues to draw, and keeps its own number.
 
         Args:
             parts: JSON values.
@@ -151,7 +151,7 @@ class PolicyAgent(Agent, TrainedPolicy):
         return [next(actions) if isinstance(limit, int) else limit for limit in limits]
 
     def _limit(self, request: TurnRequest) -> int | AgentError:
-        """The most tokens of an answer, or why there can be none."""
+        """The maximum tokens of an answer, or the error if there is no room."""
         room = self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens
         try:
             return budget_within(

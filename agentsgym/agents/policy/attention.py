@@ -32,15 +32,15 @@ def grouped_sdpa(
 
     Args:
         module: The attention layer, with its ``num_key_value_groups``, R.
-        query: Of all heads, (N, G·R, Q, D).
+        query: Queries of all heads, (N, G·R, Q, D).
         key: One for each group, (N, G, S, D).
         value: One for each group, (N, G, S, E).
-        attention_mask: What each query may attend to, (N, 1, Q, S); None if causality alone decides.
-        options: What else ``sdpa`` takes.
+        attention_mask: Positions that each query may attend to, (N, 1, Q, S); None for a causal mask.
+        options: Further arguments of ``sdpa``.
 
     Returns:
-        What was attended to, (N, Q, G·R, E), and no weights: what ``sdpa`` gives. Anything that copies would not be
-        spared, or that is no plain attention of groups, is left to it.
+        The attention output, (N, Q, G·R, E), and no weights, as from ``sdpa``. Anything that copies would not be
+        spared, or that is not plain grouped attention, is left to ``sdpa``.
     """
     num_rows, num_heads, num_queries, width = query.shape
     num_groups = key.shape[1]
@@ -73,7 +73,7 @@ def has_grouped_sdpa(model: PreTrainedModel) -> bool:
     config: Any = unwrapped.config
     functions = getattr(sys.modules[type(unwrapped).__module__], "ALL_ATTENTION_FUNCTIONS", None)
     return (
-        functions is ALL_ATTENTION_FUNCTIONS  # some models bring functions of their own
+        functions is ALL_ATTENTION_FUNCTIONS  # some models bring their own functions
         and not config.sub_configs  # which may each have their own implementation
         and config._attn_implementation == _PLAIN
         and (getattr(config, "num_key_value_heads", None) or sys.maxsize) < getattr(config, "num_attention_heads", 0)
@@ -83,7 +83,7 @@ def has_grouped_sdpa(model: PreTrainedModel) -> bool:
 @contextmanager
 def grouped_attention(model: PreTrainedModel) -> Generator[None]:
     """Let a model whose implementation is ``sdpa`` use :func:`grouped_sdpa` for as long as the context lasts."""
-    if model.config._attn_implementation != _PLAIN:  # it may have been changed since it was looked at
+    if model.config._attn_implementation != _PLAIN:  # it may have been changed since it was checked
         yield
         return
     model.set_attn_implementation(_NAME)

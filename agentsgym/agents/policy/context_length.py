@@ -37,11 +37,11 @@ def budget_within(limit: int | None, prompt: Sequence[int], room: int, holder: s
     """Cut the budget of a turn to what a limit of tokens leaves after its prompt.
 
     Args:
-        limit: The most tokens of prompt and answer; None if there is no limit, or it is not known.
+        limit: Maximum tokens of prompt and answer; None without a limit, or if it is unknown.
         prompt: The ids before the answer.
         room: The turn's own budget.
-        holder: What has the limit, for the error.
-        remedy: How the limit is raised, for the error.
+        holder: Name of the limit's owner, for the error.
+        remedy: Advice on raising the limit, for the error.
 
     Raises:
         AgentError: Not even one token is left.

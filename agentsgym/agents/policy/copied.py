@@ -44,7 +44,7 @@ class CopiedPolicyAgent(PolicyAgent):
             model: The model that is trained, before a trainer has it.
             tokenizer: Its tokenizer.
             device: Where the copy samples; None for the model's own.
-            **settings: As of :class:`PolicyAgent`.
+            **settings: See :class:`PolicyAgent`.
         """
         check_is_model(model, "CopiedPolicyAgent(model, tokenizer)")
         copied = copy.deepcopy(model).requires_grad_(requires_grad=False).eval()

@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from agentsgym.agents.policy.attention import grouped_attention
 from agentsgym.agents.policy.kv_cache import CachedRows, GrowingLayer, Place, growing_layer, holds_states
 
-# What models call the cache, as an argument and in their output alike.
+# The name of the cache in models, both as an argument and in their output.
 _CACHE_NAMES = ("past_key_values", "cache_params", "state", "past_buckets_states")
 _WIDTH_WORTH_SPLITTING = 64  # columns
 
@@ -72,7 +72,7 @@ class Forward:
 
     def __call__(self, ids: Sequence[Sequence[int]], **arguments: Any) -> Any:
         """Run the ids, (N, Q), and return the model's output."""
-        # Experts are balanced in the loss; transformers cannot tell how they are where a cache is longer than the ids.
+        # Experts are balanced in the loss; transformers cannot compute it where a cache is longer than the ids.
         arguments["output_router_logits"] = False
         taken = {name: value for name, value in arguments.items() if name in self.takes}
         grouped = self.grouped and len(ids[0]) > 1  # transformers spares the copies for single tokens
@@ -83,7 +83,7 @@ class Forward:
         """Make a cache of growing layers.
 
         Raises:
-            NotImplementedError: There is none for some layer of the model.
+            NotImplementedError: Some layer of the model has no supported cache.
         """
         cache = DynamicCache(config=self.model.config)
         cache.layers = [growing_layer(layer) for layer in cache.layers]
@@ -135,10 +135,10 @@ class BatchedDecoder(Decoder):
         """Set up; nothing is run.
 
         Args:
-            prefixes: What is cached of each conversation; kept up to date.
+            prefixes: Cached prefix of each conversation; updated in place.
             prompts: Its prompt, to be continued.
             forward: The model.
-            one_by_one: Run new tokens that follow a cached state one at a time (some models only start a chunk anew).
+            one_by_one: Run new tokens after a cached state one at a time (some models only restart a chunk).
         """
         self.forward, self.prefixes, self.prompts = forward, prefixes, prompts
         layers = forward.new_cache().layers
@@ -167,7 +167,7 @@ class BatchedDecoder(Decoder):
     def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
         """Run one more token of the open conversations; closed ones are dropped once they are worth it."""
         num_closed = len(self.indices) - len(tokens)
-        # A closed row goes on with idle tokens, which lie after what it holds, but would spoil states.
+        # A closed row continues with idle tokens, which lie after its content, but would spoil states.
         if num_closed and (self.has_states or num_closed >= len(tokens)):
             self._line_up([index for index in self.indices if index in tokens])
         logits = self._run([[tokens.get(index, 0)] for index in self.indices])

@@ -52,7 +52,7 @@ _chosen: WeakKeyDictionary[PreTrainedModel, tuple[str, bool]] = WeakKeyDictionar
 
 
 def select_strategy(model: PreTrainedModel, call: Callable[..., Any] | None = None) -> DecodingStrategy:
-    """Find the fastest strategy that gives the logits of a forward pass over the whole row; once a model.
+    """Find the fastest strategy that returns the logits of a forward pass over the whole row, once per model.
 
     Args:
         model: The model.
@@ -91,7 +91,7 @@ def _reason_against(name: str, forward: Forward) -> str | None:
         error = _error(forward, functools.partial(_STRATEGIES[name], forward=forward))
     except (torch.OutOfMemoryError, ConfigError):
         raise
-    except Exception as raised:  # noqa: BLE001  # the model's code, which says in its own words what it cannot do
+    except Exception as raised:  # noqa: BLE001  # the model's code, which reports in its own way what it does not support
         return f"{type(raised).__name__}: {raised}"
     if error <= 2 * _rounding(forward) ** 0.5:
         return None

@@ -24,7 +24,7 @@ from transformers.cache_utils import (
 )
 
 _SPARE_COLUMNS = 64
-# A layer that caches nothing; transformers 5.16, which Axolotl 0.19 pins, has none yet.
+# A layer that caches nothing; transformers 5.16, which Axolotl 0.19 pins, lacks it.
 _EMPTY_LAYERS: tuple[type, ...] = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))
 
 
@@ -123,7 +123,7 @@ def growing_layer(layer: Any) -> Any:
     """The layer to use in place of one of transformers' dynamic cache.
 
     Raises:
-        NotImplementedError: There is none for its kind.
+        NotImplementedError: This kind of layer is not supported.
     """
     kind = type(layer)
     if kind is DynamicLayer:
@@ -146,7 +146,7 @@ class CachedRows:
     """The cache of some conversations, one row each."""
 
     def __init__(self, new_cache: Callable[[], Cache], places: Sequence[Place | None], device: torch.device) -> None:
-        """Line up conversations: copy their places into a new cache; None for one that has none yet."""
+        """Align conversations: copy their places into a new cache; None stands for an empty one."""
         self.cache = new_cache()
         self._device = device
         known = [place or Place(self, row, 0, 0) for row, place in enumerate(places)]

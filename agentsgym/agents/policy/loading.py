@@ -16,11 +16,11 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # anything else can onl
 
 
 def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """Load a tokenizer, whose padding token is the end-of-sequence token if it has none.
+    """Load a tokenizer; its padding token defaults to the end-of-sequence token.
 
     Args:
         name_or_path: A folder, or a name on the Hub.
-        revision: Of a name on the Hub.
+        revision: Revision of a name on the Hub.
         trust_remote_code: Whether code that comes with it may run.
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -37,7 +37,7 @@ def load_model(
 
     Args:
         name_or_path: A folder, or a name on the Hub.
-        revision: Of a name on the Hub.
+        revision: Revision of a name on the Hub.
         trust_remote_code: Whether code that comes with the model may run.
         **options: Others of ``AutoModelForCausalLM.from_pretrained``, such as ``dtype``.
     """
@@ -50,7 +50,7 @@ def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     """Load a policy to be played: on the accelerator if there is one, in the precision that it was saved in.
 
     Raises:
-        ConfigError: There is no such folder or name, or what is there is no causal language model with a tokenizer.
+        ConfigError: The folder or name does not exist, or has no causal language model with a tokenizer.
     """
     if not Path(name_or_path).is_dir() and not _HUB_NAME.fullmatch(name_or_path):
         raise ConfigError(f"there is no folder {shown(name_or_path)} to load a policy from")

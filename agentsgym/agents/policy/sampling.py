@@ -73,7 +73,7 @@ class Sampler:
 
         Args:
             sampling: How tokens are drawn.
-            vocabulary_size: Only smaller ids are drawn; None for all that there are logits of.
+            vocabulary_size: Only smaller ids are drawn; None for all that have logits.
         """
         self.vocabulary_size = vocabulary_size
         self.temperature, self.penalty = sampling.temperature, sampling.repetition_penalty
@@ -110,7 +110,7 @@ class Sampler:
         logprobs = scores.log_softmax(-1)
         if seen is not None:
             scores = penalized(scores, seen[:, : self.vocabulary_size], self.penalty)
-        # Past the last token only where there is no distribution, which raises below; a device would not survive it.
+        # Past the last token only without a valid distribution, which raises below; on a device it would be fatal.
         drawn = self._choose(scores, uniforms).clamp(max=scores.shape[1] - 1)
         chosen: list[float] = logprobs.gather(1, drawn)[:, 0].tolist()
         if math.isnan(sum(chosen)):

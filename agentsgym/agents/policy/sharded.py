@@ -1,7 +1,7 @@
 """Sample from a model whose weights are sharded over all ranks (FSDP2, ZeRO-3): every forward pass needs all ranks.
 
 Ranks play episodes of different lengths, so they need different numbers of forward passes. A rank that runs one
-announces it, and a rank that has none to run joins with one token, whose output is discarded::
+announces it, and a rank with nothing to run joins with one token, whose output is discarded::
 
     rank 0    1 forward   1 forward   1 forward   0
     rank 1    1 forward   0 joins     0 joins     0      no rank has more to run: all continue
@@ -28,9 +28,9 @@ from agentsgym.interruptions import Interruption, is_interruption
 
 
 class ShardedForwardError(Interruption):
-    """A forward pass broke off on this rank, while the others wait for its part of the weights.
+    """A forward pass failed on this rank, while the others wait for its part of the weights.
 
-    Handling it here would leave them waiting. So it is no ``Exception``, as ``KeyboardInterrupt`` is none: it ends the
+    Handling it here would leave them waiting. So it is not an ``Exception``, like ``KeyboardInterrupt``: it ends the
     process, and the launcher then ends the others.
     """
 
@@ -79,7 +79,7 @@ class LockstepForward:
         """End the run if the model raises inside, where every rank runs it without announcing it.
 
         Raises:
-            ShardedForwardError: In place of any exception but a ``ConfigError``, which is raised on all ranks alike.
+            ShardedForwardError: In place of any exception but a ``ConfigError``, which is raised on all ranks.
         """
         try:
             yield
@@ -122,7 +122,7 @@ class ShardedPolicyAgent(PolicyAgent):
             model: A causal language model.
             tokenizer: Its tokenizer.
             forward: Called instead of the model, where sharding wraps it; by default the model itself.
-            **settings: As of :class:`PolicyAgent`.
+            **settings: See :class:`PolicyAgent`.
         """
         super().__init__(model, tokenizer, **settings)
         self._collective = forward or model

@@ -17,7 +17,7 @@ def check_is_model(model: Any, call: str) -> None:
 
     Args:
         model: The argument.
-        call: How the call is written, as in ``"PolicyAgent(model, tokenizer)"``.
+        call: The call as written by the user, as in ``"PolicyAgent(model, tokenizer)"``.
 
     Raises:
         ConfigError: It has no configuration: another argument in the model's place, or its name.
@@ -31,14 +31,14 @@ def check_is_model(model: Any, call: str) -> None:
 
 
 def shared_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Count the ids that the tokenizer knows, holes included, all of which the model must embed.
+    """Count the ids of the tokenizer, holes included, all of which the model must embed.
 
     Models often have more rows than that, to fill up a round number (Qwen3: 151,936 for 151,669 ids). Nothing was ever
     trained to mean something there.
 
     Args:
-        model: A causal language model; its configuration says how many rows it has, however they are sharded.
-        tokenizer: Every id that it gives is smaller than the number returned.
+        model: A causal language model; its configuration has the number of rows, however they are sharded.
+        tokenizer: The tokenizer; all its ids are smaller than the returned number.
 
     Raises:
         ConfigError: The model has fewer rows than the tokenizer has ids.

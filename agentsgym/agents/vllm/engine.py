@@ -29,7 +29,7 @@ class FailFastEngine:
         """Call the engine.
 
         Raises:
-            AgentError: It broke at an earlier call.
+            AgentError: It failed in an earlier call.
         """
         if self._broke:
             raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._broke}")
@@ -52,7 +52,7 @@ class Engine:
         tokenizer: The one given, else the engine's own.
     """
 
-    # What the agent sets itself, or what would give any other number of answers than one a prompt.
+    # Options that the agent sets itself, or that would not return one answer per prompt.
     REFUSED_OPTIONS: ClassVar = frozenset({"n", "max_tokens", "logprobs", "detokenize", "output_kind"})
 
     def __init__(self, llm: Any, tokenizer: Any, options: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class Engine:
         self._fields = {**known, **options, "stop_token_ids": sorted(ends), "logprobs": 0}
         try:
             self._params(1)
-        except Exception as error:  # vLLM has exceptions of its own for what it refuses
+        except Exception as error:  # vLLM has its own exceptions for requests that it refuses
             raise ConfigError(f"vLLM's SamplingParams refuses {shown(dict(options))}: {sentence_of(error)}") from error
 
     @staticmethod
@@ -89,7 +89,7 @@ class Engine:
     def generate(
         self, requests: Sequence[TurnRequest], prompts: Sequence[list[int]], budgets: Sequence[int]
     ) -> list[Action | AgentError]:
-        """Answer each request: its prompt's ids go on for at most its budget of tokens."""
+        """Answer each request with at most its budget of tokens."""
         outputs: Sequence[Any] = self._call(
             self._llm.generate,
             [{"prompt_token_ids": prompt} for prompt in prompts],

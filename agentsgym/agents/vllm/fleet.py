@@ -1,6 +1,6 @@
 """Ask one of several vLLM servers for each answer: a session stays with its server, and leaves it only if it is lost.
 
-A server is lost when its process is gone, hangs, or was started again with other weights. Requests that it owes an
+A server is lost when its process is gone, hangs, or was restarted with other weights. Requests that it owes an
 answer are sent to the others, since an answer that nobody has seen is in no record; without any left, their sessions
 fail. The next generation batch looks for it again.
 """
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS: Final = 512  # to one server, from one rank; further requests wait for one
 WAITS_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0)  # before each attempt
-PULSE_S: Final = 5.0  # how often a server that owes answers is asked whether it is there
+PULSE_S: Final = 5.0  # how often a server that owes answers is pinged
 MAX_MISSED: Final = 2  # of those questions, in a row
 
 
 class VLLMServers:
-    """Answers requests one by one, each from a server of its own rank's choice.
+    """Answers requests one by one, each from a server of this rank's choice.
 
     Attributes:
         servers: All of them, lost ones included.
@@ -42,7 +42,7 @@ class VLLMServers:
         Args:
             sampling: How tokens are drawn.
             urls: The servers, the same on each rank.
-            rank: Of this process: ranks begin with different servers.
+            rank: Rank of this process: ranks start with different servers.
 
         Raises:
             MissingDependencyError: ``aiohttp`` is not installed.
@@ -95,20 +95,20 @@ class VLLMServers:
             run_coroutine(self._close())
 
     def forget(self, session_ids: Sequence[str]) -> None:
-        """Forget sessions that are over, while others go on."""
+        """Forget sessions that are over, while others continue."""
         run_coroutine(self._forget(session_ids))
 
     def renew(self, lost: Mapping[str, str], marks: Mapping[str, str | None]) -> None:
-        """Say anew which servers are lost, and how the weights of each are marked; requests may be open.
+        """Update which servers are lost, and how the weights of each are marked; requests may be open.
 
         Args:
-            lost: Why a server is not asked, by URL.
-            marks: By URL; one that is not there is not looked at.
+            lost: Why a server gets no requests, by URL.
+            marks: Version of the weights, by URL; one that is missing is not compared.
         """
         run_coroutine(self._renew(lost, marks))
 
     def hold(self, url: str) -> None:
-        """Send a server no request from now on; those that are open go on."""
+        """Send a server no further requests; open ones continue."""
         run_coroutine(self._hold(self.by_url(url)))
 
     def release(self, url: str) -> None:
@@ -145,7 +145,7 @@ class VLLMServers:
             return server
         if server is not None:
             server.num_sessions -= 1
-            del self._homes[session_id]  # there may be no other one, and it asks again
+            del self._homes[session_id]  # there may be no other one, and it retries
         num = len(self.servers)
         rotated = [self.servers[(self._rank + place) % num] for place in range(num)]
         usable = [server for server in rotated if not server.lost]
@@ -214,7 +214,7 @@ class VLLMServers:
                 self._lose(server, f"it is gone ({error})")
 
     async def _compare(self, server: VLLMServer) -> None:
-        """Ask how its weights are marked; an answer that a push of weights has overtaken says nothing."""
+        """Read how its weights are marked; an answer that a push of weights has overtaken is ignored."""
         known = server.version
         version = await server.read_version(self._opened())
         if known is not None and known == server.version and version != known:
@@ -234,7 +234,7 @@ class VLLMServers:
             gone.set_result(None)
 
     async def _monitor(self) -> None:
-        """Ask servers that owe answers whether they are there: one whose machine is gone never hangs up."""
+        """Ping servers that owe answers: one whose machine is gone never closes its connection."""
         missed = dict.fromkeys((server.url for server in self.servers), 0)
         while True:
             await asyncio.sleep(PULSE_S)

@@ -27,7 +27,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
     """Samples the policy through TRL's ``VLLMGeneration`` for all live episodes at once: tensor parallelism.
 
     Weights, sleep and log-probabilities are as those of :class:`~agentsgym.agents.vllm.policy.VLLMPolicyAgent`, which
-    lets every episode run at its own pace and is used wherever an engine is one rank's own.
+    runs every episode at its own pace and is used wherever an engine belongs to one rank.
 
     **Ranks.** A call is collective and takes equally many rows from every rank. So the ranks agree on a number of rows
     before each call and pad to it with rows of one token, whose answers are discarded; a rank without live episodes
@@ -72,7 +72,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
             start: Equal values of its ``step``, the optimizer steps that are done, are taken for equal weights.
 
         Raises:
-            AgentsGymError: It failed on another rank, which raises its own error.
+            AgentsGymError: Another rank failed, which raises its own error.
         """
         self._weights.load(start.step)
 

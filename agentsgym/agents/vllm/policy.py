@@ -29,7 +29,7 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
     cache has its history, and the main rank alone pushes the weights, through TRL's client. So nobody waits for the
     slowest of a round, and no call but :meth:`prepare` is collective.
 
-    The engine keeps the keys and values of earlier turns in its prefix cache. It samples from weights of its own, so
+    The engine keeps the keys and values of earlier turns in its prefix cache. It samples from its own weights, so
     :meth:`prepare` must be called before each rollout: it loads the trained ones if they have changed. Under sleep mode
     it also wakes the engine, which :meth:`finish` puts to sleep, once a rollout and not once a turn.
 
@@ -88,7 +88,7 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         self._engine, self._weights = SteppedEngine(self.sampling), EngineWeights(generation)
 
     def forget(self, session_ids: Sequence[str]) -> None:
-        """Forget sessions that are over, while others go on."""
+        """Forget sessions that are over, while others continue."""
         if isinstance(self._engine, VLLMServers):
             self._engine.forget(session_ids)
 
@@ -102,7 +102,7 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
             start: Equal values of its ``step``, the optimizer steps that are done, are taken for equal weights.
 
         Raises:
-            AgentsGymError: It failed on another rank, which raises its own error; no server is there, or the weights
+            AgentsGymError: Another rank failed, which raises its own error; no server is there, or the weights
                 could not be pushed in time.
         """
         with raise_on_all_ranks():

@@ -28,11 +28,11 @@ _REFUSED_OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What an engine sampled for one request.
+    """An engine's sample for one request.
 
     Attributes:
         token_ids: The ids, (T,).
-        logprobs: Their log-probabilities, (T,), NaN where the engine knows none; None if it gives none.
+        logprobs: Their log-probabilities, (T,), NaN where unknown; None if the engine returns none.
         step: The optimizer steps behind the oldest weights that sampled it; None if none were loaded yet.
     """
 
@@ -133,7 +133,7 @@ class EngineParams:
         self._fields = {"detokenize": bool(fields["stop"]), **fields, "n": 1, "output_kind": whole}
 
     def of(self, max_tokens: int) -> Any:
-        """The parameters of a request for so many tokens at most."""
+        """The parameters of a request for at most this many tokens."""
         return self._type(**self._fields, max_tokens=max_tokens)
 
 

@@ -1,4 +1,4 @@
-"""One vLLM server: what it says of itself, and requests for single answers, token ids in and token ids out."""
+"""One vLLM server: its metadata, and requests for single answers, token ids in and token ids out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 CONNECT_S: Final = 10.0
-ANSWER_S: Final = 30.0  # for what a server says of itself, also under load
+ANSWER_S: Final = 30.0  # for metadata, also under load
 IDLE_S: Final = 3.0  # a connection is kept; the server closes it after five
 _BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
 _MIN_LOGPROB: Final = -9999.0  # JSON has no infinity: vLLM writes this for what it does not know
@@ -49,7 +49,7 @@ def load_aiohttp() -> Any:
 
 
 def open_session(num_connections: int) -> ClientSession:
-    """Open connections on the running loop, so many at most; to be closed."""
+    """Open connections on the running loop, at most this many; to be closed."""
     aiohttp = load_aiohttp()
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=IDLE_S),
@@ -58,22 +58,22 @@ def open_session(num_connections: int) -> ClientSession:
 
 
 class VLLMServer:
-    """One server, as one rank knows it.
+    """One server, as one rank sees it.
 
     Attributes:
         url: Its base URL, without ``/v1``.
         model: The name of its model in requests.
-        root: Where it loaded the model from.
-        context: The most tokens of prompt and answer; None until it was asked.
-        version: What its weights are marked with since they were pushed; None where it does not know such marks.
+        root: Path or name that it loaded the model from.
+        context: Maximum tokens of prompt and answer; None until it was read.
+        version: Mark of its weights since they were pushed; None where it does not support marks.
         step: The optimizer steps behind its weights; None if none were pushed yet.
         is_free: Set unless requests are held back, since it is about to get weights.
-        lost: Why it is not asked any more; empty while it is.
+        lost: Why it gets no more requests; empty while it does.
         num_sessions: Sessions that stay with it.
     """
 
     def __init__(self, url: str) -> None:
-        """Ask nothing yet."""
+        """Store the URL; nothing is requested yet."""
         self.url = url.rstrip("/")
         self.model, self.root = "", ""
         self.context: int | None = None
@@ -101,13 +101,13 @@ class VLLMServer:
         self.context = context if isinstance(context, int) else None
 
     async def encode(self, session: ClientSession, text: str) -> list[int] | None:
-        """The ids of a text by its tokenizer, without special tokens around; None where it does not tell."""
+        """The ids of a text by its tokenizer, without special tokens; None where it has no such endpoint."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         status, answer = await self._post(session, "/tokenize", body, ANSWER_S)
         return _json(answer).get("tokens") if status == 200 else None
 
     async def read_version(self, session: ClientSession) -> str | None:
-        """What its weights are marked with; None where it does not know such marks, but is up.
+        """The version mark of its weights; None where it does not support marks, but is up.
 
         Raises:
             PassingError: It does not answer.
@@ -119,12 +119,12 @@ class VLLMServer:
         return str(answer.get("weight_version"))
 
     async def mark(self, session: ClientSession, version: str) -> bool:
-        """Mark its weights; False where it does not know such marks (before vLLM 0.31)."""
+        """Mark its weights; False where it does not support marks (before vLLM 0.31)."""
         status, _ = await self._post(session, "/update_weight_version", {"new_version": version}, ANSWER_S)
         return status == 200
 
     async def switch(self, session: ClientSession, command: str) -> bool:
-        """Let it pause or resume; False where it does not know the command."""
+        """Pause or resume it; False where it does not support the command."""
         status, content = await self._post(session, f"/{command}", {}, ANSWER_S)
         if status not in (200, 404, 405):
             raise PassingError(f"its /{command} answered {status}: {_message(content)}", is_connection=False)
@@ -135,11 +135,11 @@ class VLLMServer:
     ) -> Sampled:
         """Sample one answer, once requests are no longer held back.
 
-        A request that was sent while the server pauses would be sampled by the next weights, and bear the older step.
+        A request that was sent while the server pauses would be sampled by the next weights but carry the older step.
 
         Raises:
-            PassingError: It did not answer, and may do so when it is asked again.
-            AgentError: It refuses this request, or its answer makes no sense.
+            PassingError: It did not answer, and a retry may succeed.
+            AgentError: It refuses this request, or its answer is malformed.
         """
         body = {**fields, "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "return_token_ids": True}
         await self.is_free.wait()
@@ -217,7 +217,7 @@ def _json(content: bytes) -> Mapping[str, Any]:
 
 
 def _message(content: bytes) -> str:
-    """What a server says of an error, in its own words where it is vLLM."""
+    """A server's error message, as vLLM words it where possible."""
     try:
         error: Any = json.loads(content)["error"]
         return str(error["message"] if isinstance(error, Mapping) else error)[:_READ_CHARACTERS]

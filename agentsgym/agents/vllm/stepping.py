@@ -42,12 +42,12 @@ class _Open:
 class SteppedEngine:
     """Answers requests one by one, from a ``vllm.LLM`` that a thread steps while any is open.
 
-    The thread lives from the first request to :meth:`finish`; the engine is no one else's meanwhile, and may be called
+    The thread lives from the first request to :meth:`finish`; nothing else uses the engine meanwhile; it may be used
     from anywhere (for its weights, or to sleep) in between. An engine that breaks is not called again, since the
     requests that it then still holds would make its next call run forever.
 
     Attributes:
-        step: The optimizer steps behind its weights, told in each answer.
+        step: The optimizer steps behind its weights, recorded in each answer.
     """
 
     def __init__(self, sampling: VLLMSampling) -> None:
@@ -73,7 +73,7 @@ class SteppedEngine:
         """Answer one prompt with at most ``room`` tokens; a call that is cancelled takes its request out again.
 
         Raises:
-            AgentError: The engine broke, now or earlier, or the prompt does not fit into its context.
+            AgentError: The engine failed, now or earlier, or the prompt does not fit into its context.
         """
         if self._broke:
             raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._broke}")
@@ -91,7 +91,7 @@ class SteppedEngine:
         return Sampled(token_ids=ids, logprobs=logprobs, step=step)
 
     def finish(self) -> None:
-        """Take out what is still open, and end the thread; one whose step hangs is left, and the engine given up."""
+        """Take out what is still open, and end the thread; one whose step hangs is abandoned, along with the engine."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -101,7 +101,7 @@ class SteppedEngine:
             self._broke = f"one of its steps did not end within {STEP_LIMIT_S:g} s"
 
     def check(self) -> None:
-        """Raise :class:`AgentsGymError` if the engine broke: no weights are loaded into it."""
+        """Raise :class:`AgentsGymError` if the engine failed: no weights are loaded into it."""
         if self._broke:
             raise AgentsGymError(
                 f"the vLLM engine failed and is not called again: {self._broke}; restart the run from its last "
@@ -129,14 +129,14 @@ class SteppedEngine:
                     self._inbox.get()()
                 if self._open:
                     self._answer(self._engine.step())
-        except BaseException as error:  # noqa: BLE001  # the engine's: told to all that wait for it
+        except BaseException as error:  # noqa: BLE001  # the engine's: passed to all that wait for it
             self._broke = f"{type(error).__name__}: {sentence_of(error)}"
             for one in [*self._open.values()]:
                 self._settle(one, AgentError(f"the vLLM engine failed: {self._broke}"))
             self._refuse_rest()
 
     def _refuse_rest(self) -> None:
-        """Answer what comes in while the engine is known to be broken, until the rollout ends."""
+        """Answer incoming requests with the failure of the engine, until the rollout ends."""
         while not self._is_ending:
             self._inbox.get()()
 
@@ -149,7 +149,7 @@ class SteppedEngine:
             return
         try:
             self._engine.add_request(one.name, {"prompt_token_ids": one.prompt}, self._params.of(one.max_tokens))
-        except Exception as error:  # noqa: BLE001  # it refuses this request, and goes on with the others
+        except Exception as error:  # noqa: BLE001  # it refuses this request, and continues with the others
             self._settle(one, error)
 
     def _answer(self, outputs: Sequence[Any]) -> None:
@@ -173,7 +173,7 @@ class SteppedEngine:
 
 
 def _read(output: Any, one: _Open) -> Any:
-    """What was sampled, or the error in its place."""
+    """The sampled answer, or an error."""
     answer = output.outputs[0]
     ids = list(answer.token_ids)
     if list(output.prompt_token_ids) != one.prompt:

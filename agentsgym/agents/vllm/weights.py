@@ -47,7 +47,7 @@ class EngineWeights:
         """Collective: load the weights of a step if they are others, and wake the engine.
 
         Raises:
-            AgentsGymError: It failed on another rank, which raises its own error.
+            AgentsGymError: Another rank failed, which raises its own error.
         """
         if step == self.step and not self._sleeps:
             return
@@ -76,7 +76,7 @@ class EngineWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What the main rank found, and all ranks do.
+    """The main rank's findings, which all ranks act on.
 
     Attributes:
         lost: Why a server is left out, by URL.
@@ -104,7 +104,7 @@ class ServerWeights:
 
         Args:
             generation: TRL's, whose client of the first server it has on the main rank.
-            servers: Those that this rank asks.
+            servers: The servers that this rank uses.
             tokenizer: The model's.
             limit_s: Seconds for one push to one server.
             pauses: Whether requests are open meanwhile, so that the server has to pause.
@@ -151,12 +151,12 @@ class ServerWeights:
         self.step = step
 
     def loaded(self, step: int) -> None:
-        """Note that TRL itself has pushed the weights of this step to its server, the first one; they bear no mark."""
+        """Note that TRL itself has pushed the weights of this step to its server, the first one; they have no mark."""
         self.step = self._servers.first.step = step
         self._marks[self._servers.first.url] = None
 
     def sleep(self) -> None:
-        """Do nothing: a server is no one's to put to sleep."""
+        """Do nothing: servers are not put to sleep."""
 
     # On the main rank
 
@@ -266,7 +266,7 @@ class ServerWeights:
     def _paused(self, url: str) -> Generator[None]:
         """Pause a server inside where requests may be open: they continue with the new weights.
 
-        Its cache is cleared, so that they are prefilled anew. Keys and values of the older weights under the new ones
+        Its cache is cleared, so that they are prefilled again. Keys and values of the older weights under the new ones
         would make the log-probabilities those of no version.
         """
         if not self._pauses:
@@ -282,7 +282,7 @@ class ServerWeights:
         except BaseException:
             try:
                 run_coroutine(self._switch(url, "resume"))
-            except AgentsGymError as error:  # the push says more
+            except AgentsGymError as error:  # the push's error has more detail
                 logger.warning("%s", sentence_of(error))
             raise
         run_coroutine(self._switch(url, "resume"))
@@ -341,9 +341,9 @@ def within(limit_s: float, call: Callable[[], None], too_late: str, device: torc
 
     Args:
         limit_s: Seconds until it is given up.
-        call: What is called; what it raises is raised.
+        call: Function to call; its exceptions propagate.
         too_late: The sentence of the error.
-        device: What it computes on.
+        device: Its device.
 
     Raises:
         AgentsGymError: It did not end in time; logged at once, since other ranks may wait in a call that does not end.
@@ -365,7 +365,7 @@ def within(limit_s: float, call: Callable[[], None], too_late: str, device: torc
     except TimeoutError:
         if outcome.done():
             raise  # the call's own
-        logger.error("%s", too_late)  # noqa: TRY400  # there is no traceback to show
+        logger.error("%s", too_late)  # noqa: TRY400  # it has no traceback to show
         raise AgentsGymError(too_late) from None
 
 

@@ -17,7 +17,7 @@ def check_call(call: ToolCall, schemas: Sequence[Mapping[str, Any]]) -> str | No
     """Say what is wrong with a call, for the agent; None for a call that can be played.
 
     Args:
-        call: As the agent gave it.
+        call: The agent's call.
         schemas: The environment's ``tool_schemas``.
 
     >>> add = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
@@ -74,7 +74,7 @@ def _of_value(value: Any, schema: _Schema, tool: str, path: str) -> Iterator[str
 
 
 def _expected(value: Any, schema: _Schema) -> str | None:
-    """What a value must be where it is not that, as the end of a sentence."""
+    """The expected kind of an invalid value, as the end of a sentence; None for a valid one."""
     if value is None and schema.get("nullable"):
         return None
     if "enum" in schema or "const" in schema:

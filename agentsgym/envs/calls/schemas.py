@@ -95,7 +95,7 @@ def _with_lengths(part: Any) -> Any:
 
 
 def _problem(tool: Callable[..., Any]) -> str | None:
-    """What a function lacks that a schema is made of."""
+    """The first part of a schema that a function lacks."""
     for name, parameter in inspect.signature(tool).parameters.items():
         if parameter.kind in _UNNAMED_KINDS:
             return f"its argument {name!r} {_UNNAMED_KINDS[parameter.kind]}: calls give arguments by name, so name each"

@@ -54,7 +54,7 @@ class Difference(NamedTuple):
     """Where two plays of the same tasks first differ.
 
     Attributes:
-        text: What differs, the end of a sentence.
+        text: The difference, as the end of a sentence.
         tools: The names of the tools that were called right before it.
     """
 
@@ -112,7 +112,7 @@ def first_difference(before: Sequence[Trajectory], after: Sequence[Trajectory]) 
 
 
 def observations(trajectory: Trajectory) -> list[list[Message]]:
-    """What was new before each turn of the last episode, (K,)."""
+    """The new messages before each turn of the last episode, (K,)."""
     turns = trajectory.turns
     episode = turns[-1].episode if turns else 0
     start, found = 0, list[list[Message]]()

@@ -43,11 +43,11 @@ class HookProbe:
     """Watches the hooks of one environment, inside a ``with`` block.
 
     Attributes:
-        findings: What it saw, each kind once a hook and thing that it is about.
+        findings: The findings, one per check, hook and subject.
         changed: The attributes of the environment that hooks changed, each with the hook that did it first.
-        roles: What ``_role`` gave.
+        roles: Roles that ``_role`` returned.
         rewarded_roles: The roles in ``info["rewards"]``, each with the hook that rewarded it first.
-        starts: What each episode began with, in the order in which they began, one list for each ``with`` block.
+        starts: Initial states of the episodes, in order, one list for each ``with`` block.
     """
 
     def __init__(self, env: MultistepEnv) -> None:
@@ -156,7 +156,7 @@ class HookProbe:
     def _check_result(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
         if name == "_initialize_episode":
             self._check_start(args[0], result)
-        elif name == "_role" and _is_hashable(result):
+        elif name == "_role" and isinstance(result, Hashable):
             self.roles.add(result)
         elif name in ("_step_episode", "_step_action") and isinstance(result, tuple):
             step = cast("tuple[Any, ...]", result)
@@ -267,7 +267,7 @@ class _BoundedBytes:
 
 
 def _fingerprint(value: Any, depth: int = 0) -> Any:
-    """What shows, most of the time, that a value was changed; cheap for large ones."""
+    """A fingerprint that usually changes with the value; cheap for large ones."""
     if value is None or isinstance(value, str | int | float | bytes):
         return value
     if depth >= _MAX_DEPTH:
@@ -285,7 +285,3 @@ def _fingerprint(value: Any, depth: int = 0) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) or hasattr(value, "__float__")
-
-
-def _is_hashable(value: Any) -> bool:
-    return isinstance(value, Hashable)

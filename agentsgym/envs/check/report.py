@@ -16,7 +16,7 @@ class Finding:
     Attributes:
         check: Name of the check, such as ``"global-random"``.
         severity: ``"error"``: training or evaluation goes wrong; ``"warning"``: it costs something, or may go wrong.
-        text: What is wrong and what would be right, a sentence.
+        text: The problem and its fix, in a sentence.
         place: File and line of the hook that it is about; empty if it is about none.
     """
 
@@ -31,7 +31,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvReport:
-    """What :func:`agentsgym.check_env` found.
+    """The findings of :func:`agentsgym.check_env`.
 
     Attributes:
         findings: Errors first.

@@ -68,7 +68,7 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
         env_config: Configuration, if ``env`` is a class.
         tokenizer: Tokenizer, if ``env`` is a class; with one, tokens and the chat template are checked too.
         seed: Seed of the agent, and of tasks without one.
-        max_tasks: How many tasks are played at most; at least 4 sessions are played in any case.
+        max_tasks: Maximum number of tasks; at least 4 sessions are played in any case.
         raise_on: The severity from which findings raise; None to return them all.
         limit_s: Seconds that playing may take; what runs then is named. None for no limit, where a hook that hangs
             hangs the check. On the main thread of a Unix process alone.
@@ -107,7 +107,7 @@ class _Checker:
         self._played: list[Trajectory] = []
 
     def report(self) -> EnvReport:
-        """What was found, errors first."""
+        """The findings, errors first."""
         findings = sorted(self._probe.findings.values(), key=lambda finding: finding.severity)
         num_turns = sum(one.num_turns for one in self._played)
         return EnvReport(findings=findings, num_episodes=len(self._played), num_turns=num_turns)

@@ -15,7 +15,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 class Start(NamedTuple):
-    """What an episode started from.
+    """The initial state of an episode.
 
     Attributes:
         name: The session's id, which a state may hold and which is another one in each play.

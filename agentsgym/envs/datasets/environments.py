@@ -113,7 +113,7 @@ class Environments:
         return class_path(type(env)), derive_seed("game", config)
 
     def label(self, row: DatasetRow) -> str:
-        """What metrics call a row's environment: the row's own ``environment``, as ``mix`` names it, else its class."""
+        """The environment's name in metrics: the row's own ``environment``, as ``mix`` names it, else its class."""
         name = row.get("environment")
         return name if isinstance(name, str) and name else type(self.of(row)).__name__
 

@@ -104,7 +104,7 @@ def schedule(weights: Sequence[int], count: int) -> list[int]:
 
     Args:
         weights: Positive, (N,).
-        count: How many places.
+        count: Number of places.
 
     Returns:
         Indices of sources, (count,).

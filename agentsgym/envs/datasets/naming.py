@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedEnv:
-    """What a name means.
+    """The environment and settings behind a name.
 
     Attributes:
-        name: As it was typed.
+        name: The name as typed.
         env_class: The class.
         env_config: The configuration from the name and the options.
         dataset_options: The dataset options from the name.

@@ -22,7 +22,7 @@ Env = TypeVar("Env", bound=ConfiguredEnv)
 
 
 class DrawnOptions(TypedDict, total=False):
-    """Options of a dataset whose tasks are drawn, as many as wanted.
+    """Options of a dataset whose tasks are drawn, as many as needed.
 
     Attributes:
         size: Number of rows.
@@ -40,7 +40,7 @@ class CommonOptions(TypedDict, total=False):
         size: Number of rows; by default one a task.
         seed: Orders the tasks and makes their seeds; it never moves one between training and evaluation.
         split: ``"disjoint"``: training and evaluation share no task; ``"all"``: both have all.
-        eval_fraction: What ``"disjoint"`` keeps for evaluation, in (0, 1).
+        eval_fraction: Fraction that ``"disjoint"`` keeps for evaluation, in (0, 1).
     """
 
     size: int | None
@@ -54,7 +54,7 @@ def _is_inner_fraction(value: Any) -> bool:
 
 
 SEED_OPTION: Mapping[str, Field] = {"seed": Field(default=0, expected="an int >= 0", valid=is_int(0))}
-#: What every dataset of finitely many tasks takes: how many rows, in which order, and what is kept for evaluation.
+#: Options of every dataset of finitely many tasks: number of rows, their order, and the evaluation share.
 COMMON_OPTIONS: Mapping[str, Field] = {
     "size": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
     **SEED_OPTION,
@@ -64,7 +64,7 @@ COMMON_OPTIONS: Mapping[str, Field] = {
 
 
 def drawn_options(size: int) -> dict[str, Field]:
-    """Give the options of a dataset whose tasks are drawn, as many as wanted: ``size`` rows by default, and a seed."""
+    """Return the options of a dataset whose tasks are drawn as needed: ``size`` rows by default, and a seed."""
     return {"size": Field(default=size, expected="a positive int", valid=is_int(1)), **SEED_OPTION}
 
 
@@ -85,7 +85,7 @@ def checked_options(given: Mapping[str, Any], fields: Mapping[str, Field]) -> di
     """Fill in and check the options of rows.
 
     Args:
-        given: What the user wrote.
+        given: The user's options.
         fields: Every supported option.
 
     Raises:
@@ -113,7 +113,7 @@ def part_of(
         names: The names of all; one may stand there several times.
         part: Whose are wanted.
         settings: The checked options, ``split`` and ``eval_fraction`` among them.
-        things: What is named, in the plural, for errors.
+        things: Plural name of the items, for errors.
         topic: Keeps the parts of one environment apart from those of another; ``things`` by default.
 
     Raises:

@@ -22,7 +22,7 @@ def tasks_of(
         env: The environment.
         split: Split of its own tasks: ``"train"`` or ``"eval"``.
         options: Options of its dataset.
-        most: How many at most.
+        most: Maximum number.
         seed: Seed of the tasks that consist of a seed alone.
 
     Raises:

@@ -19,7 +19,7 @@ EXPECTED_SOURCE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """What is read from one column of the data.
+    """One column to read from the data.
 
     Attributes:
         default: The column's name if the user sets none.
@@ -50,7 +50,7 @@ def read_rows(source: Any, name: str) -> Sequence[Row]:
     Args:
         source: A path of a JSONL file, rows, a ``datasets.Dataset``, or a dict of arguments of
             ``datasets.load_dataset``, ``path`` and ``split`` among them.
-        name: What errors call it.
+        name: Its name in errors.
 
     Raises:
         ConfigError: The source cannot be read, a line is not a JSON object, or there is no row.
@@ -79,9 +79,9 @@ def read_columns(
 
     Args:
         rows: The data.
-        columns: What is needed, by our name for it.
+        columns: The needed columns, by our names.
         names: The data's name of a column by our name, where it is not the default.
-        name: What errors call the data.
+        name: Name of the data in errors.
 
     Returns:
         One dict a row; an optional value that a row does not have is left out.

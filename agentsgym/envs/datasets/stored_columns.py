@@ -1,4 +1,4 @@
-"""What a rollout store keeps of an environment, beside its rollouts."""
+"""Columns of a rollout store that describe the environment."""
 
 from __future__ import annotations
 

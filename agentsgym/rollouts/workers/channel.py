@@ -6,7 +6,7 @@ therefore carries a digest that only the two ends can make, of its number, its l
     magic (4) | number (8) | length (8) | digest of the payload (16) | digest of all that (16) | payload
 
 Stray bytes, lost ones and broken frames raise :class:`BrokenChannelError`; none of them is unpickled. This guards
-against accidents. It is no fence around a worker: its code is trusted, as that of the pool's own process is.
+against accidents. It does not isolate a worker: its code is trusted, as that of the pool's own process is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _JOINED_SIZE = 1 << 16  # a payload up to this size is copied, so that the frame
 
 
 class BrokenChannelError(Exception):
-    """What came is no frame of the other end, or its next one is overdue."""
+    """The received bytes are not a frame of the other end, or the next frame is overdue."""
 
 
 class Channel:
@@ -39,7 +39,7 @@ class Channel:
 
         Args:
             connection: A connected stream socket.
-            key: What only the two ends know.
+            key: Secret shared by the two ends.
         """
         self.connection = connection
         self._key = key
@@ -64,7 +64,7 @@ class Channel:
         """Wait for the next message.
 
         Args:
-            on_silence: Called whenever nothing has come for as long as :meth:`limit_waits` says; what it raises ends
+            on_silence: Called whenever nothing has come for the time set by :meth:`limit_waits`; what it raises ends
                 the wait.
 
         Raises:
@@ -90,7 +90,7 @@ class Channel:
                 self.connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
 
     def num_unread(self) -> int:
-        """Count the bytes sent that the other end has not taken yet; 0 where the system does not say."""
+        """Count the sent bytes that the other end has not read yet; 0 where the system cannot report it."""
         try:
             import fcntl  # noqa: PLC0415  # not on Windows
             import termios  # noqa: PLC0415

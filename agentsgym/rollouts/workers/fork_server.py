@@ -1,11 +1,11 @@
-"""Imported by the process that workers are forked from, and by nothing else: lets them end before it does.
+"""Imported by the process that workers are forked from, and by nothing else: it ends after them.
 
 When a pool's owner is gone, its fork server ends at once, and the kernel kills the workers with it (see
 :mod:`agentsgym.rollouts.workers.owner_watch`). Workers that notice by themselves first close their episodes: so it
 waits for them a little.
 
 A signal that is sent to all processes of a job, for whose owner it is, does not end it either: no worker could be
-started then, and those that there are would be killed.
+started then, and existing ones would be killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _wait_for_children() -> None:
         try:
             ended, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return  # there is none left
+            return  # none are left
         if not ended:
             time.sleep(0.02)
 

@@ -62,14 +62,14 @@ def resident_mb(pid: int) -> float | None:
 # Imported once, in the process that all workers are forked from, if this process has a use for them: a worker that
 # takes another's place then begins in a tenth of a second.
 _PRELOADED = ("agentsgym.envs.base", "transformers.tokenization_utils_tokenizers")
-# The system, a scheduler of jobs or a terminal sends these to any process: one says nothing about a trial.
+# The system, a job scheduler or a terminal sends these to any process: they are not evidence against a trial.
 _EXTERNAL_SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 _UNKNOWN = 255  # the exit code that multiprocessing gives a process when the one that it was forked from is gone
 _SILENCE_S = 1  # how often it is looked whether a process that sends nothing is still there
 _MAX_ATTEMPTS = 10
 _BETWEEN_ATTEMPTS_S = 0.1
 _SENDING_S = 30  # how long a process may leave a message unread
-_PROCESSES = threading.Lock()  # multiprocessing reads a process's exit code twice if two threads ask for it at once
+_PROCESSES = threading.Lock()  # multiprocessing reads a process's exit code twice if two threads request it at once
 
 
 def _context() -> Any:
@@ -93,22 +93,22 @@ class WorkerHandle:
 
     Attributes:
         on_message: Called, on another thread, with each message; None is the end of the process.
-        is_ready: Whether it has begun to listen.
-        is_busy: Whether it has a batch that it has not answered completely: it gets the next one only then, so that
+        is_ready: Whether it is listening.
+        is_busy: Whether it has not fully answered its batch: it gets the next one only afterwards, so that
             neither side ever waits for the other to read.
-        is_loading: Whether it was sent environments that it has not read yet, for which it may import much.
+        is_loading: Whether it has not yet read the environments that it was sent, for which it may import much.
         is_closing: Whether it is busy with closing the trials of a run that was aborted.
         is_dead: Whether it is gone.
         is_killed: Whether it was ended on purpose.
-        is_draining: Whether it gets no more trials, and is replaced when those that it has are over.
-        why_killed: Why it was, where that says more than the signal; empty otherwise.
+        is_draining: Whether it gets no more trials, and is replaced when its own are over.
+        why_killed: Why it was killed, where that is more precise than the signal; empty otherwise.
         known_envs: The names of the environments that it has.
-        droppable_envs: Those of them that it may drop.
-        outbox: What it is to do next.
+        droppable_envs: Environments that it may drop.
+        outbox: Work to send next.
         residents: The trials that live in it, by their index.
         hosted: The first two that ever lived there, in this run and in those before: a process that only one trial
             has ever known can have been broken by none other.
-        num_ended: How many trials came to their end in it.
+        num_ended: Number of trials that ended in it.
         fresh_mb: Megabytes that it held before it played; None where that cannot be measured.
     """
 
@@ -267,7 +267,7 @@ class WorkerHandle:
         self._deliver(None)
 
     def _check_silence(self) -> None:
-        """See whether a process that sends nothing is still there, and not waiting for a message that was lost."""
+        """Check that a silent process is alive, and not waiting for a message that was lost."""
         if not self._is_alive():  # and a process that the environment forked off keeps the connection open
             raise EOFError
         what, since = self._progress
@@ -285,7 +285,7 @@ class WorkerHandle:
 
     def _deliver(self, message: bytes | None) -> None:
         if message == READY:
-            with suppress(ConfigError):  # where it matters, that is said
+            with suppress(ConfigError):  # reported where it matters
                 self.fresh_mb = resident_mb(self.process.pid)
             self.is_ready = True
             return
@@ -295,13 +295,13 @@ class WorkerHandle:
             if self._closing is not None:
                 self._closing.cancel()
             self.is_busy = self.is_closing = False
-        on_message = self.on_message  # now: a run that begins meanwhile finds it idle, or is told
+        on_message = self.on_message  # now: a run that begins meanwhile finds it idle, or is notified
         if on_message is not None:
             on_message(self, message)
 
     @property
     def killed_by_signal(self) -> bool:
-        """Whether a signal ended it, or nobody knows what did, and not something that it ran into."""
+        """Whether a signal or something unknown ended it, rather than its own code."""
         code: int = self.process.exitcode or 0
         return self.is_killed or code < 0 or code in {_UNKNOWN, INTERRUPTED}
 
@@ -313,7 +313,7 @@ class WorkerHandle:
         return not self.is_killed and code in {*signals, _UNKNOWN, INTERRUPTED}
 
     def how_it_ended(self) -> str:
-        """What it did, the signal or the exit code, in words."""
+        """How it ended, by signal or exit code, in words."""
         code: int | None = self.process.exitcode
         if self.why_killed:
             return self.why_killed

@@ -1,4 +1,4 @@
-"""What runs in a worker process: the trials that live there, advanced as the pool's messages say."""
+"""The loop of a worker process: it advances its trials according to the pool's messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Killed(Interruption):
 
 
 class _LiveTrial:
-    """A trial in play, and how much of its conversation the pool knows."""
+    """A live trial, and how much of its conversation the pool has."""
 
     def __init__(self, generator: TrialGenerator[Any]) -> None:
         self.generator = generator
@@ -60,7 +60,7 @@ class _LiveTrial:
         self.tools: Sequence[Mapping[str, Any]] | None = None
 
     def advance(self, given: WireInput | None) -> TrialOutcome:
-        """Let it go on."""
+        """Advance it."""
         return advance(self.generator, given.action() if isinstance(given, WireAction) else given)
 
     def delta(self, index: int, request: TurnRequest) -> RequestDelta:
@@ -91,7 +91,7 @@ class _WorkerLoop:
         progress: Shared with the pool: which trial is advanced, or its reply pickled, at this moment
             (:data:`NO_TRIAL`: none, :data:`IS_WAITING`: none, and it waits for a message), since when.
         is_killed: Whether the pool kills this process, which it notices even where a hook catches everything.
-        is_ending: Whether it ends anyway.
+        is_ending: Whether the process ends anyway.
     """
 
     def __init__(self, channel: Channel, progress: Any) -> None:
@@ -142,7 +142,7 @@ class _WorkerLoop:
                 replies, sent = [], now
 
     def close(self) -> None:
-        """Close every trial that is in play."""
+        """Close every live trial."""
         for trial in self.trials.values():
             trial.generator.close()
         self.trials.clear()
@@ -227,7 +227,7 @@ def _serve(loop: _WorkerLoop) -> None:
 
 
 def _dump_outcome(outcome: Finished | Raised) -> bytes | str:
-    """Pickle what a trial came to, or say why that is not possible: its values are foreign."""
+    """Pickle a trial's outcome, or the reason why that is not possible: its values are foreign."""
     try:
         return pickle.dumps(
             outcome if isinstance(outcome, Finished) else Raised(_portable(outcome.error)), pickle.HIGHEST_PROTOCOL

@@ -52,7 +52,7 @@ def _release_fork_server() -> None:
 
 
 class _Watch:
-    """What is looked at."""
+    """The resources that are watched."""
 
     def __init__(self, descriptor: int, owner: int) -> None:
         self._descriptor = descriptor
@@ -66,7 +66,7 @@ class _Watch:
     def run(self) -> None:
         """Wait until either is gone."""
         while True:
-            if self._is_connection_lost():
+            if _identity(self._descriptor) != self._identity:
                 os._exit(LOST_CONNECTION)  # something closed the file descriptors of this process
             if self._is_owner_gone():
                 break
@@ -82,9 +82,6 @@ class _Watch:
         if self._process is not None:
             poll.register(self._process, select.POLLIN)
         poll.poll(1000 * _POLL_S)
-
-    def _is_connection_lost(self) -> bool:
-        return _identity(self._descriptor) != self._identity
 
     def _is_owner_gone(self) -> bool:
         poll = select.poll()

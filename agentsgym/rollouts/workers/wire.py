@@ -1,7 +1,7 @@
 """The messages between a process pool and its worker processes.
 
 A trial's state cannot leave the process it began in, so a trial stays where it was started: an action goes in, what is
-new in the conversation comes out. The pool keeps its own copy of each conversation (a :class:`RequestMirror`).
+new in the conversation comes out. The pool keeps a copy of each conversation (a :class:`RequestMirror`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IS_WAITING = -2
 READY = b"ready"
 LOADED = b"loaded"  # the environments of a batch are there, and its items begin
 CLOSED = b"closed"  # the answer to CLOSE
-CLOSE = b"close"  # the run was aborted: every trial that is in play is to be closed
+CLOSE = b"close"  # the run was aborted: every live trial is to be closed
 SHUTDOWN = b""
 # Lets a process close its episodes before it ends. Not SIGTERM: that is how the interpreter ends a process that hangs.
 KILL_SIGNAL: signal.Signals | None = getattr(signal, "SIGUSR1", None)
@@ -41,7 +41,7 @@ class WireAction(NamedTuple):
     reasoning: str | None = None
 
     def action(self) -> Action:
-        """Make the action again; any state but None will do, since the pool gives back the real one."""
+        """Rebuild the action; any state but None will do, since the pool restores the real one."""
         return Action(**self._asdict(), agent_state=True)
 
 
@@ -54,7 +54,7 @@ class StartTrial(NamedTuple):
     Attributes:
         trial_index: Its index in the run.
         trial: It, pickled with :func:`dump_trial`.
-        inputs: What it was given already, where it lived in a process that is gone.
+        inputs: Inputs to replay, if its earlier process is gone.
     """
 
     trial_index: int
@@ -71,7 +71,7 @@ class WorkBatch(NamedTuple):
     Attributes:
         envs: Pickled environments, by name.
         dropped_envs: Names of those that are not needed any more.
-        items: What to do, in order.
+        items: Work items, in order.
     """
 
     envs: dict[str, bytes]
@@ -85,9 +85,9 @@ class RequestDelta(NamedTuple):
     Attributes:
         trial_index: Its index in the run.
         num_messages: How many messages of the mirror are kept: all of them, or none where there is another list now.
-        messages: What follows them.
+        messages: New messages after them.
         num_tokens: As ``num_messages``, for the token ids.
-        token_ids: What follows them.
+        token_ids: New token ids after them.
         max_new_tokens: The budget.
         has_state: Whether the agent gets back the state of its last action: it never leaves the agent's process.
         tools: The schemas of the environment's tools; None where they are those of the request before.
@@ -120,7 +120,7 @@ class DeserializationFailure(NamedTuple):
     """Why the worker could not unpickle what it was sent.
 
     Attributes:
-        reason: What was raised.
+        reason: The exception.
         trial_index: The trial that it was; None for an environment.
     """
 
@@ -159,7 +159,7 @@ class RequestMirror:
         self.tools: Sequence[Mapping[str, Any]] = ()
 
     def request(self, delta: RequestDelta, agent_state: Any) -> TurnRequest:
-        """Apply a difference; lists that go on stay the same objects."""
+        """Apply a difference; lists that are extended stay the same objects."""
         if delta.num_messages == 0:
             self.messages = []
         if delta.num_tokens == 0:

@@ -74,8 +74,8 @@ class _Tags(NamedTuple):
 
     Attributes:
         whole: Matches an argument; its groups are ``key`` and ``value``.
-        begins: What begins an argument, with ``{}`` for its key.
-        ends: What ends it.
+        begins: Opening tag of an argument, with ``{}`` for its key.
+        ends: Closing tag of an argument.
     """
 
     whole: re.Pattern[str]

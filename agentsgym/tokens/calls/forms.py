@@ -15,7 +15,7 @@ from agentsgym.types import ToolCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What was read out of an answer.
+    """The content of an answer.
 
     Attributes:
         content: The text beside its calls and thoughts; a call that cannot be read stays in it.
@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _Parts:
-    """What has been read so far."""
+    """The parts read so far."""
 
     content: list[str] = field(default_factory=list[str])
     reasoning: list[str] = field(default_factory=list[str])
@@ -75,12 +75,12 @@ class MarkedForm:
     """Calls that stand between markers in the text of an answer.
 
     Attributes:
-        opens: What begins a block.
-        closes: What ends it.
+        opens: Opening marker of a block.
+        closes: Closing marker of a block.
         read: Reads the calls of a block.
         is_json: Whether a block begins with a JSON value, whose strings may spell the marker that ends it.
         ends_with_turn: Whether the end of the turn ends a block too.
-        thinks: What begins and what ends a thought.
+        thinks: Opening and closing markers of a thought.
         wraps: Markers around blocks, without a meaning of their own.
     """
 
@@ -131,7 +131,7 @@ class MarkedForm:
         return 0
 
     def _end_of_begun_thought(self, text: str, kinds: Kinds) -> int | None:
-        """Find the end of a thought that begins before the answer; None if there is none.
+        """Find the end of a thought that begins before the answer; None without one.
 
         A mark inside a call that can be read is a part of one of its strings.
         """

@@ -29,7 +29,7 @@ def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[M
     else is checked here.
 
     Args:
-        action: As the agent gave it.
+        action: The agent's action.
         chat_format: How the tokenizer writes calls; None where there is only text.
         tools: The JSON schemas of the tools.
     """

@@ -136,7 +136,7 @@ def _value(text: str, start: int, read_string: ReadString) -> tuple[Any, int]:
 
 
 def _swallows_a_call(value: str, quote: str) -> bool:
-    """Whether what stands between two quotes begins another call, with a string of its own that the second closes."""
+    """Whether the text between two quotes begins another call, whose own string the second quote closes."""
     head = _LATER_CALL.search(value)
     return head is not None and re.compile(r"\w\s*=\s*" + quote).search(value, head.end()) is not None
 

@@ -114,7 +114,7 @@ class CallReader:
             self.form = _form_of(tokenizer, options)
 
     def check_reads_calls(self) -> None:
-        """See that calls can be read as the template prints them.
+        """Check that calls can be read as the template prints them.
 
         Raises:
             ConfigError: They cannot: the agent's calls would be taken for text.
