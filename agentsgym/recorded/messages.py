@@ -55,7 +55,7 @@ def trajectory_from_messages(
     facts = checked_about(cast("Mapping[str, Any]", about))
     read, answers = read_messages(messages)
     if not answers:
-        raise ConfigError(f"messages must hold an answer, a message of the assistant, got {shown(messages)}")
+        raise ConfigError(f"messages must contain an assistant message, got {shown(messages)}")
     paid = turn_rewards(rewards, len(answers), "answer")
     chat_format = _format_of(tokenizer, tools, chat_template_kwargs, history)
     transcript = Transcript(chat_format, history)

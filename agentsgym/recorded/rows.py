@@ -132,7 +132,7 @@ def _rewards_of(row: _Row, otherwise: Rewards | None) -> Any:
     if len(given) > 1:
         raise ConfigError("it must have 'rewards' or 'reward', got both")
     if not given and otherwise is None:
-        raise ConfigError("it must have 'rewards' or 'reward', got neither; the argument rewards is for such rows")
+        raise ConfigError("it must have 'rewards' or 'reward', got neither (pass the argument rewards for such rows)")
     return given[0] if given else otherwise
 
 

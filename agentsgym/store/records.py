@@ -64,7 +64,7 @@ class StoredRollout:
     def __post_init__(self) -> None:
         trajectory = self.trajectory
         if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"a store keeps trajectories, got {shown(trajectory)}")
+            raise ConfigError(f"a stored rollout must be a Trajectory, got {shown(trajectory)}")
         if trajectory.stop_reason not in set(StopReason):
             raise ConfigError(f"a trajectory's stop_reason must be a StopReason, got {shown(trajectory.stop_reason)}")
         for name in OWN_TEXTS:
@@ -81,7 +81,7 @@ class StoredRollout:
             values = getattr(self, name)
             if values is not None and len(values) != len(trajectory.token_ids):
                 raise ConfigError(
-                    f"{name} needs one value a token, got {len(values)} for {len(trajectory.token_ids)} tokens"
+                    f"{name} must have one value per token, got {len(values)} for {len(trajectory.token_ids)} tokens"
                 )
 
     def as_dict(self) -> dict[str, Any]:

@@ -70,10 +70,10 @@ class RolloutWriter:
             self.path.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
             raise StoreError(
-                f"there can be no rollout store at {self.path}: it is a file, and a store is a folder"
+                f"cannot create a rollout store at {self.path}: it must be a folder, but is a file"
             ) from error
         except OSError as error:
-            raise StoreError(f"there can be no rollout store at {self.path}: {error}") from error
+            raise StoreError(f"cannot create a rollout store at {self.path}: {error}") from error
         warn_of_unfinished(self.path)
         self._begin()
 
@@ -122,7 +122,7 @@ class RolloutWriter:
         self._begin_if_forked()
         with self._changed:
             if self._is_closed:
-                raise ConfigError(f"the writer of {self.path} is closed: make another")
+                raise ConfigError(f"the writer of {self.path} is closed: create another")
             self._waiting.append(record)
             if self._due is None:
                 self._due = time.monotonic() + self._flush_seconds
@@ -277,7 +277,7 @@ class RolloutWriter:
             with self._changed:
                 self._parts.popleft()
         if self._has_complained:
-            logger.warning("%s: what could not be written before is written now", self.path)
+            logger.warning("%s: earlier rollouts that could not be written have now been written", self.path)
             self._has_complained = False
         return None
 
@@ -295,7 +295,7 @@ class RolloutWriter:
         if not self._has_complained:
             self._has_complained = True
             logger.error(
-                "%s: rollouts cannot be written (%s); they stay in memory, and every flush tries again",
+                "%s: rollouts cannot be written (%s); they stay in memory, and every flush retries",
                 self.path,
                 error,
             )
@@ -304,4 +304,6 @@ class RolloutWriter:
         with self._changed:
             while len(self._parts) > 1 and sum(part.data.size for part in self._parts) > _MOST_UNWRITTEN:
                 lost = self._parts.popleft()
-                logger.error("%s: %d rollouts are lost: too many wait for the disk", self.path, lost.num_rollouts)
+                logger.error(
+                    "%s: %d rollouts are lost, since too many were waiting for the disk", self.path, lost.num_rollouts
+                )

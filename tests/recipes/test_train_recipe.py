@@ -22,7 +22,7 @@ from agentsgym.envs.TwentyQuestions import ImitationPlayer
 from agentsgym.evaluation.compare import compare
 from agentsgym.recipes.run import TrainingRun
 from agentsgym.recipes.train import prepare
-from agentsgym.recipes.warm_start import played_lessons, stored_lessons
+from agentsgym.recipes.warm_start import play_demonstrations, stored_demonstrations
 from agentsgym.reports.plots.stored import curve_of
 from agentsgym.training.callbacks import LearningCurve
 
@@ -147,7 +147,7 @@ def test_stored_texts_are_encoded_anew_to_be_imitated(tmp_path: Path, caplog: py
     evaluate(env, ImitationPlayer(env, seed=0), tasks, 4, store=tmp_path / "texts")
     _, tokenizer = tiny_policy(env, hidden_size=16, num_layers=1, num_heads=2)
     with caplog.at_level("WARNING"):
-        lessons = stored_lessons(tokenizer, RolloutStore(tmp_path / "texts"))
+        lessons = stored_demonstrations(tokenizer, RolloutStore(tmp_path / "texts"))
     assert "8 of 8 rollouts to imitate were recorded with another tokenizer" in caplog.text
     # exactly what the same games are where they are played with this tokenizer
     with_tokens = TwentyQuestionsEnv(tokenizer, config)
@@ -190,7 +190,7 @@ def test_stored_rollouts_are_imitated_where_they_are_of_this_tokenizer(tmp_path:
     with pytest.raises(ConfigError, match=r"warm_start\.filters cannot be used: .*finl_reward.*final_reward"):
         agentsgym.train(recipe(tmp_path, warm_start={**warm_start, "filters": {"finl_reward": 1}}))
     other = {**GAME, "env_config": {**config, "objects": ["dog", "apple"]}}
-    with pytest.raises(ConfigError, match=r"warm_start\.player has .* the tokenizer has no token for a part"):
+    with pytest.raises(ConfigError, match=r"warm_start\.player has .* the tokenizer cannot encode a part"):
         agentsgym.train(recipe(tmp_path, warm_start=warm_start, environments=[other]))
 
 
@@ -318,11 +318,11 @@ def test_noise_is_the_share_of_episodes_that_the_random_player_plays(tmp_path: P
     warm_start = {"player": "reference", "noise": 0.25, "num_episodes": 8, "max_steps": 1}
     course = prepare(recipe(tmp_path, warm_start=warm_start))
     assert course.recipe.warm_start is not None
-    played = played_lessons(course.run, course.worlds, course.recipe.warm_start)
+    played = play_demonstrations(course.run, course.worlds, course.recipe.warm_start)
     assert len(played) == 8
     best = prepare(recipe(tmp_path, warm_start={**warm_start, "noise": 0.0}))
     assert best.recipe.warm_start is not None
-    others = played_lessons(best.run, best.worlds, best.recipe.warm_start)
+    others = play_demonstrations(best.run, best.worlds, best.recipe.warm_start)
     assert all(game.success for game in others)
     assert [game.token_ids for game in played[2:]] == [game.token_ids for game in others[2:]]
 

@@ -133,7 +133,9 @@ class OpenEnvEnv(MultistepEnv):
         self.spec.check_installed()
         named = self.env_config["server"]
         if named is not None and server is not None:
-            raise ConfigError(f"OpenEnvEnv has a server={server!r} and the env_config['server'] {named!r}: give one")
+            raise ConfigError(
+                f"OpenEnvEnv got both server={server!r} and env_config['server']={named!r}: pass only one"
+            )
         self._given_server = None if server is None else as_server(server, "OpenEnvEnv(server=…)")
         if named is not None:
             self._given_server = registered_server(named)
@@ -158,8 +160,8 @@ class OpenEnvEnv(MultistepEnv):
         """
         if self._given_server is None:
             raise ConfigError(
-                "OpenEnvEnv needs a server: OpenEnvEnv(server='http://localhost:8000'), or in env_config['server'] a "
-                "name that register_server was given"
+                "OpenEnvEnv requires a server: OpenEnvEnv(server='http://localhost:8000'), or in env_config['server'] "
+                "a name registered by register_server"
             )
         return self._given_server
 
@@ -323,8 +325,10 @@ class OpenEnvEnv(MultistepEnv):
         """
         is_crash = error.code == "EXECUTION_ERROR" and self.env_config["execution_error"] == "failed"
         if is_crash or error.code not in _REFUSED:
-            raise EnvError(f"the game of {self.server.label} raised: {sentence_of(error)} ({error.code})") from error
-        return cut(f"That action was refused. {error}", self.env_config["max_result_length"])
+            raise EnvError(
+                f"the environment of {self.server.label} raised: {sentence_of(error)} ({error.code})"
+            ) from error
+        return cut(f"That action was rejected. {error}", self.env_config["max_result_length"])
 
     def _invalid(self, state: State, complaint: str) -> tuple[State, float, bool, dict[str, Any]]:
         info = {"invalid": True, **self._unsolved, **self._counts(state)}

@@ -87,7 +87,7 @@ class Link:
             EnvError: It has none.
         """
         if session_id not in self._games:
-            raise EnvError(f"{self._server.label} plays no game of this session: was _initialize_episode called?")
+            raise EnvError(f"{self._server.label} has no episode of this session: call _initialize_episode first")
         return self._games[session_id]
 
     def end(self, session_id: str) -> None:

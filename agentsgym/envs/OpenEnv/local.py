@@ -80,7 +80,7 @@ class LocalServer:
             if time.monotonic() > deadline:
                 raise EnvError(
                     f"{self._server.label} did not answer at {self.url}/health within "
-                    f"{self._server.start_timeout_s:g} s: does it listen on the port that it is given as {{port}} or "
+                    f"{self._server.start_timeout_s:g} s: does it listen on the port given as {{port}} or "
                     f"PORT?{self._printed()}"
                 )
             time.sleep(_POLL_S)

@@ -87,7 +87,7 @@ def ask_offer(server: OpenEnvServer, url: str) -> Offer:
     for name in ("action", "observation"):
         if not isinstance(schemas.get(name), dict):
             raise EnvError(
-                f"{server.label} gives no schema of its {name}s at /schema, but {shown(schemas, 100)}: "
+                f"{server.label} must return a schema of its {name}s at /schema, got {shown(schemas, 100)}: "
                 "is it an OpenEnv server?"
             )
     reset: Any = schemas.get("reset_observation")
@@ -127,7 +127,7 @@ def _ask_tools(server: OpenEnvServer, url: str, action: Mapping[str, Any]) -> tu
     tools = cast("list[Any]", listed) if isinstance(listed, list) else []
     if not tools:
         said: object = answer["observation"].get("metadata") or answer
-        raise EnvError(f"{server.label} takes calls of tools and lists none: {shown(said, 200)}")
+        raise EnvError(f"{server.label} accepts tool calls but lists no tools: {shown(said, 200)}")
     return schemas_of([_schema(server, tool) for tool in tools], server.label)
 
 

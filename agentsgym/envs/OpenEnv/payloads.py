@@ -64,12 +64,12 @@ def action_reader(
     fields = fields_of(schema)
     if isinstance(given, str) and fields and given not in fields:
         hint = did_you_mean(given, fields)
-        raise ConfigError(f"env_config['action'] names {given!r}, which is no field of an action of {server}{hint}")
+        raise ConfigError(f"env_config['action'] names {given!r}, which is not a field of an action of {server}{hint}")
     name = given if isinstance(given, str) else None if is_json else text_field(schema)
     if name is None and is_text:
         raise ConfigError(
-            f"env_config['format'] is 'text', and an action of {server} has the fields {', '.join(fields) or 'none'}: "
-            "say in env_config['action'] where the text goes"
+            f"env_config['format'] is 'text', but an action of {server} has the fields {', '.join(fields) or 'none'}: "
+            "name the field for the text in env_config['action']"
         )
     if name is None:
         return lambda text: object_in(text, fields)
@@ -94,7 +94,7 @@ def object_in(text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         names = f" with the fields {', '.join(fields)}" if fields else ""
-        raise UnreadableActionError(f"That is no action. Answer with one JSON object{names}.")
+        raise UnreadableActionError(f"Invalid action. Answer with one JSON object{names}.")
     return cast("dict[str, Any]", value)
 
 
@@ -130,7 +130,7 @@ def _field(observation: Mapping[str, Any], name: str) -> str:
     known = {**(cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}), **observation}
     if name not in known:
         hint = did_you_mean(name, known)
-        raise EnvError(f"env_config['observation'] names {name!r}, which the observation has not{hint}")
+        raise EnvError(f"env_config['observation'] names {name!r}, which the observation does not have{hint}")
     value = known[name]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -157,9 +157,9 @@ def _number(text: str) -> Any:
 
 def _checked_action(action: Any) -> Mapping[str, Any]:
     if action is None:
-        raise UnreadableActionError("That is no action.")
+        raise UnreadableActionError("Invalid action.")
     if not isinstance(action, Mapping):
-        raise EnvError(f"env_config['action'] must return a dict, or None for what is no action, got {shown(action)}")
+        raise EnvError(f"env_config['action'] must return a dict, or None for an invalid action, got {shown(action)}")
     return cast("Mapping[str, Any]", action)
 
 

@@ -50,15 +50,15 @@ def check_seed(
     try:
         texts = [write(game.reset({**arguments, "seed": _SEED})["observation"]) for _ in range(2)]
     except EnvError as error:  # a task that cannot be reset is its own episodes' failure
-        logger.warning("whether %s goes by its seeds is not known: %s", server.label, sentence_of(error))
+        logger.warning("cannot determine whether %s respects seeds: %s", server.label, sentence_of(error))
         return
     finally:
         game.close()
     if texts[0] != texts[1]:
         logger.warning(
-            "%s does not go by the seed of a reset: two resets with the seed %d showed %s and %s. The rollouts of a "
-            "task begin differently, so that baselines over a task group compare different games, and no run can be "
-            "repeated",
+            "%s does not respect the seed of a reset: two resets with the seed %d showed %s and %s. The rollouts of a "
+            "task start differently, so that baselines over a task group compare different starts, and runs are not "
+            "reproducible",
             server.label,
             _SEED,
             shown(texts[0], 100),

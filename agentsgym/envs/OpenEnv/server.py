@@ -54,7 +54,9 @@ class OpenEnvServer:
 
     def __post_init__(self) -> None:
         if (self.url is None) == (self.command is None):
-            raise ConfigError(f"OpenEnvServer takes one of url and command, got {'both' if self.url else 'none'}")
+            raise ConfigError(
+                f"OpenEnvServer requires exactly one of url and command, got {'both' if self.url else 'none'}"
+            )
         if self.url is not None:
             _check_url(self.url)
         elif not is_strings(self.command) or not self.command:
@@ -62,7 +64,9 @@ class OpenEnvServer:
             raise ConfigError(f"OpenEnvServer.command must be a list of program and arguments, got {given}")
         for name in ("env", "headers"):
             require(f"OpenEnvServer.{name}", getattr(self, name), _are_texts, "a dict of texts")
-        require("OpenEnvServer.headers", self.headers, _are_headers, "a dict by names of headers, without spaces")
+        require(
+            "OpenEnvServer.headers", self.headers, _are_headers, "a dict with header names (without spaces) as keys"
+        )
         for name in _TIMES:
             require(f"OpenEnvServer.{name}", getattr(self, name), is_positive_number, "a positive number")
         require("OpenEnvServer.max_message_bytes", self.max_message_bytes, is_int(1), "a positive int")
@@ -90,7 +94,7 @@ class OpenEnvServer:
                 ) from None
             except ValueError:
                 raise ConfigError(
-                    f"OpenEnvServer.headers[{name!r}] has a '$' that begins no ${{NAME}}: write '$$' for a '$'"
+                    f"OpenEnvServer.headers[{name!r}] has a '$' that does not start ${{NAME}}: write '$$' for a '$'"
                 ) from None
             if not _HEADER_TEXT.fullmatch(filled[name]):  # found here, since other errors would show the secret
                 raise ConfigError(
@@ -109,13 +113,13 @@ def _check_url(url: Any) -> None:
         parts, is_valid = None, False
     if not is_valid or parts is None:
         raise ConfigError(
-            f"OpenEnvServer.url must be an address such as 'http://localhost:8000' (http, https, ws or wss), "
+            f"OpenEnvServer.url must be a URL such as 'http://localhost:8000' (http, https, ws or wss), "
             f"got {shown(url)}"
         )
     if parts.username is not None or parts.password is not None:
-        raise ConfigError("OpenEnvServer.url may not hold a user or a password: give them by headers, from ${NAME}")
+        raise ConfigError("OpenEnvServer.url must not contain a user or a password: pass them in headers, as ${NAME}")
     if parts.query or parts.fragment:
-        raise ConfigError(f"OpenEnvServer.url may not have a query or a fragment, got {shown(url)}")
+        raise ConfigError(f"OpenEnvServer.url must not have a query or a fragment, got {shown(url)}")
 
 
 def _are_texts(value: Any) -> bool:
@@ -164,7 +168,7 @@ def register_server(name: str, server: OpenEnvServer | str) -> None:
     """
     made = as_server(server, f"register_server({name!r})")
     if _registered.get(name, made) != made:
-        raise ConfigError(f"another server is registered as {shown(name)}: give this one another name")
+        raise ConfigError(f"another server is already registered as {shown(name)}: choose another name")
     _registered[name] = made
 
 
@@ -177,8 +181,8 @@ def registered_server(name: str) -> OpenEnvServer:
     if name not in _registered:
         hint = did_you_mean(name, _registered) if _registered else ""
         raise ConfigError(
-            f"env_config['server'] names {shown(name)}, which register_server has not seen{hint} (a URL is given to "
-            "the constructor: OpenEnvEnv(server=…))"
+            f"env_config['server'] names {shown(name)}, which is not registered by register_server{hint} (pass a URL "
+            "to the constructor: OpenEnvEnv(server=…))"
         )
     return _registered[name]
 
@@ -192,5 +196,5 @@ def as_server(given: Any, name: str) -> OpenEnvServer:
     if isinstance(given, str):
         return OpenEnvServer(url=given)
     if not isinstance(given, OpenEnvServer):
-        raise ConfigError(f"{name} takes an OpenEnvServer or a URL, got {shown(given)}")
+        raise ConfigError(f"{name} must be an OpenEnvServer or a URL, got {shown(given)}")
     return given

@@ -255,7 +255,7 @@ class Preemption:
             return
         self._has_announced = True
         logger.warning(
-            "%s: training ends %s; what is under way is %s. A second signal ends the process at once.",
+            "%s: training ends %s; work in progress is %s. A second signal ends the process immediately.",
             signal.Signals(notice.signum).name,
             "with a checkpoint" if self._saves else "without a checkpoint, as save_strategy is 'no'",
             "finished first" if self._fits(notice) else "broken off",

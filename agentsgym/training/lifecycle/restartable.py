@@ -59,7 +59,7 @@ class OpenRun:
     def check(self) -> None:
         """Raise :class:`AgentsGymError` if it is closed."""
         if self not in _open:
-            raise AgentsGymError("this trainer is closed, its pool and its process group with it: build another")
+            raise AgentsGymError("this trainer is closed, including its pool and its process group: create another")
 
     def close(self, release: Callable[[], None], *, after_error: bool) -> None:
         """Collective unless after an error: free what is held; the last one's ranks leave the group together.
@@ -187,7 +187,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         """Raise where the trainer is closed, or transformers would set DeepSpeed up for evaluations alone."""
         self._open_run.check()
         if self.is_deepspeed_enabled and self.deepspeed is None:
-            raise ConfigError("with DeepSpeed, evaluate() works once training has begun: set eval_on_start=True")
+            raise ConfigError("with DeepSpeed, evaluate() works only after training has begun: set eval_on_start=True")
 
     def _resume_point(self, requested: str | bool | None) -> ResumePoint:
         """Collective: find where the run goes on."""

@@ -145,13 +145,13 @@ def _find(
         problem = partial(_problem, args=args, max_steps=max_steps)
         folder, passed_over = newest_whole(run_folder, problem)
         for reason in passed_over:
-            logger.warning("passed over %s", reason)
+            logger.warning("skipped checkpoint: %s", reason)
         if folder is None and requested == "auto" and not passed_over:
             return ResumePoint()
         if folder is None:
             remedy = "move them away to begin anew" if passed_over else "resume_from_checkpoint='auto' begins a run"
             raise ConfigError(
-                f"{run_folder} has no checkpoint that a run can go on from{': ' * bool(passed_over)}"
+                f"{run_folder} has no checkpoint to resume from{': ' * bool(passed_over)}"
                 f"{'; '.join(passed_over)} ({remedy})"
             )
         logger.info("resuming from %s", folder)
