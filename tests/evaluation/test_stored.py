@@ -214,7 +214,7 @@ def test_a_full_disk_is_said_once_and_the_evaluation_goes_on(
     ("options", "error", "said"),
     [
         ({"resume": True}, ConfigError, "resume requires store"),
-        ({"resume": True, "store": "x"}, ConfigError, "resume needs agent_name"),
+        ({"resume": True, "store": "x"}, ConfigError, "resume requires agent_name"),
         ({"resume": "all", "store": "x"}, ConfigError, "resume must be a bool or 'failed', got 'all'"),
         ({"store": 3}, ConfigError, "store must be a folder or a writer"),
         ({"store": __file__}, StoreError, "cannot create a rollout store"),

@@ -106,7 +106,7 @@ def test_what_a_run_would_fail_on_at_its_end_is_named_at_its_beginning(tmp_path:
     for changes, said in (
         (
             {"output_dir": str(tmp_path / "file" / "out")},
-            r"training\.output_dir must be a folder, and .*file is a file",
+            r"training\.output_dir must be a folder, but .*file is a file",
         ),
         ({"resume_from_checkpoint": str(tmp_path / "none")}, r"resume_from_checkpoint must be a folder, auto or true"),
         ({"resume_from_checkpoint": True}, r"resume_from_checkpoint is true, but .* has no checkpoint"),
@@ -237,7 +237,7 @@ def test_what_the_embedded_policy_cannot_read_is_said_before_anything_is_played(
         course.warn_of_unknown_words()
     warned = [record.getMessage() for record in caplog.records]
     assert len(warned) == is_warned_of
-    assert all("words that Fields writes in 64 tasks, such as 'field" in message for message in warned)
+    assert all("words of Fields in 64 tasks as its unknown token, such as 'field" in message for message in warned)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_what_the_embedded_policy_cannot_read_is_said_before_anything_is_played(
         ({"environments": [{"class": "TwentyQestions"}]}, r"environments\[0\] cannot be used: .*did you mean TwentyQ"),
         ({"environments": [{**GAME, "dataset": {"splitt": "all"}}]}, r"environments\[0\] cannot be used: .*splitt"),
         ({"warm_start": {"player": "nowhere"}}, r"warm_start\.player must be one of random, reference, imitation or"),
-        ({"environments": [{"class": "Gymnasium:Taxi-v4"}]}, r"warm_start\.player is 'imitation': .* no demonstrator"),
+        ({"environments": [{"class": "Gymnasium:Taxi-v4"}]}, r"warm_start\.player cannot be 'imitation': .* no demonstrator"),
         ({"model": "no/such/folder", "tiny": {}}, r"model is invalid: cannot be loaded from 'no/such/folder'"),
         ({"tiny": {"width": 3}}, r"tiny\.width is unknown"),
         ({"training": {"max_stepps": 3}}, r"training\.max_stepps is unknown; did you mean 'max_steps'"),

@@ -142,7 +142,7 @@ def test_without_messages_a_tokenizer_writes_them() -> None:
     made = Trajectory.from_training_trace(bare, 1.0, tokenizer=tokenizer)
     assert "Guess." in made.messages[0]["content"]
     assert made.messages[1] == {"role": "assistant", "content": "Seven?"}
-    with pytest.raises(ConfigError, match=r"turns\[0\] has no messages in request and response: tokenizer="):
+    with pytest.raises(ConfigError, match=r"turns\[0\] has no messages in request and response: pass tokenizer="):
         Trajectory.from_training_trace(bare, 1.0)
     with pytest.raises(
         ConfigError, match=r"turns\[0\]\['prompt_token_ids'\] must be ints in \[0, \d+\), got 99999 at 0"
@@ -208,11 +208,11 @@ def test_calls_of_tools_are_shown_as_messages_hold_them() -> None:
         (trace(turn("a", [1], [True])), r"turns\[0\]\['completion_token_ids'\] must be ints .* got True at 0"),
         (
             trace(FIRST, {**SECOND, "node_id": "a"}),
-            r"turns\[1\] must have a node_id of its own, got that of turns\[0\]",
+            r"turns\[1\] must have a unique node_id, got that of turns\[0\]",
         ),
         (
             trace(turn("a", [1], [2, 3, 4], loss_mask=[0, 1, 0, 1])),
-            r"turns\[0\]\['loss_mask'\] must mark one run of tokens, which is a turn, got gaps between: \[1, 0, 1\]",
+            r"turns\[0\]\['loss_mask'\] must mark one contiguous run of tokens, got gaps: \[1, 0, 1\]",
         ),
     ],
 )

@@ -162,7 +162,7 @@ def test_a_part_that_holds_other_rollouts_than_its_name_says_is_an_error(claimed
     part.rename(part.with_name(part.name.replace("-200.parquet", f"-{claimed}.parquet")))
     tracemalloc.start()
     try:
-        with pytest.raises(StoreError, match=rf"^\S+-{claimed}\.parquet holds 200 rollouts, but {claimed} by its name"):
+        with pytest.raises(StoreError, match=rf"^\S+-{claimed}\.parquet contains 200 rollouts, but {claimed} according to its name"):
             RolloutStore(tmp_path).to_pandas()
         assert tracemalloc.get_traced_memory()[1] < 8e6  # nothing as large as the name claims
     finally:
@@ -193,7 +193,7 @@ def test_a_row_that_is_no_trajectory_is_named(tmp_path: Path) -> None:
     store = RolloutStore(tmp_path / "wrong")
     assert store[0].task_index == 1
     with pytest.raises(
-        StoreError, match="the rollout of session '' is no trajectory: 'bored' is not a valid StopReason"
+        StoreError, match="the rollout of session '' is not a valid trajectory: 'bored' is not a valid StopReason"
     ):
         store.record(1)
 

@@ -78,7 +78,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     *(
         (
             "vllm_importance_sampling_mode",
-            "lower bound must lie below",
+            "lower bound must be below",
             {**correcting("token_mask", low=low), **sampler},
             [correcting("token_mask", low=low, high=4.0) | sampler, correcting("sequence_mask", high=0.1) | sampler],
         )

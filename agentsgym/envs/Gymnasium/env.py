@@ -273,7 +273,7 @@ class GymnasiumEnv(MultistepEnv):
         number = self.actions.read(action)
         if number is None:
             info = {**state["anchors"], "invalid": True, "success": self._success(state["game"], 0.0, False)}
-            return {**state, "shown": f"That is no action. {self._hint()}"}, 0.0, False, info
+            return {**state, "shown": f"Invalid action. {self._hint()}"}, 0.0, False, info
         game = state["game"]
         observation, reward, terminated, truncated, _ = game.step(number)
         done = bool(terminated or truncated)
@@ -322,7 +322,7 @@ class GymnasiumEnv(MultistepEnv):
         if exact is None:
             raise ConfigError(f"{self._name()} has no list of all its states: build the tokenizer from recorded texts")
         own = self.env_config["system_prompt"]
-        says = [self._system_prompt() if own is None else own, f"That is no action. {self._hint()}", *exact.frames]
+        says = [self._system_prompt() if own is None else own, f"Invalid action. {self._hint()}", *exact.frames]
         if self._ready and self._ready.has_maps:  # any map's cells, the player's place among them
             cells = " ".join(letter for letter in "SFHG" * 2)
             marked = [f"[{letter}]" for letter in "SFHG"]

@@ -1,4 +1,4 @@
-"""An environment that an OpenEnv server plays: each session is one connection, and one game of the server's.
+"""An environment that runs on an OpenEnv server: each session is one connection and one server-side environment.
 
 ::
 
@@ -51,7 +51,7 @@ def _is_dict(value: Any) -> bool:
 
 
 class OpenEnvEnv(MultistepEnv):
-    """A game of an OpenEnv server, which ``server=`` gives or ``env_config["server"]`` names.
+    """An environment on an OpenEnv server, given as ``server=`` or named in ``env_config["server"]``.
 
     A task is ``{"seed": int}`` and whatever else the game's reset takes, ``{"split": "train", "index": 3}`` for
     example. The game is reset with a seed drawn from the session's own generator. A connection that breaks, a server
@@ -113,7 +113,7 @@ class OpenEnvEnv(MultistepEnv):
         *,
         server: OpenEnvServer | str | None = None,
     ) -> None:
-        """Take the server; nothing is opened yet.
+        """Store the server; no connection is opened yet.
 
         Args:
             tokenizer: As every environment takes it.
@@ -121,7 +121,7 @@ class OpenEnvEnv(MultistepEnv):
             server: The server or its URL, in place of ``env_config["server"]``.
 
         Raises:
-            ConfigError: As for every environment; or there is no server, or there are two.
+            ConfigError: The configuration is invalid, or there is no server, or there are two.
             MissingDependencyError: The package ``websockets`` is not installed.
         """
         self._links: dict[int, Link] = {}  # by process id
@@ -141,7 +141,7 @@ class OpenEnvEnv(MultistepEnv):
             self._given_server = registered_server(named)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give what another process needs: it opens connections of its own, to a server that runs here already."""
+        """Return the state for another process, which opens its own connections to a server that already runs here."""
         link = self._links.get(os.getpid())
         url = self._link_url if link is None else link.known_url
         state: dict[str, Any] = {**super().__getstate__(), "_links": {}, "_forms": None, "_link_url": url}
@@ -156,7 +156,7 @@ class OpenEnvEnv(MultistepEnv):
         """The server.
 
         Raises:
-            ConfigError: None was given.
+            ConfigError: No server was given.
         """
         if self._given_server is None:
             raise ConfigError(
@@ -167,10 +167,10 @@ class OpenEnvEnv(MultistepEnv):
 
     @property
     def offer(self) -> Offer:
-        """What the server says of its game, asked for at first use.
+        """The schemas and tools of the server's environment, requested at first use.
 
         Raises:
-            ConfigError: It cannot be reached, or says nothing of use.
+            ConfigError: The server cannot be reached, or its answer is invalid.
         """
         with self._opening:
             if self._offer is None:
@@ -181,7 +181,7 @@ class OpenEnvEnv(MultistepEnv):
             return self._offer
 
     def _needs_no_schema(self) -> bool:
-        """Whether the configuration says all that the schemas would."""
+        """Whether the configuration makes the schemas unnecessary."""
         config = self.env_config
         says_action = config["format"] == "text" and config["action"] is not None
         return says_action and config["observation"] is not None
@@ -203,7 +203,7 @@ class OpenEnvEnv(MultistepEnv):
         return self._forms
 
     def close(self) -> None:
-        """Close this process's connections, and stop a server that was started here. It may be used again."""
+        """Close this process's connections, and stop a server started here; the environment can be used again."""
         link = self._links.pop(os.getpid(), None)
         if link is not None:
             link.close()
@@ -218,10 +218,10 @@ class OpenEnvEnv(MultistepEnv):
         return self.offer.description(self.env_config["format"]) if given is None else None
 
     def check_task(self, task_data: Mapping[str, Any], name: str = "task_data") -> None:
-        """Check a task, and before the first one that the server answers.
+        """Check a task, and before the first one also that the server answers.
 
         Raises:
-            TaskError: It cannot be played.
+            TaskError: The task cannot be played.
             ConfigError: As for :attr:`offer`, or ``env_config["action"]`` does not suit the server.
         """
         _ = self.tool_schemas
@@ -286,16 +286,16 @@ class OpenEnvEnv(MultistepEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
+        """Return rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
 
         Raises:
-            ConfigError: The configuration or an option is not valid.
+            ConfigError: The configuration or an option is invalid.
         """
         return task_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, which share no seed with :meth:`get_train_dataset`.
+        """Return rows to evaluate on, which share no seed with :meth:`get_train_dataset`.
 
         Arguments and errors are those of :meth:`get_train_dataset`.
         """
@@ -306,7 +306,7 @@ class OpenEnvEnv(MultistepEnv):
     def _play_text(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
         text = without_thoughts(action.text).strip()
         if not text:
-            return self._invalid(state, "That is no action: it says nothing.")
+            return self._invalid(state, "Invalid action: the answer is empty.")
         try:
             answer = self._link.game(session_id).step(self._how.read(text))
         except UnreadableActionError as error:
@@ -318,10 +318,10 @@ class OpenEnvEnv(MultistepEnv):
         return {**state, "pending": pending}, reward, done, info
 
     def _refusal(self, error: RefusedActionError) -> str:
-        """Say to the agent why its action was refused.
+        """Return the message to the agent about a rejected action.
 
         Raises:
-            EnvError: That is not the agent's affair.
+            EnvError: The server failed for another reason than the action.
         """
         is_crash = error.code == "EXECUTION_ERROR" and self.env_config["execution_error"] == "failed"
         if is_crash or error.code not in _REFUSED:
@@ -348,7 +348,7 @@ class OpenEnvEnv(MultistepEnv):
         return self._played(state, plan, infos)
 
     def _called(self, session_id: str, call: ToolCall) -> tuple[ToolResult, dict[str, Any]]:
-        """Make one call: a step of the game."""
+        """Execute one call: a step of the environment."""
         is_own = bool(self.offer.tools)  # else it is the tool that takes an action
         payload: Mapping[str, Any] = call.arguments
         if is_own:
@@ -382,7 +382,7 @@ class OpenEnvEnv(MultistepEnv):
 
     @property
     def _unsolved(self) -> dict[str, bool]:
-        """What is said of a turn that the server has not answered."""
+        """Return the next state after a turn that was not sent to the server."""
         return {} if self.env_config["success"] is None else {"success": False}
 
     def _counts(self, state: State) -> dict[str, int]:

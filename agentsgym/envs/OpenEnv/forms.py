@@ -1,4 +1,4 @@
-"""How the actions of one environment are read, its observations shown, and its outcomes judged."""
+"""Conversion of one environment's actions, observations and outcomes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Outcome = tuple[float, bool, dict[str, Any]]  # reward, done, info
 
 
 class Forms(NamedTuple):
-    """What the configuration and the server's schemas say together.
+    """The conversions of an environment, from its configuration and the server's schemas.
 
     Attributes:
-        format: How the agent acts.
-        read: Makes an action of a text.
-        shown_after_reset: Makes a text of what a reset shows.
-        shown_after_step: The same of a step.
+        format: Format of the agent's actions.
+        read: Converts a text to an action.
+        shown_after_reset: Converts the observation of a reset to text.
+        shown_after_step: Converts the observation of a step to text.
     """
 
     format: Format
@@ -29,12 +29,12 @@ class Forms(NamedTuple):
 
 
 def forms_of(offer: Offer, config: Mapping[str, Any], server: str) -> Forms:
-    """Choose them.
+    """Choose the conversions.
 
     Args:
-        offer: What the server says.
+        offer: Interface of the server.
         config: The environment's configuration.
-        server: What errors call the server.
+        server: Name of the server in error messages.
 
     Raises:
         ConfigError: ``config["action"]`` does not suit the server.
@@ -56,10 +56,10 @@ def forms_of(offer: Offer, config: Mapping[str, Any], server: str) -> Forms:
 
 
 def outcome_of(answer: Mapping[str, Any], success: str | None) -> Outcome:
-    """Read what the server answered to a step.
+    """Convert the server's answer to a step.
 
     Args:
-        answer: With ``observation``, ``reward``, ``done`` and perhaps ``metadata``.
+        answer: The answer, with ``observation``, ``reward``, ``done`` and optionally ``metadata``.
         success: ``env_config["success"]``.
     """
     reward, done = float(answer["reward"] or 0.0), bool(answer["done"])

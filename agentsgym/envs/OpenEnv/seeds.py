@@ -1,4 +1,4 @@
-"""Find out whether a server's games go by the seed that a reset is given."""
+"""Check whether a server's environments respect the seed of a reset."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def check_seed(
     arguments: Mapping[str, Any],
     write: Callable[[Mapping[str, Any]], str],
 ) -> None:
-    """Warn, once a server and class, if two resets with one seed show the agent different things.
+    """Warn, once per server and class, if two resets with one seed have different observations.
 
     Args:
         link: Opens the connection.
-        server: The server that the link leads to.
+        server: The server of the link.
         env_class: The environment's class.
-        arguments: Of a reset, without the seed.
-        write: Makes text of an observation.
+        arguments: Arguments of a reset, without the seed.
+        write: Converts an observation to text.
 
     Raises:
-        EnvError: The server cannot be reached, is full, or makes no game.
+        EnvError: The server cannot be reached, is full, or creates no environment.
     """
     with _lock:
         if (server, env_class) in _checked:

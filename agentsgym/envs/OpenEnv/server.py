@@ -1,4 +1,4 @@
-"""Say how an OpenEnv server is reached; nothing is opened here."""
+"""Addresses and options of OpenEnv servers; no connection is opened here."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _TIMES = ("connect_timeout_s", "start_timeout_s", "reset_timeout_s", "step_timeo
 
 @dataclass(frozen=True, kw_only=True)
 class OpenEnvServer:
-    """An OpenEnv server whose games an environment plays: at a URL, or a program that is started and stopped here.
+    """An OpenEnv server, at a URL, or a program that is started and stopped here.
 
     Nothing is opened before it is needed. Needs ``agentsgym[openenv]``.
 
     Attributes:
-        url: Where it runs: ``"http://localhost:8000"``, ``"https://…"``, ``"ws://…"`` or ``"wss://…"``.
+        url: URL of the server: ``"http://localhost:8000"``, ``"https://…"``, ``"ws://…"`` or ``"wss://…"``.
         command: Program and arguments of a server that is started on this machine at first use, on a free port that
             stands in place of ``{port}`` and in the environment variable ``PORT``; it ends with the environment.
         env: Further environment variables for ``command``.
-        cwd: Where ``command`` runs; None for here.
-        headers: Sent with every request. ``${NAME}`` is replaced by that environment variable whenever a connection is
+        cwd: Working directory of ``command``; None for the current one.
+        headers: Headers of every request. ``${NAME}`` is replaced by that environment variable whenever a connection is
             opened, so that no secret is written down: ``{"Authorization": "Bearer ${HF_TOKEN}"}``. ``$$`` is a ``$``.
-        connect_timeout_s: How long opening a connection may take, and its first answer.
-        start_timeout_s: How long ``command`` may take until it answers.
-        reset_timeout_s: How long a reset may take.
-        step_timeout_s: How long a step may take.
-        max_message_bytes: The longest message that is read.
+        connect_timeout_s: Time limit for opening a connection and its first answer, in seconds.
+        start_timeout_s: Time limit for ``command`` to start answering, in seconds.
+        reset_timeout_s: Time limit of a reset, in seconds.
+        step_timeout_s: Time limit of a step, in seconds.
+        max_message_bytes: Maximum size of a message.
     """
 
     url: str | None = None
@@ -73,16 +73,16 @@ class OpenEnvServer:
 
     @property
     def label(self) -> str:
-        """What errors call it."""
+        """The name in error messages."""
         if self.url is not None:
             return f"the OpenEnv server at {self.url}"
         return f"the OpenEnv server {shown([*(self.command or ())], 100)}"
 
     def request_headers(self) -> dict[str, str]:
-        """Give the headers, environment variables filled in.
+        """Return the headers with environment variables filled in.
 
         Raises:
-            ConfigError: A variable is not set, or a ``$`` begins none; or what a header becomes cannot be sent.
+            ConfigError: A variable is not set, a ``$`` does not start one, or a header is not valid after substitution.
         """
         filled: dict[str, str] = {}
         for name, text in self.headers.items():
@@ -133,12 +133,12 @@ def _are_headers(value: Mapping[str, str]) -> bool:
 
 
 def address_of(url: str, scheme: str, path: str) -> str:
-    """Give the address of one of a server's paths.
+    """Return the address of one of a server's paths.
 
     Args:
-        url: The server's.
-        scheme: ``"http"`` or ``"ws"``; with TLS where the server's has it.
-        path: As in ``"ws"``.
+        url: URL of the server.
+        scheme: ``"http"`` or ``"ws"``; with TLS if the server's URL has it.
+        path: Path on the server, such as ``"ws"``.
 
     >>> address_of("https://example.org/games/", "ws", "ws")
     'wss://example.org/games/ws'
@@ -149,7 +149,7 @@ def address_of(url: str, scheme: str, path: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Whether a server runs on this machine, so that no proxy leads to it."""
+    """Return whether a server runs on this machine, so that no proxy is used."""
     return urlsplit(url).hostname in _LOCAL_HOSTS
 
 
@@ -157,14 +157,14 @@ _registered: dict[str, OpenEnvServer] = {}
 
 
 def register_server(name: str, server: OpenEnvServer | str) -> None:
-    """Let ``env_config["server"]`` name a server, so that dataset rows can: a row reaches no address of its own.
+    """Register a server for ``env_config["server"]``; dataset rows can only use registered servers.
 
     Args:
-        name: What rows call it.
+        name: Name for ``env_config["server"]``.
         server: The server, or its URL.
 
     Raises:
-        ConfigError: This is no server, or another server has that name.
+        ConfigError: The server is invalid, or another server has that name.
     """
     made = as_server(server, f"register_server({name!r})")
     if _registered.get(name, made) != made:
@@ -176,7 +176,7 @@ def registered_server(name: str) -> OpenEnvServer:
     """Find a server by its name.
 
     Raises:
-        ConfigError: It is not registered in this process.
+        ConfigError: The name is not registered in this process.
     """
     if name not in _registered:
         hint = did_you_mean(name, _registered) if _registered else ""
@@ -188,10 +188,10 @@ def registered_server(name: str) -> OpenEnvServer:
 
 
 def as_server(given: Any, name: str) -> OpenEnvServer:
-    """Check what was given as a server.
+    """Convert a server or a URL to a server.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is neither.
     """
     if isinstance(given, str):
         return OpenEnvServer(url=given)

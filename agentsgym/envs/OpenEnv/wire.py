@@ -1,4 +1,4 @@
-"""One connection to an OpenEnv server, which is one game: JSON messages over a WebSocket, each with one answer.
+"""One connection to an OpenEnv server, which is one environment: JSON messages over a WebSocket, each with an answer.
 
 ::
 
@@ -133,7 +133,7 @@ class Connection:
         try:
             answer: Any = json.loads(raw)
         except (ValueError, RecursionError):
-            self._break(f"answered {kind!r} with no JSON: {shown(raw, 100)}")
+            self._break(f"answered {kind!r} with invalid JSON: {shown(raw, 100)}")
         if isinstance(answer, dict):
             fields = cast("dict[str, Any]", answer)
             if fields.get("type") == "error":

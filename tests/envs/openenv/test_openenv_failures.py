@@ -197,7 +197,7 @@ def test_no_server_at_all_is_a_sentence_before_play() -> None:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     env = OpenEnvEnv(None, server=url)
-    with pytest.raises(ConfigError, match=rf"^the OpenEnv server at {url} cannot be reached: .*refused.*\(does it run"):
+    with pytest.raises(ConfigError, match=rf"^the OpenEnv server at {url} cannot be reached: .*refused.*\(is it running"):
         env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
     env = OpenEnvEnv(None, {"format": "text", "action": "message", "observation": "text"}, server=url)
     with pytest.raises(ConfigError, match=rf"^the OpenEnv server at {url} cannot be reached: .*refused"):
@@ -331,7 +331,7 @@ def test_a_configuration_is_checked_before_play(config: dict[str, Any], problem:
 def test_text_that_could_be_any_of_several_fields_is_refused() -> None:
     with Stub(schemas={"action": schema_of("one", "two"), "observation": {}}).running() as stub:
         env = OpenEnvEnv(None, {"format": "text"}, server=stub.url)
-        with pytest.raises(ConfigError, match="has the fields one, two: say in env_config"):
+        with pytest.raises(ConfigError, match="has the fields one, two: name the field"):
             env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
 
 
