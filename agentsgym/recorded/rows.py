@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from agentsgym.errors import ConfigError, TemplateError
-from agentsgym.recorded.facts import Rewards
 from agentsgym.recorded.messages import trajectory_from_messages
+from agentsgym.recorded.metadata import Rewards
 from agentsgym.texts import as_json, sentence_of, shown
 from agentsgym.types import Trajectory
 

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Unpack, cast
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Check
 from agentsgym.recorded.chat_shapes import shown_message, shown_messages
-from agentsgym.recorded.facts import (
+from agentsgym.recorded.metadata import (
     About,
     Rewards,
     check_tokenizer,
@@ -75,7 +75,7 @@ def trajectory_from_training_trace(
         tokenizer: Of the model; checks the ids, and writes the messages of a trace that has none in ``request`` and
             ``response``.
         **about: Which rollout it is: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``, ``task_data``
-            and ``info``, see :class:`~agentsgym.recorded.facts.About`.
+            and ``info``, see :class:`~agentsgym.recorded.metadata.About`.
 
     Raises:
         ConfigError: It is no such trace or of another version, a field is unknown, missing or not valid, lengths do not

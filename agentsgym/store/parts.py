@@ -123,7 +123,7 @@ def scan(folder: Path) -> Scan:
     """Find the parts in a folder: by their names, and by their footers where others named them.
 
     Raises:
-        StoreError: There is no such folder, or the name of a part says another number of rollouts than it holds.
+        StoreError: There is no such folder, or a part has another number of rollouts than its name.
     """
     if not folder.is_dir():
         what = "a file" if folder.exists() else "nothing"
@@ -176,7 +176,7 @@ def _open(file: Path) -> Part | str:
     """Read a footer, or say why it cannot be read.
 
     Raises:
-        StoreError: It holds other rollouts than its name says.
+        StoreError: It has another number of rollouts than its name.
     """
     try:
         metadata = pq.read_metadata(file)
@@ -207,7 +207,7 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
     """Read one row group of a part.
 
     Raises:
-        StoreError: The file is gone, damaged, lacks a column, or holds other rollouts than its name says.
+        StoreError: The file is gone, damaged, lacks a column, or has another number of rollouts than its name.
     """
     try:
         with pq.ParquetFile(part.path, page_checksum_verification=True) as file:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from agentsgym.errors import ConfigError, StoreError
 from agentsgym.fields import is_int, is_positive_number, require
 from agentsgym.store.columns import table_of
-from agentsgym.store.kept_tokenizers import keep_tokenizer
 from agentsgym.store.parts import encode, part_name, warn_of_unfinished, write_part
 from agentsgym.store.records import StoredRollout, check_columns
+from agentsgym.store.tokenizers import keep_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +55,7 @@ class RolloutWriter:
 
     Attributes:
         path: The folder.
-        shared: Columns that all rollouts have unless ``add`` says otherwise.
+        shared: Columns of all rollouts, unless overridden in ``add``.
     """
 
     def __init__(self, path: str | Path, *, flush_every: int = 256, flush_seconds: float = 10.0, **shared: Any) -> None:
@@ -87,7 +87,7 @@ class RolloutWriter:
         self._thread: threading.Thread | None = None
         self._at_end: Finalize | None = None
         self._due: float | None = None  # when what waits is to be written
-        self._is_asked = self._is_closed = self._has_complained = self._has_told = False
+        self._is_flush_requested = self._is_closed = self._has_complained = self._has_reported = False
         self._num_begun = self._num_attempted = self._num_parts = 0
         self._error: Exception | None = None  # of the last attempt
         self._bug: Exception | None = None
@@ -152,7 +152,7 @@ class RolloutWriter:
         """
         self._begin_if_forked()
         with self._changed:
-            self._is_asked = True
+            self._is_flush_requested = True
             wanted = self._num_begun + 1  # an attempt that has begun may have left the newest behind
             self._start()
             self._changed.notify_all()
@@ -180,13 +180,13 @@ class RolloutWriter:
         try:
             self.flush()
         except Exception as error:
-            is_known, self._has_told = self._has_told, True
+            is_known, self._has_reported = self._has_reported, True
             if strict or not isinstance(error, StoreError):
                 raise
             if not is_known:
-                logger.error("%s", error)  # noqa: TRY400  # the sentence says it all
+                logger.error("%s", error)  # noqa: TRY400  # no traceback needed
         else:
-            self._has_told = False
+            self._has_reported = False
             self._forget_the_end()
 
     def __enter__(self) -> Self:
@@ -234,7 +234,7 @@ class RolloutWriter:
                         self._thread = None
                         return
                     self._changed.wait(None if self._due is None else max(0.0, self._due - time.monotonic()))
-                batch, self._waiting, self._due, self._is_asked = self._waiting, [], None, False
+                batch, self._waiting, self._due, self._is_flush_requested = self._waiting, [], None, False
                 self._num_begun += 1
             parts = self._encoded(batch)
             with self._changed:
@@ -249,7 +249,7 @@ class RolloutWriter:
 
     def _is_due(self) -> bool:
         is_late = self._due is not None and time.monotonic() >= self._due
-        return self._is_asked or is_late or len(self._waiting) >= self._flush_every
+        return self._is_flush_requested or is_late or len(self._waiting) >= self._flush_every
 
     def _encoded(self, batch: Sequence[StoredRollout]) -> list[_Encoded]:
         """Make a part of rollouts; should one of them be more than can be stored, parts of the others."""

@@ -251,7 +251,10 @@ def test_what_the_embedded_policy_cannot_read_is_said_before_anything_is_played(
         ({"environments": [{"class": "TwentyQestions"}]}, r"environments\[0\] cannot be used: .*did you mean TwentyQ"),
         ({"environments": [{**GAME, "dataset": {"splitt": "all"}}]}, r"environments\[0\] cannot be used: .*splitt"),
         ({"warm_start": {"player": "nowhere"}}, r"warm_start\.player must be one of random, reference, imitation or"),
-        ({"environments": [{"class": "Gymnasium:Taxi-v4"}]}, r"warm_start\.player cannot be 'imitation': .* no demonstrator"),
+        (
+            {"environments": [{"class": "Gymnasium:Taxi-v4"}]},
+            r"warm_start\.player cannot be 'imitation': .* no demonstrator",
+        ),
         ({"model": "no/such/folder", "tiny": {}}, r"model is invalid: cannot be loaded from 'no/such/folder'"),
         ({"tiny": {"width": 3}}, r"tiny\.width is unknown"),
         ({"training": {"max_stepps": 3}}, r"training\.max_stepps is unknown; did you mean 'max_steps'"),

@@ -162,7 +162,7 @@ def test_without_a_template_texts_are_put_together_and_a_warning_says_so(caplog:
             [*CHAT[:3], CHAT[4]],
             1.0,
             {},
-            r"messages\[3\] is an answer without a message before it, behind the answer messages\[2\]: make one answer of both",
+            r"messages\[3\] is an answer without a message before it, behind the answer messages\[2\]",
         ),
         (CHAT, [1.0], {}, r"rewards must be one number, or one for each answer: 2, got 1: \[1.0\]"),
         (CHAT, 10**400, {}, "rewards must be finite numbers, got 10+… for answer 1"),

@@ -14,9 +14,9 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.envs.Gymnasium.actions import ActionTable, action_table, is_actions
+from agentsgym.envs.Gymnasium.creation import is_bare, make_game, max_turns_of, render_modes, spec_of
+from agentsgym.envs.Gymnasium.described import SHOWS, DescribedGame, described_game
 from agentsgym.envs.Gymnasium.exact import legal_outcomes
-from agentsgym.envs.Gymnasium.making import is_bare, make_game, max_turns_of, render_modes, spec_of
-from agentsgym.envs.Gymnasium.ready import SHOWS, ReadyGame, ready_game
 from agentsgym.envs.Gymnasium.rendering import Show, check_small
 from agentsgym.envs.Gymnasium.tasks import DatasetOptions, check_map, task_dataset
 from agentsgym.envs.shared.exact_play import ValueTable, value_table
@@ -111,7 +111,7 @@ class GymnasiumEnv(MultistepEnv):
         super().__init__(tokenizer, env_config)
         config = self.env_config
         given_id = config["id"]
-        self._ready: ReadyGame | None = ready_game(given_id) if isinstance(given_id, str) else None
+        self._ready: DescribedGame | None = described_game(given_id) if isinstance(given_id, str) else None
         self._kwargs = self._constructor_kwargs()
         game = make_game(given_id, self._kwargs)
         self.actions: ActionTable = action_table(

@@ -18,10 +18,10 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.OpenEnv import SPEC
-from agentsgym.envs.OpenEnv.forms import Forms, forms_of, outcome_of
-from agentsgym.envs.OpenEnv.link import Link, as_config_error
-from agentsgym.envs.OpenEnv.offer import Offer, ask_offer, result_of
-from agentsgym.envs.OpenEnv.payloads import UnreadableActionError
+from agentsgym.envs.OpenEnv.connections import ServerConnections, as_config_error
+from agentsgym.envs.OpenEnv.conversion import UnreadableActionError
+from agentsgym.envs.OpenEnv.converters import Converters, make_converters, outcome_of
+from agentsgym.envs.OpenEnv.interface import ServerInterface, request_interface, result_of
 from agentsgym.envs.OpenEnv.seeds import check_seed
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, as_server, registered_server
 from agentsgym.envs.OpenEnv.tasks import DatasetOptions, task_dataset
@@ -124,10 +124,10 @@ class OpenEnvEnv(MultistepEnv):
             ConfigError: The configuration is invalid, or there is no server, or there are two.
             MissingDependencyError: The package ``websockets`` is not installed.
         """
-        self._links: dict[int, Link] = {}  # by process id
+        self._links: dict[int, ServerConnections] = {}  # by process id
         self._link_url: str | None = None
-        self._offer: Offer | None = None
-        self._forms: Forms | None = None
+        self._interface: ServerInterface | None = None
+        self._converters: Converters | None = None
         self._opening = threading.Lock()
         super().__init__(tokenizer, env_config)
         self.spec.check_installed()
@@ -144,7 +144,7 @@ class OpenEnvEnv(MultistepEnv):
         """Return the state for another process, which opens its own connections to a server that already runs here."""
         link = self._links.get(os.getpid())
         url = self._link_url if link is None else link.known_url
-        state: dict[str, Any] = {**super().__getstate__(), "_links": {}, "_forms": None, "_link_url": url}
+        state: dict[str, Any] = {**super().__getstate__(), "_links": {}, "_converters": None, "_link_url": url}
         del state["_opening"]
         return state
 
@@ -166,19 +166,22 @@ class OpenEnvEnv(MultistepEnv):
         return self._given_server
 
     @property
-    def offer(self) -> Offer:
+    def interface(self) -> ServerInterface:
         """The schemas and tools of the server's environment, requested at first use.
 
         Raises:
             ConfigError: The server cannot be reached, or its answer is invalid.
         """
         with self._opening:
-            if self._offer is None:
+            if self._interface is None:
                 try:
-                    self._offer = Offer() if self._needs_no_schema() else ask_offer(self.server, self._link.url())
+                    is_known = self._needs_no_schema()
+                    self._interface = (
+                        ServerInterface() if is_known else request_interface(self.server, self._link.url())
+                    )
                 except EnvError as error:
                     raise as_config_error(error) from error
-            return self._offer
+            return self._interface
 
     def _needs_no_schema(self) -> bool:
         """Whether the configuration makes the schemas unnecessary."""
@@ -187,20 +190,20 @@ class OpenEnvEnv(MultistepEnv):
         return says_action and config["observation"] is not None
 
     @property
-    def _link(self) -> Link:
+    def _link(self) -> ServerConnections:
         link = self._links.get(os.getpid())
         if link is None:
-            made = Link(self.server, self._link_url)
+            made = ServerConnections(self.server, self._link_url)
             link = self._links.setdefault(made.pid, made)  # one step; a lock might be held as the process forks
             if link is made:
                 weakref.finalize(self, link.close)
         return link
 
     @property
-    def _how(self) -> Forms:
-        if self._forms is None:
-            self._forms = forms_of(self.offer, self.env_config, self.server.label)
-        return self._forms
+    def _how(self) -> Converters:
+        if self._converters is None:
+            self._converters = make_converters(self.interface, self.env_config, self.server.label)
+        return self._converters
 
     def close(self) -> None:
         """Close this process's connections, and stop a server started here; the environment can be used again."""
@@ -211,18 +214,18 @@ class OpenEnvEnv(MultistepEnv):
     # The hooks
 
     def _tools(self) -> Sequence[Callable[..., Any] | Mapping[str, Any]] | None:
-        return self.offer.tool_schemas() if self._how.format == "tools" else None
+        return self.interface.tool_schemas() if self._how.format == "tools" else None
 
     def _system_prompt(self) -> str | None:
         given = self.env_config["action"]
-        return self.offer.description(self.env_config["format"]) if given is None else None
+        return self.interface.description(self.env_config["format"]) if given is None else None
 
     def check_task(self, task_data: Mapping[str, Any], name: str = "task_data") -> None:
         """Check a task, and before the first one also that the server answers.
 
         Raises:
             TaskError: The task cannot be played.
-            ConfigError: As for :attr:`offer`, or ``env_config["action"]`` does not suit the server.
+            ConfigError: As for :attr:`interface`, or ``env_config["action"]`` does not suit the server.
         """
         _ = self.tool_schemas
         super().check_task(task_data, name)
@@ -349,7 +352,7 @@ class OpenEnvEnv(MultistepEnv):
 
     def _called(self, session_id: str, call: ToolCall) -> tuple[ToolResult, dict[str, Any]]:
         """Execute one call: a step of the environment."""
-        is_own = bool(self.offer.tools)  # else it is the tool that takes an action
+        is_own = bool(self.interface.tools)  # else it is the tool that takes an action
         payload: Mapping[str, Any] = call.arguments
         if is_own:
             payload = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}

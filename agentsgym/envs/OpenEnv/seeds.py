@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentsgym.envs.OpenEnv.link import Link
+from agentsgym.envs.OpenEnv.connections import ServerConnections
 from agentsgym.envs.OpenEnv.server import OpenEnvServer
 from agentsgym.errors import EnvError
 from agentsgym.texts import sentence_of, shown
@@ -20,7 +20,7 @@ _lock = threading.Lock()
 
 
 def check_seed(
-    link: Link,
+    link: ServerConnections,
     server: OpenEnvServer,
     env_class: str,
     arguments: Mapping[str, Any],

@@ -76,7 +76,7 @@ class Reports(TrainerCallback):
     def _attempt(self, place: str, function: Any, /, *args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  # trackers are foreign code, and a closed terminal is no reason to end
+        except Exception as error:  # noqa: BLE001  # trackers are foreign code, and a closed terminal must not end training
             if place not in self._failed:
                 self._failed.add(place)
-                logger.warning("conversations cannot be shown in %s; the run goes on: %s", place, sentence_of(error))
+                logger.warning("conversations cannot be shown in %s; training continues: %s", place, sentence_of(error))

@@ -23,7 +23,7 @@ from agentsgym import (
     make,
 )
 from agentsgym.envs import OpenEnvEnv, OpenEnvServer, register_server
-from agentsgym.envs.OpenEnv import link, seeds
+from agentsgym.envs.OpenEnv import connections, seeds
 from agentsgym.envs.play import prepare_play
 
 
@@ -31,7 +31,7 @@ from agentsgym.envs.play import prepare_play
 def quick_and_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ports come again: what is remembered of a server is another one's."""
     monkeypatch.setattr(seeds, "_checked", [])
-    monkeypatch.setattr(link, "_FULL_GRACE_S", 0.05)
+    monkeypatch.setattr(connections, "_FULL_GRACE_S", 0.05)
 
 
 @pytest.fixture
@@ -211,9 +211,9 @@ def test_programs_whose_long_commands_differ_at_the_end_are_each_checked(caplog:
     with Stub(Unseeded).running() as stub, caplog.at_level(logging.WARNING, logger=seeds.logger.name):
         for name in ("one", "two", "one"):
             server = OpenEnvServer(command=["serve", "x" * 200], env={"GAME": name})
-            seeds.check_seed(link.Link(server, stub.url), server, "games:Env", {}, str)
+            seeds.check_seed(connections.ServerConnections(server, stub.url), server, "games:Env", {}, str)
             server = OpenEnvServer(command=["serve", "x" * 200, name])
-            seeds.check_seed(link.Link(server, stub.url), server, "games:Env", {}, str)
+            seeds.check_seed(connections.ServerConnections(server, stub.url), server, "games:Env", {}, str)
     assert len(caplog.records) == 4
 
 

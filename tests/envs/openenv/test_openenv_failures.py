@@ -26,8 +26,8 @@ from websockets.sync.server import ServerConnection
 
 from agentsgym import Action, ConfigError, EnvError, EnvProcessPool, ScriptedAgent, StopReason, Trajectory
 from agentsgym.envs import OpenEnvEnv, OpenEnvServer
-from agentsgym.envs.OpenEnv import link, seeds
-from agentsgym.envs.OpenEnv.payloads import UnreadableActionError, object_in
+from agentsgym.envs.OpenEnv import connections, seeds
+from agentsgym.envs.OpenEnv.conversion import UnreadableActionError, object_in
 from agentsgym.envs.OpenEnv.wire import Connection
 
 STUB = Path(__file__).parent / "openenv_stub.py"
@@ -38,7 +38,7 @@ UNCHECKED = {"check_seed": False, "check_capacity": False}
 def quick_and_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ports come again: what is remembered of a server is another one's."""
     monkeypatch.setattr(seeds, "_checked", [])
-    monkeypatch.setattr(link, "_FULL_GRACE_S", 0.05)
+    monkeypatch.setattr(connections, "_FULL_GRACE_S", 0.05)
 
 
 class Faulty(CountUp):
@@ -197,12 +197,14 @@ def test_no_server_at_all_is_a_sentence_before_play() -> None:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     env = OpenEnvEnv(None, server=url)
-    with pytest.raises(ConfigError, match=rf"^the OpenEnv server at {url} cannot be reached: .*refused.*\(is it running"):
+    with pytest.raises(
+        ConfigError, match=rf"^the OpenEnv server at {url} cannot be reached: .*refused.*\(is it running"
+    ):
         env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
     env = OpenEnvEnv(None, {"format": "text", "action": "message", "observation": "text"}, server=url)
     with pytest.raises(ConfigError, match=rf"^the OpenEnv server at {url} cannot be reached: .*refused"):
         env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
-    with pytest.raises(ConfigError, match="needs a server"):
+    with pytest.raises(ConfigError, match="requires a server"):
         OpenEnvEnv().rollout([{"seed": 1}], ScriptedAgent(["a"]))
 
 
@@ -254,7 +256,7 @@ def test_headers_come_from_the_environment_and_are_written_down_nowhere(monkeypa
         assert {(one["Authorization"], one["X-Price"]) for one in stub.headers} == {("Bearer s3cret", "$3")}
     assert one.error is None
     assert b"s3cret" not in pickle.dumps(env)
-    assert "s3cret" not in repr(server) + repr(env.offer) + repr(env.env_config)
+    assert "s3cret" not in repr(server) + repr(env.interface) + repr(env.env_config)
 
 
 @pytest.mark.parametrize("token", ["s3cret\n", "s3cret\r\nX-Evil: 1", "s3cret\u20ac"])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
-from agentsgym.envs.OpenEnv.offer import Format, Offer
-from agentsgym.envs.OpenEnv.payloads import ReadAction, WriteObservation, action_reader, observation_writer
+from agentsgym.envs.OpenEnv.conversion import ReadAction, WriteObservation, action_reader, observation_writer
+from agentsgym.envs.OpenEnv.interface import Format, ServerInterface
 from agentsgym.envs.Tools.results import cut
 
 Outcome = tuple[float, bool, dict[str, Any]]  # reward, done, info
 
 
-class Forms(NamedTuple):
+class Converters(NamedTuple):
     """The conversions of an environment, from its configuration and the server's schemas.
 
     Attributes:
@@ -28,11 +28,11 @@ class Forms(NamedTuple):
     shown_after_step: WriteObservation
 
 
-def forms_of(offer: Offer, config: Mapping[str, Any], server: str) -> Forms:
+def make_converters(interface: ServerInterface, config: Mapping[str, Any], server: str) -> Converters:
     """Choose the conversions.
 
     Args:
-        offer: Interface of the server.
+        interface: Interface of the server.
         config: The environment's configuration.
         server: Name of the server in error messages.
 
@@ -45,13 +45,13 @@ def forms_of(offer: Offer, config: Mapping[str, Any], server: str) -> Forms:
         write = observation_writer(config["observation"], schema)
         return lambda observation: cut(write(observation), most)
 
-    chosen = offer.format(config["format"])
+    chosen = interface.format(config["format"])
     is_json, is_text = chosen == "json", chosen == "text"
-    return Forms(
+    return Converters(
         format=chosen,
-        read=action_reader(config["action"], offer.action, server, is_json=is_json, is_text=is_text),
-        shown_after_reset=writer(offer.reset_observation),
-        shown_after_step=writer(offer.observation),
+        read=action_reader(config["action"], interface.action, server, is_json=is_json, is_text=is_text),
+        shown_after_reset=writer(interface.reset_observation),
+        shown_after_step=writer(interface.observation),
     )
 
 

@@ -18,7 +18,7 @@ _RETRY_S = 0.05
 _MOST_OPENERS = 16  # connections that are opened at once
 
 
-class Link:
+class ServerConnections:
     """The connections of one process, created at first use.
 
     Attributes:

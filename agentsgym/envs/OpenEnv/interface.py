@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from agentsgym.envs.calls.schemas import schemas_of
+from agentsgym.envs.OpenEnv.conversion import NOT_SHOWN, fields_of, text_field
 from agentsgym.envs.OpenEnv.http import get_json
-from agentsgym.envs.OpenEnv.payloads import NOT_SHOWN, fields_of, text_field
 from agentsgym.envs.OpenEnv.server import OpenEnvServer
 from agentsgym.envs.OpenEnv.wire import Connection, RefusedActionError
 from agentsgym.envs.Tools.results import as_text
@@ -22,7 +22,7 @@ _LIST_TOOLS = {"type": "list_tools"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class ServerInterface:
     """The interface of a server, as plain values that can be sent to another process.
 
     Attributes:
@@ -76,7 +76,7 @@ def own_parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": fields_of(schema), "required": required, **kept}
 
 
-def ask_offer(server: OpenEnvServer, url: str) -> Offer:
+def request_interface(server: OpenEnvServer, url: str) -> ServerInterface:
     """Request a server's schemas and, if its actions are tool calls, its tools.
 
     Raises:
@@ -92,7 +92,7 @@ def ask_offer(server: OpenEnvServer, url: str) -> Offer:
             )
     reset: Any = schemas.get("reset_observation")
     action = {**schemas["action"], **_written_out(server, schemas["action"])}
-    return Offer(
+    return ServerInterface(
         action=action,
         observation=schemas["observation"],
         reset_observation=cast("Any", reset) if isinstance(reset, dict) else schemas["observation"],
