@@ -333,9 +333,9 @@ def test_groups_may_be_given_in_any_form(value: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"log_metrics": ["by_turns"]}, "log_metrics has no group 'by_turns'; did you mean 'by_turn'"),
+        ({"log_metrics": ["by_turns"]}, "log_metrics has the unknown group 'by_turns'; did you mean 'by_turn'"),
         ({"log_metrics": "sumary"}, "did you mean 'summary'"),
-        ({"log_metrics": ["all", "loss", "\x1b"]}, "has no group 'all'"),
+        ({"log_metrics": ["all", "loss", "\x1b"]}, "known are 'all'"),
         ({"log_metrics": []}, "log_metrics must be 'all' or a list of names"),
         ({"log_metrics": [1]}, "log_metrics must be 'all' or a list of names"),
         ({"log_conversations": -1}, "log_conversations must be a non-negative int"),
