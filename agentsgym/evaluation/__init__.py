@@ -1,4 +1,4 @@
-"""Measure how well an agent plays: many episodes, a few numbers, and how far these can be trusted."""
+"""Measure how well an agent plays: metrics over many episodes, with confidence intervals."""
 
 from agentsgym.evaluation.run import evaluate
 from agentsgym.evaluation.transcripts import render_transcript

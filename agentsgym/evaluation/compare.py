@@ -1,4 +1,4 @@
-"""Compare two runs on the tasks that both played: the tasks are the same, so what differs is who played them."""
+"""Compare two runs on the tasks that both played."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _ROUNDING: Final = 1e-12  # of means, relative to the largest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedDifference:
-    """The means of two runs over their shared tasks, each task counted once, and what lies between them.
+    """The means of two runs over their shared tasks, each task counted once, and their difference.
 
     Attributes:
-        a: The mean of the first run: over tasks, of the mean over a task's rollouts.
-        b: That of the second.
+        a: Mean of the first run over tasks, of each task's mean over rollouts.
+        b: Mean of the second run.
         difference: ``b - a``.
-        low: Lower end of the interval of the difference. None if there is one task alone, and of the reward if it
-            changed alike in all of them.
-        high: Upper end.
+        low: Lower end of the interval of the difference; None for a single task, and for a reward that changed by the
+            same amount in all tasks.
+        high: Upper end of the interval, likewise.
     """
 
     a: float
@@ -46,17 +46,17 @@ class PairedDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedTask:
-    """What two runs made of one task.
+    """The results of two runs on one task.
 
     Attributes:
-        env: Its environment's class path; None if the rollouts do not say.
+        env: Class path of the environment; None if unknown.
         task_data: The task.
-        num_a: The rollouts of the first run that did not fail.
-        num_b: Those of the second.
-        wins_a: The share of them that was won; None if the environment does not say.
-        wins_b: Likewise.
-        reward_a: Their mean final reward.
-        reward_b: Likewise.
+        num_a: Number of the first run's rollouts that did not fail.
+        num_b: Number of the second run's rollouts that did not fail.
+        wins_a: Win rate of the first run; None if unknown.
+        wins_b: Win rate of the second run; None if unknown.
+        reward_a: Mean final reward of the first run.
+        reward_b: Mean final reward of the second run.
     """
 
     env: str | None
@@ -70,11 +70,11 @@ class SharedTask:
 
     @property
     def change(self) -> float:
-        """How the share of wins changed, in [-1, 1]; 0.0 where not both runs say who won."""
+        """The change of the win rate, in [-1, 1]; 0.0 if it is unknown for a run."""
         return 0.0 if self.wins_a is None or self.wins_b is None else self.wins_b - self.wins_a
 
     def as_dict(self) -> dict[str, Any]:
-        """Give everything as plain JSON values."""
+        """Convert to plain JSON values."""
         task = json.loads(to_json(dict(self.task_data)))
         return {**asdict(self), "task_data": task, "change": self.change}
 
@@ -84,14 +84,14 @@ class Comparison:
     """Two runs, paired by task.
 
     Attributes:
-        win_rate: Of the shared tasks of which both runs say who won; None if there is none.
-        reward: Of all shared tasks; None if there is none.
-        tasks: The shared tasks: those that changed the most first, lost ones before won ones.
-        num_only_a: Tasks that only the first run played, with a rollout that did not fail.
-        num_only_b: Tasks that only the second played.
-        num_failed_a: Rollouts of the first run that failed; they are left out.
-        num_failed_b: Likewise of the second.
-        confidence: Of the intervals.
+        win_rate: Win rates over the shared tasks with known outcomes; None if there are none.
+        reward: Mean rewards over all shared tasks; None if there are none.
+        tasks: Shared tasks, those with the largest change first, lost before won.
+        num_only_a: Number of tasks that only the first run has, with a rollout that did not fail.
+        num_only_b: Number of tasks that only the second run has.
+        num_failed_a: Number of failed rollouts of the first run, which are left out.
+        num_failed_b: Number of failed rollouts of the second run, which are left out.
+        confidence: Confidence level of the intervals.
     """
 
     win_rate: PairedDifference | None
@@ -105,14 +105,14 @@ class Comparison:
 
     @property
     def changed(self) -> list[SharedTask]:
-        """The shared tasks whose share of wins is not the same, as they stand in ``tasks``."""
+        """The shared tasks whose win rate changed, in the order of ``tasks``."""
         return [task for task in self.tasks if task.change]
 
     def __repr__(self) -> str:
         return f"<Comparison over {len(self.tasks)} shared tasks, {len(self.changed)} of them changed>"
 
     def as_dict(self) -> dict[str, Any]:
-        """Give everything as plain JSON values."""
+        """Convert to plain JSON values."""
         estimates = {"win_rate": self.win_rate, "reward": self.reward}
         counts = ("confidence", "num_only_a", "num_only_b", "num_failed_a", "num_failed_b")
         return {
@@ -125,34 +125,34 @@ class Comparison:
 
 
 def compare(run_a: Run, run_b: Run, *, confidence: float = 0.95, seed: int = 0) -> Comparison:
-    """Pair two runs by task and estimate by how much the second is better.
+    """Pair two runs by task and estimate the improvement of the second.
 
     A task is the same if environment, ``task_data`` (its seed included) and the environment's own keys of
     ``env_config`` are the same; the keys that all environments have, limits of turns for example, may differ, and so
     may the number of rollouts. Each shared task counts once, with the mean over its rollouts. The intervals are
     percentile bootstraps over the shared tasks' differences
-    (:func:`~agentsgym.statistics.intervals.bootstrap_intervals`), which pairing makes narrower than those of two runs
-    of which each is taken by itself. Where the win rate changed by the same in each of the n tasks, resampling sees no
-    spread; its interval then allows that a share ``1 - (α/2)^(1/n)`` of all tasks, the most that n tasks may never show
-    (Clopper & Pearson 1934), changes in any other way. A reward has no bounds that are known, so where it changed alike
-    in every task nothing says by how much it may change in another, and its interval is left out.
+    (:func:`~agentsgym.statistics.intervals.bootstrap_intervals`), which are narrower than those of two unpaired
+    runs. If the win rate changed by the same amount in each of the n tasks, resampling sees no spread;
+    its interval then allows that a fraction ``1 - (α/2)^(1/n)`` of all tasks, the most that n tasks may never show
+    (Clopper & Pearson 1934), changes in any other way. A reward has no known bounds, so if it changed by the same
+    amount in every task, its interval is left out.
 
     Args:
-        run_a: A store, or records, or trajectories. Trajectories do not say which environment they are of.
-        run_b: Likewise.
-        confidence: Of the intervals, in (0, 1).
-        seed: Of the bootstrap.
+        run_a: First run: a store, records, or trajectories (which do not name their environment).
+        run_b: Second run, likewise.
+        confidence: Confidence level of the intervals, in (0, 1).
+        seed: Random seed of the bootstrap.
 
     Raises:
-        ConfigError: A rollout does not hold its task, or ``confidence`` is not in (0, 1).
+        ConfigError: A rollout does not contain its task, or ``confidence`` is not in (0, 1).
     """
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence must lie between 0 and 1, got {confidence}")
     played_a, played_b = _by_task(run_a), _by_task(run_b)
     shared = [_shared(key, played_a.tasks[key], played_b.tasks[key]) for key in played_a.tasks if key in played_b.tasks]
-    told = [(one.wins_a, one.wins_b) for one in shared if one.wins_a is not None and one.wins_b is not None]
+    outcomes = [(one.wins_a, one.wins_b) for one in shared if one.wins_a is not None and one.wins_b is not None]
     return Comparison(
-        win_rate=_paired(told, confidence, seed, is_rate=True),
+        win_rate=_paired(outcomes, confidence, seed, is_rate=True),
         reward=_paired([(one.reward_a, one.reward_b) for one in shared], confidence, seed),
         tasks=sorted(shared, key=_most_changed_first),
         num_only_a=len(played_a.tasks) - len(shared),
@@ -164,7 +164,7 @@ def compare(run_a: Run, run_b: Run, *, confidence: float = 0.95, seed: int = 0) 
 
 
 class _Key(NamedTuple):
-    """What makes two tasks the same; configuration and task as canonical JSON."""
+    """The identity of a task; configuration and task as canonical JSON."""
 
     env: str | None
     config: str
@@ -198,7 +198,7 @@ def _by_task(run: Run) -> _Played:
 
 
 def _rows(run: Run) -> Iterable[dict[str, Any]]:
-    """The columns that are compared, one dict a rollout."""
+    """Return the compared columns, one dict per rollout."""
     if isinstance(run, RolloutStore):
         rows = run.table(("session_id", *_COLUMNS)).to_pylist()
         for row in rows:
@@ -221,7 +221,7 @@ def _rows(run: Run) -> Iterable[dict[str, Any]]:
 
 def _check_task(session_id: str, *, is_known: bool) -> None:
     if not is_known:
-        raise ConfigError(f"session {shown(session_id)} does not hold its task, by which runs are paired")
+        raise ConfigError(f"session {shown(session_id)} does not contain its task, which is needed to pair runs")
 
 
 def _canonical(text: str, without: Iterable[str] = ()) -> str:
@@ -246,7 +246,7 @@ def _shared(key: _Key, a: Sequence[_Result], b: Sequence[_Result]) -> SharedTask
 
 
 def _share_of_wins(results: Sequence[_Result]) -> float | None:
-    """The share that was won; as soon as one rollout says so, those that do not say count as not won."""
+    """Return the win rate; unknown outcomes count as not won, unless all are unknown."""
     if all(one.success is None for one in results):
         return None
     return sum(bool(one.success) for one in results) / len(results)
@@ -259,7 +259,7 @@ def _most_changed_first(task: SharedTask) -> tuple[float, float, float]:
 def _paired(
     pairs: Sequence[tuple[float, float]], confidence: float, seed: int, *, is_rate: bool = False
 ) -> PairedDifference | None:
-    """Estimate the mean difference of pairs (a, b), one a task; None if there are no pairs."""
+    """Estimate the mean difference of pairs (a, b), one per task; None if there are no pairs."""
     if not pairs:
         return None
     values = np.asarray(pairs, dtype=np.float64)  # (C, 2)

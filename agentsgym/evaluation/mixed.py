@@ -62,8 +62,8 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
         rows: Dataset rows, as :func:`agentsgym.mix` makes them; a column ``environment`` names their parts.
         tokenizer: The policy's; None for agents that only read and write text.
         num_rollouts: Rollouts of each row.
-        seed: Of the bootstrap, and of the tasks that come without a seed.
-        failures: What becomes of failed rollouts; by default they are counted, and the others go on.
+        seed: Random seed of the bootstrap, and of tasks without a seed.
+        failures: Policy for failed rollouts; by default they are counted, and the others continue.
         on_finish: Called with each rollout as soon as it is finished.
         store: As of :func:`~agentsgym.evaluation.run.evaluate`: a folder, or a writer, that keeps every rollout, each
             with its own environment.
@@ -80,7 +80,7 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
         None unless every environment has one. ``task_index`` of a trajectory is the index of its row.
 
     Raises:
-        ConfigError: There is no row, or one names no environment that can be built.
+        ConfigError: There are no rows, or the environment of a row cannot be built.
         TaskError: Some task cannot be played; nothing has been played then.
         TypeError: An option is unknown.
         StoreError: There can be no store at that place.
@@ -122,7 +122,7 @@ def pooled(parts: Mapping[str, Evaluation], *, seed: int = 0) -> Evaluation:
 
     Args:
         parts: The evaluations, by the names of their environments; each holds its rollouts.
-        seed: Of the bootstrap.
+        seed: Random seed of the bootstrap.
 
     Returns:
         The estimates over all rollouts, tasks numbered through, and in ``by_environment`` those of each environment.
@@ -141,12 +141,12 @@ def pooled(parts: Mapping[str, Evaluation], *, seed: int = 0) -> Evaluation:
         labels += [name] * len(own)
         first += 1 + max((one.task_index for one in own), default=-1)
     if not trajectories:
-        raise ConfigError(f"there is nothing to pool: {len(parts)} evaluations without rollouts")
+        raise ConfigError(f"cannot pool {len(parts)} evaluations without rollouts")
     return summarize(trajectories, clusters=clusters, environments=labels, seed=seed)
 
 
 def label_of(row: DatasetRow) -> str:
-    """Name a row's environment for people: its column ``environment``, else the class.
+    """Return the display name of a row's environment: its column ``environment``, else the class.
 
     >>> label_of({"env_class_path": "my_games.chess.Chess"})
     'Chess'
@@ -174,7 +174,7 @@ class _Players:
         self._tokenizer, self._seed, self._limits = tokenizer, seed, limits
 
     def add_all(self, rows: Iterable[Any], num_rollouts: int) -> None:
-        """Set up the trials of all rows, not started yet.
+        """Create the trials of all rows, not started yet.
 
         Raises:
             ConfigError: There is none, or one names no environment that can be built.
@@ -215,7 +215,7 @@ class _Players:
 def _summary(
     kept: Sequence[Trajectory], everything: Sequence[Trajectory], labels: Sequence[str], seed: int
 ) -> Evaluation:
-    """Estimate from the rollouts that are kept, and count all of them."""
+    """Estimate from the filtered rollouts, and count all of them."""
     evaluation, whole = (
         summarize(some, seed=seed, environments=[labels[one.task_index] for one in some]) for some in (kept, everything)
     )
@@ -227,7 +227,7 @@ def _summary(
 
 
 def _counted(kept: Evaluation | None, whole: Evaluation) -> Evaluation:
-    """Give the estimates of what is kept with the counts of the whole."""
+    """Return the estimates of the filtered rollouts with the counts of all."""
     counts: dict[str, Any] = {
         "num_failed": whole.num_failed,
         "stop_reasons": whole.stop_reasons,

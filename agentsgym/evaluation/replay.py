@@ -1,7 +1,7 @@
-"""Play the actions of a recorded rollout again, in the environment as it is now, and say where it first differs.
+"""Replay the actions of a recorded rollout in the current environment, and report the first difference.
 
-A record holds what the environment was told (the task with its seed) and what the agent said; everything else is the
-environment's to say again. What it says again in another way has changed since: its code, its data, a package or a
+A record contains the task with its seed and the agent's actions; everything else is produced by the environment
+again. A difference means that something has changed since: its code, its data, a package or a
 server that it uses, or a draw that does not come from ``self.rng``.
 """
 
@@ -27,7 +27,7 @@ _NOT_PLAYABLE = (ConfigError, TaskError, TemplateError, MissingDependencyError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What came of playing a recorded rollout again.
+    """The result of replaying a recorded rollout.
 
     Attributes:
         recorded: The rollout as it was recorded.
@@ -43,13 +43,13 @@ class Replay:
 
     @property
     def outcome(self) -> Literal["same", "differs", "impossible"]:
-        """How it went, in a word."""
+        """The outcome in one word."""
         if self.impossible is not None:
             return "impossible"
         return "same" if self.difference is None else "differs"
 
     def as_dict(self) -> dict[str, Any]:
-        """Give which rollout it is and how it went as plain JSON values."""
+        """Return the rollout's identity and the outcome as plain JSON values."""
         return {
             "session_id": self.recorded.session_id,
             "task_index": self.recorded.task_index,
@@ -61,11 +61,11 @@ class Replay:
 
 
 def replay(rollout: StoredRollout | Trajectory, env: MultistepEnv | None = None) -> Replay:
-    """Play the recorded actions again, with the task and the seed of the record, and compare turn by turn.
+    """Replay the recorded actions with the task and the seed of the record, and compare turn by turn.
 
-    Compared are what the environment said before each turn, the role, whether the action was invalid, the reward, and
-    at the end the stop reason, ``info["success"]`` and the final reward. Not compared: tokens, and the end of a rollout
-    in which the agent failed or that a limit of tokens ended, where the environment only has to go on as it did.
+    Compared are the observations before each turn, the role, whether the action was invalid, the reward, and at the end
+    the stop reason, ``info["success"]`` and the final reward. Not compared are tokens, and the end of a rollout in
+    which the agent failed or that a token limit ended: there the environment only has to continue as recorded.
 
     With an environment that has the tokenizer of the record, actions come with their token ids, and calls of tools are
     read from them again; without one they come as text, with the calls that were read then.
@@ -79,7 +79,7 @@ def replay(rollout: StoredRollout | Trajectory, env: MultistepEnv | None = None)
         ConfigError: A trajectory comes without an environment.
     """
     if isinstance(rollout, Trajectory) and env is None:
-        raise ConfigError("a trajectory does not say which environment it is of: replay(trajectory, env)")
+        raise ConfigError("a trajectory does not name its environment: pass it, as in replay(trajectory, env)")
     record = StoredRollout(trajectory=rollout) if isinstance(rollout, Trajectory) else rollout
     [result] = replay_all([record], env)
     return result
@@ -88,7 +88,7 @@ def replay(rollout: StoredRollout | Trajectory, env: MultistepEnv | None = None)
 def replay_all(
     rollouts: Iterable[StoredRollout], env: MultistepEnv | Callable[[StoredRollout], MultistepEnv] | None = None
 ) -> Iterator[Replay]:
-    """Do as :func:`replay` for one record after another, lazily.
+    """Replay records one after another, lazily.
 
     Args:
         rollouts: The records.
@@ -103,12 +103,12 @@ def replay_all(
 
 
 class EnvsOfRecords:
-    """Makes the environment of a record, without a tokenizer, each once."""
+    """Builds the environments of records, without a tokenizer, each once."""
 
     def __init__(
         self, env_class: type[MultistepEnv] | None = None, env_config: Mapping[str, Any] | None = None
     ) -> None:
-        """Make none yet.
+        """Build no environment yet.
 
         Args:
             env_class: The class of all; by default the one that a record names.
@@ -118,15 +118,15 @@ class EnvsOfRecords:
         self._made: dict[tuple[str | None, str], MultistepEnv] = {}
 
     def __call__(self, record: StoredRollout) -> MultistepEnv:
-        """Make it, or find it among those that were made before.
+        """Return the environment of a record, built on first use.
 
         Raises:
-            ConfigError: The record does not say which it is, nobody registered that, or the configuration is not valid.
+            ConfigError: The record does not name a registered environment, or the configuration is invalid.
         """
         path, config = record.env_class_path, {**(record.env_config or {}), **self._env_config}
         unkept = _unkept(config)
         if unkept is not None:
-            raise ConfigError(f"its env_config had {unkept}, which no store can hold: give the environment")
+            raise ConfigError(f"its env_config had {unkept}, which cannot be stored: pass the environment")
         key = (path, to_json(config))
         if key not in self._made:
             self._made[key] = self._make(path, config)
@@ -136,7 +136,7 @@ class EnvsOfRecords:
         if self._env_class is not None:
             return self._env_class(None, config)
         if path is None:
-            raise ConfigError("the record does not say which environment it is of")
+            raise ConfigError("the record does not name its environment")
         return make({"env_class_path": path, "env_config": config})
 
 
@@ -158,7 +158,7 @@ def _replay(recorded: Trajectory, env: MultistepEnv) -> Replay:
     played = _play(recorded, env, episodes, finishes)
     difference = first_difference(recorded, played)
     while difference is not None and env.takes_actions:
-        # A record does not say whether an answer was cut, which such an environment sees.
+        # A record does not contain whether an answer was truncated, which such an environment sees.
         turn = _action_before(difference)
         if turn < 0 or finishes[turn] == "length":
             break
@@ -170,19 +170,19 @@ def _replay(recorded: Trajectory, env: MultistepEnv) -> Replay:
         played, difference = other, later
     if difference is not None and _is_text_of_ids(recorded, env, _action_before(difference)):
         raise ConfigError(
-            f"of the answer of turn {_action_before(difference)} only tokens say how it called tools: give an "
-            "environment with the tokenizer that it was played with"
+            f"the tool calls of turn {_action_before(difference)} are known only from its tokens: pass an environment "
+            "with the tokenizer that it was played with"
         )
     return Replay(recorded=recorded, played=played.trajectory, difference=difference)
 
 
 def _action_before(difference: Difference) -> int:
-    """The turn whose action the environment answered with what differs; -1 before the first."""
+    """Return the turn whose action led to the difference; -1 before the first."""
     return difference.turn - (difference.what == "observation")
 
 
 def _is_text_of_ids(recorded: Trajectory, env: MultistepEnv, turn: int) -> bool:
-    """Whether an answer may have called tools in a way that its message does not hold: calls that cannot be read."""
+    """Return whether an answer may contain unreadable tool calls, which its message does not show."""
     if not env.takes_actions or env.tokenizer is not None or turn < 0:
         return False
     known = recorded.turns[turn]
@@ -190,38 +190,38 @@ def _is_text_of_ids(recorded: Trajectory, env: MultistepEnv, turn: int) -> bool:
 
 
 def _episodes(recorded: Trajectory, env: MultistepEnv) -> range | None:
-    """Which episodes of the trial are on record; None for all."""
+    """Return the recorded episodes of the trial; None for all."""
     config = env.env_config
     if config["keep_history"] or config["episodes_per_trial"] == 1:
         return None
     if recorded.turns:
         return range(recorded.turns[0].episode, recorded.turns[0].episode + 1)
     if recorded.failed:
-        raise ConfigError("it failed before the first turn of an episode, and nobody knows of which")
+        raise ConfigError("it failed before the first turn of an unknown episode")
     return range(config["episodes_per_trial"] - 1, config["episodes_per_trial"])
 
 
 def _check_task(recorded: Trajectory, env: MultistepEnv) -> None:
     if type(env).rollout is not MultistepEnv.rollout:
-        raise ConfigError(f"{type(env).__name__} has a rollout of its own, which a record does not tell of")
+        raise ConfigError(f"{type(env).__name__} overrides rollout, which records do not describe")
     if recorded.seed is None:
-        raise TaskError("the record does not hold the task with its seed")
+        raise TaskError("the record does not contain the task with its seed")
     unkept = _unkept(recorded.task_data)
     if unkept is not None:
-        raise TaskError(f"its task had {unkept}, which no store can hold")
+        raise TaskError(f"its task had {unkept}, which cannot be stored")
 
 
 class _Spent(Budget):
-    """A budget that leaves no room for an action."""
+    """A token budget that leaves no room for an action."""
 
     def room(self, *, length: int, prompt_length: int) -> int | None:
-        """Count the tokens that the next action may have: none."""
+        """Return 0, the tokens left for the next action."""
         del length, prompt_length
         return 0
 
 
 def _play(recorded: Trajectory, env: MultistepEnv, episodes: range | None, finishes: Sequence[FinishReason]) -> Played:
-    """Play the recorded actions, and no others."""
+    """Play exactly the recorded actions."""
     [trial] = env.trials([{"task_data": recorded.task_data}])
     trial.episodes = episodes
     trial.task_index, trial.rollout_index = recorded.task_index, recorded.rollout_index
@@ -250,12 +250,12 @@ def _advance(
                 trial.budget = _Spent()
             game.send(action)
     except StopIteration as over:
-        return Played(trajectory=over.value, goes_on=False)
-    return Played(trajectory=trial.abandon(AgentError("the record has no further action")), goes_on=True)
+        return Played(trajectory=over.value, continues=False)
+    return Played(trajectory=trial.abandon(AgentError("the record has no further action")), continues=True)
 
 
 def _action(recorded: Trajectory, index: int, finish_reason: FinishReason, *, has_tokens: bool) -> Action:
-    """What the agent said in a turn, as far as the record and the environment have it."""
+    """Return the agent's action in a turn, as far as the record and the environment allow."""
     turn = recorded.turns[index]
     message = recorded.messages[turn.message_index]
     has_ids = has_tokens and turn.exact and turn.stop > turn.start

@@ -1,4 +1,4 @@
-"""Compare a recorded rollout with its replay: where they first differ, and in what."""
+"""Compare a recorded rollout with its replay, and find their first difference."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from agentsgym.failures import headline
 from agentsgym.texts import shown
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 
-_GOES_ON = "goes on"
+_CONTINUES = "continues"
 _REL, _ABS = 1e-9, 1e-12  # rewards that another machine has rounded otherwise are equal
 
 
 class Difference(NamedTuple):
-    """Where a replay first differs from its record.
+    """The first difference between a replay and its record.
 
     Attributes:
         turn: The turn, from 0 on: before its action for an observation, after it for everything else.
@@ -37,21 +37,21 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """A replay: its trajectory, and whether the environment asks for an action that the record does not have."""
+    """A replay: its trajectory, and whether the environment requests more actions than the record has."""
 
     trajectory: Trajectory
-    goes_on: bool
+    continues: bool
 
 
 def first_difference(recorded: Trajectory, played: Played) -> Difference | None:
-    """Find where a replay first differs from its record; None if it does not."""
+    """Return the first difference between a replay and its record; None if there is none."""
     now = played.trajectory
     num_common, num_seen = min(len(recorded.turns), len(now.turns)), (0, 0)
     for k, (before, after) in enumerate(zip(recorded.turns, now.turns, strict=False)):
         seen = recorded.messages[num_seen[0] : before.message_index], now.messages[num_seen[1] : after.message_index]
         difference = _of_observations(k, *seen)
         if difference is None and (recorded.failed or now.failed) and k == num_common - 1:
-            difference = _of_ends(recorded, played)  # a step that raised paid nothing: not its reward is what differs
+            difference = _of_ends(recorded, played)  # a step that raised gave no reward, so report its end instead
         if difference is None:
             difference = _of_turns(k, before, after)
         if difference is not None:
@@ -70,10 +70,10 @@ def first_difference(recorded: Trajectory, played: Played) -> Difference | None:
 
 
 def _of_observations(turn: int, before: Sequence[Message], after: Sequence[Message]) -> Difference | None:
-    if [*map(_said, before)] == [*map(_said, after)]:
+    if [*map(_content, before)] == [*map(_content, after)]:
         return None
-    pair = next((pair for pair in zip(before, after, strict=False) if _said(pair[0]) != _said(pair[1])), None)
-    if pair is None:  # one says more
+    pair = next((pair for pair in zip(before, after, strict=False) if _content(pair[0]) != _content(pair[1])), None)
+    if pair is None:  # one has more messages
         return Difference(
             turn, "observation", *("\n\n".join(one["content"] for one in each) for each in (before, after))
         )
@@ -82,8 +82,8 @@ def _of_observations(turn: int, before: Sequence[Message], after: Sequence[Messa
     return Difference(turn, "observation", *(f"{one['role']} {one.get('name', '')}: {one['content']}" for one in pair))
 
 
-def _said(message: Message) -> tuple[Any, ...]:
-    """What an environment says with a message; ids of calls are the agent's."""
+def _content(message: Message) -> tuple[Any, ...]:
+    """Return the environment's part of a message; ids of calls are the agent's."""
     return message["role"], message["content"], message.get("name")
 
 
@@ -94,7 +94,7 @@ def _of_turns(k: int, before: Turn, after: Turn) -> Difference | None:
         return Difference(k, "invalid", str(before.invalid), str(after.invalid))
     if not _are_equal_maps(before.role_rewards or {}, after.role_rewards or {}):
         return Difference(k, "rewards by role", shown(before.role_rewards), shown(after.role_rewards))
-    # Where roles are paid, what a turn bears depends on the turns that follow; each step's payments are compared above.
+    # With rewards by role, a turn's reward depends on later turns; each step's rewards are compared above.
     if before.role_rewards is None and after.role_rewards is None and not _are_equal(before.reward, after.reward):
         return Difference(k, "reward", f"{before.reward!r}", f"{after.reward!r}")
     return None
@@ -103,13 +103,13 @@ def _of_turns(k: int, before: Turn, after: Turn) -> Difference | None:
 def _of_ends(recorded: Trajectory, played: Played) -> Difference | None:
     now = played.trajectory
     turn = max(0, len(now.turns) - 1)
-    has_asked = len(now.turns) < len(recorded.turns) or (recorded.failed and _is_agents(recorded.error))
-    before, after = _GOES_ON if has_asked else _end(recorded), _GOES_ON if played.goes_on else _end(now)
-    if recorded.failed and now.failed and not (has_asked or played.goes_on):
+    has_requested = len(now.turns) < len(recorded.turns) or (recorded.failed and _is_agents(recorded.error))
+    before, after = _CONTINUES if has_requested else _end(recorded), _CONTINUES if played.continues else _end(now)
+    if recorded.failed and now.failed and not (has_requested or played.continues):
         return None  # both in the environment's code; the sentences may name addresses and times
     if before != after:
         return Difference(turn, "stop reason", before, after)
-    return None if has_asked else _of_results(turn, recorded, now)
+    return None if has_requested else _of_results(turn, recorded, now)
 
 
 def _of_results(turn: int, recorded: Trajectory, now: Trajectory) -> Difference | None:
@@ -128,7 +128,7 @@ def _end(trajectory: Trajectory) -> str:
 
 
 def _is_agents(error: str | None) -> bool:
-    """Whether an error is the agent's: the environment had asked for one more action."""
+    """Return whether an error is the agent's, after the environment had requested an action."""
     return any(line.startswith("AgentError:") for line in (error or "").splitlines()[:2])
 
 

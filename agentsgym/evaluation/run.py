@@ -218,7 +218,7 @@ def _policy(failures: FailurePolicy | None, max_failed_fraction: float | None) -
         return policy
     if policy.max_failed_fraction is not None:
         raise ConfigError(
-            f"max_failed_fraction is given twice: {max_failed_fraction}, and {policy.max_failed_fraction} in failures"
+            f"max_failed_fraction is set twice: {max_failed_fraction}, and {policy.max_failed_fraction} in failures"
         )
     return replace(policy, max_failed_fraction=max_failed_fraction)
 

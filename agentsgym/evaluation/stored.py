@@ -116,8 +116,7 @@ class StoredEvaluation:
         env = self._envs[0]
         if type(env).rollout is not MultistepEnv.rollout:
             raise ConfigError(
-                f"{type(env).__name__} has a rollout of its own, so that single rollouts cannot be left out: "
-                "resume=False plays all of them"
+                f"{type(env).__name__} overrides rollout, so that single rollouts cannot be skipped: use resume=False"
             )
         return partial(self._play_missing, env, num_rollouts)
 
@@ -212,9 +211,9 @@ def _check(store: Any, resume: Any, agent_name: str | None) -> None:
     require("resume", resume, lambda value: value is True or value is False or value == "failed", "a bool or 'failed'")
     require("agent_name", agent_name, or_none(is_str), "a text or None")
     if store is None:
-        raise ConfigError("resume needs the store to resume from: store='folder'")
+        raise ConfigError("resume requires store, the folder to resume from")
     if resume and agent_name is None:
-        raise ConfigError("resume needs agent_name, which says whose rollouts in the store are to be gone on with")
+        raise ConfigError("resume requires agent_name, the agent whose rollouts in the store are continued")
 
 
 def _numbered(envs: Sequence[MultistepEnv], tasks: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:

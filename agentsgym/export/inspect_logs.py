@@ -75,7 +75,7 @@ def write_inspect_logs(store: RolloutStore, path: str | Path, *, max_samples: in
     _check_place(path)
     groups = _groups(store)
     if not groups:
-        raise ConfigError(f"{store!r} has nothing to write")
+        raise ConfigError(f"{store!r} has no rollouts to write")
     is_file = bool(path.suffix)
     if is_file and len(groups) > 1:
         raise _several(path, [_title(one) for one in groups])
@@ -107,11 +107,11 @@ def _written(
 
 def _check_place(path: Path) -> None:
     if path.suffix and path.suffix not in SUFFIXES:
-        raise ConfigError(f"Inspect logs are written to FILE.eval, FILE.json or a folder, got {path}")
+        raise ConfigError(f"the path of Inspect logs must be FILE.eval, FILE.json or a folder, got {path}")
     if path.exists() or path.is_symlink():
-        raise ConfigError(f"{path} is there already, and nothing is overwritten")
+        raise ConfigError(f"{path} already exists")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise ConfigError(f"{path} cannot be written: the folder {path.parent} does not exist")
 
 
 def _several(path: Path, titles: Sequence[str]) -> ConfigError:
@@ -129,7 +129,7 @@ def _whole(path: Path) -> Generator[Path]:
     try:
         yield place
         if path.exists():
-            raise ConfigError(f"{path} is there already, and nothing is overwritten")
+            raise ConfigError(f"{path} already exists")
         place.rename(path)
     finally:
         if place.is_dir():

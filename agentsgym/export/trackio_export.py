@@ -109,8 +109,8 @@ def _places(store: RolloutStore, run: str | None) -> dict[_Place, list[int]]:
     own = [visible(name or agent or store.path.name or "rollouts") for name, agent, *_ in rows]
     if run is not None and len(set(own)) > 1:
         raise ConfigError(
-            f"these rollouts are of {len(set(own))} runs ({shown(sorted(set(own)))}), whose curves would be mixed in "
-            "one: leave the name out, or choose a run or an agent"
+            f"these rollouts belong to {len(set(own))} runs ({shown(sorted(set(own)))}), whose curves would be mixed: "
+            "leave the name out, or select a run or an agent"
         )
     places: dict[_Place, list[int]] = {}
     for index, (name, (_, _, source, step)) in enumerate(zip(own, rows, strict=True)):
@@ -127,7 +127,7 @@ def _check_names(database: Any, project: str, names: Sequence[str]) -> None:
     there = {record["name"] for record in database.get_run_records(project)}
     if taken := [name for name in names if name in there]:
         raise ConfigError(
-            f"trackio's project {shown(project)} has a run {shown(taken[0])} already, and nothing is overwritten: give "
+            f"trackio's project {shown(project)} already has a run {shown(taken[0])}: choose "
             "another project or another name"
         )
 
@@ -239,7 +239,7 @@ def _delete_runs(storage: _Storage, project: str, ids: Mapping[str, str]) -> Non
     left = {record["name"] for record in storage.database.get_run_records(project)} & set(ids)
     if left:
         logger.warning(
-            "trackio's project %s keeps a part of what was exported, for nothing could be deleted: delete its runs %s",
+            "the trackio project %s contains a partial export that could not be deleted: delete its runs %s",
             shown(project),
             shown(sorted(left)),
         )

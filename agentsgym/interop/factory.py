@@ -120,7 +120,7 @@ def as_environment_factory(env: MultistepEnv, *, tool_name: str = "act") -> type
         methods.setdefault("answer", _text_tool("answer", "Give the final answer.", "The answer."))
     for name in methods:
         if not name.isidentifier() or name in _TAKEN or name.startswith("_"):
-            raise ConfigError(f"a tool cannot be called {name!r} in TRL's tool loop, where it becomes a method")
+            raise ConfigError(f"{name!r} is not a valid tool name for TRL's tool loop, where tools become methods")
     return type(f"{type(env).__name__}Tools", (ToolLoopEnvironment,), {"_env": env, **methods})
 
 
@@ -150,8 +150,8 @@ def _described(
     for argument in properties:
         if not argument.isidentifier() or keyword.iskeyword(argument) or argument == "self":
             raise ConfigError(
-                f"the tool {name!r} has an argument {argument!r}, which no method can have, and TRL's tool loop plays "
-                "tools as methods"
+                f"the tool {name!r} has an argument {argument!r}, which is not a valid parameter name, and TRL's "
+                "tool loop turns tools into methods"
             )
     kinds = {argument: _kind(schema) for argument, schema in properties.items()}
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]

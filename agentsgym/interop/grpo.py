@@ -93,8 +93,8 @@ class RolloutFunc:
         if not self._warned and 2 * cut > len(played.trajectories):
             self._warned = True
             logger.warning(
-                "%d of %d rollouts were ended by their budget of tokens: max_completion_length=%s is for a whole "
-                "rollout here, observations included, and TRL's default is meant for one answer",
+                "%d of %d rollouts reached their token budget: max_completion_length=%s applies to a whole rollout "
+                "here, observations included, while TRL's default is meant for one answer",
                 cut,
                 len(played.trajectories),
                 trainer.args.max_completion_length,
@@ -119,7 +119,9 @@ def _rows_by_turn(played: Played, num_rows: int, num_rollouts: int) -> list[Stoc
         rows += made
         num_joined += joined
     if num_joined:
-        logger.info("%d turns share a row with others of nearly the same advantage, for want of rows", num_joined)
+        logger.info(
+            "%d turns share a row with turns of nearly equal advantage, since there are too few rows", num_joined
+        )
     return rows
 
 
@@ -193,8 +195,9 @@ def rollout_func(  # noqa: PLR0913  # keywords, most of them left out
     require("scale_rewards", scale_rewards, lambda value: value in {"none", "group", "batch"}, "none, group or batch")
     if (rollouts_per_group is None) == (credit == "turn"):
         raise ConfigError(
-            "rollouts_per_group belongs to credit='turn', which needs it: how many rollouts share the num_generations "
-            f"rows of a task group; got credit={credit!r} and rollouts_per_group={rollouts_per_group!r}"
+            "credit='turn' requires rollouts_per_group, the number of rollouts that share the num_generations rows of "
+            f"a task group, and no other credit accepts it; got credit={credit!r} and "
+            f"rollouts_per_group={rollouts_per_group!r}"
         )
     numbers = CreditSettings(
         advantage_estimator=advantage_estimator,
@@ -205,7 +208,7 @@ def rollout_func(  # noqa: PLR0913  # keywords, most of them left out
     estimator = numbers.estimator()  # raises if its name or an option is wrong
     if estimator.traits is not None and estimator.traits.reads_values:
         raise ConfigError(
-            f"advantage_estimator={advantage_estimator!r} reads the values of a value head, which no trainer but "
+            f"advantage_estimator={advantage_estimator!r} requires a value head, which only "
             "GRPOEnvTrainer has: choose another"
         )
     settings = PlayerSettings(

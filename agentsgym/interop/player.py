@@ -114,7 +114,7 @@ class GroupPlayer:
     def _policy(self, trainer: Any, model: Any, tokenizer: Any) -> Any:
         if zero_stage(trainer.accelerator):
             raise ConfigError(
-                "rollouts in a stock GRPOTrainer under DeepSpeed are refused, since they have not been proven: use "
+                "rollouts in a stock GRPOTrainer under DeepSpeed are untested and therefore refused: use "
                 "GRPOEnvTrainer, or shard with fsdp=True"
             )
         absent = {"vllm_server_urls": (), "max_staleness": 0}  # in a GRPOConfig
@@ -240,8 +240,8 @@ class _BatchNumbers(TrainerCallback):
         cycle = math.lcm(micro_steps, accumulation) // accumulation
         if step % cycle:
             logger.warning(
-                "the run resumes at step %d, inside a generation cycle of %d steps, whose unused rows no checkpoint "
-                "holds: it goes on with other rollouts than it would have had; set save_steps to a multiple of %d",
+                "the run resumes at step %d, inside a generation cycle of %d steps, whose unused rows are not in "
+                "checkpoints: it continues with different rollouts; set save_steps to a multiple of %d",
                 step,
                 cycle,
                 cycle,
@@ -270,8 +270,8 @@ def check_groups(rows: Sequence[DatasetRow], num_rows: int, *, first: int) -> No
     for index, (one, other) in enumerate(pairwise(rows), 1):
         if (first + index) % num_rows and one != other:
             raise ConfigError(
-                f"rows {index - 1} and {index} of the batch belong to one task group of num_generations={num_rows} and "
-                f"are of different tasks: the trainer must repeat each row {num_rows} times in a row, as GRPOTrainer "
+                f"rows {index - 1} and {index} of the batch belong to one task group of num_generations={num_rows} but "
+                f"have different tasks: the trainer must repeat each row {num_rows} times in a row, as GRPOTrainer "
                 "does, and evaluation batches must hold whole groups (per_device_eval_batch_size, num_generations_eval)"
             )
 
@@ -285,11 +285,9 @@ def _place_among_ranks() -> tuple[int, int]:
 def _environment(env: Any, tokenizer: Any) -> MultistepEnv | None:
     if env is None or isinstance(env, MultistepEnv):
         if env is not None and env.tokenizer is None:
-            raise ConfigError(
-                "env has no tokenizer: build it with the trainer's, or pass what builds it, such as its class"
-            )
+            raise ConfigError("env has no tokenizer: build it with the trainer's, or pass a factory, such as its class")
         return env
     made = env(tokenizer) if callable(env) else None
     if not isinstance(made, MultistepEnv):
-        raise ConfigError(f"env must be a MultistepEnv, what makes one of a tokenizer, or None, got {shown(env)}")
+        raise ConfigError(f"env must be a MultistepEnv, a function from a tokenizer to one, or None, got {shown(env)}")
     return made

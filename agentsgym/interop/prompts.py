@@ -39,7 +39,7 @@ def as_prompt(row: Mapping[str, Any]) -> str:
     try:
         return json.dumps({_MARK: known if "task_data" in row else {"task_data": dict(row)}}, sort_keys=True)
     except (TypeError, ValueError) as error:
-        raise TaskError(f"a task must be made of values that JSON has a form for: {error}, in {shown(row)}") from error
+        raise TaskError(f"a task must be JSON-serializable: {error}, in {shown(row)}") from error
 
 
 def row_of(prompt: Any, name: str = "the prompt", remedy: str = _REMEDY) -> DatasetRow:
@@ -60,7 +60,7 @@ def row_of(prompt: Any, name: str = "the prompt", remedy: str = _REMEDY) -> Data
             continue
         if isinstance(found, dict) and _MARK in found:
             return cast("DatasetRow", found[_MARK])
-    raise ConfigError(f"{name} holds no task of an agentsgym environment, got {shown(prompt)}: {remedy}")
+    raise ConfigError(f"{name} must contain a task of an agentsgym environment, got {shown(prompt)}: {remedy}")
 
 
 def _texts(prompt: Any) -> list[str]:

@@ -125,7 +125,7 @@ def _check_turns(trainer: Any, rollouts_per_group: int | None) -> None:
         )
     if len(trainer.reward_funcs) != 1:
         raise ConfigError(
-            f"credit='turn' hands advantages to TRL as rewards, to which no other reward can be added, got "
+            f"credit='turn' passes advantages to TRL as rewards and cannot be combined with other rewards, got "
             f"{len(trainer.reward_funcs)} reward_funcs: pass agentsgym.interop.environment_reward alone"
         )
     local = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
@@ -141,6 +141,6 @@ def check_environment(env: MultistepEnv) -> None:
     history = env.env_config["history"]
     if history != "append":
         raise ConfigError(
-            f"env_config['history']={history!r} rewrites history, so that a rollout is no single stream of tokens, "
-            "which is what rollout_func must give: use history='append', or train with GRPOEnvTrainer(layout='turn')"
+            f"env_config['history']={history!r} rewrites history, but rollout_func must return a rollout as "
+            "one sequence of tokens: use history='append', or train with GRPOEnvTrainer(layout='turn')"
         )

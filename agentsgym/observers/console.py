@@ -27,7 +27,7 @@ def print_conversations(conversations: Sequence[Conversation], title: str, conso
         title: What they are, a line above them.
         console: Where to; None for standard output.
     """
-    from rich.console import Console  # noqa: PLC0415  # only where it is asked for
+    from rich.console import Console  # noqa: PLC0415  # only if it is used
     from rich.panel import Panel  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 

@@ -26,7 +26,7 @@ class Conversation:
 
     Attributes:
         headline: Which rollout it is and how it went, in a line.
-        messages: What was said, each message with its role; of a very long conversation the middle is left out.
+        messages: The messages with their roles; the middle of a very long conversation is left out.
         notes: What a turn was worth, a line, by the index of its answer in ``messages``.
         facts: Everything else about it, as JSON has it: ``reward``, ``turn_rewards``, ``turn_advantages`` (None where
             there are none), ``outcome``, ``stop_reason``, ``task_index``, ``rollout_index``, ``seed``, ``task_data``,
@@ -124,7 +124,7 @@ def shown_indices(num_messages: int, limit: int) -> list[int | None]:
 
 
 def speech(message: Message) -> str:
-    """What a message says, and below it the tools that it calls."""
+    """Format a message's text, and below it its tool calls."""
     calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls", ())]
     return "\n".join([*([message["content"]] if message["content"] or not calls else ()), *calls])
 

@@ -82,9 +82,7 @@ def _plain(message: Any, where: str) -> Message:
         raise ConfigError(f"{where} must have a role of {', '.join(ROLES)}, got {shown(given.get('role'))}")
     for name in _UNWRITTEN:
         if given.get(name):
-            raise ConfigError(
-                f"{where} has a {name!r}, which no chat template writes: put it into content or tool_calls"
-            )
+            raise ConfigError(f"{where} has a {name!r}, which chat templates ignore: put it into content or tool_calls")
     plain: dict[str, Any] = {"role": role, "content": _text(given.get("content"), f"{where}['content']")}
     if role == "assistant":
         thought = next(
@@ -135,7 +133,7 @@ def _calls_of(message: Mapping[str, Any], where: str) -> Sequence[Any]:
     if not calls:
         return ()
     if not _is_list(calls) or message["role"] != "assistant":
-        raise ConfigError(f"{where}['{_CALLS}'] must be a list, in a message of the assistant, got {shown(calls)}")
+        raise ConfigError(f"{where}['{_CALLS}'] must be a list, only in assistant messages, got {shown(calls)}")
     return cast("Sequence[Any]", calls)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Unpack, cast
 from agentsgym.errors import ConfigError
 from agentsgym.fields import one_of, require
 from agentsgym.recorded.chat_shapes import read_messages
-from agentsgym.recorded.facts import About, Rewards, check_tokenizer, checked_about, finished, turn_rewards
+from agentsgym.recorded.metadata import About, Rewards, check_tokenizer, checked_about, finished, turn_rewards
 from agentsgym.recorded.replay import replay
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ChatFormat
@@ -44,7 +44,7 @@ def trajectory_from_messages(
         history: What an answer's prompt was: ``"append"``, all that is recorded before it, or ``"rerender"``, the whole
             conversation rendered anew, as servers do: where the template drops old thinking, a new segment begins.
         **about: Which rollout it is: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``, ``task_data``
-            and ``info``, see :class:`~agentsgym.recorded.facts.About`.
+            and ``info``, see :class:`~agentsgym.recorded.metadata.About`.
 
     Raises:
         ConfigError: A message cannot be read, none is the assistant's, an answer has nothing to answer, rewards are not
@@ -55,7 +55,7 @@ def trajectory_from_messages(
     facts = checked_about(cast("Mapping[str, Any]", about))
     read, answers = read_messages(messages)
     if not answers:
-        raise ConfigError(f"messages must hold an answer, a message of the assistant, got {shown(messages)}")
+        raise ConfigError(f"messages must contain an assistant message, got {shown(messages)}")
     paid = turn_rewards(rewards, len(answers), "answer")
     chat_format = _format_of(tokenizer, tools, chat_template_kwargs, history)
     transcript = Transcript(chat_format, history)

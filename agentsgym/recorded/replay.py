@@ -47,12 +47,12 @@ def replay(
             before = (
                 f"behind the answer messages[{index - 1}]: make one answer of both" if index else "at the beginning"
             )
-            raise ConfigError(f"messages[{index}] is an answer to nothing, {before}")
+            raise ConfigError(f"messages[{index}] is an answer without a message before it, {before}")
         transcript.observe(messages[said:index])
         begin = transcript.segment_start
         start, stop = transcript.act(action)
         if chat_format is not None and _has_unknown(transcript.record()[start:stop], chat_format):
-            raise ConfigError(f"the tokenizer has no token for a part of {shown(action.text, 60)} (turn {turn})")
+            raise ConfigError(f"the tokenizer cannot encode a part of {shown(action.text, 60)} (turn {turn})")
         places.append(Place(start, stop, begin))
         said = index + 1
     return places

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from agentsgym.errors import ConfigError, TemplateError
-from agentsgym.recorded.facts import Rewards
 from agentsgym.recorded.messages import trajectory_from_messages
+from agentsgym.recorded.metadata import Rewards
 from agentsgym.texts import as_json, sentence_of, shown
 from agentsgym.types import Trajectory
 
@@ -132,7 +132,7 @@ def _rewards_of(row: _Row, otherwise: Rewards | None) -> Any:
     if len(given) > 1:
         raise ConfigError("it must have 'rewards' or 'reward', got both")
     if not given and otherwise is None:
-        raise ConfigError("it must have 'rewards' or 'reward', got neither; the argument rewards is for such rows")
+        raise ConfigError("it must have 'rewards' or 'reward', got neither (pass the argument rewards for such rows)")
     return given[0] if given else otherwise
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Unpack, cast
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Check
 from agentsgym.recorded.chat_shapes import shown_message, shown_messages
-from agentsgym.recorded.facts import (
+from agentsgym.recorded.metadata import (
     About,
     Rewards,
     check_tokenizer,
@@ -75,7 +75,7 @@ def trajectory_from_training_trace(
         tokenizer: Of the model; checks the ids, and writes the messages of a trace that has none in ``request`` and
             ``response``.
         **about: Which rollout it is: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``, ``task_data``
-            and ``info``, see :class:`~agentsgym.recorded.facts.About`.
+            and ``info``, see :class:`~agentsgym.recorded.metadata.About`.
 
     Raises:
         ConfigError: It is no such trace or of another version, a field is unknown, missing or not valid, lengths do not
@@ -89,7 +89,7 @@ def trajectory_from_training_trace(
     calls = [_checked(turn, f"turns[{index}]", size) for index, turn in enumerate(given)]
     _check_nodes(given)
     if not any(call.trained for call in calls):
-        raise ConfigError("the loss masks of a training trace must mark a token at least, got none that is 1")
+        raise ConfigError("the loss masks of a training trace must be 1 for at least one token")
     last = max(index for index, call in enumerate(calls) if call.trained)
     is_list = isinstance(plain_rewards(rewards), Sequence)
     paid = turn_rewards(rewards, len(calls) if is_list else last + 1, "turn of the trace")
@@ -156,7 +156,7 @@ class _Record:
     def _decoded(self, ids: list[int], where: str) -> str:
         if self._tokenizer is None:
             raise ConfigError(
-                f"{where} has no messages in request and response: tokenizer=… writes them from the tokens"
+                f"{where} has no messages in request and response: pass tokenizer=… to decode them from the tokens"
             )
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
@@ -207,8 +207,8 @@ def _check_nodes(turns: Sequence[Mapping[str, Any]]) -> None:
         first = seen.setdefault(turn["node_id"], index)
         if first != index:
             raise ConfigError(
-                f"turns[{index}] must have a node_id of its own, got that of turns[{first}], {shown(turn['node_id'])}: "
-                f"a call that several branches share stands in a trace once"
+                f"turns[{index}] must have a unique node_id, got that of turns[{first}], {shown(turn['node_id'])}: "
+                f"a call shared by several branches must occur once in a trace"
             )
 
 
@@ -239,7 +239,7 @@ def _check_tokens(fields: Mapping[str, Any], where: str, vocabulary_size: float)
     _check_items(logprobs, f"{where}['per_token_logps']", _is_logprob, "finite log-probabilities, at most 0")
     _check_items(mask, f"{where}['loss_mask']", _is_bit, "0 or 1")
     if not prompt:
-        raise ConfigError(f"{where}['prompt_token_ids'] must hold a token, got none")
+        raise ConfigError(f"{where}['prompt_token_ids'] must not be empty")
     if len(logprobs) != len(completion):
         raise ConfigError(
             f"{where}['per_token_logps'] must have one value for each of {len(completion)} completion_token_ids, got "
@@ -276,9 +276,7 @@ def _run_of(mask: Sequence[int], where: str) -> range:
     """Which completion tokens the mask marks."""
     marked = [index for index, one in enumerate(mask) if one]
     if any(after != before + 1 for before, after in pairwise(marked)):
-        raise ConfigError(
-            f"{where}['loss_mask'] must mark one run of tokens, which is a turn, got gaps between: {shown(mask)}"
-        )
+        raise ConfigError(f"{where}['loss_mask'] must mark one contiguous run of tokens, got gaps: {shown(mask)}")
     return range(marked[0], marked[-1] + 1) if marked else range(0)
 
 

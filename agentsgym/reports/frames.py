@@ -150,7 +150,7 @@ def _text_of(trajectory: Trajectory, turn: Turn) -> str | None:
 
 def _chosen(by: str, kinds: dict[str, Rows]) -> Rows:
     if by not in kinds:
-        raise ConfigError(f"a row is one of {', '.join(kinds)}, got by={by!r}{did_you_mean(str(by), kinds)}")
+        raise ConfigError(f"by must be one of {', '.join(kinds)}, got {by!r}{did_you_mean(str(by), kinds)}")
     return kinds[by]
 
 

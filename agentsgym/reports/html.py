@@ -132,7 +132,7 @@ def trajectory_html(
     """
     if advantages is not None and len(advantages) != len(trajectory.token_ids):
         raise ConfigError(
-            f"advantages needs one value per token, got {len(advantages)} for {len(trajectory.token_ids)} tokens"
+            f"advantages must have one value per token, got {len(advantages)} for {len(trajectory.token_ids)} tokens"
         )
     paid = {"reward of " + str(role): f"{amount:zg}" for role, amount in trajectory.final_rewards.items()}
     return page(

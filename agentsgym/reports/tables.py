@@ -23,7 +23,7 @@ def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
     """
     confidences = {evaluation.confidence for evaluation in evaluations.values()}
     if len(confidences) != 1:
-        raise ValueError(f"a table compares evaluations of one confidence, got {sorted(confidences)}")
+        raise ValueError(f"evaluations in a table must have the same confidence, got {sorted(confidences)}")
     any_failed = any(evaluation.num_failed for evaluation in evaluations.values())
     any_placed = any(evaluation.fraction_of_optimal for evaluation in evaluations.values())
     interval = f"{confidences.pop():.0%} interval"

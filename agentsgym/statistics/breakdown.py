@@ -1,4 +1,4 @@
-"""Tell rollouts apart by the role that played and by the environment that was played."""
+"""Break rollouts down by role and by environment."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ from agentsgym.types import StopReason
 
 
 class RolloutOutcome(Protocol):
-    """What an evaluation reads of a rollout: a :class:`~agentsgym.types.Trajectory` has it, and so may a summary."""
+    """The attributes of a rollout that an evaluation reads, as of a :class:`~agentsgym.types.Trajectory`."""
 
     @property
     def stop_reason(self) -> StopReason:
-        """Why it ended."""
+        """The reason why the rollout ended."""
         ...
 
     @property
     def failed(self) -> bool:
-        """Whether the environment or the agent broke."""
+        """Whether the environment or the agent failed."""
         ...
 
     @property
     def success(self) -> bool | None:
-        """Whether it was won; None if the environment does not say."""
+        """Whether the rollout was won; None if unknown."""
         ...
 
     @property
     def final_reward(self) -> float:
-        """Its reward."""
+        """The final reward."""
         ...
 
     @property
     def num_turns(self) -> int:
-        """Its turns."""
+        """The number of turns."""
         ...
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """The numbers that its environment gave in ``info``."""
+        """The numbers in the environment's ``info``."""
         ...
 
     @property
     def roles(self) -> Sequence[Hashable]:
-        """Who the agent was in each turn, (K,); empty for None in all turns."""
+        """The agent's role in each turn, (K,); empty for None in all turns."""
         ...
 
     @property
     def final_rewards(self) -> Mapping[Hashable, float]:
-        """What each role was paid in all; empty where the game does not pay by role."""
+        """Each role's final reward; empty if rewards are not given by role."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatOutcome:
-    """What came of one rollout for one of its roles: a :class:`RolloutOutcome` itself.
+    """The outcome of one rollout for one of its roles; implements :class:`RolloutOutcome`.
 
     Attributes:
         role: The role.
-        stop_reason: Why the rollout ended.
-        success: Whether the role won; None if that is not known.
-        final_reward: What the role was paid in all.
-        num_turns: The role's turns.
-        failed: Whether the environment or the agent broke.
+        stop_reason: Reason why the rollout ended.
+        success: Whether the role won; None if unknown.
+        final_reward: Final reward of the role.
+        num_turns: Number of the role's turns.
+        failed: Whether the environment or the agent failed.
     """
 
     role: Hashable
@@ -75,51 +75,51 @@ class SeatOutcome:
 
     @property
     def roles(self) -> Sequence[Hashable]:
-        """The role, once."""
+        """The role, as a single entry."""
         return (self.role,)
 
     @property
     def final_rewards(self) -> Mapping[Hashable, float]:
-        """Nothing: the reward is of one role already."""
+        """Empty, since ``final_reward`` is already that of one role."""
         return {}
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Nothing: they are the rollout's, not the role's."""
+        """Empty, since metrics belong to the rollout, not to a role."""
         return {}
 
 
 def seat_outcomes(rollout: RolloutOutcome) -> list[SeatOutcome]:
-    """Take a rollout apart by the roles that had a turn in it.
+    """Return the outcome of each role that had a turn in a rollout.
 
-    In a rollout of one role the role won if ``info["success"]`` says so. Among several that are paid differently it won
-    if it was paid more than every other role of the game; where all are paid alike, as those who play together are, or
-    after a draw, ``info["success"]`` is that of each.
+    With a single role, ``info["success"]`` decides. Among several roles with different rewards, a role won if its
+    reward is above every other's; if all rewards are equal, as in cooperation or after a draw, ``info["success"]``
+    applies to each.
 
     Returns:
-        One a role, by the roles' first turns; none of a role whose pay the rollout does not say where it says that of
-        others, of a rollout without named roles, or with several of which the game does not say what each was paid.
+        One outcome per role, in order of their first turns. Roles with unknown rewards are left out, and so are
+        rollouts without named roles.
     """
     roles = dict.fromkeys(role for role in rollout.roles if role is not None)
-    paid = rollout.final_rewards
-    if len(roles) > 1 and not paid and not rollout.failed:
+    rewards = rollout.final_rewards
+    if len(roles) > 1 and not rewards and not rollout.failed:
         return []
     return [
         SeatOutcome(
             role=role,
             stop_reason=rollout.stop_reason,
             success=_won(rollout, role, is_alone=len(roles) == 1),
-            final_reward=paid.get(role, rollout.final_reward),
+            final_reward=rewards.get(role, rollout.final_reward),
             num_turns=list(rollout.roles).count(role),
             failed=rollout.failed,
         )
         for role in roles
-        if role in paid or not paid
+        if role in rewards or not rewards
     ]
 
 
 def by_role(rollouts: Iterable[RolloutOutcome]) -> dict[Hashable, list[tuple[int, SeatOutcome]]]:
-    """The outcomes of each role, each with the index of its rollout."""
+    """Return the outcomes of each role, each with the index of its rollout."""
     found: dict[Hashable, list[tuple[int, SeatOutcome]]] = {}
     for index, rollout in enumerate(rollouts):
         for one in seat_outcomes(rollout):
@@ -128,7 +128,7 @@ def by_role(rollouts: Iterable[RolloutOutcome]) -> dict[Hashable, list[tuple[int
 
 
 def by_label(labels: Iterable[str]) -> dict[str, list[int]]:
-    """The indices at which each label stands, sorted by label.
+    """Return the indices of each label, sorted by label.
 
     >>> by_label(["maze", "guess", "maze"])
     {'guess': [1], 'maze': [0, 2]}
@@ -140,8 +140,8 @@ def by_label(labels: Iterable[str]) -> dict[str, list[int]]:
 
 
 def _won(rollout: RolloutOutcome, role: Hashable, *, is_alone: bool) -> bool | None:
-    paid = rollout.final_rewards
-    others = [amount for other, amount in paid.items() if other != role]
-    if (is_alone and rollout.success is not None) or all(amount == paid[role] for amount in others):
+    rewards = rollout.final_rewards
+    others = [amount for other, amount in rewards.items() if other != role]
+    if (is_alone and rollout.success is not None) or all(amount == rewards[role] for amount in others):
         return rollout.success
-    return paid[role] > max(others)
+    return rewards[role] > max(others)

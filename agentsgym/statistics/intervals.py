@@ -1,4 +1,4 @@
-"""Estimates and their intervals: the bootstrap over clusters, and what stands in where there is no spread."""
+"""Estimates and their intervals: the bootstrap over clusters, and exact bounds where there is no spread."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def bootstrap_intervals(
     ``mean*`` (Efron & Tibshirani 1993, chapters 8 and 13). Columns share the draws.
 
     Args:
-        values: (N, M), one row a rollout, one column a quantity.
-        clusters: (N,), equal keys belong together.
-        confidence: In (0, 1).
-        num_resamples: How often to draw.
-        seed: Of the draws.
+        values: (N, M), one row per rollout and one column per quantity.
+        clusters: Cluster key of each row, (N,).
+        confidence: Confidence level, in (0, 1).
+        num_resamples: Number of resamples.
+        seed: Random seed of the resamples.
 
     Returns:
         (2, M), the lower bounds and the upper ones.

@@ -218,10 +218,10 @@ def summarize_outcomes(  # noqa: PLR0913  # keywords, most of them left out
         ValueError: There are no outcomes, or ``clusters``, ``environments`` or ``anchors`` has another length.
     """
     if not outcomes:
-        raise ValueError("an evaluation needs at least one trajectory, got none")
+        raise ValueError("an evaluation requires at least one trajectory, got none")
     for name, labels in (("clusters", clusters), ("environments", environments), ("anchors", anchors)):
         if labels is not None and len(labels) != len(outcomes):
-            raise ValueError(f"{name} needs one entry a trajectory, got {len(labels)} for {len(outcomes)}")
+            raise ValueError(f"{name} must have one entry per trajectory, got {len(labels)} for {len(outcomes)}")
     summary = partial(_summary, seed=seed, confidence=confidence)
     at_hand = trajectories if trajectories is outcomes else None
     environment_rows = by_label(environments or ())

@@ -23,7 +23,7 @@ _ENTRIES_PER_BLOCK = 1_000_000  # of drawn indices held at once
 
 
 def anchors_of_info(info: Mapping[str, Any]) -> Anchors | None:
-    """Read what the environment said in ``info["random_reward"]`` and ``info["optimal_reward"]``; None if nothing."""
+    """Read the anchors from ``info["random_reward"]`` and ``info["optimal_reward"]``; None if they are missing."""
     random, optimal = info.get("random_reward"), info.get("optimal_reward")
     return None if random is None or optimal is None else Anchors(random=float(random), optimal=float(optimal))
 
@@ -55,14 +55,14 @@ def fraction_with_interval(
 ) -> tuple[float, float, float] | None:
     """Estimate ``(E[reward] − E[random]) / (E[optimal] − E[random])`` and bound it by a bootstrap over clusters.
 
-    A ratio of means, not a mean of ratios: tasks in which much can be won weigh more, and a task in which random play
+    A ratio of means, not a mean of ratios: tasks with a large reward range weigh more, and a task in which random play
     is optimal does no harm. As many clusters as there are are drawn with replacement, and the ratio is taken of what
     was drawn (Efron & Tibshirani 1993, chapter 13).
 
     Args:
-        sums: Of the rewards, of the random and of the optimal anchors in each cluster, (C, 3).
-        confidence: Of the interval, in (0, 1).
-        seed: Of the draws.
+        sums: Sums of rewards, random anchors and optimal anchors per cluster, (C, 3).
+        confidence: Confidence level of the interval, in (0, 1).
+        seed: Random seed of the resamples.
 
     Returns:
         The estimate and its bounds; None where random play is optimal, so that there is no scale.

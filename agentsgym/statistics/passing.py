@@ -33,7 +33,7 @@ def maj_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
     if not 1 <= k <= fewest:
         raise ValueError(f"maj@k needs 1 <= k <= the fewest rollouts of a task, got k = {k} and {fewest} rollouts")
     if not any(_vote(one) is not None for rollouts in played.values() for one in rollouts):
-        raise ValueError("maj@k counts info['answer'], and no rollout has one")
+        raise ValueError("maj@k requires info['answer'], which no rollout has")
     return sum(_of_task(rollouts, k) for rollouts in played.values()) / len(played)
 
 
@@ -46,7 +46,7 @@ def _of_task(rollouts: Sequence[Trajectory], k: int) -> float:
 
 
 def winning_chances(counts: Sequence[int], k: int, *, silent: int = 0) -> list[float]:
-    """Give the chance of each answer to be the most frequent of k rollouts drawn without replacement.
+    """Return the probability of each answer to be the most frequent of k rollouts drawn without replacement.
 
     For answer i with m of its c_i rollouts drawn, the others at most m each, and t of them exactly m, it is
     ``Σ_m C(c_i, m) Σ_t N_i(m, t) / (t + 1) / C(n, k)``, where N_i counts the ways to draw the other k − m.
@@ -92,11 +92,11 @@ _NUM_RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """What is asked of k tries.
+    """A criterion for k tries.
 
     Attributes:
         name: What errors call it.
-        chance: That a choice of k rollouts holds what is asked, from how many were played, won and chosen.
+        chance: Probability that k drawn rollouts meet it, from the numbers of played, won and drawn rollouts.
         of_rate: The same for k tries that are each won with a given probability.
     """
 
@@ -132,8 +132,8 @@ def pass_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
 def pass_hat_k(trajectories: Sequence[Trajectory], k: int) -> float:
     """Estimate the chance that all of k rollouts of a task are won, averaged over tasks: pass^k.
 
-    ``C(c, k) / C(n, k)`` for a task with n rollouts, c of them won: unbiased (2406.12045, section 3). Where pass@k asks
-    what a player can do, this asks what can be relied on. Failed rollouts are left out.
+    ``C(c, k) / C(n, k)`` for a task with n rollouts, c of them won: unbiased (2406.12045, section 3). Where pass@k
+    measures capability, this measures reliability. Failed rollouts are left out.
 
     Raises:
         ValueError: As :func:`pass_at_k`.
@@ -160,8 +160,8 @@ def pass_at_k_interval(
         k: The tries.
         clusters: What belongs together, one key a trajectory, as in :func:`~agentsgym.statistics.metrics.summarize`; a
             task belongs where its first rollout does. None: each task by itself.
-        confidence: Of the interval, in (0, 1).
-        seed: Of the bootstrap.
+        confidence: Confidence level of the interval, in (0, 1).
+        seed: Random seed of the bootstrap.
 
     Raises:
         ValueError: As :func:`pass_at_k`; or ``clusters`` has another length, or ``confidence`` is not in (0, 1).
@@ -191,7 +191,9 @@ class _Rollouts:
 
     def __init__(self, trajectories: Sequence[Trajectory], clusters: Sequence[Hashable] | None) -> None:
         if clusters is not None and len(clusters) != len(trajectories):
-            raise ValueError(f"clusters needs one entry a trajectory, got {len(clusters)} for {len(trajectories)}")
+            raise ValueError(
+                f"clusters must have one entry per trajectory, got {len(clusters)} for {len(trajectories)}"
+            )
         self.trajectories = trajectories
         self.key_of = dict[int, Hashable]()
         for trajectory, key in zip(trajectories, clusters or [one.task_index for one in trajectories], strict=True):
@@ -238,7 +240,7 @@ def _counts(trajectories: Sequence[Trajectory]) -> dict[int, tuple[int, int]]:
 
 
 def _of_one_task(measure: _Measure, count: tuple[int, int], k: int, confidence: float, seed: int) -> Estimate:
-    """Bound it by the task's own rollouts; where all went alike, by the exact interval of the chance to win one."""
+    """Bound the estimate by the task's rollouts; if all have one outcome, by the exact interval of the win rate."""
     played, won = count
     mean = measure.chance(played, won, k)
     if won in {0, played}:

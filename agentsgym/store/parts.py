@@ -123,7 +123,7 @@ def scan(folder: Path) -> Scan:
     """Find the parts in a folder: by their names, and by their footers where others named them.
 
     Raises:
-        StoreError: There is no such folder, or the name of a part says another number of rollouts than it holds.
+        StoreError: There is no such folder, or a part has another number of rollouts than its name.
     """
     if not folder.is_dir():
         what = "a file" if folder.exists() else "nothing"
@@ -148,8 +148,8 @@ def warn_of_unfinished(folder: Path) -> None:
     left = [file for file in sorted(folder.glob(f"*{UNFINISHED}")) if not _is_locked(file)]
     if left:
         logger.warning(
-            "%s holds %d unfinished parts of processes that were ended while they wrote: %s; the rollouts in them are "
-            "lost, nobody reads these files, and they may be deleted",
+            "%s contains %d unfinished parts of processes that ended while writing: %s; their rollouts are lost, and "
+            "the files can be deleted",
             *(folder, len(left), _named(file.name for file in left)),
         )
 
@@ -176,7 +176,7 @@ def _open(file: Path) -> Part | str:
     """Read a footer, or say why it cannot be read.
 
     Raises:
-        StoreError: It holds other rollouts than its name says.
+        StoreError: It has another number of rollouts than its name.
     """
     try:
         metadata = pq.read_metadata(file)
@@ -198,14 +198,16 @@ def _row_groups(metadata: pq.FileMetaData) -> tuple[int, ...]:
 
 
 def _refuse_size(file: Path, held: int, expected: int) -> NoReturn:
-    raise StoreError(f"{file} holds {held} rollouts, but {expected} by its name: rename it back, or {_GO_ON}")
+    raise StoreError(
+        f"{file} contains {held} rollouts, but {expected} according to its name: rename it back, or {_GO_ON}"
+    )
 
 
 def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None) -> pa.Table:
     """Read one row group of a part.
 
     Raises:
-        StoreError: The file is gone, damaged, lacks a column, or holds other rollouts than its name says.
+        StoreError: The file is gone, damaged, lacks a column, or has another number of rollouts than its name.
     """
     try:
         with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
@@ -217,11 +219,9 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
     except StoreError:  # an OSError too
         raise
     except KeyError as error:
-        raise StoreError(f"{part.path} has no such columns as its footer claims: {error}; {_GO_ON}") from error
+        raise StoreError(f"{part.path} does not have the columns of its footer: {error}; {_GO_ON}") from error
     except (OSError, pa.ArrowException, ValueError, IndexError) as error:
-        raise StoreError(
-            f"{part.path} cannot be read any more: {sentence_of(error, 300).rstrip()}; {_GO_ON}"
-        ) from error
+        raise StoreError(f"{part.path} can no longer be read: {sentence_of(error, 300).rstrip()}; {_GO_ON}") from error
 
 
 def _with_later_columns(table: pa.Table) -> pa.Table:
@@ -235,7 +235,7 @@ def _with_later_columns(table: pa.Table) -> pa.Table:
 
 def _rename(unfinished: Path, path: Path) -> None:
     if path.exists():  # nobody else makes it now: whoever does holds the unfinished file
-        raise FileExistsError(f"{path} is there already")
+        raise FileExistsError(f"{path} already exists")
     unfinished.rename(path)
 
 

@@ -214,7 +214,7 @@ class RolloutStore(Sequence["Trajectory"]):
                     if text := line.decode("utf-8-sig" if number == 1 else "utf-8").strip():
                         writer.add_record(record_of_line(text))
                 except (StoreError, ConfigError, TypeError, ValueError, KeyError, json.JSONDecodeError) as error:
-                    raise StoreError(f"{source}, line {number}: no stored rollout: {shown(str(error))}") from error
+                    raise StoreError(f"{source}, line {number} is not a stored rollout: {shown(str(error))}") from error
         return cls(path)
 
     def _row(self, index: int) -> int:

@@ -24,8 +24,8 @@ class StoredRollout:
         env_class_path: Its environment, as rows of a dataset name it.
         env_config: The environment's configuration, defaults filled in.
         tools: The JSON schemas of the environment's tools, as the chat template shows them; None without tools.
-        step: Of training: the optimizer steps that were done when it was played.
-        generation: Of training: the number of its generation batch, from 1 on.
+        step: Number of optimizer steps when it was played, in training.
+        generation: Number of its generation batch, from 1, in training.
         group: Of training: the index of its task group in that batch, over all ranks; of an evaluation within
             training, in that evaluation.
         advantages: One number a token, (T,), 0.0 on environment tokens, before weights of the loss.
@@ -39,7 +39,7 @@ class StoredRollout:
         run: The run that it belongs to, by a name.
         created_at: When it was handed to the store.
         extra: Anything else.
-        inexact: Of a rollout that was read: what of it could not be kept exactly, a sentence each.
+        inexact: Sentences on what could not be stored exactly, for a rollout that was read.
     """
 
     trajectory: Trajectory
@@ -64,7 +64,7 @@ class StoredRollout:
     def __post_init__(self) -> None:
         trajectory = self.trajectory
         if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"a store keeps trajectories, got {shown(trajectory)}")
+            raise ConfigError(f"a stored rollout must be a Trajectory, got {shown(trajectory)}")
         if trajectory.stop_reason not in set(StopReason):
             raise ConfigError(f"a trajectory's stop_reason must be a StopReason, got {shown(trajectory.stop_reason)}")
         for name in OWN_TEXTS:
@@ -81,7 +81,7 @@ class StoredRollout:
             values = getattr(self, name)
             if values is not None and len(values) != len(trajectory.token_ids):
                 raise ConfigError(
-                    f"{name} needs one value per token, got {len(values)} for {len(trajectory.token_ids)} tokens"
+                    f"{name} must have one value per token, got {len(values)} for {len(trajectory.token_ids)} tokens"
                 )
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _is_moment(value: Any) -> bool:
 
 
 COLUMNS: Final = tuple(one.name for one in fields(StoredRollout) if one.name not in {"trajectory", "inexact"})
-"""What a writer is told beside the trajectory."""
+"""Columns of a stored rollout beside the trajectory."""
 
 
 def check_columns(given: Mapping[str, Any]) -> None:

@@ -40,7 +40,7 @@ def _trajectory(table: Table, row: int, corrections: Mapping[str, Any]) -> Traje
         return _built(table, row, corrections)
     except (ValueError, TypeError) as error:
         session = shown(_value(table, "session_id", row))
-        raise StoreError(f"the rollout of session {session} is no trajectory: {sentence_of(error)}") from error
+        raise StoreError(f"the rollout of session {session} is not a valid trajectory: {sentence_of(error)}") from error
 
 
 def _built(table: Table, row: int, corrections: Mapping[str, Any]) -> Trajectory:

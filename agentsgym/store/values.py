@@ -227,7 +227,7 @@ def _read_float(text: str) -> float:
 def _numpy_of(data_type: str, data: str) -> Any:
     kind = np.dtype(data_type)
     if kind.kind not in _KEPT_KINDS:
-        raise ValueError(f"no data type of a number: {data_type!r}")
+        raise ValueError(f"not a numeric data type: {data_type!r}")
     return np.frombuffer(base64.b64decode(data), dtype=kind)
 
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from agentsgym.errors import ConfigError, StoreError
 from agentsgym.fields import is_int, is_positive_number, require
 from agentsgym.store.columns import table_of
-from agentsgym.store.kept_tokenizers import keep_tokenizer
 from agentsgym.store.parts import encode, part_name, warn_of_unfinished, write_part
 from agentsgym.store.records import StoredRollout, check_columns
+from agentsgym.store.tokenizers import keep_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +55,7 @@ class RolloutWriter:
 
     Attributes:
         path: The folder.
-        shared: Columns that all rollouts have unless ``add`` says otherwise.
+        shared: Columns of all rollouts, unless overridden in ``add``.
     """
 
     def __init__(self, path: str | Path, *, flush_every: int = 256, flush_seconds: float = 10.0, **shared: Any) -> None:
@@ -70,10 +70,10 @@ class RolloutWriter:
             self.path.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
             raise StoreError(
-                f"there can be no rollout store at {self.path}: it is a file, and a store is a folder"
+                f"cannot create a rollout store at {self.path}: it must be a folder, but is a file"
             ) from error
         except OSError as error:
-            raise StoreError(f"there can be no rollout store at {self.path}: {error}") from error
+            raise StoreError(f"cannot create a rollout store at {self.path}: {error}") from error
         warn_of_unfinished(self.path)
         self._begin()
 
@@ -87,7 +87,7 @@ class RolloutWriter:
         self._thread: threading.Thread | None = None
         self._at_end: Finalize | None = None
         self._due: float | None = None  # when what waits is to be written
-        self._is_asked = self._is_closed = self._has_complained = self._has_told = False
+        self._is_flush_requested = self._is_closed = self._has_complained = self._has_reported = False
         self._num_begun = self._num_attempted = self._num_parts = 0
         self._error: Exception | None = None  # of the last attempt
         self._bug: Exception | None = None
@@ -122,7 +122,7 @@ class RolloutWriter:
         self._begin_if_forked()
         with self._changed:
             if self._is_closed:
-                raise ConfigError(f"the writer of {self.path} is closed: make another")
+                raise ConfigError(f"the writer of {self.path} is closed: create another")
             self._waiting.append(record)
             if self._due is None:
                 self._due = time.monotonic() + self._flush_seconds
@@ -152,7 +152,7 @@ class RolloutWriter:
         """
         self._begin_if_forked()
         with self._changed:
-            self._is_asked = True
+            self._is_flush_requested = True
             wanted = self._num_begun + 1  # an attempt that has begun may have left the newest behind
             self._start()
             self._changed.notify_all()
@@ -180,13 +180,13 @@ class RolloutWriter:
         try:
             self.flush()
         except Exception as error:
-            is_known, self._has_told = self._has_told, True
+            is_known, self._has_reported = self._has_reported, True
             if strict or not isinstance(error, StoreError):
                 raise
             if not is_known:
-                logger.error("%s", error)  # noqa: TRY400  # the sentence says it all
+                logger.error("%s", error)  # noqa: TRY400  # no traceback needed
         else:
-            self._has_told = False
+            self._has_reported = False
             self._forget_the_end()
 
     def __enter__(self) -> Self:
@@ -234,7 +234,7 @@ class RolloutWriter:
                         self._thread = None
                         return
                     self._changed.wait(None if self._due is None else max(0.0, self._due - time.monotonic()))
-                batch, self._waiting, self._due, self._is_asked = self._waiting, [], None, False
+                batch, self._waiting, self._due, self._is_flush_requested = self._waiting, [], None, False
                 self._num_begun += 1
             parts = self._encoded(batch)
             with self._changed:
@@ -249,7 +249,7 @@ class RolloutWriter:
 
     def _is_due(self) -> bool:
         is_late = self._due is not None and time.monotonic() >= self._due
-        return self._is_asked or is_late or len(self._waiting) >= self._flush_every
+        return self._is_flush_requested or is_late or len(self._waiting) >= self._flush_every
 
     def _encoded(self, batch: Sequence[StoredRollout]) -> list[_Encoded]:
         """Make a part of rollouts; should one of them be more than can be stored, parts of the others."""
@@ -277,7 +277,7 @@ class RolloutWriter:
             with self._changed:
                 self._parts.popleft()
         if self._has_complained:
-            logger.warning("%s: what could not be written before is written now", self.path)
+            logger.warning("%s: earlier rollouts that could not be written have now been written", self.path)
             self._has_complained = False
         return None
 
@@ -295,7 +295,7 @@ class RolloutWriter:
         if not self._has_complained:
             self._has_complained = True
             logger.error(
-                "%s: rollouts cannot be written (%s); they stay in memory, and every flush tries again",
+                "%s: rollouts cannot be written (%s); they stay in memory, and every flush retries",
                 self.path,
                 error,
             )
@@ -304,4 +304,6 @@ class RolloutWriter:
         with self._changed:
             while len(self._parts) > 1 and sum(part.data.size for part in self._parts) > _MOST_UNWRITTEN:
                 lost = self._parts.popleft()
-                logger.error("%s: %d rollouts are lost: too many wait for the disk", self.path, lost.num_rollouts)
+                logger.error(
+                    "%s: %d rollouts are lost, since too many were waiting for the disk", self.path, lost.num_rollouts
+                )

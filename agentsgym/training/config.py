@@ -139,9 +139,8 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         check_settings(self)
         if self.loss_type == "cispo" and (self.epsilon if self.epsilon_high is None else self.epsilon_high) < 1:
             logger.warning(
-                "loss_type='cispo' clips ratios at epsilon_high, which is below 1 here (it defaults to epsilon), so "
-                "that "
-                "even a ratio of 1 is clipped: set it to e.g. epsilon_high=5.0"
+                "loss_type='cispo' clips ratios at epsilon_high, which is below 1 here (its default is epsilon): even "
+                "a ratio of 1 is clipped; set e.g. epsilon_high=5.0"
             )
         _check_picklable(self.advantage_estimator)
 
@@ -348,9 +347,9 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
             every = int(given) if given >= 1 else math.ceil(given * self.max_steps)
             if every % cycle or rounded % every:
                 raise ConfigError(
-                    f"load_best_model_at_end requires saving at every evaluation, which is possible only at multiples "
-                    f"of the generation cycle ({cycle}): set eval_steps ({every}) and save_steps ({steps:g}) to the "
-                    "same multiple"
+                    f"load_best_model_at_end requires saving at every evaluation, possible only at multiples of "
+                    f"the generation cycle ({cycle}): set eval_steps ({every}) and save_steps ({steps:g}) to the same "
+                    "multiple"
                 )
         if rounded == self.save_steps:
             return self

@@ -30,7 +30,7 @@ Level = str | int | float | bool
 class Curriculum:
     """Draws the tasks of training from levels whose win rates lie between two bounds.
 
-    Of a task that is always won, or never, a group's rollouts say nothing of how to do better. So each task group of a
+    Rollouts of a task that is always or never won carry no learning signal. So each task group of a
     generation batch is drawn, at random, from a level whose last results lie within the bounds. If there is none, it is
     drawn from the nearest level above them or the nearest below. A level without enough results yet is tried too; where
     all levels are numbers, a higher one being harder, only once the next easier level is not below the bounds. A share
@@ -58,7 +58,7 @@ class Curriculum:
             low: Lower bound of a level's win rate, in [0, 1].
             high: Upper bound, above ``low``.
             explore: The share of task groups drawn from all levels alike, in [0, 1].
-            window: A level's win rate is that of its last so many rollouts.
+            window: Number of a level's latest rollouts that its win rate is computed from.
             min_results: With fewer of them a level's win rate is not known.
 
         Raises:
@@ -80,7 +80,7 @@ class Curriculum:
         self._levels: list[Level] = []
         self._is_ordered = False
         self._results: dict[Level, deque[bool]] = {}
-        self._num_silent = 0  # rollouts since the last that said whether it is won
+        self._num_silent = 0  # rollouts since the last with a known outcome
 
     @property
     def options(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Curriculum:
             ConfigError: The dataset is a stream, or a row has no level, or one that is none.
         """
         if isinstance(dataset, IterableDataset):
-            raise ConfigError("a curriculum draws tasks anew, which a stream of rows does not allow")
+            raise ConfigError("a curriculum requires a dataset with random access, not a stream of rows")
         rows: dict[Level, list[int]] = {}
         for index, row in enumerate(dataset):
             rows.setdefault(self.level_of(row, f"row {index}"), []).append(index)
@@ -120,7 +120,7 @@ class Curriculum:
         """Find a row's level.
 
         Raises:
-            ConfigError: It has none, or one that is no text, finite number or bool.
+            ConfigError: The task has no level, or one that is not a text, a finite number or a bool.
         """
         level = self._level(row) if callable(self._level) else self._named(row, name, self._level)
         if not isinstance(level, str | int | float) or (isinstance(level, float) and not math.isfinite(level)):
@@ -152,14 +152,14 @@ class Curriculum:
         return [level for level in self._levels if level in chosen]
 
     def see(self, rows: Sequence[DatasetRow], rollouts: Iterable[RolloutSummary]) -> None:
-        """Take the results of rollouts; failed ones say nothing, and one of unknown success is not won.
+        """Record the results of rollouts; failed ones are ignored, and unknown outcomes count as lost.
 
         Args:
             rows: What was played, one row a rollout.
-            rollouts: What came of it.
+            rollouts: Rollouts of the task.
 
         Raises:
-            ConfigError: As many rollouts as ``window`` in a row did not say whether they are won.
+            ConfigError: ``window`` consecutive rollouts had no known outcome.
         """
         played = [(row, one.success) for row, one in zip(rows, rollouts, strict=True) if not one.failed]
         self._num_silent = 0 if any(success is not None for _, success in played) else self._num_silent + len(played)

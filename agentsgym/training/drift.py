@@ -114,7 +114,7 @@ def logprob_gap(
         pad_token_id: Fills the rows; any id of the vocabulary will do, since nothing attends to it.
 
     Raises:
-        ConfigError: A number is out of range, or there is no token to compare.
+        ConfigError: A number is out of range, or there are no tokens to compare.
     """
     require("temperature", temperature, is_number(0), "a non-negative number")
     require("batch_size", batch_size, is_int(1), "a positive int")

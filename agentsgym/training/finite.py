@@ -35,7 +35,7 @@ LOOK_AT_LOSS = (
 )
 LOOK_AT_LOSS_AFTER_STEP = (
     "DeepSpeed has taken the step, and the weights are not saved: look at the advantages and the importance ratios "
-    "that were logged, at agents that report log-probabilities, and at the learning rate, and go on from the last "
+    "that were logged, at agents that report log-probabilities, and at the learning rate, and resume from the last "
     "checkpoint"
 )
 LOOK_AT_GRADIENT = (
@@ -43,10 +43,10 @@ LOOK_AT_GRADIENT = (
     "grow large, and at the learning rate"
 )
 SKIPPED_BY_DEEPSPEED = f"the gradients hold NaN or infinity, or their norm overflows; {LOOK_AT_GRADIENT}"
-LOOK_AT_WEIGHTS = "they are not saved: lower the learning rate, and go on from the last checkpoint"
+LOOK_AT_WEIGHTS = "they are not saved: lower the learning rate, and resume from the last checkpoint"
 LOOK_AT_OTHERS = (
-    "it was so before the step, and no optimizer step made it so: look at what else changes weights, a callback say, "
-    "and go on from the last checkpoint"
+    "it was already so before the step: check what else changes the weights, such as a callback, "
+    "and resume from the last checkpoint"
 )
 
 
@@ -83,7 +83,7 @@ class NumberCheck(TrainerCallback):
         """Collective in the last micro-batch of an optimizer step: check its losses, and the gradients.
 
         DeepSpeed has let go of the gradients by then, and has taken the step or, where it saw that they are not finite,
-        skipped it: it would go on so to the end of the run.
+        skipped it: it would continue so until the end of the run.
         Those of a value head are not averaged over the ranks yet: :func:`check_value_gradients`.
 
         Args:
@@ -136,9 +136,9 @@ def check_weights(named: Named, where: str, *, on_all_ranks: bool = True, advice
 
     Args:
         named: Weights with their names; of a sharded model, each rank looks at its own shard.
-        where: Of which step they are, for people.
+        where: Description of the step, for error messages.
         on_all_ranks: Whether this is collective: it then raises on all ranks if one rank found something.
-        advice: What the error says in the end.
+        advice: End of the error message.
 
     Raises:
         NonFiniteError: It names the first of them.
@@ -146,7 +146,7 @@ def check_weights(named: Named, where: str, *, on_all_ranks: bool = True, advice
     weights = [(name, _local(weight)) for name, weight in named]
     tensors = [weight for _, weight in weights if weight.is_floating_point() and weight.numel()]
     is_somewhere = any_rank if on_all_ranks else bool
-    # The sum of squares overflows before a weight does; the largest would say it at once, at many times the cost.
+    # The sum of squares overflows before a weight does; the maximum would show it immediately, at many times the cost.
     if not is_somewhere(_overflows(tensors, 2.0)) or not is_somewhere(_overflows(tensors, float("inf"))):
         return
     if on_all_ranks:
@@ -175,7 +175,7 @@ def _check_engine_step(losses: torch.Tensor, broken: torch.Tensor, step: int, *,
     """Collective: raise where a loss was not finite, or DeepSpeed has skipped the step for its gradients."""
     if any_rank(broken | is_skipped):
         _raise([_loss_problem(losses, LOOK_AT_LOSS if is_skipped else LOOK_AT_LOSS_AFTER_STEP)], f"step {step}")
-        raise NonFiniteError(f"step {step}: {SKIPPED_BY_DEEPSPEED}")  # of which rank, DeepSpeed does not say
+        raise NonFiniteError(f"step {step}: {SKIPPED_BY_DEEPSPEED}")  # DeepSpeed does not report the rank
 
 
 def _overflows(tensors: list[torch.Tensor], order: float) -> torch.Tensor:

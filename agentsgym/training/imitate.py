@@ -61,7 +61,7 @@ def imitate(
         tokenizer: Gives the padding id, and is saved with checkpoints.
         args: TRL's own settings; None for :func:`imitation_config`.
         observation_loss: Whether the model also learns to predict observations: all tokens after the first prompt.
-        callbacks: As ``Trainer`` takes them.
+        callbacks: Callbacks for ``Trainer``.
 
     Returns:
         The trainer's state; ``log_history`` holds the losses.
@@ -122,7 +122,7 @@ def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool
 
     Returns:
         One row a trajectory, or one a segment where its history was rewritten: ``input_ids`` (T,) and ``labels`` (T,),
-        -100 where there is no loss.
+        -100 for tokens without loss.
 
     Raises:
         ConfigError: There are no trajectories, all failed, or one has no agent tokens.

@@ -20,7 +20,7 @@ _EVENTS: Final = tuple(name for name in dir(TrainerCallback) if name.startswith(
 
 
 def choose_metrics(metrics: Mapping[str, Any], groups: Collection[str]) -> dict[str, Any]:
-    """Keep the metrics of some groups, and those that belong to none: of transformers, or of one's own."""
+    """Keep the metrics of some groups, and metrics outside of all groups (from transformers or users)."""
     found = {key: metric_of(key) for key in metrics}
     return {key: value for key, value in metrics.items() if (one := found[key]) is None or one.group in groups}
 
@@ -64,7 +64,7 @@ class _Tracker:
         if not self._failed:
             self._failed = True
             what = "gets nothing of this run" if self.is_lost else "may lack some of what is logged"
-            logger.warning("the tracker %s failed, and %s; the run goes on: %s", self.name, what, sentence_of(error))
+            logger.warning("the tracker %s failed, and %s; training continues: %s", self.name, what, sentence_of(error))
 
 
 class _QuietTimes(profiling.ProfilingContext):
@@ -82,7 +82,9 @@ class _QuietTimes(profiling.ProfilingContext):
                 if name not in self.failed:
                     self.failed.add(name)
                     why = sentence_of(error)
-                    logger.warning("the tracker %s failed, and may lack some times; the run goes on: %s", name, why)
+                    logger.warning(
+                        "the tracker %s failed, and may lack some timings; training continues: %s", name, why
+                    )
         self.report_to = names
 
 

@@ -250,7 +250,7 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
     (
         "entropy_coef",
         lambda args: _splits_rows(args) and (args.entropy_coef != 0 or args.use_adaptive_entropy),
-        "with layout='turn' the number of rows varies, and TRL's entropy bonus is a mean over a micro-batch's rows",
+        "with layout='turn' the number of rows varies, and TRL's entropy bonus is a mean over those of a micro-batch",
     ),
     (
         "top_entropy_quantile",
@@ -275,7 +275,7 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
     (
         "sync_ref_model",
         lambda args: args.sync_ref_model and bool(args.fsdp),
-        "a synchronized reference model is part of a run's state, which checkpoints of sharded weights do not contain",
+        "a synchronized reference model is part of the run's state, which sharded checkpoints do not contain",
     ),
     (
         "value_head",

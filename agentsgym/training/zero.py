@@ -1,6 +1,6 @@
 """Train under DeepSpeed ZeRO, whose engine takes the optimizer steps, and at stage 3 holds the weights in pieces.
 
-Before that: check how DeepSpeed is started, and that its config says what the settings say.
+Before that: check how DeepSpeed is started, and that its config agrees with the settings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WHOLE: Final = "stage3_gather_16bit_weights_on_model_save"
 
 
 def check_launch(args: Any) -> None:
-    """Check what DeepSpeed needs before it starts, and on CPUs say which backend joins the ranks.
+    """Check what DeepSpeed needs before it starts, and on CPUs choose the backend of the ranks.
 
     Args:
         args: The settings as they were given. ``ddp_backend`` is set on CPUs, where it is not.
@@ -76,7 +76,7 @@ def check_config(args: TrainingArguments, plugin: Any) -> None:
         plugin: Accelerate's ``DeepSpeedPlugin``, whose config transformers has compared with the settings.
 
     Raises:
-        ConfigError: They contradict each other, or the config asks for what is not trained correctly here.
+        ConfigError: They contradict each other, or the config has an unsupported option.
     """
     config: dict[str, Any] = plugin.hf_ds_config.config
     if plugin.zero_stage not in {1, 2, 3}:
@@ -90,9 +90,9 @@ def check_config(args: TrainingArguments, plugin: Any) -> None:
             "rollouts of their own: leave it out"
         )
     if mismatches := plugin.hf_ds_config.mismatches:
-        told = "; ".join(one.removeprefix("- ds ").replace(" vs hf ", " there, and ") for one in mismatches)
+        conflicts = "; ".join(one.removeprefix("- ds ").replace(" vs hf ", " there, and ") for one in mismatches)
         raise ConfigError(
-            f"the config of DeepSpeed and the settings contradict each other: {told} in the settings. Write 'auto' "
+            f"the config of DeepSpeed and the settings conflict: {conflicts} in the settings. Write 'auto' "
             "there, and the settings' value is taken (accelerate writes 1 where a file has no "
             "gradient_accumulation_steps)"
         )
@@ -103,7 +103,7 @@ def check_config(args: TrainingArguments, plugin: Any) -> None:
     saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
     if plugin.zero_stage == 3 and saves and not config["zero_optimization"].get(_WHOLE):
         logger.warning(
-            "the config of DeepSpeed has no %s=true: a run goes on from its checkpoints, but they hold no whole model, "
+            "the config of DeepSpeed has no %s=true: its checkpoints can be resumed, but contain no full model, "
             "which DeepSpeed's zero_to_fp32.py makes of them",
             _WHOLE,
         )

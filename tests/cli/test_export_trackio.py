@@ -114,13 +114,13 @@ def test_one_run_may_be_chosen_and_named(store: Path) -> None:
     options = ("--to", "trackio", "--project", "chosen", "--run", "mine")
     refused = ran("export", store, *options)
     assert refused.code == 2
-    assert "these rollouts are of 2 runs (['random', 'the-run'])" in refused.words
+    assert "these rollouts belong to 2 runs (['random', 'the-run'])" in refused.words
     assert ran("export", store, *options, "--where", "run=the-run", "--where", "source=training").code == 0
     assert [run.name for run in trackio.Api().runs("chosen")] == ["mine"]
     assert len(found("chosen", "mine")[1]) == 6
     again = ran("export", store, *options, "--where", "run=the-run")
     assert again.code == 2
-    assert "has a run 'mine' already, and nothing is overwritten" in again.words
+    assert "already has a run 'mine'" in again.words
     assert len(found("chosen", "mine")[1]) == 6
 
 
@@ -166,9 +166,7 @@ def test_a_full_disk_is_a_failure_after_which_it_can_be_tried_again(is_new: bool
     assert not [*(Path(TRACKIO_DIR) / "traces" / project).rglob("large*")]
     assert SQLiteStorage.get_project_db_path(project).exists() != is_new
     if not is_new:  # a database that is full cannot delete either
-        assert (
-            "keeps a part of what was exported, for nothing could be deleted: delete its runs ['large']" in done.words
-        )
+        assert "contains a partial export that could not be deleted: delete its runs ['large']" in done.words
         [left] = [run for run in trackio.Api().runs(project) if run.name == "large"]
         assert left.delete()
         assert sorted(run.name for run in trackio.Api().runs(project)) == ["random", "the-run"]

@@ -211,7 +211,7 @@ def test_where_nothing_can_be_kept_nothing_is_played(game: str, tmp_path: Path) 
     for command in (("eval", game, "-a", "random"), ("play", game, "-a", "random")):
         done = ran(*command, "--store", tmp_path / "file")
         assert done.code == 2
-        assert "there can be no rollout store at" in done.words
+        assert "cannot create a rollout store at" in done.words
     done = ran("eval", game, "-a", "random", "--resume")
     assert done.code == 2
     assert "--resume requires --store PATH" in done.words
@@ -296,7 +296,7 @@ def test_a_damaged_file_is_a_failure(game: str, tmp_path: Path) -> None:
     for command in (("audit", path), ("export", path, "--to", "jsonl", "-o", tmp_path / "out.jsonl")):
         done = ran(*command)
         assert done.code == 1
-        assert f"{part} cannot be read any more" in done.words
+        assert f"{part} can no longer be read" in done.words
         assert "move it out of the folder to read the others" in done.words
         assert "cannot be written" not in done.words
     assert not (tmp_path / "out.jsonl").exists()
@@ -362,7 +362,7 @@ def test_rollouts_become_logs_that_inspect_reads(game: str, tmp_path: Path) -> N
     found = log.read_eval_log(str(tmp_path / "log.eval"))
     assert (found.eval.task, [one.scores["success"].value for one in found.samples]) == ("Guess", ["C", "C"])
     ran("eval", game, "-a", "random", "-n", "2", "--store", path)
-    for place, said in (("log.eval", "is there already"), ("other.json", "need several"), ("x.txt", "or a folder")):
+    for place, said in (("log.eval", "already exists"), ("other.json", "need several"), ("x.txt", "or a folder")):
         done = ran("export", path, "--to", "inspect", "-o", tmp_path / place)
         assert (done.code, said in done.words) == (2, True)
     done = ran("export", path, "--to", "inspect", "-o", tmp_path / "logs")

@@ -51,7 +51,7 @@ def test_what_is_wrong_is_a_sentence(store: Path, tmp_path: Path) -> None:
         ((store, "--where", "agent=c"), 2, "matches --where agent=c"),
         ((store, "--out", tmp_path / "none" / "page.html"), 1, "cannot be written: No such file or directory"),
         ((store, "--out", tmp_path / "p.html", "--port", "8000"), 2, "--port cannot be combined with --out"),
-        ((store, "--tokenizer", tmp_path / "none", "--out", tmp_path / "p.html"), 1, "there is no tokenizer"),
+        ((store, "--tokenizer", tmp_path / "none", "--out", tmp_path / "p.html"), 1, "cannot load a tokenizer"),
         ((store, "--limit", "0"), 2, "--limit"),
         ((store, "--port", "70000"), 2, "--port"),
     ]:

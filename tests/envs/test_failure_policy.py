@@ -162,6 +162,6 @@ def test_what_does_not_go_together_is_refused() -> None:
         env.rollout(tasks(1), agent, failures="retry")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"min_group_size=3 with num_rollouts=2: every task group would be left out"):
         env.rollout(tasks(1), agent, 2, failures=FailurePolicy(min_group_size=3))
-    with pytest.raises(ConfigError, match=r"max_failed_fraction is given twice: 0\.5, and 0\.0 in failures"):
+    with pytest.raises(ConfigError, match=r"max_failed_fraction is set twice: 0\.5, and 0\.0 in failures"):
         evaluate(env, agent, tasks(1), max_failed_fraction=0.5, failures=FailurePolicy.fail_fast())
     assert env.num_initialized == 0

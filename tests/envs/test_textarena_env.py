@@ -155,7 +155,7 @@ def test_nltks_words_are_asked_for_with_the_command_that_fetches_them(monkeypatc
             "does not fit GuessTheNumber-v0: TypeError",
         ),
         ({"game": "2048-v0", "game_options": {"board_size": 1}}, "Board size must be at least 2"),
-        ({"game": "TwentyQuestions-v0"}, "is run by a language model"),
+        ({"game": "TwentyQuestions-v0"}, "requires a language model as gamemaster"),
         ({"game": "TicTacToe-v0", "opponent": "ramdom"}, "did you mean 'random'"),
         ({"game": "TicTacToe-v0", "opponent": {"7": "random"}}, "seat must be below 2"),
         (

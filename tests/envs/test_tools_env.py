@@ -157,7 +157,7 @@ def test_a_hook_that_returns_no_result_and_a_schema_without_a_hook_are_named() -
         def _tools(self) -> list[Any]:
             return [{"name": "climb"}]
 
-    with pytest.raises(ConfigError, match="a schema of the tool 'climb' alone"):
+    with pytest.raises(ConfigError, match="only the schema of the tool 'climb'"):
         play(Bare(), "7")
 
 
@@ -196,7 +196,7 @@ def test_tools_may_come_from_the_class(tools: Any) -> None:
 
     env = Adds()
     if tools in ({"name": "add"}, None, []):
-        with pytest.raises(ConfigError, match=r"^Adds has (no tools|a schema of the tool 'add' alone)"):
+        with pytest.raises(ConfigError, match=r"^Adds has (no tools|only the schema of the tool 'add')"):
             play(env, "7")
         return
     assert results(play(env, ADD, "7")) == ["7"]
@@ -325,14 +325,14 @@ def test_training_and_evaluation_share_no_question_and_no_seed() -> None:
 @pytest.mark.parametrize(
     ("data", "columns", "message"),
     [
-        (None, None, "ships no tasks: give data="),
+        (None, None, "has no built-in tasks: pass data="),
         ([{"prompt": "?"}], None, r"data\[0\] has no column 'question'"),
         (Dataset.from_list([{"questions": "?", "answer": 1}]), None, "did you mean 'questions'"),
         ([{"question": "?"}], None, r"data\[0\] has no column 'answer'"),
         ([{"question": "?", "answer": 1}, {"question": "?"}], None, r"data\[1\] has no column 'answer'"),
         (DatasetDict(train=Dataset.from_list([{"question": "?"}])), None, "must name one split|what rows can be read"),
         ("gsm8k", None, "cannot be read from 'gsm8k'"),
-        ([{"question": "?", "answer": 1}], {"answer": "answer"}, "which one is the 'question'"),
+        ([{"question": "?", "answer": 1}], {"answer": "answer"}, "must name the column of the 'question'"),
         ([3], None, r"data\[0\] must be a dict"),
         ([], None, "at least one row"),
         ([{"question": "?", "answer": {1, 2}}, {"question": "!", "answer": 1}], None, "must be plain JSON"),
@@ -357,7 +357,7 @@ def test_a_task_that_is_none_is_refused(task: dict[str, Any]) -> None:
 def test_other_names_for_the_same_tools_are_refused() -> None:
     register_tools("test twice", [add])
     register_tools("test twice", [add])
-    with pytest.raises(ConfigError, match="other tools are registered as 'test twice'"):
+    with pytest.raises(ConfigError, match="other tools are already registered as 'test twice'"):
         register_tools("test twice", [divide])
 
 

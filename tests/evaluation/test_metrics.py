@@ -239,7 +239,7 @@ def test_random_play_is_zero_and_optimal_play_is_one(low: float, reach: float) -
 def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match="at least one trajectory, got none"):
         summarize([])
-    with pytest.raises(ValueError, match="one entry a trajectory, got 1 for 2"):
+    with pytest.raises(ValueError, match="one entry per trajectory, got 1 for 2"):
         summarize(games([True, False]), clusters=[0])
     with pytest.raises(ValueError, match="confidence must lie between 0 and 1, got 95"):
         summarize(games([True, False]), confidence=95)
@@ -300,7 +300,7 @@ def test_environments_are_told_apart_where_there_are_several() -> None:
     assert win_rate(evaluation.by_environment["maze"]).mean == 1.0
     assert evaluation.by_environment["maze"].trajectories == [played[0], played[2]]
     assert summarize(played, environments=["maze"] * 3).by_environment == {}
-    with pytest.raises(ValueError, match="environments needs one entry a trajectory, got 2 for 3"):
+    with pytest.raises(ValueError, match="environments must have one entry per trajectory, got 2 for 3"):
         summarize(played, environments=["maze", "duel"])
 
 

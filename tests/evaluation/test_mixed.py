@@ -166,5 +166,5 @@ def test_evaluations_of_single_environments_pool_to_that_of_the_mixture() -> Non
         name: one.win_rate for name, one in whole.by_environment.items()
     }
     assert len({one.task_index for one in found.trajectories}) == 16
-    with pytest.raises(ConfigError, match="nothing to pool"):
+    with pytest.raises(ConfigError, match="cannot pool"):
         pooled({})

@@ -84,7 +84,7 @@ def test_failed_rollouts_are_left_out_and_what_is_missing_is_said() -> None:
     assert pass_at_k_interval(rows, 2).mean == 0.5
     with pytest.raises(ValueError, match=r"pass@k needs 1 <= k <= the fewest rollouts of a task, got k = 3 and 2 roll"):
         pass_at_k_interval(rows, 3)
-    with pytest.raises(ValueError, match="clusters needs one entry a trajectory, got 1 for 5"):
+    with pytest.raises(ValueError, match="clusters must have one entry per trajectory, got 1 for 5"):
         pass_at_k_interval(rows, 1, clusters=[0])
 
 

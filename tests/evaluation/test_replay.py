@@ -131,14 +131,14 @@ def test_an_environment_that_raises_now_or_no_longer_differs() -> None:
     assert replay(recorded, broken).outcome == "same"
     difference = replay(recorded, env).difference
     assert difference is not None
-    assert (difference.turn, difference.what, difference.played) == (1, "stop reason", "goes on")
+    assert (difference.turn, difference.what, difference.played) == (1, "stop reason", "continues")
     assert difference.recorded.startswith("failed: task 0, rollout 0, turn 1 of Walk")
     [recorded] = env.rollout([{"seed": 1}], ScriptedAgent(["down"] * 3))  # the agent fails at turn 3
     assert recorded.failed
     assert replay(recorded, env).outcome == "same"
     difference = replay(recorded, broken).difference
     assert difference is not None
-    assert (difference.turn, difference.what, difference.recorded) == (1, "stop reason", "goes on")
+    assert (difference.turn, difference.what, difference.recorded) == (1, "stop reason", "continues")
     assert "it broke" in difference.played
 
 
@@ -178,7 +178,7 @@ def test_a_rollout_that_a_limit_of_tokens_ended_ends_there_again(tmp_path: Path)
 
 def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
     [trajectory] = Walk().rollout([{"seed": 1}], ScriptedAgent(["down"], repeat_last=True))
-    with pytest.raises(ConfigError, match="does not say which environment"):
+    with pytest.raises(ConfigError, match="does not name its environment"):
         replay(trajectory)
     without_task = dataclasses.replace(trajectory, task_data={})
     with RolloutStore.writer(tmp_path) as writer:
@@ -188,7 +188,7 @@ def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
         writer.add(trajectory, env_class_path="walk", env_config={"nothing": 1})
         writer.add(trajectory, env_class_path="walk", env_config={"history": list})
     reasons = [result.impossible or "" for result in replay_all(RolloutStore(tmp_path).records())]
-    wanted = ("not registered", "which environment", "the task with its seed", "'nothing'", "no store can hold")
+    wanted = ("not registered", "not name its environment", "the task with its seed", "'nothing'", "cannot be stored")
     assert [part in reason for part, reason in zip(wanted, reasons, strict=True)] == [True] * 5
 
 

@@ -213,11 +213,11 @@ def test_a_full_disk_is_said_once_and_the_evaluation_goes_on(
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"resume": True}, ConfigError, "resume needs the store to resume from"),
-        ({"resume": True, "store": "x"}, ConfigError, "resume needs agent_name"),
+        ({"resume": True}, ConfigError, "resume requires store"),
+        ({"resume": True, "store": "x"}, ConfigError, "resume requires agent_name"),
         ({"resume": "all", "store": "x"}, ConfigError, "resume must be a bool or 'failed', got 'all'"),
         ({"store": 3}, ConfigError, "store must be a folder or a writer"),
-        ({"store": __file__}, StoreError, "there can be no rollout store"),
+        ({"store": __file__}, StoreError, "cannot create a rollout store"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_played(options: Any, error: Any, said: str) -> None:

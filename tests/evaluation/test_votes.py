@@ -68,5 +68,5 @@ def test_there_must_be_enough_rollouts(k: int) -> None:
 
 
 def test_there_must_be_answers() -> None:
-    with pytest.raises(ValueError, match="no rollout has one"):
+    with pytest.raises(ValueError, match="which no rollout has"):
         maj_at_k([rollout(None, True)], 1)

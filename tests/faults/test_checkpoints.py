@@ -115,10 +115,10 @@ def test_without_a_whole_checkpoint_a_run_begins_only_where_that_is_asked_for(fi
     for resume in (True, "auto"):  # what is there would be rotated away
         with pytest.raises(ConfigError, match=r"no checkpoint .*checkpoint-2: scheduler.pt is missing .move them away"):
             run(tmp_path, resume)
-    with pytest.raises(ConfigError, match=r"no checkpoint that a run can go on from .*'auto' begins"):
+    with pytest.raises(ConfigError, match=r"no checkpoint to resume from .*'auto' begins"):
         run(tmp_path / "empty", True)
     assert run(tmp_path / "empty", "auto").state.global_step == 3
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         run(tmp_path, str(tmp_path / "checkpoint-17"))
 
 

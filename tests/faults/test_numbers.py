@@ -159,7 +159,9 @@ def test_a_weight_that_something_else_broke_is_told_from_a_gradient(name: str, t
         return compute_loss(*args, **kwargs)
 
     trainer.compute_loss = compute
-    with pytest.raises(NonFiniteError, match=f"^step 2.* the weight '{name}' holds NaN; it was so before the step"):
+    with pytest.raises(
+        NonFiniteError, match=f"^step 2.* the weight '{name}' holds NaN; it was already so before the step"
+    ):
         trainer.train()
 
 

@@ -61,7 +61,7 @@ def test_another_prompt_is_refused_with_the_remedy(prompt: Any) -> None:
 
 
 def test_what_json_cannot_hold_is_refused_before_training() -> None:
-    with pytest.raises(TaskError, match="JSON has a form for"):
+    with pytest.raises(TaskError, match="JSON-serializable"):
         as_prompt({"task_data": {"player": object()}})
     with pytest.raises(TaskError, match="must be a dict"):
         prompt_dataset(["look"])

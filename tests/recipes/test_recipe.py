@@ -101,7 +101,7 @@ def test_what_is_wrong_is_named_with_its_line(old: str, new: str, said: str, fil
         ({"environments.2.weight": 1}, r"environments\[2\] cannot be set: the list has 2 items"),
         ({"max_steps": 3}, r"max_steps is unknown here; did you mean 'training\.max_steps'\?"),
         ({"num_rollouts": 3}, r"num_rollouts is unknown here; did you mean 'evaluation\.num_rollouts'\?"),
-        ({"warm_start.player.name": 1}, "warm_start.player has no 'name' to be set"),
+        ({"warm_start.player.name": 1}, "warm_start.player is not a mapping, so 'name' cannot be set"),
     ],
 )
 def test_an_override_that_fits_nowhere_is_named_without_a_line(

@@ -23,7 +23,7 @@ from agentsgym.evaluation.compare import compare
 from agentsgym.observers.learning_curve import LearningCurve
 from agentsgym.recipes.run import TrainingRun
 from agentsgym.recipes.train import prepare
-from agentsgym.recipes.warm_start import played_lessons, stored_lessons
+from agentsgym.recipes.warm_start import play_demonstrations, stored_demonstrations
 from agentsgym.reports.plots.stored import curve_of
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
@@ -106,7 +106,7 @@ def test_what_a_run_would_fail_on_at_its_end_is_named_at_its_beginning(tmp_path:
     for changes, said in (
         (
             {"output_dir": str(tmp_path / "file" / "out")},
-            r"training\.output_dir must be a folder, and .*file is a file",
+            r"training\.output_dir must be a folder, but .*file is a file",
         ),
         ({"resume_from_checkpoint": str(tmp_path / "none")}, r"resume_from_checkpoint must be a folder, auto or true"),
         ({"resume_from_checkpoint": True}, r"resume_from_checkpoint is true, but .* has no checkpoint"),
@@ -147,7 +147,7 @@ def test_stored_texts_are_encoded_anew_to_be_imitated(tmp_path: Path, caplog: py
     evaluate(env, ImitationPlayer(env, seed=0), tasks, 4, store=tmp_path / "texts")
     _, tokenizer = tiny_policy(env, hidden_size=16, num_layers=1, num_heads=2)
     with caplog.at_level("WARNING"):
-        lessons = stored_lessons(tokenizer, RolloutStore(tmp_path / "texts"))
+        lessons = stored_demonstrations(tokenizer, RolloutStore(tmp_path / "texts"))
     assert "8 of 8 rollouts to imitate were recorded with another tokenizer" in caplog.text
     # exactly what the same games are where they are played with this tokenizer
     with_tokens = TwentyQuestionsEnv(tokenizer, config)
@@ -190,7 +190,7 @@ def test_stored_rollouts_are_imitated_where_they_are_of_this_tokenizer(tmp_path:
     with pytest.raises(ConfigError, match=r"warm_start\.filters cannot be used: .*finl_reward.*final_reward"):
         agentsgym.train(recipe(tmp_path, warm_start={**warm_start, "filters": {"finl_reward": 1}}))
     other = {**GAME, "env_config": {**config, "objects": ["dog", "apple"]}}
-    with pytest.raises(ConfigError, match=r"warm_start\.player has .* the tokenizer has no token for a part"):
+    with pytest.raises(ConfigError, match=r"warm_start\.player has .* the tokenizer cannot encode a part"):
         agentsgym.train(recipe(tmp_path, warm_start=warm_start, environments=[other]))
 
 
@@ -237,7 +237,7 @@ def test_what_the_embedded_policy_cannot_read_is_said_before_anything_is_played(
         course.warn_of_unknown_words()
     warned = [record.getMessage() for record in caplog.records]
     assert len(warned) == is_warned_of
-    assert all("words that Fields writes in 64 tasks, such as 'field" in message for message in warned)
+    assert all("words of Fields in 64 tasks as its unknown token, such as 'field" in message for message in warned)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,10 @@ def test_what_the_embedded_policy_cannot_read_is_said_before_anything_is_played(
         ({"environments": [{"class": "TwentyQestions"}]}, r"environments\[0\] cannot be used: .*did you mean TwentyQ"),
         ({"environments": [{**GAME, "dataset": {"splitt": "all"}}]}, r"environments\[0\] cannot be used: .*splitt"),
         ({"warm_start": {"player": "nowhere"}}, r"warm_start\.player must be one of random, reference, imitation or"),
-        ({"environments": [{"class": "Gymnasium:Taxi-v4"}]}, r"warm_start\.player is 'imitation': .* no demonstrator"),
+        (
+            {"environments": [{"class": "Gymnasium:Taxi-v4"}]},
+            r"warm_start\.player cannot be 'imitation': .* no demonstrator",
+        ),
         ({"model": "no/such/folder", "tiny": {}}, r"model is invalid: cannot be loaded from 'no/such/folder'"),
         ({"tiny": {"width": 3}}, r"tiny\.width is unknown"),
         ({"training": {"max_stepps": 3}}, r"training\.max_stepps is unknown; did you mean 'max_steps'"),
@@ -318,11 +321,11 @@ def test_noise_is_the_share_of_episodes_that_the_random_player_plays(tmp_path: P
     warm_start = {"player": "reference", "noise": 0.25, "num_episodes": 8, "max_steps": 1}
     course = prepare(recipe(tmp_path, warm_start=warm_start))
     assert course.recipe.warm_start is not None
-    played = played_lessons(course.run, course.worlds, course.recipe.warm_start)
+    played = play_demonstrations(course.run, course.worlds, course.recipe.warm_start)
     assert len(played) == 8
     best = prepare(recipe(tmp_path, warm_start={**warm_start, "noise": 0.0}))
     assert best.recipe.warm_start is not None
-    others = played_lessons(best.run, best.worlds, best.recipe.warm_start)
+    others = play_demonstrations(best.run, best.worlds, best.recipe.warm_start)
     assert all(game.success for game in others)
     assert [game.token_ids for game in played[2:]] == [game.token_ids for game in others[2:]]
 

@@ -140,7 +140,7 @@ def test_without_a_template_texts_are_put_together_and_a_warning_says_so(caplog:
     [
         ([], 1.0, {}, r"messages must be a list of at least one chat message, got \[\]"),
         ("hello", 1.0, {}, "messages must be a list of at least one chat message, got 'hello'"),
-        (CHAT[:2], 1.0, {}, "messages must hold an answer, a message of the assistant"),
+        (CHAT[:2], 1.0, {}, "messages must contain an assistant message"),
         ([*CHAT[:2], "x"], 1.0, {}, r"messages\[2\] must be a dict with 'role' and 'content', got 'x'"),
         ([{"role": "robot", "content": "x"}], 1.0, {}, r"messages\[0\] must have a role of system, .*got 'robot'"),
         ([{"role": "user", "content": 3}], 1.0, {}, r"messages\[0\]\['content'\] must be a text, .*got 3"),
@@ -155,14 +155,14 @@ def test_without_a_template_texts_are_put_together_and_a_warning_says_so(caplog:
             [*CHAT[:2], {"role": "assistant", "refusal": "No."}],
             1.0,
             {},
-            r"messages\[2\] has a 'refusal', which no chat",
+            r"messages\[2\] has a 'refusal', which chat templates",
         ),
-        (CHAT[2:], 1.0, {}, r"messages\[0\] is an answer to nothing, at the beginning"),
+        (CHAT[2:], 1.0, {}, r"messages\[0\] is an answer without a message before it, at the beginning"),
         (
             [*CHAT[:3], CHAT[4]],
             1.0,
             {},
-            r"messages\[3\] is an answer to nothing, behind the answer messages\[2\]: make one answer of both",
+            r"messages\[3\] is an answer without a message before it, behind the answer messages\[2\]",
         ),
         (CHAT, [1.0], {}, r"rewards must be one number, or one for each answer: 2, got 1: \[1.0\]"),
         (CHAT, 10**400, {}, "rewards must be finite numbers, got 10+… for answer 1"),
@@ -191,7 +191,7 @@ def test_without_a_template_texts_are_put_together_and_a_warning_says_so(caplog:
             [{**CHAT[1], "tool_calls": [CALL]}, CHAT[2]],
             1.0,
             {},
-            r"messages\[0\]\['tool_calls'\] must be a list, in a message of the assistant",
+            r"messages\[0\]\['tool_calls'\] must be a list, only in assistant messages",
         ),
     ],
 )
@@ -221,5 +221,5 @@ def test_a_token_for_unknown_words_that_also_ends_turns_is_no_unknown_word() -> 
 def test_words_that_a_tokenizer_does_not_know_are_not_imitated() -> None:
     _, tokenizer = tiny_policy(["Guess.", "Higher.", "Seven?"])
     chat = [CHAT[1], {"role": "assistant", "content": "Zanzibar"}]
-    with pytest.raises(ConfigError, match=r"no token for a part of 'Zanzibar' \(turn 0\)"):
+    with pytest.raises(ConfigError, match=r"cannot encode a part of 'Zanzibar' \(turn 0\)"):
         Trajectory.from_messages(tokenizer, chat, 1.0)

@@ -130,7 +130,10 @@ def test_they_are_imitated() -> None:
     [
         ("x", "row 1: it must be an object with 'messages' and 'rewards', got 'x'"),
         ({"reward": 1.0}, r"row 1: messages must be a list of at least one chat message, got \(\)"),
-        ({"messages": chat("a", "b")}, "row 1: it must have 'rewards' or 'reward', got neither; the argument rewards"),
+        (
+            {"messages": chat("a", "b")},
+            "row 1: it must have 'rewards' or 'reward', got neither",
+        ),
         ({"messages": chat("a", "b"), "reward": 1, "rewards": [1]}, "row 1: it must have .* got both"),
         (
             {"messages": chat("a", "b"), "reward": 1, "success": "yes"},

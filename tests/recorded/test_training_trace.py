@@ -111,7 +111,7 @@ def test_every_call_is_found_in_the_record_behind_its_own_prompt(calls: Any) -> 
         turns.append(turn(str(len(turns)), prompt, completion, **said("q", "a")))
     trained = [one for one in turns if one["completion_token_ids"]]
     if not trained:
-        with pytest.raises(ConfigError, match="must mark a token at least"):
+        with pytest.raises(ConfigError, match="must be 1 for at least one token"):
             Trajectory.from_training_trace(trace(*turns), 0.0)
         return
     made = Trajectory.from_training_trace(trace(*turns), 1.0)
@@ -142,7 +142,7 @@ def test_without_messages_a_tokenizer_writes_them() -> None:
     made = Trajectory.from_training_trace(bare, 1.0, tokenizer=tokenizer)
     assert "Guess." in made.messages[0]["content"]
     assert made.messages[1] == {"role": "assistant", "content": "Seven?"}
-    with pytest.raises(ConfigError, match=r"turns\[0\] has no messages in request and response: tokenizer="):
+    with pytest.raises(ConfigError, match=r"turns\[0\] has no messages in request and response: pass tokenizer="):
         Trajectory.from_training_trace(bare, 1.0)
     with pytest.raises(
         ConfigError, match=r"turns\[0\]\['prompt_token_ids'\] must be ints in \[0, \d+\), got 99999 at 0"
@@ -193,23 +193,26 @@ def test_calls_of_tools_are_shown_as_messages_hold_them() -> None:
         (trace({**FIRST, "loss_mask": [0, 0, 1]}), r"turns\[0\]\['loss_mask'\] must cover .* 2 \+ 2 tokens, got 3"),
         (trace({**FIRST, "loss_mask": [0, 1, 1, 1]}), r"turns\[0\]\['loss_mask'\] must be 0 on the prompt, got 1 at 1"),
         (trace({**FIRST, "loss_mask": [0, 0, 1, 2]}), r"turns\[0\]\['loss_mask'\] must be 0 or 1, got 2 at 3"),
-        (trace({**FIRST, "loss_mask": [0, 0, 0, 0]}), "the loss masks of a training trace must mark a token at least"),
+        (
+            trace({**FIRST, "loss_mask": [0, 0, 0, 0]}),
+            "the loss masks of a training trace must be 1 for at least one token",
+        ),
         (trace({**FIRST, "per_token_logps": [-1.0]}), r"must have one value for each of 2 completion_token_ids, got 1"),
         (trace({**FIRST, "per_token_logps": [-1.0, 0.1]}), "must be finite log-probabilities, at most 0, got 0.1 at 1"),
         (
             trace({**FIRST, "per_token_logps": [-1.0, float("nan")]}),
             "must be finite log-probabilities, .* got nan at 1",
         ),
-        (trace(turn("a", [], [1])), r"turns\[0\]\['prompt_token_ids'\] must hold a token, got none"),
+        (trace(turn("a", [], [1])), r"turns\[0\]\['prompt_token_ids'\] must not be empty"),
         (trace(turn("a", [-1], [1])), r"turns\[0\]\['prompt_token_ids'\] must be ints in \[0, inf\), got -1 at 0"),
         (trace(turn("a", [1], [True])), r"turns\[0\]\['completion_token_ids'\] must be ints .* got True at 0"),
         (
             trace(FIRST, {**SECOND, "node_id": "a"}),
-            r"turns\[1\] must have a node_id of its own, got that of turns\[0\]",
+            r"turns\[1\] must have a unique node_id, got that of turns\[0\]",
         ),
         (
             trace(turn("a", [1], [2, 3, 4], loss_mask=[0, 1, 0, 1])),
-            r"turns\[0\]\['loss_mask'\] must mark one run of tokens, which is a turn, got gaps between: \[1, 0, 1\]",
+            r"turns\[0\]\['loss_mask'\] must mark one contiguous run of tokens, got gaps: \[1, 0, 1\]",
         ),
     ],
 )

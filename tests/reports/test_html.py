@@ -108,7 +108,7 @@ def test_tokens_can_be_read_and_colored_by_advantage() -> None:
     assert "advantage 2" in (page.tokens[1]["title"] or "")
     assert "one" in page.texts
     assert "⏎" in page.text
-    with pytest.raises(ConfigError, match="advantages needs one value per token, got 1 for 5 tokens"):
+    with pytest.raises(ConfigError, match="advantages must have one value per token, got 1 for 5 tokens"):
         trajectory_html(rollout(), advantages=[1.0])
 
 

@@ -261,13 +261,13 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     store = stored(tmp_path / "store", range(3))
     (tmp_path / "there").mkdir()
     for place, said in (
-        ("there", "is there already"),
+        ("there", "already exists"),
         ("x.txt", "FILE.eval, FILE.json or a folder"),
-        ("no/x.eval", "there is no folder"),
+        ("no/x.eval", "does not exist"),
     ):
         with pytest.raises(ConfigError, match=said):
             write_inspect_logs(store, tmp_path / place)
-    with pytest.raises(ConfigError, match="has nothing to write"):
+    with pytest.raises(ConfigError, match="has no rollouts to write"):
         write_inspect_logs(store[:0], tmp_path / "x.eval")
     stored(tmp_path / "store", [7], agent="z")
     both = RolloutStore(tmp_path / "store")

@@ -112,7 +112,7 @@ def test_no_rollout_is_made_up_where_its_columns_are_drawn(tmp_path: Path, monke
 def test_tasks_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
     rows = [played(0, [1.0], task_data={"seed": seed}) for seed in (1, 2)]
     store = kept(tmp_path / "store", rows)
-    with pytest.raises(ConfigError, match="a rollout group is the rollouts of one task"):
+    with pytest.raises(ConfigError, match="a rollout group must consist of rollouts of one task"):
         rollout_group(store)
     again = kept(tmp_path / "again", [rows[0], replace(rows[0], task_index=5, rollout_index=1)])
     assert len([axes for axes in rollout_group(again).axes if axes.get_visible()]) == 2
@@ -152,7 +152,9 @@ def test_batches_of_an_evaluation_share_no_task_groups(tmp_path: Path) -> None:
         for one in [*rows, *rows]:
             writer.add(one, source="evaluation", run="x", step=2, group=0)
     store = RolloutStore(tmp_path)
-    with pytest.raises(ConfigError, match="a rollout group is the rollouts of one task, got those of tasks 0, 1"):
+    with pytest.raises(
+        ConfigError, match="a rollout group must consist of rollouts of one task, got those of tasks 0, 1"
+    ):
         rollout_group(store)
     same = [replace(one, task_index=index % 2) for index, one in enumerate([*rows, *rows])]
     assert drawn(by_turn(store)) == drawn(by_turn(same))

@@ -87,7 +87,7 @@ def test_failed_rollouts_and_late_turns_are_left_out() -> None:
     assert line(drawn["reward"])[:2] == [(0, 0.5), (1, 1.0)]
     assert len(line(drawn["reward"])) == 50
     for rows in ([], [failed], [rollout([])]):
-        with pytest.raises(ConfigError, match="nothing to draw by turn"):
+        with pytest.raises(ConfigError, match="nothing to plot"):
             by_turn(rows)
 
 
@@ -122,7 +122,7 @@ def test_a_rollout_without_numbers_still_shows_its_turns() -> None:
     picture = credit_along(rollout([1.0], logprobs=None, per_token_rewards=[]), title="costs $x$")
     assert len(picture.axes) == 1
     assert picture._repr_png_()[0].startswith(b"\x89PNG")
-    with pytest.raises(ConfigError, match="this rollout has none: it was played without a tokenizer"):
+    with pytest.raises(ConfigError, match="was played without a tokenizer"):
         credit_along(rollout([]))
 
 
@@ -154,17 +154,19 @@ def test_what_rounding_leaves_of_zero_is_drawn_as_zero() -> None:
 
 
 def test_what_is_no_group_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a rollout group is the rollouts of one task, got those of tasks 0, 1, 2"):
+    with pytest.raises(
+        ConfigError, match="a rollout group must consist of rollouts of one task, got those of tasks 0, 1, 2"
+    ):
         rollout_group(ROWS)
-    with pytest.raises(ConfigError, match="the rollouts of one task, got none"):
+    with pytest.raises(ConfigError, match="rollouts of one task, got none"):
         rollout_group([])
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([[1.0]], "one sequence a trajectory, got 1 for 3 trajectories"),
-        ([[1.0]] * 3, r"\[0\] needs one value per token"),
+        ([[1.0]], "one sequence per trajectory, got 1 for 3 trajectories"),
+        ([[1.0]] * 3, r"\[0\] must have one value per token"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(values: list[list[float]], message: str) -> None:
@@ -215,7 +217,7 @@ def test_infinities_of_both_signs_in_one_turn_have_no_mean() -> None:
 
 @pytest.mark.parametrize("name", ["p.foo", "p", "p.pdf", ".", ".png"])
 def test_a_picture_is_a_png_and_its_name_says_so(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"whose name ends in \.png, got"):
+    with pytest.raises(ConfigError, match=r"must end in \.png, got"):
         lengths(ROWS, path=tmp_path / name)
     assert not [*tmp_path.iterdir()]
     lengths(ROWS, path=tmp_path / "P.PNG")

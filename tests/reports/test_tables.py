@@ -63,9 +63,9 @@ def test_nothing_is_printed_as_minus_zero() -> None:
 
 
 def test_different_confidences_do_not_compare() -> None:
-    with pytest.raises(ValueError, match=r"of one confidence, got \[0\.9, 0\.95\]"):
+    with pytest.raises(ValueError, match=r"the same confidence, got \[0\.9, 0\.95\]"):
         comparison_table({"a": evaluation(), "b": evaluation(confidence=0.9)})
-    with pytest.raises(ValueError, match=r"of one confidence, got \[\]"):
+    with pytest.raises(ValueError, match=r"the same confidence, got \[\]"):
         comparison_table({})
 
 

@@ -191,7 +191,7 @@ stored(__import__("pathlib").Path(sys.argv[1]), range(3, 6))
     assert run_python(code, tmp_path).returncode == -signal.SIGKILL
     [left] = tmp_path.glob("*.unfinished")
     assert indices_of(RolloutStore(tmp_path)) == [0, 1, 2]
-    assert f"holds 1 unfinished parts of processes that were ended while they wrote: {left.name}" in caplog.text
+    assert f"contains 1 unfinished parts of processes that ended while writing: {left.name}" in caplog.text
     caplog.clear()
     stored(tmp_path, range(3, 6))
     assert left.name in caplog.text  # at the start of a writer too
@@ -295,5 +295,5 @@ def test_a_rollout_that_cannot_be_stored_does_not_take_others_with_it(
 
 def test_a_folder_that_cannot_be_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=r"no rollout store at .*file: it is a file, and a store is a folder"):
+    with pytest.raises(StoreError, match=r"a rollout store at .*file: it must be a folder, but is a file"):
         RolloutStore.writer(tmp_path / "file")

@@ -85,7 +85,7 @@ def test_a_memory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, **changes)
     with pytest.raises(ConfigError, match=r"estimator\.json is damaged"):
         trainer.train(resume_from_checkpoint=str(folder))
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "nowhere"))
 
 

@@ -143,7 +143,7 @@ def test_a_rank_whose_every_rollout_failed_does_not_stop_the_others(ranks: list[
         ("unplayable", "TaskError: task_data_list[0]['seed'] must be an int or None, got 'two'"),
         ("misfitting", "must return one finite number for each"),
         ("uneven", "RuntimeError: only here"),
-        ("unstorable", "there can be no rollout store at"),
+        ("unstorable", "cannot create a rollout store at"),
     ],
 )
 def test_what_ends_the_run_on_one_rank_ends_it_on_all(name: str, sentence: str, ranks: list[dict[str, Any]]) -> None:

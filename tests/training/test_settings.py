@@ -289,7 +289,7 @@ def test_a_bound_of_cispo_that_cuts_every_token_is_warned_of(
     changes: dict[str, float], is_warned_of: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings(tmp_path, loss_type="cispo", **changes)
-    assert ("set epsilon_high=5.0" in caplog.text) == is_warned_of
+    assert ("epsilon_high=5.0" in caplog.text) == is_warned_of
 
 
 def test_a_best_model_that_is_never_saved_is_refused(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     *(
         (
             "vllm_server_base_url",
-            "is sampled from with use_vllm=True",
+            "requires use_vllm=True",
             {"vllm_server_base_url": given, "use_vllm": True, "vllm_mode": "colocate"},
             [{"vllm_server_base_url": given, "use_vllm": True, "vllm_mode": "server"}],
         )
@@ -39,33 +39,33 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     ),
     (
         "max_staleness",
-        "samples and trains in turn",
+        "cannot sample during training",
         {"max_staleness": 1, "use_vllm": True, "vllm_mode": "colocate"},
         [{"max_staleness": 1, "use_vllm": True, "vllm_mode": "server"}, {"use_vllm": True, "vllm_mode": "colocate"}],
     ),
     (
         "max_staleness",
-        "need the correction for the sampler",
+        "require the correction for the sampler",
         {"max_staleness": 1, "vllm_importance_sampling_correction": False},
         [{"max_staleness": 1}, {"vllm_importance_sampling_correction": False}],
     ),
     (
         "max_staleness",
-        "is formed once",
+        "cannot be resampled",
         {"max_staleness": 1, "zero_variance_groups": "resample"},
         [{"max_staleness": 1, "zero_variance_groups": "drop"}, {"zero_variance_groups": "resample"}],
     ),
     ("min_group_size", "every group would be dropped", {"min_group_size": 5}, [{"min_group_size": 4}]),
     (
         "generation_kwargs",
-        "without use_vllm",
+        "requires use_vllm",
         {"generation_kwargs": {"top_k": 3}},
         [{"generation_kwargs": {}}, {"generation_kwargs": {"top_k": 3}, "use_vllm": True}],
     ),
     *(
         (
             "vllm_importance_sampling_correction",
-            "bound nothing without a correction",
+            "have no effect without a correction",
             bounds,
             [
                 {**bounds, "vllm_importance_sampling_correction": True},
@@ -78,7 +78,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     *(
         (
             "vllm_importance_sampling_mode",
-            "lower bound must lie below",
+            "lower bound must be below",
             {**correcting("token_mask", low=low), **sampler},
             [correcting("token_mask", low=low, high=4.0) | sampler, correcting("sequence_mask", high=0.1) | sampler],
         )
@@ -86,7 +86,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     ),
     (
         "vllm_importance_sampling_mode",
-        "must be those of single tokens",
+        "must be that of a single token",
         {"use_vllm": True, "loss_type": "vespo", "vllm_importance_sampling_mode": "geometric_mask"},
         [
             {"use_vllm": True, "loss_type": "vespo", "vllm_importance_sampling_mode": "token_truncate"},
@@ -114,7 +114,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     *(
         (
             "loss_aggregation",
-            "an aggregation of their own",
+            "mean over all agent tokens",
             {"loss_aggregation": "turn", "loss_type": loss_type},
             [{"loss_type": loss_type}, {"loss_aggregation": "turn", "loss_type": "dapo"}],
         )
@@ -123,7 +123,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     *(
         (
             "loss_aggregation",
-            "an aggregation of their own",
+            "mean over all agent tokens",
             {"loss_aggregation": name, "loss_type": "grpo"},
             [{"loss_aggregation": name, "loss_type": loss_type} for loss_type in ("dapo", "cispo", "vespo")],
         )
@@ -138,7 +138,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     *(
         (
             "beta",
-            "weigh the KL of each row",
+            "weight the KL of each row",
             {"layout": "turn", "beta": 0.1, "loss_type": loss_type},
             [{"beta": 0.1, "loss_type": loss_type}, {"layout": "turn", "loss_type": loss_type}],
         )
@@ -151,7 +151,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     *(
         (
             "value_head",
-            "needs values",
+            "requires values",
             {"advantage_estimator": name},
             [{"advantage_estimator": name, "value_head": head} for head in ("shared", "separate")],
         )
@@ -159,13 +159,13 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     ),
     (
         "value_head",
-        "look at values",
+        "use values",
         {"value_head": "shared"},
         [{"value_head": "shared", "advantage_estimator": of_ones_own}],
     ),
     (
         "sync_ref_model",
-        "no checkpoint holds it",
+        "sharded checkpoints do not contain",
         {"sync_ref_model": True, "beta": 0.1, "fsdp": True},
         [{"sync_ref_model": True, "beta": 0.1}, {"beta": 0.1, "fsdp": True}],
     ),
@@ -189,7 +189,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     ),
     (
         "value_head_kwargs",
-        "no value head",
+        "requires a value head",
         {"value_head_kwargs": {"learning_rate": 1e-3}},
         [
             {"value_head_kwargs": options, "value_head": "separate", "advantage_estimator": "turn_gae"}
@@ -198,7 +198,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     ),
     (
         "scale_rewards",
-        "nothing is scaled",
+        "unchanged and unscaled",
         {"scale_rewards": "batch", "advantage_estimator": "reward"},
         [
             {"scale_rewards": "batch"},
@@ -207,7 +207,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     ),
     (
         "truncated_rollouts",
-        "masks what it penalizes",
+        "masks the rollouts that it penalizes",
         {"truncated_rollouts": 0.5, "mask_truncated_completions": True},
         [
             {"truncated_rollouts": 0.5},
@@ -217,7 +217,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
     ),
     (
         "truncated_rollouts",
-        "laid them out",
+        "per-token rewards unchanged",
         {"truncated_rollouts": 0.5, "advantage_estimator": "reward"},
         [
             {"truncated_rollouts": 0.5},

@@ -188,7 +188,7 @@ def test_groups_of_several_batches_of_one_task_are_told_apart(tmp_path: Path) ->
 def test_a_budget_that_ends_most_rollouts_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stock_trainer(tmp_path, max_completion_length=6, env_config={"max_steps_per_episode": 9}).train()
     [warning] = [record.getMessage() for record in caplog.records if "max_completion_length=6" in record.getMessage()]
-    assert "ended by their budget of tokens" in warning
+    assert "reached their token budget" in warning
 
 
 BY_TURN = {"credit": "turn", "rollouts_per_group": 2}
@@ -254,7 +254,7 @@ def test_tools_and_further_rewards_are_refused(tmp_path: Path) -> None:
         ({"max_turn_tokens": 0}, "max_turn_tokens"),
         ({"advantage_estimator": "return_too_go"}, "return_to_go"),
         ({"scale_rewards": True}, "none, group or batch"),
-        ({"advantage_estimator": "turn_gae"}, "values of a value head"),
+        ({"advantage_estimator": "turn_gae"}, "requires a value head"),
         ({"stop_strings": "stop"}, "stop_strings.*a list of texts"),
     ],
 )

@@ -120,7 +120,7 @@ def test_a_full_disk_is_said_once_and_stops_no_training(
 def test_a_place_that_can_be_none_is_said_before_anything_is_trained(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     trainer = trainer_of(tmp_path, store_rollouts=str(tmp_path / "file"))
-    with pytest.raises(StoreError, match="there can be no rollout store at"):
+    with pytest.raises(StoreError, match="cannot create a rollout store at"):
         trainer.train()
     assert trainer.state.global_step == 0
 

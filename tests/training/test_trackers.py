@@ -247,8 +247,8 @@ def test_a_tracker_that_fails_costs_nothing_else(
         trainer.evaluate()
     assert (trainer.state.global_step, given) == (2, ["trackio", "tensorboard"])
     assert NeverBegins.num_tries <= 1
-    warnings = [one.getMessage() for one in caplog.records if "the run goes on" in one.getMessage()]
-    assert warnings == [f"the tracker trackio failed, and {said}; the run goes on: the server is \\x1b[2J down"]
+    warnings = [one.getMessage() for one in caplog.records if "training continues" in one.getMessage()]
+    assert warnings == [f"the tracker trackio failed, and {said}; training continues: the server is \\x1b[2J down"]
     assert [*tmp_path.rglob("events.out.tfevents.*")]
 
 
@@ -269,8 +269,11 @@ def test_a_tracker_that_dies_in_the_middle_ends_no_run(
         trainer.train()
     assert trainer.state.global_step == 2
     assert len(logged(trainer, "reward")) == 2
-    said = [one.getMessage() for one in caplog.records if "the run goes on" in one.getMessage()]
-    assert "the tracker trackio failed, and may lack some times; the run goes on: the service is \\x1b[2J gone" in said
+    said = [one.getMessage() for one in caplog.records if "training continues" in one.getMessage()]
+    assert (
+        "the tracker trackio failed, and may lack some timings; training continues: the service is \\x1b[2J gone"
+        in said
+    )
     assert len(said) == len(set(said)) <= 3  # of times, of metrics, of conversations
 
 
@@ -300,7 +303,7 @@ def test_where_conversations_cannot_be_sent_is_named_once(
     with caplog.at_level(logging.WARNING, "agentsgym"):
         trainer.train()
     said = [one.getMessage() for one in caplog.records if name in one.getMessage()]
-    assert said == [f"conversations cannot be shown in {name}; the run goes on: {reason}"]
+    assert said == [f"conversations cannot be shown in {name}; training continues: {reason}"]
 
 
 def test_a_tracker_does_not_stop_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +334,7 @@ def test_groups_may_be_given_in_any_form(value: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"log_metrics": ["by_turns"]}, "log_metrics has no group 'by_turns'; did you mean 'by_turn'"),
+        ({"log_metrics": ["by_turns"]}, "log_metrics has the unknown group 'by_turns'; did you mean 'by_turn'"),
         ({"log_metrics": "sumary"}, "did you mean 'summary'"),
         ({"log_metrics": ["all", "loss"]}, "log_metrics has no group 'all'"),
         ({"log_metrics": []}, "log_metrics must be 'all' or a list of names"),

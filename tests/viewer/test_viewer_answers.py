@@ -313,7 +313,7 @@ def test_a_part_that_vanishes_is_a_sentence_and_the_others_stay(tmp_path: Path) 
     store = write(tmp_path, [StoredRollout(trajectory=rollout(i)) for i in range(300)], per_part=100)
     answers = Answers(store, limit=300, mode="served")
     sorted(tmp_path.glob("*.parquet"))[0].unlink()
-    with pytest.raises(StoreError, match="cannot be read any more"):
+    with pytest.raises(StoreError, match="can no longer be read"):
         answers.rollout(0)
     assert answers.rollout(299)["row"] == 299
 
@@ -338,7 +338,7 @@ def test_tokens_are_the_texts_they_add_and_the_store_knows_their_tokenizer(tmp_p
     assert "".join(given.rollout(1)["tokens"]["texts"]) == "Is it an animal? yes"
     kept.write_text("{")
     assert answers_of(tmp_path).rollout(0)["tokens"]["texts"] is None
-    with pytest.raises(StoreError, match="there is no tokenizer to be read at"):
+    with pytest.raises(StoreError, match="cannot load a tokenizer from"):
         answers_of(tmp_path, tokenizer=kept)
 
 

@@ -168,7 +168,7 @@ def test_a_part_that_vanishes_is_said_and_the_rest_goes_on(server: ViewerServer,
     sorted((tmp_path / "store").glob("*.parquet"))[0].unlink()
     status, said = refused(server, "/data/rollout?row=0")
     assert status == 410
-    assert "cannot be read any more" in said
+    assert "can no longer be read" in said
     assert asked(server, "/data/rollout?row=299")[0] == 200
     assert asked(server, "/data/list")[0] == 200
 

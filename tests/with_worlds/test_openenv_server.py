@@ -93,7 +93,7 @@ def test_a_game_that_raises_fails_its_episode_and_the_server_plays_on(guess: Ope
     assert "raised: the game broke (EXECUTION_ERROR)" in str(one.error)
     lenient = OpenEnvEnv(None, {"execution_error": "invalid"}, server=url_of(guess))
     [other] = lenient.rollout([{"seed": 1}], ScriptedAgent(["raise", "x"], repeat_last=True))
-    assert other.messages[3]["content"] == "That action was refused. the game broke"
+    assert other.messages[3]["content"] == "That action was rejected. the game broke"
     assert other.turn_rewards[:2] == [0.0, -0.5]
 
 
@@ -159,7 +159,7 @@ def test_a_server_that_ignores_seeds_is_warned_of(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING, logger=seeds.logger.name):
         env.rollout([{"seed": 1, "most": 10**9}], ScriptedAgent(["5"], repeat_last=True))
     env.close()
-    assert "does not go by the seed of a reset" in caplog.text
+    assert "does not respect the seed of a reset" in caplog.text
 
 
 def test_what_the_server_serves_is_what_is_read(guess: OpenEnvEnv) -> None:

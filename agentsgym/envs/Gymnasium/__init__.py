@@ -15,7 +15,7 @@ SPEC = EnvSpec(
     packages=("gymnasium",),
     extra="gymnasium",
     game_key="id",
-    games="agentsgym.envs.Gymnasium.making:GAMES",
+    games="agentsgym.envs.Gymnasium.creation:GAMES",
     random="agentsgym.envs.Gymnasium.players:RandomPlayer",
     reference="agentsgym.envs.Gymnasium.players:OptimalPlayer",
 )

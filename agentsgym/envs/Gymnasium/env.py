@@ -14,9 +14,9 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.envs.Gymnasium.actions import ActionTable, action_table, is_actions
+from agentsgym.envs.Gymnasium.creation import is_bare, make_game, max_turns_of, render_modes, spec_of
+from agentsgym.envs.Gymnasium.described import SHOWS, DescribedGame, described_game
 from agentsgym.envs.Gymnasium.exact import legal_outcomes
-from agentsgym.envs.Gymnasium.making import is_bare, make_game, max_turns_of, render_modes, spec_of
-from agentsgym.envs.Gymnasium.ready import SHOWS, ReadyGame, ready_game
 from agentsgym.envs.Gymnasium.rendering import Show, check_small
 from agentsgym.envs.Gymnasium.tasks import DatasetOptions, check_map, task_dataset
 from agentsgym.envs.shared.exact_play import ValueTable, value_table
@@ -111,7 +111,7 @@ class GymnasiumEnv(MultistepEnv):
         super().__init__(tokenizer, env_config)
         config = self.env_config
         given_id = config["id"]
-        self._ready: ReadyGame | None = ready_game(given_id) if isinstance(given_id, str) else None
+        self._ready: DescribedGame | None = described_game(given_id) if isinstance(given_id, str) else None
         self._kwargs = self._constructor_kwargs()
         game = make_game(given_id, self._kwargs)
         self.actions: ActionTable = action_table(
@@ -273,7 +273,7 @@ class GymnasiumEnv(MultistepEnv):
         number = self.actions.read(action)
         if number is None:
             info = {**state["anchors"], "invalid": True, "success": self._success(state["game"], 0.0, False)}
-            return {**state, "shown": f"That is no action. {self._hint()}"}, 0.0, False, info
+            return {**state, "shown": f"Invalid action. {self._hint()}"}, 0.0, False, info
         game = state["game"]
         observation, reward, terminated, truncated, _ = game.step(number)
         done = bool(terminated or truncated)
@@ -322,7 +322,7 @@ class GymnasiumEnv(MultistepEnv):
         if exact is None:
             raise ConfigError(f"{self._name()} has no list of all its states: build the tokenizer from recorded texts")
         own = self.env_config["system_prompt"]
-        says = [self._system_prompt() if own is None else own, f"That is no action. {self._hint()}", *exact.frames]
+        says = [self._system_prompt() if own is None else own, f"Invalid action. {self._hint()}", *exact.frames]
         if self._ready and self._ready.has_maps:  # any map's cells, the player's place among them
             cells = " ".join(letter for letter in "SFHG" * 2)
             marked = [f"[{letter}]" for letter in "SFHG"]

@@ -6,8 +6,8 @@ from typing import Any
 
 from agentsgym.agents.base import Agent
 from agentsgym.agents.scripted import RandomAgent
+from agentsgym.envs.Gymnasium.described import rows_of_frame
 from agentsgym.envs.Gymnasium.env import NEW_GAME, ExactGame, GymnasiumEnv
-from agentsgym.envs.Gymnasium.ready import rows_of_frame
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.texts import shown
 from agentsgym.types import Message

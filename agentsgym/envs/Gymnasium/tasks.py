@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
 from agentsgym.envs.Gymnasium import SPEC
-from agentsgym.envs.Gymnasium.ready import ready_game
+from agentsgym.envs.Gymnasium.described import described_game
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import Field, is_bool, is_fraction, is_int
 from agentsgym.seeding import derive_seed
@@ -60,7 +60,7 @@ def task_dataset(
     game_id = config.get("id", "FrozenLake-v1")
     if callable(game_id):
         raise ConfigError("a row is plain JSON: its env_config['id'] must be a registered id, got a callable")
-    ready = ready_game(str(game_id))
+    ready = described_game(str(game_id))
     if settings["random_maps"] and not (ready and ready.has_maps):
         raise ConfigError(f"random_maps=True is for FrozenLake, and the id is {shown(game_id)}")
     maps = random_maps(part, settings) if settings["random_maps"] else None

@@ -1,4 +1,4 @@
-"""An environment that an OpenEnv server plays: each session is one connection, and one game of the server's.
+"""An environment that runs on an OpenEnv server: each session is one connection and one server-side environment.
 
 ::
 
@@ -18,10 +18,10 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.OpenEnv import SPEC
-from agentsgym.envs.OpenEnv.forms import Forms, forms_of, outcome_of
-from agentsgym.envs.OpenEnv.link import Link, as_config_error
-from agentsgym.envs.OpenEnv.offer import Offer, ask_offer, result_of
-from agentsgym.envs.OpenEnv.payloads import UnreadableActionError
+from agentsgym.envs.OpenEnv.connections import ServerConnections, as_config_error
+from agentsgym.envs.OpenEnv.conversion import UnreadableActionError
+from agentsgym.envs.OpenEnv.converters import Converters, make_converters, outcome_of
+from agentsgym.envs.OpenEnv.interface import ServerInterface, request_interface, result_of
 from agentsgym.envs.OpenEnv.seeds import check_seed
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, as_server, registered_server
 from agentsgym.envs.OpenEnv.tasks import DatasetOptions, task_dataset
@@ -51,7 +51,7 @@ def _is_dict(value: Any) -> bool:
 
 
 class OpenEnvEnv(MultistepEnv):
-    """A game of an OpenEnv server, which ``server=`` gives or ``env_config["server"]`` names.
+    """An environment on an OpenEnv server, given as ``server=`` or named in ``env_config["server"]``.
 
     A task is ``{"seed": int}`` and whatever else the game's reset takes, ``{"split": "train", "index": 3}`` for
     example. The game is reset with a seed drawn from the session's own generator. A connection that breaks, a server
@@ -113,7 +113,7 @@ class OpenEnvEnv(MultistepEnv):
         *,
         server: OpenEnvServer | str | None = None,
     ) -> None:
-        """Take the server; nothing is opened yet.
+        """Store the server; no connection is opened yet.
 
         Args:
             tokenizer: As every environment takes it.
@@ -121,28 +121,30 @@ class OpenEnvEnv(MultistepEnv):
             server: The server or its URL, in place of ``env_config["server"]``.
 
         Raises:
-            ConfigError: As for every environment; or there is no server, or there are two.
+            ConfigError: The configuration is invalid, or there is no server, or there are two.
             MissingDependencyError: The package ``websockets`` is not installed.
         """
-        self._links: dict[int, Link] = {}  # by process id
+        self._links: dict[int, ServerConnections] = {}  # by process id
         self._link_url: str | None = None
-        self._offer: Offer | None = None
-        self._forms: Forms | None = None
+        self._interface: ServerInterface | None = None
+        self._converters: Converters | None = None
         self._opening = threading.Lock()
         super().__init__(tokenizer, env_config)
         self.spec.check_installed()
         named = self.env_config["server"]
         if named is not None and server is not None:
-            raise ConfigError(f"OpenEnvEnv has a server={server!r} and the env_config['server'] {named!r}: give one")
+            raise ConfigError(
+                f"OpenEnvEnv got both server={server!r} and env_config['server']={named!r}: pass only one"
+            )
         self._given_server = None if server is None else as_server(server, "OpenEnvEnv(server=…)")
         if named is not None:
             self._given_server = registered_server(named)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give what another process needs: it opens connections of its own, to a server that runs here already."""
+        """Return the state for another process, which opens its own connections to a server that already runs here."""
         link = self._links.get(os.getpid())
         url = self._link_url if link is None else link.known_url
-        state: dict[str, Any] = {**super().__getstate__(), "_links": {}, "_forms": None, "_link_url": url}
+        state: dict[str, Any] = {**super().__getstate__(), "_links": {}, "_converters": None, "_link_url": url}
         del state["_opening"]
         return state
 
@@ -154,54 +156,57 @@ class OpenEnvEnv(MultistepEnv):
         """The server.
 
         Raises:
-            ConfigError: None was given.
+            ConfigError: No server was given.
         """
         if self._given_server is None:
             raise ConfigError(
-                "OpenEnvEnv needs a server: OpenEnvEnv(server='http://localhost:8000'), or in env_config['server'] a "
-                "name that register_server was given"
+                "OpenEnvEnv requires a server: OpenEnvEnv(server='http://localhost:8000'), or in env_config['server'] "
+                "a name registered by register_server"
             )
         return self._given_server
 
     @property
-    def offer(self) -> Offer:
-        """What the server says of its game, asked for at first use.
+    def interface(self) -> ServerInterface:
+        """The schemas and tools of the server's environment, requested at first use.
 
         Raises:
-            ConfigError: It cannot be reached, or says nothing of use.
+            ConfigError: The server cannot be reached, or its answer is invalid.
         """
         with self._opening:
-            if self._offer is None:
+            if self._interface is None:
                 try:
-                    self._offer = Offer() if self._needs_no_schema() else ask_offer(self.server, self._link.url())
+                    is_known = self._needs_no_schema()
+                    self._interface = (
+                        ServerInterface() if is_known else request_interface(self.server, self._link.url())
+                    )
                 except EnvError as error:
                     raise as_config_error(error) from error
-            return self._offer
+            return self._interface
 
     def _needs_no_schema(self) -> bool:
-        """Whether the configuration says all that the schemas would."""
+        """Whether the configuration makes the schemas unnecessary."""
         config = self.env_config
         says_action = config["format"] == "text" and config["action"] is not None
         return says_action and config["observation"] is not None
 
     @property
-    def _link(self) -> Link:
+    def _link(self) -> ServerConnections:
         link = self._links.get(os.getpid())
         if link is None:
-            made = Link(self.server, self._link_url)
+            made = ServerConnections(self.server, self._link_url)
             link = self._links.setdefault(made.pid, made)  # one step; a lock might be held as the process forks
             if link is made:
                 weakref.finalize(self, link.close)
         return link
 
     @property
-    def _how(self) -> Forms:
-        if self._forms is None:
-            self._forms = forms_of(self.offer, self.env_config, self.server.label)
-        return self._forms
+    def _how(self) -> Converters:
+        if self._converters is None:
+            self._converters = make_converters(self.interface, self.env_config, self.server.label)
+        return self._converters
 
     def close(self) -> None:
-        """Close this process's connections, and stop a server that was started here. It may be used again."""
+        """Close this process's connections, and stop a server started here; the environment can be used again."""
         link = self._links.pop(os.getpid(), None)
         if link is not None:
             link.close()
@@ -209,18 +214,18 @@ class OpenEnvEnv(MultistepEnv):
     # The hooks
 
     def _tools(self) -> Sequence[Callable[..., Any] | Mapping[str, Any]] | None:
-        return self.offer.tool_schemas() if self._how.format == "tools" else None
+        return self.interface.tool_schemas() if self._how.format == "tools" else None
 
     def _system_prompt(self) -> str | None:
         given = self.env_config["action"]
-        return self.offer.description(self.env_config["format"]) if given is None else None
+        return self.interface.description(self.env_config["format"]) if given is None else None
 
     def check_task(self, task_data: Mapping[str, Any], name: str = "task_data") -> None:
-        """Check a task, and before the first one that the server answers.
+        """Check a task, and before the first one also that the server answers.
 
         Raises:
-            TaskError: It cannot be played.
-            ConfigError: As for :attr:`offer`, or ``env_config["action"]`` does not suit the server.
+            TaskError: The task cannot be played.
+            ConfigError: As for :attr:`interface`, or ``env_config["action"]`` does not suit the server.
         """
         _ = self.tool_schemas
         super().check_task(task_data, name)
@@ -284,16 +289,16 @@ class OpenEnvEnv(MultistepEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
+        """Return rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
 
         Raises:
-            ConfigError: The configuration or an option is not valid.
+            ConfigError: The configuration or an option is invalid.
         """
         return task_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, which share no seed with :meth:`get_train_dataset`.
+        """Return rows to evaluate on, which share no seed with :meth:`get_train_dataset`.
 
         Arguments and errors are those of :meth:`get_train_dataset`.
         """
@@ -304,7 +309,7 @@ class OpenEnvEnv(MultistepEnv):
     def _play_text(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
         text = without_thoughts(action.text).strip()
         if not text:
-            return self._invalid(state, "That is no action: it says nothing.")
+            return self._invalid(state, "Invalid action: the answer is empty.")
         try:
             answer = self._link.game(session_id).step(self._how.read(text))
         except UnreadableActionError as error:
@@ -316,15 +321,17 @@ class OpenEnvEnv(MultistepEnv):
         return {**state, "pending": pending}, reward, done, info
 
     def _refusal(self, error: RefusedActionError) -> str:
-        """Say to the agent why its action was refused.
+        """Return the message to the agent about a rejected action.
 
         Raises:
-            EnvError: That is not the agent's affair.
+            EnvError: The server failed for another reason than the action.
         """
         is_crash = error.code == "EXECUTION_ERROR" and self.env_config["execution_error"] == "failed"
         if is_crash or error.code not in _REFUSED:
-            raise EnvError(f"the game of {self.server.label} raised: {sentence_of(error)} ({error.code})") from error
-        return cut(f"That action was refused. {error}", self.env_config["max_result_length"])
+            raise EnvError(
+                f"the environment of {self.server.label} raised: {sentence_of(error)} ({error.code})"
+            ) from error
+        return cut(f"That action was rejected. {error}", self.env_config["max_result_length"])
 
     def _invalid(self, state: State, complaint: str) -> tuple[State, float, bool, dict[str, Any]]:
         info = {"invalid": True, **self._unsolved, **self._counts(state)}
@@ -344,8 +351,8 @@ class OpenEnvEnv(MultistepEnv):
         return self._played(state, plan, infos)
 
     def _called(self, session_id: str, call: ToolCall) -> tuple[ToolResult, dict[str, Any]]:
-        """Make one call: a step of the game."""
-        is_own = bool(self.offer.tools)  # else it is the tool that takes an action
+        """Execute one call: a step of the environment."""
+        is_own = bool(self.interface.tools)  # else it is the tool that takes an action
         payload: Mapping[str, Any] = call.arguments
         if is_own:
             payload = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
@@ -378,7 +385,7 @@ class OpenEnvEnv(MultistepEnv):
 
     @property
     def _unsolved(self) -> dict[str, bool]:
-        """What is said of a turn that the server has not answered."""
+        """Return the next state after a turn that was not sent to the server."""
         return {} if self.env_config["success"] is None else {"success": False}
 
     def _counts(self, state: State) -> dict[str, int]:

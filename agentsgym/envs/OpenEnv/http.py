@@ -44,13 +44,13 @@ def get_json(server: OpenEnvServer, url: str, path: str, *, limit_s: float) -> d
         with error:
             raise EnvError(f"{server.label} answered {address} with HTTP status {error.code}") from error
     except (OSError, HTTPException) as error:
-        raise EnvError(f"{server.label} cannot be reached: {sentence_of(error)} (does it run?)") from error
+        raise EnvError(f"{server.label} cannot be reached: {sentence_of(error)} (is it running?)") from error
     try:
         answer: Any = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise EnvError(f"{server.label} answered {address} with no JSON: {shown(raw, 100)}") from error
+        raise EnvError(f"{server.label} answered {address} with invalid JSON: {shown(raw, 100)}") from error
     if not isinstance(answer, dict):
-        raise EnvError(f"{server.label} answered {address} with no JSON object: {shown(answer, 100)}")
+        raise EnvError(f"{server.label} answered {address} with JSON that is not an object: {shown(answer, 100)}")
     return cast("dict[str, Any]", answer)
 
 
@@ -60,5 +60,5 @@ def _read(response: HTTPResponse, most: int, deadline: float) -> bytes:
     while len(raw) < most and (part := response.read1(most - len(raw))):
         raw += part
         if time.monotonic() > deadline:
-            raise TimeoutError("it did not send all of its answer in time")
+            raise TimeoutError("its answer was not complete in time")
     return raw

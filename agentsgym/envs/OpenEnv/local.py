@@ -29,19 +29,19 @@ class LocalServer:
     """A server that was started here.
 
     Attributes:
-        url: Where it answers.
-        port: The port of it.
+        url: URL of the server.
+        port: Its port.
     """
 
     def __init__(self, server: OpenEnvServer, port: int | None = None) -> None:
-        """Start it and wait until it answers.
+        """Start the server and wait until it answers.
 
         Args:
             server: Its command.
             port: Where it is to answer; None for any that is free.
 
         Raises:
-            ConfigError: As for :meth:`OpenEnvServer.request_headers`.
+            ConfigError: See :meth:`OpenEnvServer.request_headers`.
             EnvError: The program cannot be run, ends, or does not answer in time.
         """
         port = _free_port() if port is None else port
@@ -62,11 +62,11 @@ class LocalServer:
             raise
 
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the server is still running."""
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Ask it to end, and end it where it does not."""
+        """Terminate the server, and kill it if it does not end."""
         self._stop()
 
     def _wait(self) -> None:
@@ -80,13 +80,13 @@ class LocalServer:
             if time.monotonic() > deadline:
                 raise EnvError(
                     f"{self._server.label} did not answer at {self.url}/health within "
-                    f"{self._server.start_timeout_s:g} s: does it listen on the port that it is given as {{port}} or "
+                    f"{self._server.start_timeout_s:g} s: does it listen on the port given as {{port}} or "
                     f"PORT?{self._printed()}"
                 )
             time.sleep(_POLL_S)
 
     def _printed(self) -> str:
-        """What it printed last."""
+        """The last lines that the server printed."""
         size = self._output.seek(0, os.SEEK_END)
         self._output.seek(max(0, size - _TAIL_BYTES))
         text = visible(self._output.read().decode(errors="replace")).strip()
@@ -102,7 +102,7 @@ def _free_port() -> int:
 def _started(
     server: OpenEnvServer, port: int, output: IO[bytes]
 ) -> tuple[subprocess.Popen[Any], subprocess.Popen[Any]]:
-    """Start a guard, and the server in its process group, which it ends when this process is gone, killed or not.
+    """Start a guard process, which kills the server's process group when this process ends for any reason.
 
     Raises:
         OSError: One of them cannot be run.
@@ -129,7 +129,7 @@ def _started(
 
 
 def _stop(owner: int, process: _Process, guard: _Process, output: IO[bytes]) -> None:
-    """Ask the server to end, then end all of its group; nothing in a process that was forked off its owner."""
+    """Terminate the server, then its process group; does nothing in a forked process."""
     if os.getpid() != owner:
         return
     for sign in (signal.SIGTERM, signal.SIGKILL):

@@ -1,4 +1,4 @@
-"""Find out whether a server's games go by the seed that a reset is given."""
+"""Check whether a server's environments respect the seed of a reset."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentsgym.envs.OpenEnv.link import Link
+from agentsgym.envs.OpenEnv.connections import ServerConnections
 from agentsgym.envs.OpenEnv.server import OpenEnvServer
 from agentsgym.errors import EnvError
 from agentsgym.texts import sentence_of, shown
@@ -20,23 +20,23 @@ _lock = threading.Lock()
 
 
 def check_seed(
-    link: Link,
+    link: ServerConnections,
     server: OpenEnvServer,
     env_class: str,
     arguments: Mapping[str, Any],
     write: Callable[[Mapping[str, Any]], str],
 ) -> None:
-    """Warn, once a server and class, if two resets with one seed show the agent different things.
+    """Warn, once per server and class, if two resets with one seed have different observations.
 
     Args:
         link: Opens the connection.
-        server: The server that the link leads to.
+        server: The server of the link.
         env_class: The environment's class.
-        arguments: Of a reset, without the seed.
-        write: Makes text of an observation.
+        arguments: Arguments of a reset, without the seed.
+        write: Converts an observation to text.
 
     Raises:
-        EnvError: The server cannot be reached, is full, or makes no game.
+        EnvError: The server cannot be reached, is full, or creates no environment.
     """
     with _lock:
         if (server, env_class) in _checked:
@@ -50,15 +50,15 @@ def check_seed(
     try:
         texts = [write(game.reset({**arguments, "seed": _SEED})["observation"]) for _ in range(2)]
     except EnvError as error:  # a task that cannot be reset is its own episodes' failure
-        logger.warning("whether %s goes by its seeds is not known: %s", server.label, sentence_of(error))
+        logger.warning("cannot determine whether %s respects seeds: %s", server.label, sentence_of(error))
         return
     finally:
         game.close()
     if texts[0] != texts[1]:
         logger.warning(
-            "%s does not go by the seed of a reset: two resets with the seed %d showed %s and %s. The rollouts of a "
-            "task begin differently, so that baselines over a task group compare different games, and no run can be "
-            "repeated",
+            "%s does not respect the seed of a reset: two resets with the seed %d showed %s and %s. The rollouts of a "
+            "task start differently, so that baselines over a task group compare different starts, and runs are not "
+            "reproducible",
             server.label,
             _SEED,
             shown(texts[0], 100),

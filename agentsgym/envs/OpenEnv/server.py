@@ -1,4 +1,4 @@
-"""Say how an OpenEnv server is reached; nothing is opened here."""
+"""Addresses and options of OpenEnv servers; no connection is opened here."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _TIMES = ("connect_timeout_s", "start_timeout_s", "reset_timeout_s", "step_timeo
 
 @dataclass(frozen=True, kw_only=True)
 class OpenEnvServer:
-    """An OpenEnv server whose games an environment plays: at a URL, or a program that is started and stopped here.
+    """An OpenEnv server, at a URL, or a program that is started and stopped here.
 
     Nothing is opened before it is needed. Needs ``agentsgym[openenv]``.
 
     Attributes:
-        url: Where it runs: ``"http://localhost:8000"``, ``"https://…"``, ``"ws://…"`` or ``"wss://…"``.
+        url: URL of the server: ``"http://localhost:8000"``, ``"https://…"``, ``"ws://…"`` or ``"wss://…"``.
         command: Program and arguments of a server that is started on this machine at first use, on a free port that
             stands in place of ``{port}`` and in the environment variable ``PORT``; it ends with the environment.
         env: Further environment variables for ``command``.
-        cwd: Where ``command`` runs; None for here.
-        headers: Sent with every request. ``${NAME}`` is replaced by that environment variable whenever a connection is
+        cwd: Working directory of ``command``; None for the current one.
+        headers: Headers of every request. ``${NAME}`` is replaced by that environment variable whenever a connection is
             opened, so that no secret is written down: ``{"Authorization": "Bearer ${HF_TOKEN}"}``. ``$$`` is a ``$``.
-        connect_timeout_s: How long opening a connection may take, and its first answer.
-        start_timeout_s: How long ``command`` may take until it answers.
-        reset_timeout_s: How long a reset may take.
-        step_timeout_s: How long a step may take.
-        max_message_bytes: The longest message that is read.
+        connect_timeout_s: Time limit for opening a connection and its first answer, in seconds.
+        start_timeout_s: Time limit for ``command`` to start answering, in seconds.
+        reset_timeout_s: Time limit of a reset, in seconds.
+        step_timeout_s: Time limit of a step, in seconds.
+        max_message_bytes: Maximum size of a message.
     """
 
     url: str | None = None
@@ -54,7 +54,9 @@ class OpenEnvServer:
 
     def __post_init__(self) -> None:
         if (self.url is None) == (self.command is None):
-            raise ConfigError(f"OpenEnvServer takes one of url and command, got {'both' if self.url else 'none'}")
+            raise ConfigError(
+                f"OpenEnvServer requires exactly one of url and command, got {'both' if self.url else 'none'}"
+            )
         if self.url is not None:
             _check_url(self.url)
         elif not is_strings(self.command) or not self.command:
@@ -62,23 +64,25 @@ class OpenEnvServer:
             raise ConfigError(f"OpenEnvServer.command must be a list of program and arguments, got {given}")
         for name in ("env", "headers"):
             require(f"OpenEnvServer.{name}", getattr(self, name), _are_texts, "a dict of texts")
-        require("OpenEnvServer.headers", self.headers, _are_headers, "a dict by names of headers, without spaces")
+        require(
+            "OpenEnvServer.headers", self.headers, _are_headers, "a dict with header names (without spaces) as keys"
+        )
         for name in _TIMES:
             require(f"OpenEnvServer.{name}", getattr(self, name), is_positive_number, "a positive number")
         require("OpenEnvServer.max_message_bytes", self.max_message_bytes, is_int(1), "a positive int")
 
     @property
     def label(self) -> str:
-        """What errors call it."""
+        """The name in error messages."""
         if self.url is not None:
             return f"the OpenEnv server at {self.url}"
         return f"the OpenEnv server {shown([*(self.command or ())], 100)}"
 
     def request_headers(self) -> dict[str, str]:
-        """Give the headers, environment variables filled in.
+        """Return the headers with environment variables filled in.
 
         Raises:
-            ConfigError: A variable is not set, or a ``$`` begins none; or what a header becomes cannot be sent.
+            ConfigError: A variable is not set, a ``$`` does not start one, or a header is not valid after substitution.
         """
         filled: dict[str, str] = {}
         for name, text in self.headers.items():
@@ -90,7 +94,7 @@ class OpenEnvServer:
                 ) from None
             except ValueError:
                 raise ConfigError(
-                    f"OpenEnvServer.headers[{name!r}] has a '$' that begins no ${{NAME}}: write '$$' for a '$'"
+                    f"OpenEnvServer.headers[{name!r}] has a '$' that does not start ${{NAME}}: write '$$' for a '$'"
                 ) from None
             if not _HEADER_TEXT.fullmatch(filled[name]):  # found here, since other errors would show the secret
                 raise ConfigError(
@@ -109,13 +113,13 @@ def _check_url(url: Any) -> None:
         parts, is_valid = None, False
     if not is_valid or parts is None:
         raise ConfigError(
-            f"OpenEnvServer.url must be an address such as 'http://localhost:8000' (http, https, ws or wss), "
+            f"OpenEnvServer.url must be a URL such as 'http://localhost:8000' (http, https, ws or wss), "
             f"got {shown(url)}"
         )
     if parts.username is not None or parts.password is not None:
-        raise ConfigError("OpenEnvServer.url may not hold a user or a password: give them by headers, from ${NAME}")
+        raise ConfigError("OpenEnvServer.url must not contain a user or a password: pass them in headers, as ${NAME}")
     if parts.query or parts.fragment:
-        raise ConfigError(f"OpenEnvServer.url may not have a query or a fragment, got {shown(url)}")
+        raise ConfigError(f"OpenEnvServer.url must not have a query or a fragment, got {shown(url)}")
 
 
 def _are_texts(value: Any) -> bool:
@@ -129,12 +133,12 @@ def _are_headers(value: Mapping[str, str]) -> bool:
 
 
 def address_of(url: str, scheme: str, path: str) -> str:
-    """Give the address of one of a server's paths.
+    """Return the address of one of a server's paths.
 
     Args:
-        url: The server's.
-        scheme: ``"http"`` or ``"ws"``; with TLS where the server's has it.
-        path: As in ``"ws"``.
+        url: URL of the server.
+        scheme: ``"http"`` or ``"ws"``; with TLS if the server's URL has it.
+        path: Path on the server, such as ``"ws"``.
 
     >>> address_of("https://example.org/games/", "ws", "ws")
     'wss://example.org/games/ws'
@@ -145,7 +149,7 @@ def address_of(url: str, scheme: str, path: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Whether a server runs on this machine, so that no proxy leads to it."""
+    """Return whether a server runs on this machine, so that no proxy is used."""
     return urlsplit(url).hostname in _LOCAL_HOSTS
 
 
@@ -153,18 +157,18 @@ _registered: dict[str, OpenEnvServer] = {}
 
 
 def register_server(name: str, server: OpenEnvServer | str) -> None:
-    """Let ``env_config["server"]`` name a server, so that dataset rows can: a row reaches no address of its own.
+    """Register a server for ``env_config["server"]``; dataset rows can only use registered servers.
 
     Args:
-        name: What rows call it.
+        name: Name for ``env_config["server"]``.
         server: The server, or its URL.
 
     Raises:
-        ConfigError: This is no server, or another server has that name.
+        ConfigError: The server is invalid, or another server has that name.
     """
     made = as_server(server, f"register_server({name!r})")
     if _registered.get(name, made) != made:
-        raise ConfigError(f"another server is registered as {shown(name)}: give this one another name")
+        raise ConfigError(f"another server is already registered as {shown(name)}: choose another name")
     _registered[name] = made
 
 
@@ -172,25 +176,25 @@ def registered_server(name: str) -> OpenEnvServer:
     """Find a server by its name.
 
     Raises:
-        ConfigError: It is not registered in this process.
+        ConfigError: The name is not registered in this process.
     """
     if name not in _registered:
         hint = did_you_mean(name, _registered) if _registered else ""
         raise ConfigError(
-            f"env_config['server'] names {shown(name)}, which register_server has not seen{hint} (a URL is given to "
-            "the constructor: OpenEnvEnv(server=…))"
+            f"env_config['server'] names {shown(name)}, which is not registered by register_server{hint} (pass a URL "
+            "to the constructor: OpenEnvEnv(server=…))"
         )
     return _registered[name]
 
 
 def as_server(given: Any, name: str) -> OpenEnvServer:
-    """Check what was given as a server.
+    """Convert a server or a URL to a server.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is neither.
     """
     if isinstance(given, str):
         return OpenEnvServer(url=given)
     if not isinstance(given, OpenEnvServer):
-        raise ConfigError(f"{name} takes an OpenEnvServer or a URL, got {shown(given)}")
+        raise ConfigError(f"{name} must be an OpenEnvServer or a URL, got {shown(given)}")
     return given

@@ -1,4 +1,4 @@
-"""Make tasks as dataset rows: seeds, and what resets are given."""
+"""Tasks as dataset rows: seeds and arguments of resets."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _NUM_SEEDS = 256
 
 
 class DatasetOptions(CommonOptions, total=False):
-    """Options of the rows that are made.
+    """Options of the dataset.
 
     Attributes:
-        tasks: What the game's reset takes, a dict a task: ``[{"index": 0}, {"index": 1}]``. None for nothing but seeds.
-        size: Number of rows; by default one a task, and 256 without tasks.
-        seed: Orders the tasks and makes their seeds; it never moves one between training and evaluation.
+        tasks: Arguments of the reset, one dict per task: ``[{"index": 0}, {"index": 1}]``. None for seeds only.
+        size: Number of rows; by default one per task, and 256 without tasks.
+        seed: Random seed of the tasks' order and seeds; it never moves one between training and evaluation.
         split: ``"disjoint"``: training and evaluation share no task; ``"all"``: both have all.
-        eval_fraction: What ``"disjoint"`` keeps for evaluation, in (0, 1).
+        eval_fraction: Fraction that ``"disjoint"`` keeps for evaluation, in (0, 1).
     """
 
     tasks: Sequence[Mapping[str, Any]] | None
@@ -55,10 +55,10 @@ _OPTIONS: Mapping[str, Field] = {
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make the rows of a part, with ``env_config`` as it is given; the server is not asked for anything.
+    """Build the rows of a split with the given ``env_config``; the server is not contacted.
 
     Raises:
-        ConfigError: An option is not valid, or something cannot be in a row.
+        ConfigError: An option is invalid, or a value cannot be stored in a row.
     """
     row_env(env_class, env_config, "action", "observation")
     settings = checked_options(options, _OPTIONS)

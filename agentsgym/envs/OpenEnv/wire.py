@@ -1,4 +1,4 @@
-"""One connection to an OpenEnv server, which is one game: JSON messages over a WebSocket, each with one answer.
+"""One connection to an OpenEnv server, which is one environment: JSON messages over a WebSocket, each with an answer.
 
 ::
 
@@ -97,10 +97,10 @@ class Connection:
         try:
             answer = self._ask("reset", arguments, self._server.reset_timeout_s)
         except RefusedActionError as error:
-            raise EnvError(f"{self._server.label} could not reset the game: {sentence_of(error)}") from error
+            raise EnvError(f"{self._server.label} could not reset the environment: {sentence_of(error)}") from error
         self._is_over = answer["done"]
         if self._is_over:
-            raise EnvError(f"{self._server.label} says of a game that was just reset that it is done")
+            raise EnvError(f"{self._server.label} returned done=True from a reset")
         return answer
 
     def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Connection:
             EnvError: The connection broke, or the game is over or was not begun.
         """
         if self._is_over and action.get("type") != "list_tools":
-            raise EnvError(f"a step was to be sent to {self._server.label} in a game that is over or was not begun")
+            raise EnvError(f"cannot send a step to {self._server.label}: the episode is over or was not reset")
         answer = self._ask("step", action, self._server.step_timeout_s)
         self._is_over = self._is_over or answer["done"]
         return answer
@@ -133,7 +133,7 @@ class Connection:
         try:
             answer: Any = json.loads(raw)
         except (ValueError, RecursionError):
-            self._break(f"answered {kind!r} with no JSON: {shown(raw, 100)}")
+            self._break(f"answered {kind!r} with invalid JSON: {shown(raw, 100)}")
         if isinstance(answer, dict):
             fields = cast("dict[str, Any]", answer)
             if fields.get("type") == "error":
@@ -170,7 +170,7 @@ class Connection:
             self._drop()
             raise FullServerError(f"{self._server.label} {self.problem}", most if isinstance(most, int) else None)
         if code in _REFUSALS:
-            self._break(f"could not make a game: {said} ({code})")
+            self._break(f"could not create an environment: {said} ({code})")
         raise RefusedActionError(code, _with_details(said, fields.get("errors")))
 
     def _break(self, problem: str) -> Never:
@@ -234,9 +234,9 @@ def _connected(server: OpenEnvServer, url: str) -> AbstractContextManager[Client
     except TimeoutError as error:
         raise EnvError(f"{server.label} did not answer within {server.connect_timeout_s:g} s") from error
     except WebSocketException as error:
-        raise EnvError(f"{server.label} is no WebSocket server: {sentence_of(error)}") from error
+        raise EnvError(f"{server.label} is not a WebSocket server: {sentence_of(error)}") from error
     except OSError as error:
-        raise EnvError(f"{server.label} cannot be reached: {sentence_of(error)} (does it run?)") from error
+        raise EnvError(f"{server.label} cannot be reached: {sentence_of(error)} (is it running?)") from error
 
 
 def _is_observation(data: Any) -> bool:

@@ -60,7 +60,7 @@ class Till:
             good: The good.
         """
         if good not in self._prices:
-            raise ValueError(f"there is no {shown(good)} on the price list{did_you_mean(good, self._prices)}")
+            raise ValueError(f"{shown(good)} is not on the price list{did_you_mean(good, self._prices)}")
         return self._prices[good]
 
     @parallel

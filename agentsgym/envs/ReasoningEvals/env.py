@@ -128,7 +128,7 @@ class ReasoningEvalsEnv(MultistepEnv):
             raise TaskError(f"task_data['item'] must be an int >= 0 or None, got {shown(item)}")
         for name in ("question", "answer", "choices"):
             if task_data.get(name) is not None:
-                raise TaskError(f"task_data has a 'task' of reasoning-gym and a {name!r}: it must be one or the other")
+                raise TaskError(f"task_data must not have both a 'task' of reasoning-gym and a {name!r}")
         try:
             check_generated(task_data["task"], task_data.get("difficulty"))
         except ConfigError as error:

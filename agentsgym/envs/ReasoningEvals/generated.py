@@ -154,7 +154,7 @@ def _generator(task: str, difficulty: Difficulty, seed: int) -> Any:
     if not isinstance(difficulty, int):
         return _factory().create_dataset(task, size=1, seed=seed, **(difficulty or {}))
     if task not in _factory().CURRICULA:
-        raise ConfigError(f"{task!r} has no levels of difficulty: give a dict of its options, or None")
+        raise ConfigError(f"{task!r} has no levels of difficulty: pass a dict of its options, or None")
     curriculum = _factory().create_curriculum(task)
     highest = max((len(attribute.levels) for attribute in curriculum.attributes.values()), default=1) - 1
     if difficulty > highest:

@@ -87,7 +87,7 @@ def task_dataset(
     elif settings["task"] is None and settings["difficulty"] is None:
         tasks = _own_tasks(settings, part)
     else:
-        raise ConfigError("data and task (or difficulty) are given: questions come from the one or the other")
+        raise ConfigError("data cannot be combined with task or difficulty: questions come from one of them")
     return rows_of(tasks, class_path(env_class), env_config, part, settings)
 
 
@@ -110,7 +110,7 @@ def _answer(row: Mapping[str, Any], index: int) -> str:
         return text
     if text in choices:
         return letters[choices.index(text)]
-    raise ConfigError(f"data[{index}]: the answer must be one of {letters}, its place or its text, got {shown(answer)}")
+    raise ConfigError(f"data[{index}]: the answer must be one of {letters}, its index or its text, got {shown(answer)}")
 
 
 def _generated_tasks(settings: Mapping[str, Any], part: Part) -> list[dict[str, Any]]:
@@ -137,11 +137,13 @@ def _item(task: Mapping[str, Any], part: Part, settings: Mapping[str, Any], inde
         try:
             question = make_item(task["task"], task["difficulty"], item).question
         except Exception as error:  # noqa: BLE001  # the generator's own fault at one problem
-            logger.warning("%s cannot make the problem %d, passed over: %s", task["task"], item, sentence_of(error))
+            logger.warning(
+                "%s cannot generate problem %d, which is skipped: %s", task["task"], item, sentence_of(error)
+            )
             continue
         if (derive_seed("question split", question) < settings["eval_fraction"] * 2**63) == (part == "eval"):
             return item
     raise ConfigError(
-        f"of {num_tries} problems of {task['task']!r} at the difficulty {shown(task['difficulty'])} none asks what is "
-        f"kept for the {part} rows: it asks too few different questions to share them out; split='all' takes any"
+        f"none of {num_tries} problems of {task['task']!r} at the difficulty {shown(task['difficulty'])} is in the "
+        f"{part} split: there are too few different questions to split; use split='all'"
     )

@@ -136,7 +136,9 @@ class SearchEnv(ToolEnv):
         super().__init__(tokenizer, env_config, tools=tools)
         self._in_tags = self.env_config["format"] == "tags"
         if self._in_tags and (self._sources or self.env_config["submit_tool"]):
-            raise ConfigError("format='tags' has no calls, so there can be no further tools and no submit_tool")
+            raise ConfigError(
+                "format='tags' has no tool calls, so it cannot be combined with further tools or submit_tool"
+            )
         self._score = _SCORES[self.env_config["reward"]]
         self._retriever: Retriever | None = self._open_retriever()
 
@@ -166,9 +168,11 @@ class SearchEnv(ToolEnv):
     def _check_config(self, config: dict[str, Any]) -> None:
         world.check_options(config["world"])
         if config["world"] and (config["corpus"] != GENERATED or config["retriever"] is not None):
-            raise ConfigError("env_config['world'] has options of the generated corpus, and another one is given")
+            raise ConfigError("env_config['world'] has options of the generated corpus, but another corpus is set")
         if config["retriever"] is not None and config["corpus"] != GENERATED:
-            raise ConfigError("env_config has a 'corpus' and a 'retriever': a retriever searches passages of its own")
+            raise ConfigError(
+                "env_config has both a 'corpus' and a 'retriever', which searches its own passages: set only one"
+            )
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         question, answers = task_data.get("question"), task_data.get("answers")

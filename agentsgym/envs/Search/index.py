@@ -133,7 +133,9 @@ def _new_ranker(passages: Sequence[Passage], options: IndexOptions) -> Any:
     titled = (" ".join([*[one.title] * options.title_weight, one.text]) for one in passages)
     words = _words([*titled], options)
     if not any(words):
-        raise ConfigError(f"the corpus must hold at least one word that is no stop word, got {len(words)} passages")
+        raise ConfigError(
+            f"the corpus must contain at least one word that is not a stop word, got {len(words)} passages"
+        )
     ranker = bm25s.BM25(backend="numpy")
     ranker.index(words, show_progress=False)
     return ranker
@@ -155,4 +157,4 @@ def _keep(ranker: Any, folder: Path) -> None:
     try:
         keep(folder, lambda unfinished: ranker.save(unfinished, show_progress=False))
     except OSError as error:
-        logger.warning("the index is not kept in %s: %s", folder, sentence_of(error))
+        logger.warning("the index cannot be cached in %s: %s", folder, sentence_of(error))

@@ -79,7 +79,7 @@ def task_dataset(
     elif config["corpus"] == GENERATED:
         tasks = _generated_tasks(config["world"], settings, part)
     else:
-        raise ConfigError(f"the corpus {shown(config['corpus'])} comes without questions: give them as data=…")
+        raise ConfigError(f"the corpus {shown(config['corpus'])} has no questions: pass them as data=…")
     return rows_of(tasks, class_path(env_class), env_config, part, settings)
 
 

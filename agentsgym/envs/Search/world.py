@@ -142,7 +142,7 @@ def paths_of(hops: Iterable[int]) -> list[Path]:
     numbers = set(hops)
     known = {len(path) for path in QUESTIONS}
     if not numbers or not numbers <= known:
-        raise ConfigError(f"hops must be some of {sorted(known)}, got {sorted(numbers)}")
+        raise ConfigError(f"hops must be a subset of {sorted(known)}, got {sorted(numbers)}")
     return [path for path in QUESTIONS if len(path) in numbers]
 
 

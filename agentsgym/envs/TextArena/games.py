@@ -46,7 +46,7 @@ def base_id(game: str) -> str:
             return shorter
     if game not in known:
         names = [name for name in known if not name.endswith(_SUFFIXES)]
-        raise ConfigError(f"env_config['game'] {shown(game)} is no game of TextArena's{did_you_mean(game, names)}")
+        raise ConfigError(f"env_config['game'] {shown(game)} is not a game of TextArena{did_you_mean(game, names)}")
     return game
 
 
@@ -102,7 +102,7 @@ class GameMaker:
         is_run_by_model = self._world in (*JURY_GAMES, *GAMEMASTER_GAMES)
         if is_run_by_model and not has_gamemaster and "OPENROUTER_API_KEY" not in os.environ:
             raise ConfigError(
-                f"{game} is run by a language model: give TextArenaEnv(gamemaster=agent), any Agent, or name one in "
+                f"{game} requires a language model as gamemaster: pass TextArenaEnv(gamemaster=agent), or name one in "
                 "env_config['gamemaster']"
             )
         self._prototype = self._cached_prototype()
@@ -136,7 +136,7 @@ class GameMaker:
         return GameContext(random.Random(0), word_list=self.word_list, gamemaster=gamemaster)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a GameMaker stays in its process; another process makes its own")
+        raise TypeError("a GameMaker cannot be pickled: create one in each process")
 
     def _build(self) -> Any:
         with _lock, no_downloads():
@@ -305,7 +305,7 @@ class PlayedGame:
         with self._context:
             rewards: Any = self._game.close()[0]
         if not isinstance(rewards, Mapping):
-            raise EnvError(f"a game of TextArena's must end with rewards by player, got {shown(rewards)}")
+            raise EnvError(f"a game of TextArena must end with rewards by player, got {shown(rewards)}")
         for seat, reward in cast("Mapping[Any, Any]", rewards).items():
             if not isinstance(reward, int | float):
                 raise EnvError(f"a game's reward must be a number, got {shown(reward)} for player {seat}")

@@ -121,7 +121,7 @@ class AgentPlayer:
         if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
             given = f"{len(text)} characters" if isinstance(text, str) else shown(text)
             raise EnvError(
-                f"{self._session_id}, played by {name}, must say at most {MAX_CHARACTERS} characters, got {given}"
+                f"{self._session_id}, played by {name}, must answer in at most {MAX_CHARACTERS} characters, got {given}"
             )
         transcript.act(action)
         self._conversation.agent_state = action.agent_state
@@ -188,9 +188,9 @@ def register_player(name: str, factory: Callable[..., Any]) -> None:
         ConfigError: The name is taken or none, or the factory cannot be called.
     """
     if name in ("random", "first", SELF) or not name:
-        raise ConfigError(f"a player needs a name of its own, got {shown(name)}")
+        raise ConfigError(f"the name of a player must be a new, non-empty text, got {shown(name)}")
     if not callable(factory):  # pyright: ignore[reportUnnecessaryComparison]
-        raise ConfigError(f"register_player takes a function that makes an agent, got {shown(factory)}")
+        raise ConfigError(f"register_player requires a function that returns an agent, got {shown(factory)}")
     _registered[name] = factory
 
 

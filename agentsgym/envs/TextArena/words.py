@@ -70,7 +70,7 @@ def check_nltk(game: str) -> None:
         nltk.data.find("taggers/averaged_perceptron_tagger_eng")  # pyright: ignore[reportUnknownMemberType]
     except LookupError:
         raise ConfigError(
-            f"env_config['word_list'] is 'nltk', and {game} needs corpora that are not installed: run {NLTK_COMMAND} "
+            f"env_config['word_list'] is 'nltk', but {game} needs corpora that are not installed: run {NLTK_COMMAND} "
             "once, or use word_list='hunspell', which needs nothing"
         ) from None
 

@@ -309,7 +309,7 @@ class ToolEnv(MultistepEnv):
         tools = self._process.tools
         if not tools:
             raise ConfigError(
-                f"{self._name} has no tools: give it tools=[…], name registered ones in env_config['tools'], or "
+                f"{self._name} has no tools: pass tools=[…], name registered tools in env_config['tools'], or "
                 "override _tools"
             )
         parallel = self.env_config["parallel_tools"]
@@ -319,8 +319,8 @@ class ToolEnv(MultistepEnv):
         bare: list[Any] = [] if self._makes_calls() else [one for one in tools if isinstance(one, Mapping)]
         for schema in schemas_of(bare, self._name):
             raise ConfigError(
-                f"{self._name} has a schema of the tool {schema['function']['name']!r} alone: override _call_tool, "
-                "which makes its calls"
+                f"{self._name} has only the schema of the tool {schema['function']['name']!r}: override _call_tool "
+                "to implement it"
             )
 
     def _play_calls(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:

@@ -65,7 +65,7 @@ class Connection:
         try:
             self._ready.result(limit_s)
         except FutureTimeoutError:
-            problem = f"{self._server.label} has not named its tools within {limit_s:g} s{self._printed()}"
+            problem = f"{self._server.label} did not list its tools within {limit_s:g} s{self._printed()}"
             self.close(wait=False)
             raise EnvError(problem) from None
         except Exception as error:
@@ -370,7 +370,7 @@ async def _list_tools(session: Any, server: McpServer) -> list[dict[str, Any]]:
     names = [schema["function"]["name"] for schema in found]
     missing = [name for name in server.tools or () if name not in names]
     if missing:
-        raise EnvError(f"it has no tool {shown(missing[0])}: it has {', '.join(names)}")
+        raise EnvError(f"it has no tool {shown(missing[0])}; its tools are {', '.join(names)}")
     return [schema for schema in found if server.tools is None or schema["function"]["name"] in server.tools]
 
 

@@ -43,7 +43,9 @@ class McpServer:
     def __post_init__(self) -> None:
         given = [name for name in ("command", "url", "server") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ConfigError(f"McpServer takes one of command, url and server, got {', '.join(given) or 'none'}")
+            raise ConfigError(
+                f"McpServer requires exactly one of command, url and server, got {', '.join(given) or 'none'}"
+            )
         if self.command is not None and (isinstance(self.command, str) or not self.command):
             raise ConfigError(f"McpServer.command must be a list of program and arguments, got {shown(self.command)}")
         if self.url is not None and not self.url.startswith(("http://", "https://")):

@@ -97,7 +97,7 @@ class Process:
         """
         tool = self.tool_or_none(session_id, name)
         if tool is None:
-            raise EnvError(f"nothing makes the calls of the tool {name!r}: was _initialize_episode of ToolEnv called?")
+            raise EnvError(f"the tool {name!r} has no implementation in this session: call super()._initialize_episode")
         return tool
 
     def tool_or_none(self, session_id: str, name: str) -> Tool | None:
@@ -156,7 +156,7 @@ class Process:
         try:
             return self.runner.finish(self.runner.start(work), self._limit_s)
         except CallTimeoutError:
-            problem = f"{name} took longer than env_config['setup_timeout_s'] = {self._limit_s:g}, and was given up"
+            problem = f"{name} took longer than env_config['setup_timeout_s'] = {self._limit_s:g} and was abandoned"
             raise EnvError(problem) from None
 
     def _connect(self, server: McpServer, session: _Session) -> None:

@@ -84,7 +84,7 @@ class SessionTools:
         if not isinstance(self.tools_class, type):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"SessionTools.tools_class must be a class, got {shown(self.tools_class)}")
         if not self.methods():
-            raise ConfigError(f"SessionTools: {self.tools_class.__name__} has no public method that could be a tool")
+            raise ConfigError(f"SessionTools: {self.tools_class.__name__} has no public methods to use as tools")
 
     def methods(self) -> list[Callable[..., Any]]:
         """Give the methods that are tools, bound to nothing, in the order in which they are defined."""
@@ -138,7 +138,7 @@ def register_tools(name: str, tools: Sources) -> None:
     """
     sources = as_sources(tools, f"register_tools({name!r}) takes")
     if _registered.get(name, sources) != sources:
-        raise ConfigError(f"other tools are registered as {shown(name)}: give these another name")
+        raise ConfigError(f"other tools are already registered as {shown(name)}: choose another name")
     _registered[name] = sources
 
 
@@ -152,7 +152,9 @@ def registered_tools(names: str | Sequence[str] | None) -> tuple[Source, ...]:
     for name in chosen:
         if name not in _registered:
             hint = did_you_mean(name, _registered) if _registered else ""
-            raise ConfigError(f"env_config['tools'] names {shown(name)}, which register_tools has not seen{hint}")
+            raise ConfigError(
+                f"env_config['tools'] names {shown(name)}, which is not registered by register_tools{hint}"
+            )
     return tuple(source for name in chosen for source in _registered[name])
 
 
@@ -206,7 +208,7 @@ def _call_alone(busy: threading.Lock) -> Callable[..., Any]:
 
     def call(function: Callable[..., Any], arguments: Mapping[str, Any], limit_s: float | None) -> Any:
         if not busy.acquire(blocking=False):
-            raise BusyError("an earlier call is still running, so this one was not made")
+            raise BusyError("an earlier call is still running, so this call was not made")
         try:
             return _call(function, arguments, limit_s)
         finally:

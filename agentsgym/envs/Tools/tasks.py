@@ -45,7 +45,9 @@ def task_dataset(
     """
     settings = checked_options(options, questions.OPTIONS)
     if settings["data"] is None:
-        raise ConfigError(f"{env_class.__name__} ships no tasks: give data=…, a table with questions and answers")
+        raise ConfigError(
+            f"{env_class.__name__} has no built-in tasks: pass data=…, a table with questions and answers"
+        )
     tasks = questions.of_part(tasks_from(settings["data"], settings["columns"]), part, settings)
     return rows_of(tasks, class_path(env_class), env_config, part, settings)
 
@@ -66,6 +68,6 @@ def tasks_from(data: Any, columns: Mapping[str, str] | None = None) -> list[dict
     """
     chosen = dict(COLUMNS if columns is None else columns)
     if "question" not in chosen:
-        raise ConfigError(f"columns must say which one is the 'question', got {shown(chosen)}")
+        raise ConfigError(f"columns must name the column of the 'question', got {shown(chosen)}")
     wanted = {key: Column(default=key, valid=lambda _: True, expected="anything") for key in chosen}
     return read_columns(read_rows(data, "data"), wanted, chosen, "data")

@@ -114,7 +114,9 @@ class TwentyQuestionsEnv(MultistepEnv):
     def _check_config(self, config: dict[str, Any]) -> None:
         twins = _candidates(config).twins()
         if twins:
-            raise ConfigError(f"env_config['properties'] must tell all objects apart, got none that tells {twins}")
+            raise ConfigError(
+                f"env_config['properties'] must distinguish all objects, got none that distinguishes {twins}"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the knowledge, which another process loads once for all its environments."""

@@ -166,7 +166,7 @@ def lower_bound_questions(num_objects: int, *, answers: int = 2) -> float:
     (4.8, 6.5)
     """
     if num_objects < 1 or answers not in (2, 3):
-        raise ConfigError(f"wanted num_objects >= 1 and answers 2 or 3, got {num_objects!r} and {answers!r}")
+        raise ConfigError(f"num_objects must be at least 1 and answers 2 or 3, got {num_objects!r} and {answers!r}")
     total = [0, 1]
     for n in range(2, num_objects + 1):
         # of two parts, each smaller than n

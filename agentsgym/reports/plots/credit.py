@@ -65,7 +65,7 @@ def credit_along(
         advantages = trajectory.advantages if advantages is None else advantages
         trajectory = trajectory.trajectory
     if not len(trajectory.token_ids):
-        raise ConfigError("credit is drawn along tokens, and this rollout has none: it was played without a tokenizer")
+        raise ConfigError("cannot plot credit: the rollout was played without a tokenizer and has no tokens")
     check_values("advantages", None if advantages is None else [advantages], [len(trajectory.token_ids)])
     panels = [("reward of a token", trajectory.per_token_rewards)] if len(trajectory.per_token_rewards) else []
     panels += [] if advantages is None else [("advantage", advantages)]
@@ -115,7 +115,7 @@ def rollout_group(
     tasks = sorted({one.task for one in rollouts})
     if len(tasks) != 1:
         found = f"those of tasks {', '.join(map(str, tasks[:8]))}{', …' if len(tasks) > 8 else ''}" if tasks else "none"
-        raise ConfigError(f"a rollout group is the rollouts of one task, got {found}")
+        raise ConfigError(f"a rollout group must consist of rollouts of one task, got {found}")
     check_values("advantages", advantages, [one.num_tokens for one in rollouts])
     advantages = drawn.advantages if advantages is None else advantages
     shown = rollouts[:_MOST_ROLLOUTS]

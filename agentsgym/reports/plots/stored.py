@@ -155,7 +155,7 @@ def curve_of(store: RolloutStore) -> CurveOfStore:
                 evaluated[named] = _Batch(run=row["run"], step=row["step"] or 0)
             evaluated[named].add(task, one)
     if not batches and not evaluated:
-        raise ConfigError(f"{store!r} has no learning curve: no rollout is of training, and none of an evaluation")
+        raise ConfigError(f"{store!r} has no learning curve: it has no rollouts of training or evaluations")
     return _curve([batches[generation] for generation in sorted(batches)], evaluated)
 
 

@@ -67,7 +67,7 @@ def check_path(path: str | Path) -> Path:
         ConfigError: Its name does not end in ``.png``.
     """
     if Path(path).suffix.lower() != ".png":
-        raise ConfigError(f"a picture is written as a PNG, to a file whose name ends in .png, got {str(path)!r}")
+        raise ConfigError(f"plots are saved as PNG: the file name must end in .png, got {str(path)!r}")
     return Path(path)
 
 
@@ -141,8 +141,8 @@ def check_values(name: str, values: TokenValues | None, nums_tokens: Sequence[in
         return
     if len(values) != len(nums_tokens):
         raise ConfigError(
-            f"{name} needs one sequence a trajectory, got {len(values)} for {len(nums_tokens)} trajectories"
+            f"{name} must have one sequence per trajectory, got {len(values)} for {len(nums_tokens)} trajectories"
         )
     for index, (one, num_tokens) in enumerate(zip(values, nums_tokens, strict=True)):
         if len(one) != num_tokens:
-            raise ConfigError(f"{name}[{index}] needs one value per token, got {len(one)} for {num_tokens} tokens")
+            raise ConfigError(f"{name}[{index}] must have one value per token, got {len(one)} for {num_tokens} tokens")

@@ -91,7 +91,7 @@ def by_turn(
     advantages = drawn.advantages if advantages is None else advantages
     rows = [index for index, one in enumerate(rollouts) if one.turns and one.outcome != "failed"]
     if not rows:
-        raise ConfigError("there is nothing to draw by turn: no rollout that did not fail has a turn")
+        raise ConfigError("nothing to plot: every rollout failed or has no turns")
     panels = [
         (name, color, turn_means(rollouts, rows, value))
         for name, color, value in _panels(rollouts, advantages, entropies)
@@ -131,7 +131,7 @@ def lengths(
     """
     rollouts = lengths_of(trajectories)
     if not rollouts:
-        raise ConfigError("there are no rollouts whose lengths could be drawn")
+        raise ConfigError("nothing to plot: there are no rollouts")
     picture = Picture(3.6)
     picture.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     left, right = picture.subplots(1, 2)

@@ -37,7 +37,7 @@ class CheckpointWriter:
         Args:
             seam: The seam with TRL.
             args: The settings.
-            facts: What the list of a checkpoint's files is to hold besides: asked at each checkpoint.
+            facts: Function that returns additional entries for the list of a checkpoint's files.
         """
         self._seam = seam
         self._args = args
@@ -61,7 +61,7 @@ class CheckpointWriter:
 
         Args:
             save: Writes it, as transformers does, into the folder that the seam names meanwhile.
-            trial: Of a hyperparameter search, which has a folder for each.
+            trial: Trial of a hyperparameter search, which has a folder of its own.
 
         Raises:
             CheckpointError: It cannot be written; what was saved before stands.
@@ -85,7 +85,7 @@ class CheckpointWriter:
         finally:
             self._error = None
         first = error.first
-        if first is not None and not isinstance(first, AgentsGymError):  # which says itself what is wrong
+        if first is not None and not isinstance(first, AgentsGymError):  # which is already a full sentence
             first = CheckpointError(
                 f"{place} could not be written: {_reason(first)}; the checkpoints before it are as they were"
             )
@@ -130,7 +130,7 @@ class CheckpointWriter:
 
 
 def _reason(error: BaseException) -> str:
-    """What the operating system said, which libraries may hide behind errors of their own."""
+    """Return the operating system's error, which libraries may wrap in their own."""
     one: BaseException | None = error
     while one is not None and not isinstance(one, OSError):
         one = one.__cause__ or one.__context__
@@ -237,7 +237,7 @@ def problem_with(folder: Path, max_steps: int | None = None) -> str | None:
 
     Args:
         folder: The checkpoint.
-        max_steps: Optimizer steps of the run: at their end its model is all that is needed. None: it goes on.
+        max_steps: Optimizer steps of the run: at the end only its model is needed. None: the run continues.
     """
     return next(_problems(folder, max_steps), None)
 
@@ -297,7 +297,7 @@ def _is_readable(path: Path) -> bool:
 
 
 def newest_whole(run_folder: Path, problem: Callable[[Path], str | None]) -> tuple[Path | None, list[str]]:
-    """Find the newest checkpoint that a run can go on from.
+    """Find the newest checkpoint that a run can be resumed from.
 
     Args:
         run_folder: The folder of the run.

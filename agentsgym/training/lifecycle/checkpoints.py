@@ -130,7 +130,9 @@ def load_reference(folder: Path, reference: Any) -> None:
         return
     path = folder / _REFERENCE_FILE
     if not path.is_file():
-        raise ConfigError(f"{path} is missing: with sync_ref_model=True the KL term would go on from another reference")
+        raise ConfigError(
+            f"{path} is missing: with sync_ref_model=True the KL term would continue with another reference"
+        )
     load_model(reference, path)
 
 

@@ -1,4 +1,4 @@
-"""End a run that is told to end by a signal, with a checkpoint from which it goes on exactly.
+"""End a run on a signal, with a checkpoint from which it can be resumed exactly.
 
 A run resumes at the boundaries of its generation cycle alone. Until the first optimizer step of a cycle is done, only
 random generators, counts, the estimator's averages and the results of a curriculum have left the boundary before it:
@@ -57,7 +57,7 @@ class Preempted(SystemExit):  # no error: it ends a program as sys.exit does
 
     Attributes:
         signum: The signal: ``signal.SIGTERM``, ``signal.SIGHUP`` or ``signal.SIGINT``.
-        checkpoint: The newest checkpoint of the run, from which it goes on; None if there is none.
+        checkpoint: The newest checkpoint of the run, to resume from; None if there is none.
     """
 
     def __init__(self, signum: int, step: int, checkpoint: Path | None) -> None:
@@ -121,7 +121,7 @@ class Preemption:
 
         Args:
             train: Trains.
-            resumed_from: The checkpoint from which it goes on; None for none.
+            resumed_from: The checkpoint that the run was resumed from; None for none.
 
         Raises:
             Preempted: A signal came at some rank, also where it came too late to keep anything from being done.
@@ -146,10 +146,10 @@ class Preemption:
     def look(self, phase: Phase, error: Exception | None = None) -> None:
         """Break off the rollouts of a generation batch if a signal has come and the cycle does not fit any more.
 
-        It says nothing to other ranks: these see the same signal, or learn of it when the rollouts are exchanged.
+        Other ranks are not notified: they see the same signal, or learn of it when rollouts are exchanged.
 
         Args:
-            phase: Of the generation batch.
+            phase: Phase of the generation batch.
             error: What has ended the rollouts, if anything: the signal may have ended workers of a pool too.
 
         Raises:
@@ -187,7 +187,7 @@ class Preemption:
         """Note a checkpoint."""
         self.pace.saved()
         if self._args.save_only_model and not self.is_leaving:
-            return  # nothing goes on from it
+            return  # it cannot be resumed
         self._saved_step = self._seam.global_step
         self._checkpoint = Path(self._seam.run_folder()) / f"checkpoint-{self._saved_step}"
 
@@ -255,7 +255,7 @@ class Preemption:
             return
         self._has_announced = True
         logger.warning(
-            "%s: training ends %s; what is under way is %s. A second signal ends the process at once.",
+            "%s: training ends %s; work in progress is %s. A second signal ends the process immediately.",
             signal.Signals(notice.signum).name,
             "with a checkpoint" if self._saves else "without a checkpoint, as save_strategy is 'no'",
             "finished first" if self._fits(notice) else "broken off",

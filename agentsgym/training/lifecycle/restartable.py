@@ -59,7 +59,7 @@ class OpenRun:
     def check(self) -> None:
         """Raise :class:`AgentsGymError` if it is closed."""
         if self not in _open:
-            raise AgentsGymError("this trainer is closed, its pool and its process group with it: build another")
+            raise AgentsGymError("this trainer is closed, including its pool and its process group: create another")
 
     def close(self, release: Callable[[], None], *, after_error: bool) -> None:
         """Collective unless after an error: free what is held; the last one's ranks leave the group together.
@@ -91,7 +91,7 @@ def end_process_group() -> None:
 
 
 class RestartableTrainer(NoTelemetry, GRPOTrainer):
-    """TRL's trainer with checkpoints that are whole or not there, and runs that go on from them exactly."""
+    """TRL's trainer with atomic checkpoints, from which runs resume exactly."""
 
     args: GRPOEnvConfig
     value_model: ValueModel | None
@@ -160,13 +160,13 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         Args:
             resume_from_checkpoint: A checkpoint's folder; True for the newest whole one of ``args.output_dir``;
                 ``"auto"`` for that or, where there is none, a new run. A run that is finished does nothing more.
-            *args: As transformers takes them.
+            *args: Arguments of transformers' method.
             **kwargs: Likewise.
 
         Raises:
             ConfigError: There is no such checkpoint, it is damaged, or it is of a run that played other tasks.
             CheckpointError: A checkpoint could not be written.
-            Preempted: SIGTERM, SIGHUP or Ctrl-C ended the run, which goes on from the exception's ``checkpoint``.
+            Preempted: SIGTERM, SIGHUP or Ctrl-C ended the run; it can be resumed from the exception's ``checkpoint``.
             NonFiniteError: A loss, a gradient or a weight became NaN or infinite.
             AgentsGymError: The trainer is closed.
         """
@@ -187,10 +187,10 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         """Raise where the trainer is closed, or transformers would set DeepSpeed up for evaluations alone."""
         self._open_run.check()
         if self.is_deepspeed_enabled and self.deepspeed is None:
-            raise ConfigError("with DeepSpeed, evaluate() works once training has begun: set eval_on_start=True")
+            raise ConfigError("with DeepSpeed, evaluate() works only after training has begun: set eval_on_start=True")
 
     def _resume_point(self, requested: str | bool | None) -> ResumePoint:
-        """Collective: find where the run goes on."""
+        """Collective: find where to resume the run."""
         if not requested:
             return ResumePoint()
         *_, max_steps = super().set_initial_training_values(self.args, self.get_train_dataloader())

@@ -65,7 +65,7 @@ def preserve_rng_state() -> Generator[None]:
 
 logger = logging.getLogger(__name__)
 
-# Settings whose change says nothing about what is trained, by how their names begin.
+# Settings that do not affect what is trained, by prefixes of their names.
 _OF_NO_CONCERN: Final = (
     *("output_dir", "run_name", "project", "report_to", "disable_tqdm", "log", "save_", "hub_", "push_to_hub"),
     *("eval_", "do_", "per_device_eval", "num_generations_eval", "dataloader_", "resume_from", "max_steps"),
@@ -77,7 +77,7 @@ _OF_NO_CONCERN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """Where a run goes on.
+    """The point at which a run is resumed.
 
     Attributes:
         folder: The checkpoint; None for a run that begins.
@@ -89,7 +89,7 @@ class ResumePoint:
 
 
 def facts_of(args: GRPOEnvConfig, dataset: Any) -> dict[str, Any]:
-    """What a checkpoint says of its run, as JSON, so that a resumed run can be told from another.
+    """Identification of a run, as JSON in its checkpoints, to distinguish a resumed run from another.
 
     Args:
         args: The settings.
@@ -111,7 +111,7 @@ def facts_of(args: GRPOEnvConfig, dataset: Any) -> dict[str, Any]:
 def find_resume_point(
     requested: str | bool | None, run_folder: Path, args: GRPOEnvConfig, facts: Mapping[str, Any], max_steps: int
 ) -> ResumePoint:
-    """Collective: find the checkpoint that a run goes on from, the same on all ranks.
+    """Collective: find the checkpoint to resume from, the same on all ranks.
 
     Args:
         requested: As ``train`` takes it: a folder; True for the newest whole checkpoint of the run; ``"auto"`` for that
@@ -145,20 +145,20 @@ def _find(
         problem = partial(_problem, args=args, max_steps=max_steps)
         folder, passed_over = newest_whole(run_folder, problem)
         for reason in passed_over:
-            logger.warning("passed over %s", reason)
+            logger.warning("skipped checkpoint: %s", reason)
         if folder is None and requested == "auto" and not passed_over:
             return ResumePoint()
         if folder is None:
             remedy = "move them away to begin anew" if passed_over else "resume_from_checkpoint='auto' begins a run"
             raise ConfigError(
-                f"{run_folder} has no checkpoint that a run can go on from{': ' * bool(passed_over)}"
+                f"{run_folder} has no checkpoint to resume from{': ' * bool(passed_over)}"
                 f"{'; '.join(passed_over)} ({remedy})"
             )
         logger.info("resuming from %s", folder)
     else:
         folder = Path(requested)  # pyright: ignore[reportArgumentType]  # a path
         if not folder.is_dir():
-            raise ConfigError(f"resume_from_checkpoint={requested!r} is no folder")
+            raise ConfigError(f"resume_from_checkpoint={requested!r} is not a folder")
         if damage := problem_with(folder, max_steps):
             raise ConfigError(f"cannot resume from {folder}: {damage}")
     state = read_state(folder)
@@ -190,7 +190,7 @@ def _check_pass(folder: Path, state: Mapping[str, Any], facts: Mapping[str, Any]
 
 
 def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
-    """Refuse a run that would play other tasks than the one that was saved, and name what else has changed."""
+    """Reject a run that would play other tasks than the saved one, and warn about other changes."""
     then = read_manifest(folder)
     num_ranks = count_ranks(folder) if then is None else then.get("num_ranks")
     _check_engine(folder, {"num_ranks": num_ranks} if then is None else then, now)

@@ -23,7 +23,7 @@ from agentsgym import (
     make,
 )
 from agentsgym.envs import OpenEnvEnv, OpenEnvServer, register_server
-from agentsgym.envs.OpenEnv import link, seeds
+from agentsgym.envs.OpenEnv import connections, seeds
 from agentsgym.envs.play import prepare_play
 
 
@@ -31,7 +31,7 @@ from agentsgym.envs.play import prepare_play
 def quick_and_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ports come again: what is remembered of a server is another one's."""
     monkeypatch.setattr(seeds, "_checked", [])
-    monkeypatch.setattr(link, "_FULL_GRACE_S", 0.05)
+    monkeypatch.setattr(connections, "_FULL_GRACE_S", 0.05)
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_a_server_that_ignores_seeds_is_warned_of_once(caplog: pytest.LogCapture
         for _ in range(2):
             played(stub, "a")
     [record] = [one for one in caplog.records if one.name == seeds.logger.name]
-    assert "does not go by the seed of a reset" in record.getMessage()
+    assert "does not respect the seed of a reset" in record.getMessage()
     assert "'game 1' and 'game 2'" in record.getMessage()
 
 
@@ -211,9 +211,9 @@ def test_programs_whose_long_commands_differ_at_the_end_are_each_checked(caplog:
     with Stub(Unseeded).running() as stub, caplog.at_level(logging.WARNING, logger=seeds.logger.name):
         for name in ("one", "two", "one"):
             server = OpenEnvServer(command=["serve", "x" * 200], env={"GAME": name})
-            seeds.check_seed(link.Link(server, stub.url), server, "games:Env", {}, str)
+            seeds.check_seed(connections.ServerConnections(server, stub.url), server, "games:Env", {}, str)
             server = OpenEnvServer(command=["serve", "x" * 200, name])
-            seeds.check_seed(link.Link(server, stub.url), server, "games:Env", {}, str)
+            seeds.check_seed(connections.ServerConnections(server, stub.url), server, "games:Env", {}, str)
     assert len(caplog.records) == 4
 
 
@@ -268,7 +268,7 @@ def test_an_observation_becomes_text_as_the_configuration_says(config: dict[str,
     with Stub(lambda: begun, schemas).running() as stub:
         [one] = played(stub, "a", config={"check_seed": False, **config})
     if shown is None:
-        assert "env_config['observation'] names 'x', which the observation has not" in str(one.error)
+        assert "env_config['observation'] names 'x', which the observation does not have" in str(one.error)
     else:
         assert one.messages[-2]["content"] == shown
 
@@ -287,9 +287,7 @@ def test_several_fields_are_a_json_object_or_a_call() -> None:
         [one] = played(stub, "up", '{"piece": "king", "steps": 1}', config={"max_steps_per_episode": 2})
         assert [data for _, data in stub.of_type("step")] == [{"piece": "king", "steps": 1}]
         assert one.messages[0]["content"].startswith("Answer each time with one JSON object")
-        assert (
-            one.messages[3]["content"] == "That is no action. Answer with one JSON object with the fields piece, steps."
-        )
+        assert one.messages[3]["content"] == "Invalid action. Answer with one JSON object with the fields piece, steps."
         calls = Action(text="", tool_calls=(call("act", piece="rook", steps=2), call("act", piece="rook")))
         [other] = played(stub, calls, config={"format": "tools", "max_steps_per_episode": 1})
         assert stub.of_type("step")[-1][1] == {"piece": "rook", "steps": 2}
@@ -388,7 +386,7 @@ def test_rows_name_a_server_that_the_code_has_registered(stub: Stub) -> None:
     env = make(rows[0])
     [one, *_] = env.rollout(rows, ScriptedAgent(["a"], repeat_last=True))
     assert one.final_reward == 1.5
-    with pytest.raises(ConfigError, match="another server is registered as"):
+    with pytest.raises(ConfigError, match="another server is already registered as"):
         register_server(name, "http://localhost:2")
 
 

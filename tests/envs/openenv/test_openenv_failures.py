@@ -26,8 +26,8 @@ from websockets.sync.server import ServerConnection
 
 from agentsgym import Action, ConfigError, EnvError, EnvProcessPool, ScriptedAgent, StopReason, Trajectory
 from agentsgym.envs import OpenEnvEnv, OpenEnvServer
-from agentsgym.envs.OpenEnv import link, seeds
-from agentsgym.envs.OpenEnv.payloads import UnreadableActionError, object_in
+from agentsgym.envs.OpenEnv import connections, seeds
+from agentsgym.envs.OpenEnv.conversion import UnreadableActionError, object_in
 from agentsgym.envs.OpenEnv.wire import Connection
 
 STUB = Path(__file__).parent / "openenv_stub.py"
@@ -38,7 +38,7 @@ UNCHECKED = {"check_seed": False, "check_capacity": False}
 def quick_and_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ports come again: what is remembered of a server is another one's."""
     monkeypatch.setattr(seeds, "_checked", [])
-    monkeypatch.setattr(link, "_FULL_GRACE_S", 0.05)
+    monkeypatch.setattr(connections, "_FULL_GRACE_S", 0.05)
 
 
 class Faulty(CountUp):
@@ -64,16 +64,19 @@ def play(
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ("no JSON {", r"answered 'step' with no JSON: 'no JSON \{'"),
-        (b"\xff\x00", "answered 'step' with no JSON"),
-        ("[" * 5000, "answered 'step' with no JSON"),
+        ("no JSON {", r"answered 'step' with invalid JSON: 'no JSON \{'"),
+        (b"\xff\x00", "answered 'step' with invalid JSON"),
+        ("[" * 5000, "answered 'step' with invalid JSON"),
         ("[1, 2]", r"answered 'step' with what is no answer to it: \[1, 2\] \(is its protocol another version\?\)"),
         ('{"type": "observation"}', "with what is no answer to it"),
         (observation(reward="much"), "with what is no answer to it"),
         (observation(done="no"), "with what is no answer to it"),
         ('{"type": "observation", "data": {"observation": [], "reward": 1}}', "with what is no answer to it"),
         ('{"type": "observation", "data": {"observation": {"text": ""}, "reward": NaN}}', "reward"),
-        (error("SESSION_ERROR", "the game is gone"), r"could not make a game: the game is gone \(SESSION_ERROR\)"),
+        (
+            error("SESSION_ERROR", "the game is gone"),
+            r"could not create an environment: the game is gone \(SESSION_ERROR\)",
+        ),
         (error("UNKNOWN_TYPE", "what?"), r"raised: what\? \(UNKNOWN_TYPE\)"),
         ({"type": "error", "data": "bad"}, "'bad'"),
         ({"type": "error"}, "None"),
@@ -120,7 +123,7 @@ def test_a_game_that_is_over_or_not_begun_is_sent_no_step() -> None:
         connection = Connection(OpenEnvServer(url=stub.url), stub.url)
         with closing(connection):
             for is_begun in (False, True):
-                with pytest.raises(EnvError, match="in a game that is over or was not begun"):
+                with pytest.raises(EnvError, match="the episode is over or was not reset"):
                     connection.step({"message": "a"})
                 if not is_begun:
                     connection.reset({})
@@ -143,14 +146,14 @@ def test_a_game_that_is_done_at_its_reset_fails() -> None:
     with Stub(lambda: game).running() as stub:
         [one] = play(stub, "a")
         assert stub.num_live == 0
-    assert "says of a game that was just reset that it is done" in str(one.error)
+    assert "returned done=True from a reset" in str(one.error)
 
 
 def test_an_action_that_is_refused_is_invalid() -> None:
     details = [{"loc": ["message"], "msg": "too short", "type": "x"}]
     with Stub(faulty(error("VALIDATION_ERROR", "Invalid message", errors=details))).running() as stub:
         [one] = play(stub, "bad", "a", config={"invalid_reward": -0.25})
-    assert one.messages[2]["content"] == "That action was refused. Invalid message: message: too short"
+    assert one.messages[2]["content"] == "That action was rejected. Invalid message: message: too short"
     assert [turn.invalid for turn in one.turns] == [True, False, False, False]
     assert one.turn_rewards == [-0.25, 0.25, 0.5, 0.75]
 
@@ -160,7 +163,7 @@ def test_a_game_that_raises_fails_the_episode_or_refuses_the_action() -> None:
         [failed] = play(stub, "bad", "a")
         [refused] = play(stub, "bad", "a", config={"execution_error": "invalid"})
     assert "raised: illegal move (EXECUTION_ERROR)" in str(failed.error)
-    assert refused.messages[2]["content"] == "That action was refused. illegal move"
+    assert refused.messages[2]["content"] == "That action was rejected. illegal move"
     assert refused.final_reward == 1.5
 
 
@@ -168,11 +171,14 @@ def test_a_game_that_raises_fails_the_episode_or_refuses_the_action() -> None:
     ("make_stub", "problem"),
     [
         (lambda: Stub(status=HTTPStatus.UNAUTHORIZED), "HTTP status 401"),
-        (lambda: Stub(schemas="<html>"), "with no JSON: b'<html>'"),
-        (lambda: Stub(schemas="[]"), "with no JSON object"),
-        (lambda: Stub(schemas={"action": 3}), "gives no schema of its actions at /schema"),
+        (lambda: Stub(schemas="<html>"), "with invalid JSON: b'<html>'"),
+        (lambda: Stub(schemas="[]"), "with JSON that is not an object"),
+        (lambda: Stub(schemas={"action": 3}), "must return a schema of its actions at /schema"),
         (lambda: Stub(schemas={"action": {"type": "array"}, "observation": {}}), "must be a JSON schema of the type"),
-        (lambda: Stub(lambda: lambda _: error("FACTORY_ERROR", "no GPU")), r"could not make a game: no GPU \(FACTORY_"),
+        (
+            lambda: Stub(lambda: lambda _: error("FACTORY_ERROR", "no GPU")),
+            r"could not create an environment: no GPU \(FACTORY_",
+        ),
         (lambda: Stub(lambda: lambda _: error("UNKNOWN_TYPE", "state?")), r"does not know 'state': state\?"),
         (lambda: Stub(lambda: lambda _: '{"jsonrpc": "2.0"}'), "is no answer to it"),
         (lambda: Stub(lambda: lambda _: None), "broke the connection off at 'state'"),
@@ -191,12 +197,14 @@ def test_no_server_at_all_is_a_sentence_before_play() -> None:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     env = OpenEnvEnv(None, server=url)
-    with pytest.raises(ConfigError, match=rf"^the OpenEnv server at {url} cannot be reached: .*refused.*\(does it run"):
+    with pytest.raises(
+        ConfigError, match=rf"^the OpenEnv server at {url} cannot be reached: .*refused.*\(is it running"
+    ):
         env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
     env = OpenEnvEnv(None, {"format": "text", "action": "message", "observation": "text"}, server=url)
     with pytest.raises(ConfigError, match=rf"^the OpenEnv server at {url} cannot be reached: .*refused"):
         env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
-    with pytest.raises(ConfigError, match="needs a server"):
+    with pytest.raises(ConfigError, match="requires a server"):
         OpenEnvEnv().rollout([{"seed": 1}], ScriptedAgent(["a"]))
 
 
@@ -227,7 +235,7 @@ def test_an_answer_in_drops_is_not_waited_for() -> None:
         threading.Thread(target=drip.serve_forever).start()
         server = OpenEnvServer(url=f"http://127.0.0.1:{drip.server_port}", connect_timeout_s=0.1)
         try:
-            with pytest.raises(ConfigError, match="did not send all of its answer in time"):
+            with pytest.raises(ConfigError, match="its answer was not complete in time"):
                 OpenEnvEnv(None, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
         finally:
             drip.shutdown()
@@ -248,7 +256,7 @@ def test_headers_come_from_the_environment_and_are_written_down_nowhere(monkeypa
         assert {(one["Authorization"], one["X-Price"]) for one in stub.headers} == {("Bearer s3cret", "$3")}
     assert one.error is None
     assert b"s3cret" not in pickle.dumps(env)
-    assert "s3cret" not in repr(server) + repr(env.offer) + repr(env.env_config)
+    assert "s3cret" not in repr(server) + repr(env.interface) + repr(env.env_config)
 
 
 @pytest.mark.parametrize("token", ["s3cret\n", "s3cret\r\nX-Evil: 1", "s3cret\u20ac"])
@@ -283,18 +291,18 @@ def test_no_redirect_is_followed_with_the_headers(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("settings_of_server", "problem"),
     [
-        ({}, "takes one of url and command, got none"),
-        ({"url": "http://x", "command": ["x"]}, "takes one of url and command, got both"),
-        ({"url": "x:80"}, "OpenEnvServer.url must be an address such as"),
-        ({"url": "http://x:port"}, "OpenEnvServer.url must be an address such as"),
-        ({"url": "file:///etc/passwd"}, "OpenEnvServer.url must be an address such as"),
-        ({"url": "http://me:secret@x"}, "may not hold a user or a password"),
-        ({"url": "http://x/?a=1"}, "may not have a query"),
+        ({}, "requires exactly one of url and command, got none"),
+        ({"url": "http://x", "command": ["x"]}, "requires exactly one of url and command, got both"),
+        ({"url": "x:80"}, "OpenEnvServer.url must be a URL such as"),
+        ({"url": "http://x:port"}, "OpenEnvServer.url must be a URL such as"),
+        ({"url": "file:///etc/passwd"}, "OpenEnvServer.url must be a URL such as"),
+        ({"url": "http://me:secret@x"}, "must not contain a user or a password"),
+        ({"url": "http://x/?a=1"}, "must not have a query"),
         ({"command": "python server.py"}, "command must be a list"),
         ({"command": []}, "command must be a list"),
         ({"url": "http://x", "step_timeout_s": 0}, "step_timeout_s must be a positive number, got 0"),
         ({"url": "http://x", "headers": {"a": 3}}, "headers must be a dict of texts"),
-        ({"url": "http://x", "headers": {"a b": "3"}}, "headers must be a dict by names of headers"),
+        ({"url": "http://x", "headers": {"a b": "3"}}, "headers must be a dict with header names"),
         ({"url": "http://x", "max_message_bytes": 0}, "max_message_bytes must be a positive int"),
     ],
 )
@@ -306,11 +314,11 @@ def test_settings_of_a_server_are_checked(settings_of_server: dict[str, Any], pr
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"action": "massage"}, "names 'massage', which is no field of an action of .*; did you mean 'message'"),
+        ({"action": "massage"}, "names 'massage', which is not a field of an action of .*; did you mean 'message'"),
         ({"action": 3}, r"env_config\['action'\] must be a field's name"),
         ({"observation": ""}, r"env_config\['observation'\] must be"),
         ({"execution_error": "ignored"}, "execution_error"),
-        ({"server": "http://localhost:1"}, r"register_server has not seen"),
+        ({"server": "http://localhost:1"}, r"not registered by register_server"),
     ],
 )
 def test_a_configuration_is_checked_before_play(config: dict[str, Any], problem: str) -> None:
@@ -325,7 +333,7 @@ def test_a_configuration_is_checked_before_play(config: dict[str, Any], problem:
 def test_text_that_could_be_any_of_several_fields_is_refused() -> None:
     with Stub(schemas={"action": schema_of("one", "two"), "observation": {}}).running() as stub:
         env = OpenEnvEnv(None, {"format": "text"}, server=stub.url)
-        with pytest.raises(ConfigError, match="has the fields one, two: say in env_config"):
+        with pytest.raises(ConfigError, match="has the fields one, two: name the field"):
             env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
 
 

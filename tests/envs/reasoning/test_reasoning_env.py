@@ -151,7 +151,7 @@ def test_accuracy_pass_and_majority_are_told_apart() -> None:
         ({**CHOICE, "answer": "C"}, "one of AB, got 'C'"),
         ({**CHOICE, "choices": ["x"]}, "2 to 26 texts"),
         ({"task": "leg_count"}, "did you mean 'leg_counting'"),
-        ({"task": "leg_counting", "question": "?"}, "one or the other"),
+        ({"task": "leg_counting", "question": "?"}, "must not have both"),
         ({"task": "leg_counting", "item": -1}, "'item'"),
         ({"task": "leg_counting", "difficulty": 10**9}, "must be a level from 0 to"),
         ({"task": "leg_counting", "difficulty": {"legs": 3}}, "cannot be made with the difficulty"),

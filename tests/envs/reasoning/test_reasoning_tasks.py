@@ -51,7 +51,7 @@ def test_choices_may_name_the_right_one_in_three_ways() -> None:
     data = [{"question": f"q{n}", "answer": one, "choices": choices} for n, one in enumerate(["B", 1, "green"])]
     rows = ReasoningEvalsEnv.get_train_dataset(data=data, split="all")
     assert [row["task_data"]["answer"] for row in rows] == ["B"] * 3
-    with pytest.raises(ConfigError, match=r"data\[0\]: the answer must be one of ABC, its place or its text, got 5"):
+    with pytest.raises(ConfigError, match=r"data\[0\]: the answer must be one of ABC, its index or its text, got 5"):
         ReasoningEvalsEnv.get_train_dataset(data=[{**data[0], "answer": 5}], split="all")
 
 
@@ -95,7 +95,7 @@ def test_a_generator_of_one_question_cannot_be_shared_out() -> None:
         except ConfigError as error:
             refused.append(str(error))
     assert len(refused) == 1
-    assert "it asks too few different questions to share them out; split='all' takes any" in refused[0]
+    assert "there are too few different questions to split; use split='all'" in refused[0]
 
 
 class Solver(Agent):
@@ -139,7 +139,7 @@ def test_a_generator_that_raises_at_an_answer_calls_it_wrong(task: str) -> None:
 
 
 def test_data_and_generators_are_not_mixed() -> None:
-    with pytest.raises(ConfigError, match="the one or the other"):
+    with pytest.raises(ConfigError, match="data cannot be combined with task"):
         ReasoningEvalsEnv.get_train_dataset(data=[{"question": "?", "answer": "x"}], task="gcd")
     with pytest.raises(ConfigError, match="did you mean 'gcd'"):
         ReasoningEvalsEnv.get_train_dataset(task="gdc")

@@ -42,6 +42,6 @@ def test_other_questions_are_not_understood(text: str) -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(ConfigError, match="num_towns must be an int from 1"):
         World(num_towns=0)
-    with pytest.raises(ConfigError, match=r"hops must be some of \[1, 2, 3, 4\], got \[5\]"):
+    with pytest.raises(ConfigError, match=r"hops must be a subset of \[1, 2, 3, 4\], got \[5\]"):
         paths_of([5])
     assert {len(path) for path in paths_of([2])} == {2}

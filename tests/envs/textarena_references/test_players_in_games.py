@@ -82,7 +82,7 @@ def test_equal_seeds_play_equal_games() -> None:
 
 def test_a_player_of_another_game_says_that_it_cannot_read_this_one() -> None:
     player = reference_for("TicTacToe-v0").optimal_player()
-    with pytest.raises(AgentError, match=r"reads games whose prompt says 'in Tic Tac Toe\.'"):
+    with pytest.raises(AgentError, match=r"requires a prompt that contains 'in Tic Tac Toe\.'"):
         player.get_action([{"role": "user", "content": "Guess!"}], None)
 
 

@@ -122,7 +122,7 @@ class ReferencePlayer(Agent):
             if message["role"] != "assistant" and self._opening in message["content"]
         ]
         if not starts:
-            raise AgentError(f"this player reads games whose prompt says {self._opening!r}, got {shown(messages[0])}")
+            raise AgentError(f"this player requires a prompt that contains {self._opening!r}, got {shown(messages[0])}")
         return self._strategy(messages[starts[-1] :], rng), rng
 
     def _new_stream(self) -> random.Random:

@@ -153,7 +153,7 @@ def last_map(text: str, index: int = -1) -> NDArray[np.str_]:
     maps = re.findall(r"Current Board:\n\n(.*?)\n\n", text, re.DOTALL)
     lines = [line for line in maps[index].splitlines() if line.startswith("|")] if maps else []
     if not lines:
-        raise AgentError("TextArena's FrozenLake shows 'Current Board:', and there was none")
+        raise AgentError("the observation of TextArena's FrozenLake must contain 'Current Board:'")
     return np.array([[cell.strip() for cell in line.strip("|").split("|")] for line in lines])
 
 

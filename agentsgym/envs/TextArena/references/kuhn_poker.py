@@ -254,12 +254,12 @@ def _actions(text: str) -> list[str]:
     listed = re.findall(r"Your available actions are: ([^\n]*)", text)
     actions: list[str] = re.findall(r"\[(\w+)\]", listed[-1]) if listed else []
     if not actions:
-        raise AgentError("TextArena's KuhnPoker lists 'Your available actions', and there were none")
+        raise AgentError("the observation of TextArena's KuhnPoker must contain 'Your available actions'")
     return actions
 
 
 def _last(pattern: str, text: str, default: str | None = None) -> str:
     found: list[str] = re.findall(pattern, text)
     if not found and default is None:
-        raise AgentError(f"TextArena's KuhnPoker shows {pattern!r}, and it did not")
+        raise AgentError(f"the observation of TextArena's KuhnPoker must match {pattern!r}")
     return found[-1] if found else str(default)

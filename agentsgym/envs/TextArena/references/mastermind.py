@@ -206,7 +206,7 @@ class Mastermind(Reference):
         worst = int(self._tree.guesses.max())
         if self.num_turns < worst:
             raise ConfigError(
-                f"the optimum of Mastermind is known from {worst} turns on, where every code is found in time; "
+                f"the optimum of Mastermind is known only from {worst} turns on, which suffice for every code; "
                 f"max_steps_per_episode and max_turns leave {self.num_turns}"
             )
         value = random_value(self.length, self.num_numbers, self.num_turns, duplicates=self.duplicates)

@@ -152,5 +152,5 @@ def board_of(messages: Sequence[Message]) -> Board:
     boards = re.findall(r"Current Board:\n\n(.*?)\n\nAvailable", said_by_game(messages), re.DOTALL)
     cells: list[str] = re.findall(r"[XO\d]", boards[-1]) if boards else []
     if len(cells) != 9:
-        raise AgentError("TextArena's TicTacToe shows 'Current Board:' with nine cells, and there was none")
+        raise AgentError("the observation of TextArena's TicTacToe must contain 'Current Board:' with nine cells")
     return "".join({"O": "1", "X": "2"}.get(cell, ".") for cell in cells)  # player 0 is O and begins

@@ -112,7 +112,7 @@ def position_of(messages: Sequence[Message]) -> Position:
     """
     found = re.findall(r"A: (\[.*?\])\nB: (\[.*?\])\nC: (\[.*?\])", said_by_game(messages))
     if not found:
-        raise AgentError("TextArena's TowerOfHanoi shows the towers A, B and C, and there were none")
+        raise AgentError("the observation of TextArena's TowerOfHanoi must contain the towers A, B and C")
     tower_of = {disk: tower for tower, disks in enumerate(found[-1]) for disk in ast.literal_eval(disks)}
     return tuple(tower_of[disk] for disk in sorted(tower_of))
 

@@ -1,25 +1,25 @@
-"""How the actions of one environment are read, its observations shown, and its outcomes judged."""
+"""Conversion of one environment's actions, observations and outcomes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
-from agentsgym.envs.OpenEnv.offer import Format, Offer
-from agentsgym.envs.OpenEnv.payloads import ReadAction, WriteObservation, action_reader, observation_writer
+from agentsgym.envs.OpenEnv.conversion import ReadAction, WriteObservation, action_reader, observation_writer
+from agentsgym.envs.OpenEnv.interface import Format, ServerInterface
 from agentsgym.envs.Tools.results import cut
 
 Outcome = tuple[float, bool, dict[str, Any]]  # reward, done, info
 
 
-class Forms(NamedTuple):
-    """What the configuration and the server's schemas say together.
+class Converters(NamedTuple):
+    """The conversions of an environment, from its configuration and the server's schemas.
 
     Attributes:
-        format: How the agent acts.
-        read: Makes an action of a text.
-        shown_after_reset: Makes a text of what a reset shows.
-        shown_after_step: The same of a step.
+        format: Format of the agent's actions.
+        read: Converts a text to an action.
+        shown_after_reset: Converts the observation of a reset to text.
+        shown_after_step: Converts the observation of a step to text.
     """
 
     format: Format
@@ -28,13 +28,13 @@ class Forms(NamedTuple):
     shown_after_step: WriteObservation
 
 
-def forms_of(offer: Offer, config: Mapping[str, Any], server: str) -> Forms:
-    """Choose them.
+def make_converters(interface: ServerInterface, config: Mapping[str, Any], server: str) -> Converters:
+    """Choose the conversions.
 
     Args:
-        offer: What the server says.
+        interface: Interface of the server.
         config: The environment's configuration.
-        server: What errors call the server.
+        server: Name of the server in error messages.
 
     Raises:
         ConfigError: ``config["action"]`` does not suit the server.
@@ -45,21 +45,21 @@ def forms_of(offer: Offer, config: Mapping[str, Any], server: str) -> Forms:
         write = observation_writer(config["observation"], schema)
         return lambda observation: cut(write(observation), most)
 
-    chosen = offer.format(config["format"])
+    chosen = interface.format(config["format"])
     is_json, is_text = chosen == "json", chosen == "text"
-    return Forms(
+    return Converters(
         format=chosen,
-        read=action_reader(config["action"], offer.action, server, is_json=is_json, is_text=is_text),
-        shown_after_reset=writer(offer.reset_observation),
-        shown_after_step=writer(offer.observation),
+        read=action_reader(config["action"], interface.action, server, is_json=is_json, is_text=is_text),
+        shown_after_reset=writer(interface.reset_observation),
+        shown_after_step=writer(interface.observation),
     )
 
 
 def outcome_of(answer: Mapping[str, Any], success: str | None) -> Outcome:
-    """Read what the server answered to a step.
+    """Convert the server's answer to a step.
 
     Args:
-        answer: With ``observation``, ``reward``, ``done`` and perhaps ``metadata``.
+        answer: The answer, with ``observation``, ``reward``, ``done`` and optionally ``metadata``.
         success: ``env_config["success"]``.
     """
     reward, done = float(answer["reward"] or 0.0), bool(answer["done"])

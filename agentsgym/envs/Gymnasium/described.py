@@ -15,7 +15,7 @@ Won = Callable[[Any, float, bool], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyGame:
+class DescribedGame:
     """What is known of one environment of Gymnasium's.
 
     Attributes:
@@ -41,7 +41,7 @@ class ReadyGame:
     has_maps: bool = False
 
 
-def ready_game(game_id: str) -> ReadyGame | None:
+def described_game(game_id: str) -> DescribedGame | None:
     """Find what is known of an id, whatever its version."""
     return _READY.get(game_id.rpartition("-v")[0])
 
@@ -126,7 +126,7 @@ def _blackjack_table(game: Any) -> Transitions:
 
 _NUMBER_OF_HAND: Mapping[Hashable, int] = {hand: number for number, hand in enumerate(blackjack_hands())}
 
-_FROZEN_LAKE = ReadyGame(
+_FROZEN_LAKE = DescribedGame(
     actions=("left", "down", "right", "up"),
     rules=(
         "You cross a frozen lake on foot. S is the start, F is ice, H is a hole, G is the goal, and your place is in "
@@ -138,7 +138,7 @@ _FROZEN_LAKE = ReadyGame(
     state=_state,
     has_maps=True,
 )
-_TAXI = ReadyGame(
+_TAXI = DescribedGame(
     actions=("south", "north", "east", "west", "pickup", "dropoff"),
     rules=(
         "You drive a taxi. R, G, Y and B are stops, and | is a wall. The empty taxi is in [], the waiting passenger is "
@@ -150,7 +150,7 @@ _TAXI = ReadyGame(
     frames=_frames_of_states,
     state=_state,
 )
-_CLIFF_WALKING = ReadyGame(
+_CLIFF_WALKING = DescribedGame(
     actions=("up", "right", "down", "left"),
     rules=(
         "You walk along a cliff. x is your place, o is firm ground, C is the cliff, and T is the goal. Each turn costs "
@@ -161,7 +161,7 @@ _CLIFF_WALKING = ReadyGame(
     frames=_frames_of_states,
     state=_state,
 )
-_BLACKJACK = ReadyGame(
+_BLACKJACK = DescribedGame(
     actions=("stick", "hit"),
     rules=(
         "You play Blackjack against the dealer. Come closer to 21 than the dealer does, but not over it. hit draws a "

@@ -1,4 +1,4 @@
-"""Make a server's actions out of what the agent says, and text out of a server's observations."""
+"""Convert the agent's answers to a server's actions, and a server's observations to text."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
 
 class UnreadableActionError(Exception):
-    """What the agent said is no action; the text says why, for the agent."""
+    """The agent's answer is not a valid action; the message is for the agent."""
 
 
 def fields_of(schema: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Give the schemas of the fields that are the game's own, by name."""
+    """Return the schemas of the environment's fields, by name."""
     properties: Any = (schema or {}).get("properties")
     if not isinstance(properties, Mapping):
         return {}
@@ -32,7 +32,7 @@ def fields_of(schema: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 
 def text_field(schema: Mapping[str, Any] | None) -> str | None:
-    """Find the field that an answer in plain text is: the only one, or the only one that must be given."""
+    """Return the field for an answer in plain text: the only one, or the only required one."""
     fields = fields_of(schema)
     required = [name for name in (schema or {}).get("required") or () if name in fields]
     names = [*fields] if len(fields) == 1 else required
@@ -44,17 +44,17 @@ def text_field(schema: Mapping[str, Any] | None) -> str | None:
 def action_reader(
     given: Any, schema: Mapping[str, Any] | None, server: str, *, is_json: bool = False, is_text: bool = False
 ) -> ReadAction:
-    """Choose how an answer in text becomes an action.
+    """Return a function that converts an answer in text to an action.
 
     Args:
-        given: ``env_config["action"]``: a field's name, a template, a function, or None for what the schema says.
-        schema: The action's; None where it is not known.
-        server: What errors call the server.
+        given: ``env_config["action"]``: a field's name, a template, a function, or None to use the schema.
+        schema: Schema of an action; None if unknown.
+        server: Name of the server in error messages.
         is_json: Whether an answer is a JSON object unless ``given`` says otherwise.
-        is_text: Whether it is one field; if neither, the schema decides.
+        is_text: Whether an answer is one field; if neither is set, the schema decides.
 
     Raises:
-        ConfigError: The schema has no such field, or none that plain text could be.
+        ConfigError: The schema has no such field, or no field for plain text.
     """
     if callable(given):
         return lambda text: _checked_action(given(text))
@@ -64,12 +64,12 @@ def action_reader(
     fields = fields_of(schema)
     if isinstance(given, str) and fields and given not in fields:
         hint = did_you_mean(given, fields)
-        raise ConfigError(f"env_config['action'] names {given!r}, which is no field of an action of {server}{hint}")
+        raise ConfigError(f"env_config['action'] names {given!r}, which is not a field of an action of {server}{hint}")
     name = given if isinstance(given, str) else None if is_json else text_field(schema)
     if name is None and is_text:
         raise ConfigError(
-            f"env_config['format'] is 'text', and an action of {server} has the fields {', '.join(fields) or 'none'}: "
-            "say in env_config['action'] where the text goes"
+            f"env_config['format'] is 'text', but an action of {server} has the fields {', '.join(fields) or 'none'}: "
+            "name the field for the text in env_config['action']"
         )
     if name is None:
         return lambda text: object_in(text, fields)
@@ -78,10 +78,10 @@ def action_reader(
 
 
 def object_in(text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the JSON object of an answer: the whole, what stands in a fence, or from its first brace on.
+    """Parse the JSON object of an answer: the whole answer, a code fence, or from its first brace on.
 
     Raises:
-        UnreadableActionError: There is none.
+        UnreadableActionError: The answer contains no JSON object.
 
     >>> object_in('I go up. {"move": "up"}', {})
     {'move': 'up'}
@@ -94,17 +94,17 @@ def object_in(text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         names = f" with the fields {', '.join(fields)}" if fields else ""
-        raise UnreadableActionError(f"That is no action. Answer with one JSON object{names}.")
+        raise UnreadableActionError(f"Invalid action. Answer with one JSON object{names}.")
     return cast("dict[str, Any]", value)
 
 
 def observation_writer(given: Any, schema: Mapping[str, Any] | None) -> WriteObservation:
-    """Choose how an observation becomes text.
+    """Return a function that converts an observation to text.
 
     Args:
         given: ``env_config["observation"]``: a field's name, a template such as ``"{board} {score}"``, a function, or
             None for the only field of the schema, if it is a text, else all as JSON.
-        schema: The observation's; None where it is not known.
+        schema: Schema of the observation; None if unknown.
     """
     if callable(given):
         return lambda observation: _checked_text(given(observation))
@@ -130,13 +130,13 @@ def _field(observation: Mapping[str, Any], name: str) -> str:
     known = {**(cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}), **observation}
     if name not in known:
         hint = did_you_mean(name, known)
-        raise EnvError(f"env_config['observation'] names {name!r}, which the observation has not{hint}")
+        raise EnvError(f"env_config['observation'] names {name!r}, which the observation does not have{hint}")
     value = known[name]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _filled(value: Any, text: str) -> Any:
-    """Put the agent's text in the places of a template that are marked for it."""
+    """Insert the agent's text into a template."""
     if isinstance(value, str):
         return value.replace("{text}", text)
     if isinstance(value, Mapping):
@@ -147,7 +147,7 @@ def _filled(value: Any, text: str) -> Any:
 
 
 def _number(text: str) -> Any:
-    """Read a number where the text is one; else the server says what it thinks of the text."""
+    """Convert a number; other texts are left for the server to reject."""
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
@@ -157,9 +157,9 @@ def _number(text: str) -> Any:
 
 def _checked_action(action: Any) -> Mapping[str, Any]:
     if action is None:
-        raise UnreadableActionError("That is no action.")
+        raise UnreadableActionError("Invalid action.")
     if not isinstance(action, Mapping):
-        raise EnvError(f"env_config['action'] must return a dict, or None for what is no action, got {shown(action)}")
+        raise EnvError(f"env_config['action'] must return a dict, or None for an invalid action, got {shown(action)}")
     return cast("Mapping[str, Any]", action)
 
 

@@ -16,9 +16,9 @@ from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import StoreError
 from agentsgym.evaluation.run import evaluate
-from agentsgym.store.kept_tokenizers import read_tokenizer, tokenizer_of
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.schema import LATER
+from agentsgym.store.tokenizers import read_tokenizer, tokenizer_of
 from agentsgym.tiny import tiny_policy
 
 TEXT = "Is it an animal? yes no"
@@ -85,19 +85,19 @@ def test_a_full_disk_leaves_no_part_of_it_and_stops_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with RolloutStore.writer(tmp_path) as writer, monkeypatch.context() as disk:
-        disk.setattr("agentsgym.store.kept_tokenizers.os.fsync", full)
+        disk.setattr("agentsgym.store.tokenizers.os.fsync", full)
         assert writer.keep_tokenizer(tokenizer()) is None
     assert [*tmp_path.rglob("*.*")] == []
-    assert "the tokenizer cannot be kept" in caplog.text
+    assert "the tokenizer cannot be stored" in caplog.text
 
 
 def test_no_other_file_is_ever_read_as_one(tmp_path: Path) -> None:
     (tmp_path / "secret.json").write_text("{}")
     for name in ("../secret", "x", "0" * 17, ""):
-        with pytest.raises(StoreError, match="names its tokenizer by 16 digits"):
+        with pytest.raises(StoreError, match="must be named by 16 digits"):
             tokenizer_of(tmp_path, name)
     assert tokenizer_of(tmp_path, "0" * 16) is None
-    with pytest.raises(StoreError, match="there is no tokenizer to be read at"):
+    with pytest.raises(StoreError, match="cannot load a tokenizer from"):
         read_tokenizer(tmp_path / "secret.json")
 
 

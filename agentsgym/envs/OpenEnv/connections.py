@@ -1,4 +1,4 @@
-"""What an environment holds in one process: its server, if that was started here, and the games in play."""
+"""An environment's resources in one process: a server that was started here, and open connections."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _RETRY_S = 0.05
 _MOST_OPENERS = 16  # connections that are opened at once
 
 
-class Link:
-    """Made at first use in each process.
+class ServerConnections:
+    """The connections of one process, created at first use.
 
     Attributes:
-        pid: The process it belongs to.
+        pid: Process that it belongs to.
     """
 
     def __init__(self, server: OpenEnvServer, url: str | None = None) -> None:
-        """Take the server.
+        """Store the server.
 
         Args:
             server: Where games are played.
@@ -42,15 +42,15 @@ class Link:
 
     @property
     def known_url(self) -> str | None:
-        """Where the server answers; None for a program that does not run yet."""
+        """The URL of the server; None for a program that does not run yet."""
         return self._url or (None if self._local is None else self._local.url)
 
     def url(self) -> str:
-        """Give where the server answers; a program is started at first, and where it has ended.
+        """The URL of the server; a program is started at first use, and again after it has ended.
 
         Raises:
             ConfigError: An environment variable of its headers is not set.
-            EnvError: It cannot be started.
+            EnvError: The program cannot be started.
         """
         if self._url is not None:
             return self._url
@@ -60,10 +60,10 @@ class Link:
             return self._local.url
 
     def connect(self) -> Connection:
-        """Open a connection that no session has yet.
+        """Open a new connection.
 
         Raises:
-            EnvError: The server cannot be reached, is full, or makes no game.
+            EnvError: The server cannot be reached, is full, or creates no environment.
         """
         url, deadline = self.url(), time.monotonic() + _FULL_GRACE_S
         while True:
@@ -75,19 +75,19 @@ class Link:
                 time.sleep(_RETRY_S)
 
     def begin(self, session_id: str) -> Connection:
-        """Open a session's connection; one that it had before is closed."""
+        """Open a session's connection, and close its previous one."""
         self.end(session_id)
         game = self._games[session_id] = self.connect()
         return game
 
     def game(self, session_id: str) -> Connection:
-        """Find a session's connection.
+        """Return a session's connection.
 
         Raises:
-            EnvError: It has none.
+            EnvError: The session has no connection.
         """
         if session_id not in self._games:
-            raise EnvError(f"{self._server.label} plays no game of this session: was _initialize_episode called?")
+            raise EnvError(f"{self._server.label} has no episode of this session: call _initialize_episode first")
         return self._games[session_id]
 
     def end(self, session_id: str) -> None:
@@ -97,11 +97,11 @@ class Link:
             game.close()
 
     def check_capacity(self, num_live: int) -> None:
-        """Find out whether the server plays so many games at once: by opening them, since it does not say.
+        """Check that the server supports a number of connections by opening them, since it does not report a limit.
 
         Raises:
-            ConfigError: It does not.
-            EnvError: It cannot be reached, or makes no game.
+            ConfigError: The server supports fewer.
+            EnvError: The server cannot be reached, or creates no environment.
         """
         if num_live <= self._num_proven:
             return
@@ -132,7 +132,7 @@ class Link:
         )
 
     def close(self) -> None:
-        """Close all connections and stop a program that was started here; nothing in a process that was forked off."""
+        """Close all connections and stop a program that was started here; does nothing in a forked process."""
         if self.pid != os.getpid():
             return
         for session_id in [*self._games]:
@@ -149,5 +149,5 @@ def _has_opened(future: Future[Connection]) -> bool:
 
 
 def as_config_error(error: EnvError) -> ConfigError:
-    """Say before play what would be an episode's failure in it."""
+    """Convert an episode's failure to a configuration error, for checks before play."""
     return ConfigError(sentence_of(error, 4000))

@@ -1,4 +1,4 @@
-"""What a server offers: the schemas of its actions and observations, and the tools of an MCP-style game."""
+"""The interface of a server: the schemas of its actions and observations, and the tools of an MCP-style environment."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from agentsgym.envs.calls.schemas import schemas_of
+from agentsgym.envs.OpenEnv.conversion import NOT_SHOWN, fields_of, text_field
 from agentsgym.envs.OpenEnv.http import get_json
-from agentsgym.envs.OpenEnv.payloads import NOT_SHOWN, fields_of, text_field
 from agentsgym.envs.OpenEnv.server import OpenEnvServer
 from agentsgym.envs.OpenEnv.wire import Connection, RefusedActionError
 from agentsgym.envs.Tools.results import as_text
@@ -22,14 +22,14 @@ _LIST_TOOLS = {"type": "list_tools"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """What a server says of its game; plain values, which another process can be sent.
+class ServerInterface:
+    """The interface of a server, as plain values that can be sent to another process.
 
     Attributes:
-        action: The JSON schema of an action; None if it was not asked for.
-        observation: That of what a step shows.
-        reset_observation: That of what a reset shows.
-        tools: The schemas of an MCP-style game's tools, full ones; empty if it has none.
+        action: JSON schema of an action; None if it was not requested.
+        observation: JSON schema of the observation of a step.
+        reset_observation: JSON schema of the observation of a reset.
+        tools: Full schemas of an MCP-style environment's tools; empty if there are none.
     """
 
     action: dict[str, Any] | None = None
@@ -38,7 +38,7 @@ class Offer:
     tools: tuple[dict[str, Any], ...] = ()
 
     def format(self, given: str) -> Format:
-        """Say how the agent acts: as ``env_config["format"]`` says, or what suits the actions."""
+        """Return the format of actions: ``env_config["format"]``, or the one that suits the schema."""
         if given != "auto":
             return cast("Format", given)
         if self.tools:
@@ -46,7 +46,7 @@ class Offer:
         return "text" if text_field(self.action) is not None else "json"
 
     def tool_schemas(self) -> tuple[dict[str, Any], ...]:
-        """The schemas of the tools that the agent is shown: the game's own, or one tool that takes an action."""
+        """The schemas of the agent's tools: those of the environment, or a single tool that takes an action."""
         if self.tools:
             return self.tools
         action = self.action or {}
@@ -58,7 +58,7 @@ class Offer:
         return ({"type": "function", "function": function},)
 
     def description(self, given: str) -> str | None:
-        """Say to the agent how it acts; None where there is nothing to say."""
+        """Return instructions for the agent; None if none are needed."""
         chosen = self.format(given)
         fields = fields_of(self.action)
         if chosen == "json" and fields:
@@ -70,29 +70,29 @@ class Offer:
 
 
 def own_parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Give an action's schema without what every action has."""
+    """Return an action's schema without the fields common to all actions."""
     required = [name for name in schema.get("required") or () if name not in NOT_SHOWN]
     kept = {key: value for key, value in schema.items() if key in {"$defs", "additionalProperties"}}
     return {"type": "object", "properties": fields_of(schema), "required": required, **kept}
 
 
-def ask_offer(server: OpenEnvServer, url: str) -> Offer:
-    """Ask a server for its schemas, and where its actions are calls of tools for these.
+def request_interface(server: OpenEnvServer, url: str) -> ServerInterface:
+    """Request a server's schemas and, if its actions are tool calls, its tools.
 
     Raises:
-        EnvError: It does not answer, or with something else.
-        ConfigError: A schema of a tool is not valid.
+        EnvError: The server does not answer, or its answer is invalid.
+        ConfigError: The schema of a tool is invalid.
     """
     schemas = get_json(server, url, "schema", limit_s=server.connect_timeout_s)
     for name in ("action", "observation"):
         if not isinstance(schemas.get(name), dict):
             raise EnvError(
-                f"{server.label} gives no schema of its {name}s at /schema, but {shown(schemas, 100)}: "
+                f"{server.label} must return a schema of its {name}s at /schema, got {shown(schemas, 100)}: "
                 "is it an OpenEnv server?"
             )
     reset: Any = schemas.get("reset_observation")
     action = {**schemas["action"], **_written_out(server, schemas["action"])}
-    return Offer(
+    return ServerInterface(
         action=action,
         observation=schemas["observation"],
         reset_observation=cast("Any", reset) if isinstance(reset, dict) else schemas["observation"],
@@ -101,13 +101,13 @@ def ask_offer(server: OpenEnvServer, url: str) -> Offer:
 
 
 def _written_out(server: OpenEnvServer, action: Mapping[str, Any]) -> dict[str, Any]:
-    """Write out the references in an action's schema."""
+    """Resolve the references in an action's schema."""
     (schema,) = schemas_of([{"name": ACT, "parameters": action}], server.label)
     return schema["function"]["parameters"]
 
 
 def _may_have_tools(action: Mapping[str, Any]) -> bool:
-    """Whether an action may be the call of a tool: it has a call's fields, or none of its own."""
+    """Return whether an action may be a tool call: it has a call's fields, or none at all."""
     fields = fields_of(action)
     is_bare = not fields and not {"anyOf", "oneOf", "allOf"} & action.keys()
     return is_bare or {"tool_name", "arguments"} <= fields.keys()
@@ -126,8 +126,8 @@ def _ask_tools(server: OpenEnvServer, url: str, action: Mapping[str, Any]) -> tu
     listed: Any = answer["observation"].get("tools")
     tools = cast("list[Any]", listed) if isinstance(listed, list) else []
     if not tools:
-        said: object = answer["observation"].get("metadata") or answer
-        raise EnvError(f"{server.label} takes calls of tools and lists none: {shown(said, 200)}")
+        reply: object = answer["observation"].get("metadata") or answer
+        raise EnvError(f"{server.label} accepts tool calls but lists no tools: {shown(reply, 200)}")
     return schemas_of([_schema(server, tool) for tool in tools], server.label)
 
 
@@ -140,7 +140,7 @@ def _schema(server: OpenEnvServer, tool: Any) -> dict[str, Any]:
 
 
 def result_of(observation: Mapping[str, Any]) -> tuple[str, bool]:
-    """Read what the call of a tool gave: the text for the agent, and whether the call failed.
+    """Return the result of a tool call: the text for the agent, and whether the call failed.
 
     Raises:
         EnvError: The server could not reach the tool.
@@ -175,7 +175,7 @@ def _line(name: str, field: Mapping[str, Any], schema: Mapping[str, Any] | None)
 
 
 def _about(field: Mapping[str, Any]) -> str:
-    """What a field is: its type where that is not a text, its choices, and what its author says of it."""
+    """Describe a field: its type unless it is a text, its choices, and its description."""
     choices: Any = field.get("enum")
     kind = field.get("type")
     said = [

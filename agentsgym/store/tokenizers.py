@@ -56,7 +56,7 @@ def keep_tokenizer(folder: Path, tokenizer: Any) -> str | None:
         if not path.exists():
             _write(path, data)
     except OSError as error:
-        logger.warning("%s: the tokenizer cannot be kept (%s); its tokens will be shown as ids", folder, error)
+        logger.warning("%s: the tokenizer cannot be stored (%s); its tokens will be shown as ids", folder, error)
         return None
     return name
 
@@ -72,7 +72,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare ones
-        raise StoreError(f"there is no tokenizer to be read at {path}: {sentence_of(error, 200)}") from error
+        raise StoreError(f"cannot load a tokenizer from {path}: {sentence_of(error, 200)}") from error
 
 
 def tokenizer_of(folder: Path, name: str) -> Tokenizer | None:
@@ -82,7 +82,7 @@ def tokenizer_of(folder: Path, name: str) -> Tokenizer | None:
         StoreError: Its file is damaged, or the name is none.
     """
     if not _NAME.fullmatch(name):
-        raise StoreError(f"a rollout names its tokenizer by 16 digits, got {shown(name)}")
+        raise StoreError(f"the tokenizer of a rollout must be named by 16 digits, got {shown(name)}")
     path = tokenizer_path(folder, name)
     return read_tokenizer(path) if path.exists() else None
 
