@@ -61,7 +61,7 @@ class ShownConversations(BatchObserver):
         except Exception as error:  # noqa: BLE001  # trackers are foreign code, and a closed terminal is no reason to end
             if place not in self._failed:
                 self._failed.add(place)
-                logger.warning("conversations cannot be shown in %s; the run goes on: %s", place, sentence_of(error))
+                logger.warning("conversations cannot be shown in %s; training continues: %s", place, sentence_of(error))
 
 
 def send_conversations(name: str, conversations: Sequence[Conversation], *, kind: str, step: int) -> None:

@@ -20,7 +20,7 @@ from agentsgym.fields import is_int, is_positive_number, require
 from agentsgym.store.columns import table_of
 from agentsgym.store.parts import encode, part_name, warn_of_unfinished, write_part
 from agentsgym.store.records import StoredRollout, check_columns
-from agentsgym.store.tokenizers import keep_tokenizer
+from agentsgym.store.stored_tokenizers import keep_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa

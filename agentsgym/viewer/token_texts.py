@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.errors import StoreError
-from agentsgym.store.tokenizers import read_tokenizer, tokenizer_of
+from agentsgym.store.stored_tokenizers import read_tokenizer, tokenizer_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -18,7 +18,7 @@ from agentsgym.errors import StoreError
 from agentsgym.evaluation.run import evaluate
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.schema import LATER
-from agentsgym.store.tokenizers import read_tokenizer, tokenizer_of
+from agentsgym.store.stored_tokenizers import read_tokenizer, tokenizer_of
 from agentsgym.tiny import tiny_policy
 
 TEXT = "Is it an animal? yes no"
@@ -85,7 +85,7 @@ def test_a_full_disk_leaves_no_part_of_it_and_stops_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with RolloutStore.writer(tmp_path) as writer, monkeypatch.context() as disk:
-        disk.setattr("agentsgym.store.tokenizers.os.fsync", full)
+        disk.setattr("agentsgym.store.stored_tokenizers.os.fsync", full)
         assert writer.keep_tokenizer(tokenizer()) is None
     assert [*tmp_path.rglob("*.*")] == []
     assert "the tokenizer cannot be stored" in caplog.text
