@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import tempfile
 from pathlib import Path
@@ -35,21 +36,21 @@ RECIPE: dict[str, Any] = {
     "evaluation": {"num_tasks": 16, "num_rollouts": 1},
 }
 NEWEST = 512  # rollouts that the page holds
-WIDTH, HEIGHT = 1200, 760
+WIDTH, HEIGHT = 1200, 900
 
 
 def rollout_with_credit(store: RolloutStore) -> int:
-    """The won rollout of training whose advantages differ most from turn to turn, as a row of the store."""
+    """The rollout with turns both above and below the baseline, as far as can be, as its row in the folder."""
 
     def spread(record: StoredRollout) -> float:
         turns, advantages = record.trajectory.turns, record.advantages
-        if advantages is None or not record.trajectory.success or not 4 <= len(turns) <= 6:
-            return -1.0
+        if advantages is None or not 4 <= len(turns) <= 5:
+            return -math.inf
         by_turn = [advantages[turn.start] for turn in turns]
-        return max(by_turn) - min(by_turn)
+        return min(max(by_turn), -min(by_turn))
 
     spreads = [spread(record) for record in store.records()]
-    return spreads.index(max(spreads))
+    return store.rows[spreads.index(max(spreads))]
 
 
 def photograph(page: Path, row: int, picture: Path) -> None:
@@ -62,7 +63,7 @@ def photograph(page: Path, row: int, picture: Path) -> None:
         )
         tab = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         tab.goto(f"{page.as_uri()}#view=tokens&row={row}")
-        tab.wait_for_load_state("networkidle")
+        tab.wait_for_function("document.documentElement.dataset.settled === location.hash")
         tab.screenshot(path=picture)
         browser.close()
 
