@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from agentsgym.envs.ALFWorld import SPEC
 from agentsgym.envs.ALFWorld.games import TASK_TYPES, data_folder, game_file, stamp_of
 from agentsgym.envs.ALFWorld.tasks import task_dataset
-from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
-from agentsgym.envs.shared.engines import shared_processes
 from agentsgym.envs.shared.engines.settings import process_fields
 from agentsgym.envs.shared.text_worlds.commands import read_command
+from agentsgym.envs.shared.text_worlds.env import TextWorldBase
 from agentsgym.errors import TaskError
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, or_none
 from agentsgym.texts import shown
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 GO = "go to "
 LISTED = "You can: "
-_ENGINE = "agentsgym.envs.ALFWorld.engine:HouseholdEngine"
 _BEFORE = re.compile(r"^(?:>+|act(?:ion)?\s*:|\d+[.:)])\s*", re.I)
 
 _RULES = """You are in a household, and you are given a task. You see what is where you are. In each turn you give one \
@@ -48,7 +46,7 @@ microwave and cooled with a fridge. A command that cannot be followed changes no
 else."""
 
 
-class ALFWorldEnv(MultistepEnv):
+class ALFWorldEnv(TextWorldBase):
     """Household tasks of ALFWorld (2010.03768), played by its own text engine.
 
     A task is ``{"game": "json_2.1.1/train/…/game.tw-pddl", "task_type": str, "seed": int}``; the path leads from the
@@ -73,6 +71,7 @@ class ALFWorldEnv(MultistepEnv):
     """
 
     spec = SPEC
+    engine: ClassVar[str] = "agentsgym.envs.ALFWorld.engine:HouseholdEngine"
     config_fields: ClassVar[Mapping[str, Field]] = {
         "data": Field(default=None, expected="the path of a folder, or None", valid=or_none(is_str)),
         "show_commands": choice_field("all", "here", "none"),
@@ -96,7 +95,6 @@ class ALFWorldEnv(MultistepEnv):
             MissingDependencyError: ``alfworld`` is not installed.
         """
         super().__init__(tokenizer, env_config)
-        self.spec.check_installed()
         self._data = data_folder(self.env_config["data"])
 
     @property
@@ -107,9 +105,15 @@ class ALFWorldEnv(MultistepEnv):
     @property
     def processes(self) -> Any:
         """The processes of engines with these settings, which environments of this Python process share."""
-        config = self.env_config
-        keys = ("num_processes", "step_timeout_s", "start_timeout_s", "max_games_per_process", "remember_mb")
-        return shared_processes(_ENGINE, **{key: config[key] for key in keys})
+        return self._processes()
+
+    def _process_limits(self) -> dict[str, Any]:
+        return {key: self.env_config[key] for key in ("max_games_per_process", "remember_mb")}
+
+    def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
+        file = game_file(self._data, task_data["game"])
+        # The stamp distinguishes what is remembered of a file from what it said before it was changed.
+        return {"file": str(file), "stamp": stamp_of(file)}
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         game_file(self._data, task_data.get("game"))
@@ -118,9 +122,7 @@ class ALFWorldEnv(MultistepEnv):
             raise TaskError(f"task_data['task_type'] must be one of {', '.join(TASK_TYPES)}, got {shown(kind)}")
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
-        file = game_file(self._data, task_data["game"])
-        # The stamp tells what is remembered of a file from what it said before it was changed.
-        begun = self.processes.begin(session_id, {"file": str(file), "stamp": stamp_of(file)})
+        begun = self._processes().begin(self._in_engine(session_id), self._game_of(task_data))
         game, kind = task_data["game"], task_data.get("task_type")
         return {"game": game, "task_type": kind, "seen": begun, "num_steps": 0, "done": False}
 
@@ -134,7 +136,7 @@ class ALFWorldEnv(MultistepEnv):
 
     def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
         command = command_in(action)
-        seen = self.processes.step(session_id, command)
+        seen = self._processes().step(self._in_engine(session_id), command)
         next_state = {**state, "seen": seen, "num_steps": state["num_steps"] + 1}
         info: dict[str, Any] = {"success": seen["won"], "command": command, "took": seen["took"]}
         if state["task_type"] is not None:
@@ -166,9 +168,6 @@ class ALFWorldEnv(MultistepEnv):
     def _state_key(self, state: State) -> Hashable:
         """The game, and where all its things are and how."""
         return state["game"], state["seen"]["world_key"]
-
-    def _close_episode(self, session_id: str, state: State) -> None:
-        self.processes.end(session_id)
 
     def _system_prompt(self) -> str:
         return _RULES

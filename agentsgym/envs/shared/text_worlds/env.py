@@ -70,7 +70,7 @@ class TextWorldBase(MultistepEnv):
         keys = ("num_processes", "step_timeout_s", "start_timeout_s")
         return shared_processes(self.engine, **{key: config[key] for key in keys}, **self._process_limits())
 
-    def _process_limits(self) -> dict[str, int]:
+    def _process_limits(self) -> dict[str, Any]:
         """Give further limits of :class:`~agentsgym.envs.shared.engines.EngineProcesses`."""
         return {}
 
@@ -137,7 +137,7 @@ class TextWorldBase(MultistepEnv):
         """The facts of the world and the score, hashed: with equal keys, the same is left to do."""
         return state["answer"]["key"]
 
-    def _potential(self, state: State) -> float:
+    def _potential(self, state: State) -> float | None:
         """The progress: 1 at the end of the game, where it is won."""
         return state["answer"]["progress"]
 
