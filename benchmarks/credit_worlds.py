@@ -61,10 +61,9 @@ class WatchedWorld(Watched):
 class WatchedHousehold(WatchedWorld, ALFWorldEnv):
     """A household of ALFWorld's; its engine is not asked about commands that it is known not to take."""
 
-    @property
-    def processes(self) -> Any:
-        """Answers for the engine where it would say that nothing happens."""
-        return _Sparing(super().processes, self.active_states)
+    def _processes(self) -> Any:
+        """Answers for the engine where it would print that nothing happens."""
+        return _Sparing(super()._processes(), self.active_states)
 
     def _format_prompt(self, state: dict[str, Any], step: int) -> str:
         return world_texts.of_household(super()._format_prompt(state, step))
@@ -79,7 +78,7 @@ class _Sparing:
 
     def step(self, session_id: str, command: str) -> dict[str, Any]:
         """Play a command; result and errors as of the processes themselves."""
-        seen = self._states[session_id]["seen"]
+        seen = self._states[session_id.partition(" ")[2]]["seen"]  # behind the environment's own name
         return self._step(session_id, command) if command in seen["commands"] else seen | _NOT_TAKEN
 
 
