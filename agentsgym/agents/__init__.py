@@ -6,7 +6,8 @@
     scripted    fixed or random actions
     direct      a function, a model or an engine that answers
     openai      any OpenAI-compatible server
-    policy/     the policy in training, on transformers (the part that needs torch)
+    policy/     the policy in training, on transformers (needs torch, as the next)
+    vllm/       the policy in training, on vLLM: an engine in this process, or servers
 """
 
 from typing import TYPE_CHECKING

@@ -1,24 +1,24 @@
-"""Environments: the base class, its configuration, dataset rows and their registry, and one folder an environment.
+"""Environments: the base class, its configuration, dataset rows and their registry, and one folder per environment.
 
 ::
 
-    base          MultistepEnv: the hooks that a class writes, and rollout, run_trial, generate
+    base          MultistepEnv: the hooks that a class defines, and rollout, run_trial, generate
     contract      what a trial needs of an environment
+    play          many trials at once
     trial         one live trial: observe, call the agent, record, step
+    by_hand       one episode, action by action: reset and step
     conversation  what is recorded, and the budget of tokens
     boundary      calls of what users wrote, and checks of what it returns
-    starts        warnings about episodes that start wrongly
+    starts        checks of tasks, and warnings about episodes that start wrongly
     subclass      what is checked and bound when a subclass is made
     config        the common keys of env_config
-    rows/         dataset rows: class, configuration and task; which are trained on; a user's data
-    registry      make, register, find
+    dataset_rows  what a row holds: class, configuration and task
     spec          the record by which an environment plugs in, found without importing it
-    naming        the environment that a name means
-    players       an environment's own players
-    mix           rows of several environments, in shares
+    players       an environment's own players, and what they earn (anchors)
+    datasets/     rows to train on: options, sources, mixtures, the registry, and what a name means
     check/        the contract, checked by playing
-    calls/        the schemas of tools, and calls: checked, and run within a limit of time
-    references/   what random and optimal play earn
+    calls/        the schemas of tools, and checks of calls
+    shared/       what several environments use: engines in processes, text worlds, exact play, numbers in texts
 """
 
 from typing import TYPE_CHECKING
