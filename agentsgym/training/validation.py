@@ -106,6 +106,10 @@ def _refuse(is_refused: bool, args: Any, name: str, reason: str) -> None:
 
 def _check_groups(args: Any) -> None:
     for name in args.tracked_groups - GROUPS.keys():
+        if name == ALL_GROUPS:
+            raise ConfigError(
+                f"GRPOEnvConfig.log_metrics must be 'all' alone or names of groups, got {args.log_metrics}"
+            )
         hint = did_you_mean(name, (ALL_GROUPS, *GROUPS))
         raise ConfigError(f"GRPOEnvConfig.log_metrics has the unknown group {shown(name)}{hint}")
 

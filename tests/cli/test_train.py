@@ -126,7 +126,7 @@ def test_ctrl_c_keeps_the_policy_and_is_a_failure(config: Path, monkeypatch: pyt
     [
         (["--set", "training.max_stepps=2"], "training.max_stepps is unknown; did you mean 'max_steps'?"),
         (["--set", "environments.0.env_config.highest=1"], "env_config['highest'] must be an int of at least 2, got 1"),
-        (["--set", "max_steps"], "--set takes KEY=VALUE"),
+        (["--set", "max_steps"], "--set must be KEY=VALUE"),
     ],
 )
 def test_what_is_wrong_in_a_configuration_is_a_usage_error(arguments: list[str], said: str, config: Path) -> None:

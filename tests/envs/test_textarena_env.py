@@ -206,7 +206,7 @@ def test_rows_build_the_environment_that_plays_them() -> None:
     assert not seeds & {row["task_data"]["seed"] for row in evaluation}
     with pytest.raises(ConfigError, match="did you mean"):
         TextArenaEnv.get_train_dataset(config, siz=3)
-    with pytest.raises(ConfigError, match="no game"):
+    with pytest.raises(ConfigError, match="is not a game of TextArena"):
         TextArenaEnv.get_train_dataset({"game": "Nothing"})
 
 

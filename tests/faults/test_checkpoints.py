@@ -92,8 +92,8 @@ def test_the_newest_whole_checkpoint_is_resumed_and_the_damaged_ones_are_named(
     truncate(folder / "checkpoint-2" / "optimizer.pt")
     with caplog.at_level(logging.WARNING):
         resumed = run(folder, True, max_steps=4)
-    assert "passed over checkpoint-3: trainer_state.json is missing" in caplog.text
-    assert "passed over checkpoint-2: optimizer.pt has" in caplog.text
+    assert "skipped checkpoint-3: trainer_state.json is missing" in caplog.text
+    assert "skipped checkpoint-2: optimizer.pt has" in caplog.text
     assert_equal(resumed, straight)
 
 

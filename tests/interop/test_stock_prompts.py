@@ -56,7 +56,7 @@ def test_with_an_instruction_the_row_stands_beside_the_prompt() -> None:
 
 @pytest.mark.parametrize("prompt", ["What color is the sky?", [{"role": "user", "content": "Hello"}], None, 3, "[1]"])
 def test_another_prompt_is_refused_with_the_remedy(prompt: Any) -> None:
-    with pytest.raises(ConfigError, match=r"prompt 2 holds no task .*prompt_dataset\(rows\)"):
+    with pytest.raises(ConfigError, match=r"prompt 2 must contain a task .*prompt_dataset\(rows\)"):
         row_of(prompt, "prompt 2")
 
 

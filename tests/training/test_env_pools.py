@@ -103,12 +103,12 @@ def test_a_pool_is_made_with_the_arguments_that_the_settings_have_for_it(tmp_pat
         (
             "processes",
             {"num_worker": 1},
-            "['num_worker'] is unknown to env_pool='processes'; did you mean 'num",
+            "['num_worker'] is unknown for env_pool='processes'; did you mean 'num",
         ),
         (
             "threads",
             {"max_memory_mb": 2000},
-            "is unknown to env_pool='threads'; known are 'num_workers'",
+            "is unknown for env_pool='threads'; known are 'num_workers'",
         ),
         ("processes", {"num_workers": 0}, "env_pool_kwargs: num_workers must be a positive int, got 0"),
         ("threads", {"num_workers": 1.5}, "env_pool_kwargs: num_workers must be a positive int, got 1.5"),
@@ -123,7 +123,7 @@ def test_a_pool_is_made_with_the_arguments_that_the_settings_have_for_it(tmp_pat
             "{num_workers: 1}",
             "env_pool_kwargs must be a dict, or a JSON object from a command line, got '{num_workers: 1}'",
         ),
-        (None, {"num_workers": 2}, "env_pool_kwargs are for env_pool='threads' or 'processes'"),
+        (None, {"num_workers": 2}, "env_pool_kwargs requires env_pool='threads' or 'processes'"),
     ],
 )
 def test_arguments_that_a_pool_does_not_take_are_refused(

@@ -346,8 +346,8 @@ def silent(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) ->
 @pytest.mark.parametrize(
     ("estimator", "changes", "sentence"),
     [
-        (critical, {}, "needs values: set value_head"),
-        (comparing, {"value_head": "shared"}, "look at values"),
+        (critical, {}, "requires values: set value_head"),
+        (comparing, {"value_head": "shared"}, "use values"),
         (plain, {"truncated_rollouts": 1.0}, "per-token rewards unchanged"),
         (plain, {"scale_rewards": "batch"}, "unchanged and unscaled"),
     ],
@@ -362,7 +362,7 @@ def test_settings_that_do_not_suit_its_traits_are_refused(
 
 def test_the_final_reward_for_every_turn_is_refused_by_its_traits(tmp_path: Path) -> None:
     changes = {"env_config": {"turn_credit": "repeat_final"}, "value_head": "shared"}
-    with pytest.raises(ConfigError, match="advantage_estimator='critical' adds turn rewards"):
+    with pytest.raises(ConfigError, match="advantage_estimator='critical' would count repeatedly"):
         trainer_of(tmp_path, advantage_estimator=critical, **changes)
     trainer_of(tmp_path, advantage_estimator=silent, **changes)
 

@@ -201,7 +201,7 @@ BY_TURN = {"credit": "turn", "rollouts_per_group": 2}
         ({"use_transformers_continuous_batching": True}, "keeps its own key/value cache"),
         ({"cache_implementation": "static"}, "keep their own key/value cache"),
         ({"generation_kwargs": {"top_p": 0.5}}, "without use_vllm"),
-        ({"env_config": {"history": "rerender"}}, "no single stream"),
+        ({"env_config": {"history": "rerender"}}, "as one sequence of tokens"),
         ({"reward_funcs": lambda prompts, **_: [0.0] * len(prompts), "rollouts": BY_TURN}, "scale_rewards='none'"),
         ({"rollouts": BY_TURN, "scale_rewards": "none", "loss_type": "grpo"}, "dapo, cispo, dr_grpo"),
         ({"rollouts": BY_TURN, "scale_rewards": "none", "importance_sampling_level": "sequence"}, "use 'token'"),
@@ -250,7 +250,7 @@ def test_tools_and_further_rewards_are_refused(tmp_path: Path) -> None:
     [
         ({"credit": "turns"}, "'final' or 'turn'"),
         ({"credit": "turn"}, "rollouts_per_group"),
-        ({"rollouts_per_group": 2}, "belongs to credit='turn'"),
+        ({"rollouts_per_group": 2}, "credit='turn' requires rollouts_per_group"),
         ({"max_turn_tokens": 0}, "max_turn_tokens"),
         ({"advantage_estimator": "return_too_go"}, "return_to_go"),
         ({"scale_rewards": True}, "none, group or batch"),

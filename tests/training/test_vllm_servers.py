@@ -342,11 +342,11 @@ def test_an_interrupted_rollout_hangs_up_on_its_server(server: StubServer) -> No
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"vllm_server_base_url": ["http://a:8000"]}, "use_vllm=True and vllm_mode='server': set both"),
-        ({"vllm_server_base_url": "http://a:8000"}, "use_vllm=True and vllm_mode='server': set both"),
+        ({"vllm_server_base_url": ["http://a:8000"]}, "requires use_vllm=True and vllm_mode='server'"),
+        ({"vllm_server_base_url": "http://a:8000"}, "requires use_vllm=True and vllm_mode='server'"),
         ({"vllm_server_base_url": ["a:8000"]}, "must be a URL that begins with http"),
         ({"vllm_server_base_url": "http://a,b"}, "must be a URL that begins with http"),
-        ({"vllm_server_base_url": ["http://a", "http://a"]}, "several different ones"),
+        ({"vllm_server_base_url": ["http://a", "http://a"]}, "several distinct ones"),
     ],
 )
 def test_settings_of_servers_that_mean_nothing_are_refused(

@@ -33,9 +33,7 @@ def tasks_of(
         return list(islice(_rows(env, make, options, most), most))
     except NotImplementedError:
         if options:
-            raise ConfigError(
-                f"{type(env).__name__} builds no dataset that takes options, got {', '.join(options)}"
-            ) from None
+            raise ConfigError(f"{type(env).__name__} has no dataset with options, got {', '.join(options)}") from None
     return [{"seed": derive_seed("command line", split, seed, index)} for index in range(most)]
 
 

@@ -145,7 +145,7 @@ def _find(
         problem = partial(_problem, args=args, max_steps=max_steps)
         folder, passed_over = newest_whole(run_folder, problem)
         for reason in passed_over:
-            logger.warning("skipped checkpoint: %s", reason)
+            logger.warning("skipped %s", reason)
         if folder is None and requested == "auto" and not passed_over:
             return ResumePoint()
         if folder is None:

@@ -188,7 +188,7 @@ def test_other_tools_may_stand_beside_the_search() -> None:
 
 @pytest.mark.parametrize(("config", "tools"), [({}, double), ({"submit_tool": "submit"}, ())])
 def test_the_tag_format_takes_no_other_tools(config: Any, tools: Any) -> None:
-    with pytest.raises(ConfigError, match="format='tags' has no calls"):
+    with pytest.raises(ConfigError, match="format='tags' has no tool calls"):
         SearchEnv(None, {"corpus": CORPUS, "format": "tags", **config}, tools=tools)
 
 
@@ -338,7 +338,7 @@ def test_questions_of_ones_own_are_read_by_their_columns() -> None:
     assert all("Tarn" in row["task_data"]["answers"] for row in rows)
     with pytest.raises(ConfigError, match=r"data\[0\] has no column 'question', from which 'question' is read"):
         SearchEnv.get_train_dataset({"corpus": CORPUS}, data=data)
-    with pytest.raises(ConfigError, match="comes without questions"):
+    with pytest.raises(ConfigError, match="has no questions: pass them as data"):
         SearchEnv.get_train_dataset({"corpus": CORPUS})
 
 

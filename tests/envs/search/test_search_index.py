@@ -143,4 +143,4 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     monkeypatch.setattr(index_module, "_FEWEST_KEPT", 10)
     (tmp_path / "file").write_text("")
     assert open_index(WORLD, IndexOptions(), str(tmp_path / "file" / "inside"))("river", 3)
-    assert "is not kept" in caplog.text
+    assert "cannot be cached in" in caplog.text
