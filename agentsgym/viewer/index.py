@@ -97,7 +97,7 @@ class Index:
         self._add_words("env", [environment_label(path, config) for path, config in configs])
         for name in ("source", "agent", "run", "stop_reason"):
             self._add_words(name, values[name])
-        self._add_words("asked", [_asked(text) for text in values["task_data"]])
+        self._add_words("task_data", [_task_line(text) for text in values["task_data"]])
         ends = zip(values["stop_reason"], values["success"], strict=True)
         self.words["outcome"] = [*_OUTCOMES]
         self.columns["outcome"] = [_OUTCOMES.index(_outcome(reason, success)) for reason, success in ends]
@@ -181,8 +181,8 @@ def environment_label(class_path: str | None, config: str | None) -> str | None:
 
 
 @functools.lru_cache(4096)
-def _asked(task_data: str | None) -> str | None:
-    """A task in a line, with its answer where that is in it; the seed has a column of its own."""
+def _task_line(task_data: str | None) -> str | None:
+    """A task in one line, with its answer if it has one; the seed has its own column."""
     try:
         task = from_json(task_data or "{}")
     except StoreError:

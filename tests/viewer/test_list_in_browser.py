@@ -178,7 +178,7 @@ def test_the_share_that_was_won_is_that_of_what_passes_the_filters(either: Opene
     expect(page.locator(".count .won")).to_have_text(f"{100 * won / told:.1f} % won ({won} of {told})")
 
 
-def test_the_list_says_what_was_asked_with_the_answer_and_in_which_group(browser: Browser, tmp_path: Path) -> None:
+def test_the_list_shows_each_task_with_its_answer_and_its_group(browser: Browser, tmp_path: Path) -> None:
     with RolloutStore.writer(tmp_path / "kept", source="training", generation=1) as writer:
         for index, answer in enumerate(("clock", "board")):
             task = {"question": "What is it?", "solution": answer, "seed": index}

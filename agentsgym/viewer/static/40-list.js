@@ -9,7 +9,7 @@ const COLUMNS = [
   ["final_reward", "reward", "68px", "number", 0],
   ["num_turns", "turns", "50px", "number", 0],
   ["strip", "reward by turn", "minmax(120px, 1.6fr)", "strip", 3],
-  ["asked", "asked", "minmax(120px, 1.6fr)", "word", 3],
+  ["task_data", "task data", "minmax(120px, 1.6fr)", "word", 3],
   ["stop_reason", "stopped by", "90px", "word", 4],
   ["env", "environment", "minmax(112px, 1fr)", "word", 2],
   ["agent", "agent", "minmax(80px, 1fr)", "word", 5],
