@@ -1,1 +1,1 @@
-"""Rollouts in the formats of others: Inspect, trackio, and examples for SFT, DPO and KTO."""
+"""Rollouts in other tools' formats: Inspect, trackio, and examples for SFT, DPO and KTO."""

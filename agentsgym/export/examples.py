@@ -1,7 +1,7 @@
-"""Make examples of rollouts in the conversational formats of TRL's trainers, as plain JSON values.
+"""Convert rollouts to the conversational formats of TRL's trainers, as plain JSON values.
 
-Where the environment has tools, an example has their schemas in ``tools``, as JSON text, which TRL's trainers read:
-dicts of several tools would get each other's keys, with nulls in them, once an arrow table holds them.
+If the environment has tools, an example has their schemas in ``tools``, as JSON text, which TRL's trainers accept: in
+an arrow table, dicts of several tools would be padded with each other's keys as nulls.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Example = dict[str, Any]
 
 
 def sft_examples(records: Iterable[StoredRollout], min_reward: float | None = None) -> Iterator[Example]:
-    """Give the conversations that were won, up to the last answer: ``{"messages": …}``, for ``SFTTrainer``.
+    """Yield the winning conversations, up to the last answer: ``{"messages": …}``, for ``SFTTrainer``.
 
-    Where a history was rewritten, the agent never saw the conversation as it stands in the end: each answer is then an
-    example of its own, behind the conversation that it answered. Where an agent played against itself, one conversation
-    has the answers of winner and loser, so that it is no example unless every role that spoke has won.
+    If a history was rewritten, the agent never saw the final conversation: each answer is then a separate example,
+    after the conversation that it answered. In self-play, one conversation has the answers of winner and loser, so it
+    is an example only if every role that acted has won.
 
     Args:
         records: Rollouts.
-        min_reward: The final reward from which on a rollout is won; None for what the environment says, and then a
-            rollout of which it says nothing is left out.
+        min_reward: The final reward from which a rollout counts as won; None for the environment's ``success``, without
+            which a rollout is left out.
     """
     for record in records:
         trajectory = record.trajectory
@@ -40,13 +40,13 @@ def sft_examples(records: Iterable[StoredRollout], min_reward: float | None = No
 
 
 def kto_examples(records: Iterable[StoredRollout], min_reward: float | None = None) -> Iterator[Example]:
-    """Give every answer with whether its role won the rollout: ``{"prompt": …, "completion": …, "label": …}``.
+    """Yield every answer with whether its role won the rollout: ``{"prompt": …, "completion": …, "label": …}``.
 
-    An answer by itself, because everything in a completion is trained on, and what the environment says is not to be.
+    Each answer is a separate example, because everything in a completion is trained on, and observations must not be.
 
     Args:
         records: Rollouts.
-        min_reward: As for :func:`sft_examples`.
+        min_reward: The threshold of a win, as for :func:`sft_examples`.
     """
     for record in records:
         trajectory = record.trajectory
@@ -62,13 +62,13 @@ def kto_examples(records: Iterable[StoredRollout], min_reward: float | None = No
 
 
 def dpo_examples(records: Iterable[StoredRollout]) -> Iterator[Example]:
-    """Give pairs of answers by task: ``{"prompt": …, "chosen": …, "rejected": …}``, for ``DPOTrainer``.
+    """Yield pairs of answers by task: ``{"prompt": …, "chosen": …, "rejected": …}``, for ``DPOTrainer``.
 
-    Of the rollouts of one task the best is paired with the worst, the second best with the second worst, and so on as
-    long as the rewards differ. A pair is the first turn in which the answers differ, behind the conversation that both
-    have in common: everything in a completion is trained on, and what the environment says is not to be. Of the two,
-    the answer is chosen whose role was paid more in the end, which in self-play may be that of the other rollout. Two
-    rollouts that the environment led apart, by chance, give no pair; ids of calls lead nothing apart.
+    Within a task the best rollout is paired with the worst, the second best with the second worst, and so on as long as
+    the rewards differ. A pair is the first turn in which the answers differ, after the conversation that both share:
+    everything in a completion is trained on, and observations must not be. The chosen answer is the one whose role had
+    the higher return, which in self-play may be that of the other rollout. Two rollouts whose observations diverge
+    first, by chance, give no pair; differing call ids are ignored.
     """
     tasks: dict[tuple[Any, ...], list[Trajectory]] = {}
     tools: dict[tuple[Any, ...], Example] = {}
@@ -84,12 +84,12 @@ def dpo_examples(records: Iterable[StoredRollout]) -> Iterator[Example]:
 
 
 def _tools(record: StoredRollout) -> Example:
-    """The schemas of a rollout's tools, as a field; none without tools, or where the store does not have them."""
+    """The schemas of a rollout's tools, as a field; empty without tools, or if the store does not have them."""
     return {"tools": json.dumps(as_json(record.tools), ensure_ascii=False)} if record.tools else {}
 
 
 def _is_won(trajectory: Trajectory, turn: Turn, min_reward: float | None) -> bool | None:
-    """Whether the role of a turn won; None where that is not known, or the rollout failed."""
+    """Whether the role of a turn won; None if that is unknown, or the rollout failed."""
     if trajectory.failed:
         return None
     earned = _earned(trajectory, turn)
@@ -99,7 +99,7 @@ def _is_won(trajectory: Trajectory, turn: Turn, min_reward: float | None) -> boo
 
 
 def _earned(trajectory: Trajectory, turn: Turn) -> float:
-    """What the role of a turn was paid in all."""
+    """The total reward of a turn's role."""
     return trajectory.final_rewards.get(turn.role, trajectory.final_reward)
 
 
@@ -117,13 +117,13 @@ def _first_difference(better: Trajectory, worse: Trajectory) -> Iterator[Example
 
 
 def _said(message: Message) -> Mapping[str, Any]:
-    """A message without the ids of its calls, which servers draw anew each time."""
+    """A message without the ids of its calls, which servers generate anew each time."""
     calls = [{key: value for key, value in call.items() if key != "id"} for call in message.get("tool_calls", ())]
     return {**message, "tool_calls": calls, "tool_call_id": None}
 
 
 def _task(record: StoredRollout) -> tuple[Any, ...]:
-    """What rollouts of one task have in common; of a record without its task, the index in its run."""
+    """The key that rollouts of one task share; for a record without its task, the index in its run."""
     own = record.trajectory
     task = (to_json(own.task_data),) if own.task_data else (record.run, own.task_index)
     return (record.env_class_path, to_json(record.env_config), to_json(record.tools), *task)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agentsgym.statistics.metrics import Estimate, Evaluation
 
 SUFFIXES: Final = (".eval", ".json")
-_SHARED: Final = ("env_class_path", "env_config", "agent", "run", "source")  # what the rollouts of a log have in common
+_SHARED: Final = ("env_class_path", "env_config", "agent", "run", "source")  # shared by all rollouts of a log
 _EVALUATION: Final = "evaluation"
 _MAX_CHARACTERS: Final = 50_000_000  # of a log's conversations: its samples are in memory until it is written
 
@@ -44,28 +44,28 @@ _MAX_CHARACTERS: Final = 50_000_000  # of a log's conversations: its samples are
 def write_inspect_logs(store: RolloutStore, path: str | Path, *, max_samples: int = 5000) -> list[Path]:
     """Write the rollouts of a store as Inspect logs, which ``inspect view`` shows and ``read_eval_log`` reads.
 
-    A log has one task, so each environment (class and configuration), agent, run and source gets a log of its own, and
-    each evaluation of a run, by the step at which it was made. A sample is a rollout: its epoch is its place among the
-    rollouts of its task, from 1 on (``rollout_index + 1``, or the place in its task group), its scores are ``success``
-    (where the environment says it), ``reward`` and ``turns``; a failed rollout has an error and no scores. Tokens,
-    masks and log-probabilities are not written: a log has no place for them.
+    A log has one task, so each environment (class and configuration), agent, run and source gets a separate log, and so
+    does each evaluation within a run, by its step. A sample is a rollout: its epoch is its index among the rollouts of
+    its task, from 1 (``rollout_index + 1``, or the index in its task group), its scores are ``success`` (if the
+    environment defines it), ``reward`` and ``turns``; a failed rollout has an error and no scores. Tokens, masks and
+    log-probabilities are not written, since the format does not support them.
 
     Args:
-        store: The rollouts; a filter of a store is one too.
+        store: The rollouts; a filtered store is also accepted.
         path: ``FILE.eval`` or ``FILE.json`` for a single log, or a folder for any number of ``.eval`` files, which is
             made. Nothing is overwritten, and what is written is there as a whole or not at all.
-        max_samples: Samples of a log at most, as its samples are in memory until it is written; so is a log that has
-            50 million characters of conversation. The others follow in further logs, each with results of its own,
+        max_samples: The maximum number of samples per log, since samples are in memory until it is written; a log also
+            ends at 50 million characters of conversation. The rest follows in further logs, each with separate results,
             numbered in ``metadata["part"]``.
 
     Returns:
         The files, in the order in which they were written.
 
     Raises:
-        ConfigError: There is something at ``path`` already, it has another suffix, it is one file and there would be
-            several logs, or there are no rollouts.
+        ConfigError: ``path`` already exists, has another suffix, or is one file although there would be several logs,
+            or there are no rollouts.
         MissingDependencyError: inspect_ai is not installed.
-        StoreError: A file of the store cannot be read any more.
+        StoreError: A file of the store cannot be read.
         OSError: The files cannot be written.
     """
     if importlib.util.find_spec("inspect_ai") is None:
@@ -124,7 +124,7 @@ def _several(path: Path, titles: Sequence[str]) -> ConfigError:
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Generator[Path]:
-    """Give a place beside the wanted one, which becomes it in one move if nothing goes wrong."""
+    """Yield a temporary path that is renamed to the final one on success."""
     place = path.absolute().with_name(f".unfinished-{secrets.token_hex(4)}-{path.name}")
     try:
         yield place
@@ -138,7 +138,7 @@ def _whole(path: Path) -> Generator[Path]:
 
 
 def _chosen(store: RolloutStore, shared: Mapping[str, Any]) -> RolloutStore:
-    """The rollouts that have these in common; ``env_config`` is told apart by its text, in which NaN equals itself."""
+    """The rollouts with these shared values; ``env_config`` is compared as text, in which NaN equals itself."""
     config = shared["env_config"]
     wanted = {name: value for name, value in shared.items() if name != "step" or shared["source"] == _EVALUATION}
 
@@ -149,7 +149,7 @@ def _chosen(store: RolloutStore, shared: Mapping[str, Any]) -> RolloutStore:
 
 
 def _groups(store: RolloutStore) -> list[dict[str, Any]]:
-    """What the rollouts of each log have in common, in the order of the store."""
+    """The shared values of each log's rollouts, in the order of the store."""
     names = (*_SHARED, "step")
     columns: list[list[Any]] = [column.to_pylist() for column in store.table(names).columns]
     rows = [dict(zip(names, one, strict=True)) for one in dict.fromkeys(zip(*columns, strict=True))]
@@ -179,12 +179,12 @@ def _file_name(shared: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """The samples of one log, and what came of them.
+    """The samples of one log, and their outcomes.
 
     Attributes:
-        samples: They.
-        outcomes: Of each its rollout without conversation and tokens.
-        times: When each was stored.
+        samples: The samples.
+        outcomes: The rollout of each, without conversation and tokens.
+        times: The time at which each was stored.
     """
 
     samples: list[EvalSample] = field(default_factory=list["EvalSample"])
@@ -223,7 +223,7 @@ def _parts(records: Iterator[StoredRollout], max_samples: int) -> Iterator[_Part
 
 
 def _outcome(trajectory: Trajectory, task: int) -> Trajectory:
-    """Leave out what takes memory."""
+    """Drop the fields that use much memory."""
     turns = [replace(turn, start=0, stop=0, prompt_start=0, prompt_messages=None) for turn in trajectory.turns]
     thin: dict[str, Any] = {"token_ids": (), "messages": (), "logprobs": None, "per_token_rewards": ()}
     return replace(trajectory, turns=turns, task_index=task, **thin)

@@ -35,12 +35,12 @@ _RECORDED = ("source", "run", "agent", "step", "generation", "group", "policy_ve
 
 
 def sample_of(record: StoredRollout, *, identity: int | str, epoch: int) -> EvalSample:
-    """Make a sample of a rollout: its conversation, scores, usage, and what else is known of it.
+    """Convert a rollout to a sample: its conversation, scores, usage, and metadata.
 
     Args:
         record: The rollout.
-        identity: What its task is called in the log.
-        epoch: Its place among the rollouts of that task, from 1 on; no other may have both.
+        identity: The name of its task in the log.
+        epoch: The index among the rollouts of that task, from 1; unique together with ``identity``.
     """
     trajectory = record.trajectory
     messages = _messages(record)
@@ -65,7 +65,7 @@ def sample_of(record: StoredRollout, *, identity: int | str, epoch: int) -> Eval
 
 
 def scores_of(trajectory: Trajectory) -> dict[str, Score]:
-    """Give what a rollout is judged by: ``success`` where the environment says it, ``reward`` and ``turns``."""
+    """Return the scores of a rollout: ``success`` if the environment defines it, ``reward`` and ``turns``."""
     scores = {} if trajectory.success is None else {"success": _success(trajectory.success)}
     rewards = ", ".join(f"{reward:zg}" for reward in trajectory.turn_rewards)
     return scores | {
@@ -75,7 +75,7 @@ def scores_of(trajectory: Trajectory) -> dict[str, Score]:
 
 
 def unknown_success() -> Score:
-    """Judge a rollout whose environment does not say whether it was won, beside others of which it does."""
+    """Return the score of a rollout with unknown success, in a log in which others have it."""
     return Score(value=NOANSWER, explanation="the environment does not say whether it was won, which counts as not won")
 
 
@@ -89,12 +89,12 @@ def usage_of(trajectory: Trajectory) -> ModelUsage | None:
 
 
 def clean(value: object) -> Any:
-    """Give a value as JSON that is valid UTF-8 too: of a broken surrogate pair, its escape."""
+    """Convert a value to JSON that is also valid UTF-8: lone surrogates are escaped."""
     return _clean(as_json(value))
 
 
 def text_of(value: object) -> str:
-    """Give foreign text as valid UTF-8."""
+    """Convert foreign text to valid UTF-8."""
     return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -158,7 +158,7 @@ def _call(call: Mapping[str, Any], number: int) -> ToolCall:
 
 
 def _notes(record: StoredRollout, index: int, turn: Turn) -> dict[str, Any]:
-    """What is known of an answer beside its text."""
+    """The metadata of an answer besides its text."""
     notes: dict[str, Any] = {"turn": index, "reward": turn.reward}
     if turn.invalid:
         notes["invalid"] = True

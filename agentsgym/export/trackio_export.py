@@ -1,7 +1,7 @@
 """Write stored rollouts into trackio's own local database: metrics by step, and every rollout as a trace.
 
-Its database is written to as trackio's own importers do it, without a run of trackio's: a run would ask the Hugging
-Face Hub who is logged in, watch the machine, and only warn where the disk is full.
+The database is written as trackio's own importers do it, without a trackio run: a run would query the Hugging Face Hub
+for the user, monitor the machine, and only warn if the disk is full.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ class _Place(NamedTuple):
 
 
 def export_to_trackio(store: RolloutStore, project: str, run: str | None = None) -> list[str]:
-    """Write the rollouts of a store into trackio's local database; nothing is sent anywhere.
+    """Write the rollouts of a store to trackio's local database; nothing is uploaded.
 
     The rollouts of a training run become the curves ``train/…`` and ``eval/…`` by optimizer step, under the names that
-    are logged while it trains; those of an evaluation one point. Each rollout becomes a trace with its turns, rewards
-    and, where they are stored, advantages. Whatever ends the export early, nothing of it is left in the database;
-    where a full disk lets nothing be deleted either, a warning names the runs that are left in part.
+    are logged during training; those of an evaluation one point. Each rollout becomes a trace with its turns, rewards
+    and, if stored, advantages. If the export is interrupted, its data are removed from the database; if a full disk
+    prevents even that, a warning names the partially written runs.
 
     Args:
         store: The rollouts.
-        project: The project of trackio's; it is made if there is none.
-        run: The name of trackio's run; None for the names of the stored runs, or of the agents where these have none.
+        project: The trackio project; it is created if it does not exist.
+        run: The name of the trackio run; None for the names of the stored runs, or of the agents if these have none.
 
     Returns:
         The names of the runs that were written.
 
     Raises:
-        ConfigError: The project's name is none for trackio, it has a run of that name already, or ``run`` would mix
+        ConfigError: The project's name is invalid, the project has a run of that name already, or ``run`` would mix
             several.
         MissingDependencyError: trackio is not installed.
         StoreError: A file cannot be read, or the database cannot be written.
@@ -215,7 +215,7 @@ def _config(record: StoredRollout) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _nothing_left_of(storage: _Storage, project: str, ids: Mapping[str, str]) -> Generator[None]:
-    """Delete again what an export wrote that something ends: runs, the copies of their traces, a project it made."""
+    """Delete the data of an interrupted export: runs, copies of their traces, and a newly created project."""
     database: Path = storage.database.get_project_db_path(project)
     was_there = database.exists()
     copies = [folder for folder in (storage.traces(project, name) for name in ids) if not folder.exists()]

@@ -1,7 +1,7 @@
-"""Lend our environments to the trainers of others: TRL's own ``GRPOTrainer``, and what is built on it.
+"""Use environments with other trainers: TRL's own ``GRPOTrainer``, and trainers built on it.
 
-Nothing here imports ``trl`` or :mod:`agentsgym.training`, so that it runs beside versions of TRL that our trainer does
-not know: 1.9 to 1.16.
+Nothing here imports ``trl`` or :mod:`agentsgym.training`, so that it supports versions of TRL that this library's
+trainer does not: 1.9 to 1.16.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turn an environment into what TRL's tool loop plays: a class with ``reset`` and tools as methods."""
+"""Adapt an environment to TRL's tool loop: a class with ``reset`` and tools as methods."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OVER: Final = "The episode is over."
 
 
 class ToolLoopEnvironment:
-    """An environment of TRL's tool loop; :func:`as_environment_factory` makes the class whose methods are its tools.
+    """An environment for TRL's tool loop; :func:`as_environment_factory` makes the class whose methods are its tools.
 
     TRL calls ``reset`` with a dataset row before each rollout, the tools as the model calls them, and ``get_reward`` at
     the end.
@@ -46,24 +46,24 @@ class ToolLoopEnvironment:
         self._num_shown = 0
 
     def reset(self, **row: Any) -> str:
-        """Begin an episode of a row's task, and give what the environment says first, its system message included.
+        """Start an episode of a row's task, and return the first observation, its system message included.
 
-        It begins with an empty line where the row has a prompt, to which TRL adds it as it is.
+        It begins with an empty line if the row has a prompt, to which TRL appends it directly.
 
         Args:
-            **row: A row of :func:`~agentsgym.interop.prompts.prompt_dataset` with an instruction, whose prompt TRL adds
-                this text to; or one that has ``task_data`` itself: without a seed, the same game each time.
+            **row: A row of :func:`~agentsgym.interop.prompts.prompt_dataset` with an instruction, to whose prompt TRL
+            appends this text; or one that has ``task_data`` itself: without a seed, every episode is the same.
         """
         known = row if "task_data" in row else row_of(row.get("task"), "the column 'task' of the row", _REMEDY)
         [task] = tasks_of_rows(self._env, [known])
         self._end()
-        # TRL does not say which rollouts share a task group: they share the task, and so must share its seed.
+        # TRL does not identify the rollouts of a task group: they share the task, and so must share its seed.
         [self._trial] = self._env.trials([seeded(task, as_prompt(task))])
         self._playing, self._played, self._num_shown = self._trial.play(), None, 0
         return f"\n\n{self._advance(None)}" if row.get("prompt") else self._advance(None)
 
     def get_reward(self) -> float | None:
-        """Give the final reward; of an episode that the model left, the sum so far; None, no reward, if it failed."""
+        """Return the final reward; the sum so far if the model left the episode; None, no reward, if it failed."""
         played, trial = self._played, self._trial
         self._end()
         if played is not None:
@@ -72,7 +72,7 @@ class ToolLoopEnvironment:
 
     def _act(self, action: Action) -> str:
         if self._playing is None:
-            raise ValueError(_OVER)  # TRL tells the model so
+            raise ValueError(_OVER)  # TRL reports it to the model
         return self._advance(action)
 
     def _advance(self, action: Action | None) -> str:
@@ -83,33 +83,32 @@ class ToolLoopEnvironment:
             self._played, self._playing = cast("Trajectory", end.value), None
             return _OVER if action is not None else f"{_text_of(self._played.messages)}\n\n{_OVER}"
         new = request.messages[self._num_shown :]
-        self._num_shown = len(request.messages) + 1  # the next answer goes on record, and is not shown again
+        self._num_shown = len(request.messages) + 1  # the next action is recorded, and not shown again
         return _text_of(new)
 
     def _end(self) -> None:
-        """Close the episode, if one is being played."""
+        """Close the active episode, if there is one."""
         if self._playing is not None:
             self._playing.close()
         self._playing = self._trial = None
 
 
 def as_environment_factory(env: MultistepEnv, *, tool_name: str = "act") -> type[ToolLoopEnvironment]:
-    """Make the ``environment_factory`` of a stock ``trl.GRPOTrainer`` that plays an environment as tools.
+    """Make the ``environment_factory`` of a stock ``trl.GRPOTrainer`` that exposes an environment as tools.
 
-    The tools of an environment that has them become methods, and beside them ``answer``, which says what is no call (a
-    model that stops calling tools is heard by TRL alone). Any other environment is played by one tool that takes the
-    action as text.
+    The tools of an environment that has them become methods, along with ``answer``, for text that is not a call (only
+    TRL sees a model that stops calling tools). Any other environment has a single tool, which takes the action as text.
 
-    What is lost: the policy must write well-formed calls; observations come in the role ``tool``, the system message
-    inside the first user message; a reward is one number a rollout, with no credit for turns; neither the budget of a
-    turn, nor what ended an episode, nor the share of failed ones is known to the trainer.
+    Limitations: the policy must write well-formed calls; observations have the role ``tool``, with the system message
+        inside the first user message; a reward is one number per rollout, without turn-level credit; the trainer knows
+        neither the budget of a turn, nor why an episode ended, nor the share of failed ones.
 
     Args:
         env: The environment of every row. It needs no tokenizer, and records no tokens without one.
-        tool_name: What the one tool of an environment without tools is called.
+        tool_name: The name of the single tool of an environment without tools.
 
     Raises:
-        ConfigError: ``env`` is no environment, or a tool has a name that no method can have or that is taken.
+        ConfigError: ``env`` is not an environment, or a tool's name is reserved or not a valid method name.
     """
     if not isinstance(env, MultistepEnv):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"as_environment_factory needs a MultistepEnv, got {shown(env)}")
@@ -126,7 +125,7 @@ def as_environment_factory(env: MultistepEnv, *, tool_name: str = "act") -> type
 
 def _text_tool(name: str, summary: str, argument: str) -> Callable[..., str]:
     def tool(self: ToolLoopEnvironment, action: str) -> str:
-        return self._act(Action(text=action))  # pyright: ignore[reportPrivateUsage]  # a method of that class
+        return self._act(Action(text=action))  # pyright: ignore[reportPrivateUsage]  # called on that class
 
     return _described(tool, name, summary, {"action": {"type": "string", "description": argument}}, ["action"])
 
@@ -146,7 +145,7 @@ def _tool(schema: Mapping[str, Any]) -> Callable[..., str]:
 def _described(
     tool: Callable[..., str], name: str, summary: str, properties: Mapping[str, Any], required: Sequence[str]
 ) -> Callable[..., str]:
-    """Give a method the signature and the docstring that transformers reads a schema from."""
+    """Give a method the signature and the docstring from which transformers builds a schema."""
     for argument in properties:
         if not argument.isidentifier() or keyword.iskeyword(argument) or argument == "self":
             raise ConfigError(
@@ -159,7 +158,7 @@ def _described(
         default: Any = inspect.Parameter.empty if argument in required else properties[argument].get("default")
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters.append(inspect.Parameter(argument, kind, default=default, annotation=kinds[argument]))
-    # transformers reads one line an argument, and any such heading as the beginning or the end of the arguments.
+    # transformers reads one line per argument, and takes any such heading as the start or the end of the arguments.
     summary = _unheaded(summary).strip() or name
     texts = {one: _unheaded(schema.get("description") or "").split() for one, schema in properties.items()}
     lines = [f"        {one}: {' '.join(words) or one}" for one, words in texts.items()]
@@ -180,7 +179,7 @@ def _kind(schema: Mapping[str, Any]) -> Any:
     if schema.get("enum"):
         return Literal[tuple(schema["enum"])]
     named = schema.get("type") or [one.get("type") for one in schema.get("anyOf", ())]
-    names: list[Any] = [named] if isinstance(named, str) else named  # several where it may be null, say
+    names: list[Any] = [named] if isinstance(named, str) else named  # several if it may be null, for example
     return next((_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES), str)
 
 

@@ -1,4 +1,4 @@
-"""Play our environments for TRL's ``GRPOTrainer(rollout_func=...)`` and the trainers derived from it."""
+"""Generate rollouts for TRL's ``GRPOTrainer(rollout_func=...)`` and the trainers derived from it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Credit = Literal["final", "turn"]
 
 
 class RolloutFunc:
-    """What a stock trainer calls for its rollouts; :func:`rollout_func` makes it.
+    """The rollout function of a stock trainer; made by :func:`rollout_func`.
 
-    It may serve one trainer after the other; a trainer is looked at when it calls for the first time. Its state is what
-    an estimator keeps between batches, and the number of batches that were played.
+    It may serve one trainer after the other; a trainer is inspected at its first call. Its state is the estimator's
+    state between batches, and the number of batches so far.
 
     Attributes:
-        settings: How it plays.
-        credit: What rows are: rollouts (``"final"``) or parts of them (``"turn"``).
-        rollouts_per_group: How many rollouts share the rows of a task group; None for one a row.
+        settings: The settings of rollouts.
+        credit: The unit of rows: rollouts (``"final"``) or parts of them (``"turn"``).
+        rollouts_per_group: The number of rollouts that share the rows of a task group; None for one per row.
     """
 
     def __init__(self, settings: PlayerSettings, *, credit: Credit, rollouts_per_group: int | None) -> None:
@@ -48,20 +48,20 @@ class RolloutFunc:
         self._warned = False
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any] | None]:
-        """Collective: play the tasks of this process's prompts.
+        """Collective: roll out the tasks of this process's prompts.
 
         Args:
-            prompts: Those of :func:`~agentsgym.interop.prompts.prompt_dataset`, each as often as it has rollouts.
-            trainer: Who calls.
+            prompts: Prompts of :func:`~agentsgym.interop.prompts.prompt_dataset`, each repeated once per rollout.
+            trainer: The calling trainer.
 
         Returns:
-            One entry a prompt of each of ``prompt_ids``, ``completion_ids``, ``logprobs``, ``env_mask`` and
-            ``action_mask`` (the same), ``advantages`` (one a token of the completion), ``step_rewards``,
-            ``final_reward``, ``stop_reason``, ``success``, ``row_reward`` and ``is_first_row``.
+            One entry per prompt for each of ``prompt_ids``, ``completion_ids``, ``logprobs``, ``env_mask`` and
+            ``action_mask`` (the same), ``advantages`` (one per completion token), ``step_rewards``, ``final_reward``,
+            ``stop_reason``, ``success``, ``row_reward`` and ``is_first_row``.
 
         Raises:
-            ConfigError: The trainer's settings would go wrong, or a prompt holds no task.
-            TaskError: A task cannot be played.
+            ConfigError: The trainer's settings are unsuitable, or a prompt contains no task.
+            TaskError: A task is invalid.
             TooManyFailuresError: More rollouts failed than ``max_failed_fraction`` allows.
         """
         player = self._player_for(trainer)
@@ -133,7 +133,7 @@ def _columns(rows: Sequence[StockRow], filler: int) -> dict[str, list[Any] | Non
     return columns
 
 
-def rollout_func(  # noqa: PLR0913  # keywords, most of them left out
+def rollout_func(  # noqa: PLR0913  # keywords, mostly left at their defaults
     env: MultistepEnv | Callable[[Any], MultistepEnv] | None = None,
     *,
     credit: Credit = "final",
@@ -150,41 +150,42 @@ def rollout_func(  # noqa: PLR0913  # keywords, most of them left out
     episode_timeout_s: float | None = None,
     agent: Any = None,
 ) -> RolloutFunc:
-    """Make the ``rollout_func`` of a stock ``trl.GRPOTrainer`` that plays an environment over many turns.
+    """Make the ``rollout_func`` of a stock ``trl.GRPOTrainer`` for a multi-turn environment.
 
-    Beside it the trainer needs :func:`environment_reward` as its reward function and
+    The trainer also needs :func:`environment_reward` as its reward function and
     :func:`~agentsgym.interop.prompts.prompt_dataset` as its dataset::
 
         trainer = GRPOTrainer(
             model, reward_funcs=environment_reward, rollout_func=rollout_func(env), train_dataset=prompt_dataset(rows)
         )
 
-    At the same seed it plays what ``GRPOEnvTrainer`` plays, token for token, with the key/value cache kept across
-    turns, or through TRL's vLLM where the trainer uses it.
+    At the same seed its rollouts equal those of ``GRPOEnvTrainer``, token for token, with the key/value cache kept
+    across turns, or through TRL's vLLM if the trainer uses it.
 
     Args:
-        env: The environment of every row, built with the trainer's tokenizer; a class or another function that makes
-            it of that tokenizer; or None, for each row's own.
+        env: The environment of every row, built with the trainer's tokenizer; a class or another function that makes it
+            from that tokenizer; or None, for each row's own.
         credit: ``"final"``: a row is a rollout and its reward the final reward, which TRL compares within the group;
-            each turn's advantage is handed to reward functions and trains nothing. ``"turn"``: the rows of a group are
-            parts of fewer rollouts, so that every turn is trained by its own advantage; needs
+            each turn's advantage is passed to reward functions but not trained on. ``"turn"``: the rows of a group are
+            parts of fewer rollouts, so that every turn is trained with its own advantage; needs
             ``scale_rewards="none"`` in TRL's settings.
-        rollouts_per_group: With ``"turn"``, how many rollouts share the ``num_generations`` rows of a task group.
-        advantage_estimator: As in ``GRPOEnvConfig``.
-        estimator_kwargs: Likewise.
-        discount: Likewise.
-        scale_rewards: Likewise; of the estimator, not of TRL.
+        rollouts_per_group: With ``"turn"``, the number of rollouts that share the ``num_generations`` rows of a task
+            group.
+        advantage_estimator: The estimator's name, as in ``GRPOEnvConfig``.
+        estimator_kwargs: The estimator's options, as in ``GRPOEnvConfig``.
+        discount: The discount factor, as in ``GRPOEnvConfig``.
+        scale_rewards: The estimator's scaling, as in ``GRPOEnvConfig``; not TRL's setting.
         max_turn_tokens: The budget of one turn in tokens; that of a rollout is TRL's ``max_completion_length``.
         stop_strings: Texts that end a turn.
         max_failed_fraction: The fraction of failed rollouts in a batch above which the run stops.
-        pool: Where the environments run: an ``EnvThreadPool`` or ``EnvProcessPool``, which its owner closes; None for
-            the calling thread.
+        pool: The ``EnvThreadPool`` or ``EnvProcessPool`` in which the environments run, which its owner closes; None
+            for the calling thread.
         turn_timeout_s: Wall-clock seconds of one call of an environment; None for no limit.
         episode_timeout_s: Wall-clock seconds of a rollout; None for no limit.
-        agent: Who plays; None for the policy in training.
+        agent: The agent that acts; None for the policy in training.
 
     Raises:
-        ConfigError: A value is not valid.
+        ConfigError: A value is invalid.
     """
     require("max_turn_tokens", max_turn_tokens, is_int(1), "a positive int")
     require("stop_strings", stop_strings, is_strings, "a list of texts")
@@ -225,19 +226,19 @@ def rollout_func(  # noqa: PLR0913  # keywords, most of them left out
 
 def environment_reward(
     prompts: Sequence[Any],  # noqa: ARG001  # TRL passes it
-    completions: Sequence[Any],  # noqa: ARG001  # likewise; Axolotl counts the parameters
+    completions: Sequence[Any],  # noqa: ARG001  # TRL passes it; Axolotl counts the parameters
     row_reward: Sequence[float | None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """Give TRL the reward of each row, as :func:`rollout_func` set it; the reward function of a stock trainer.
+    """Return the reward of each row, as set by :func:`rollout_func`; the reward function of a stock trainer.
 
-    It also logs ``final_reward`` and, where the environment says so, ``win_rate``, each a mean over rollouts.
+    It also logs ``final_reward`` and, if the environment defines success, ``win_rate``, each a mean over rollouts.
 
     Args:
-        prompts: As TRL passes them; not read.
-        completions: Likewise.
-        row_reward: What the rollout function gave; None for a rollout that failed, which TRL leaves out.
-        **columns: What else TRL passes: the other columns, ``log_metric``.
+        prompts: The prompts, which TRL passes; unused.
+        completions: The completions, which TRL passes; unused.
+        row_reward: The rewards from the rollout function; None for a failed rollout, which TRL excludes.
+        **columns: The other arguments that TRL passes: the other columns, ``log_metric``.
 
     Raises:
         ConfigError: The rows come from another rollout function, or from none.
@@ -254,7 +255,7 @@ def environment_reward(
 
 
 def _log_rollouts(columns: Mapping[str, Any], log_metric: Callable[[str, float], None]) -> None:
-    """Log what is known once a rollout, of those that did not fail."""
+    """Log the per-rollout values of the rollouts that did not fail."""
     stops = zip(columns["is_first_row"], columns["stop_reason"], strict=True)
     places = [place for place, (is_first, stop) in enumerate(stops) if is_first and stop != StopReason.FAILED]
     for name, column in (("final_reward", "final_reward"), ("win_rate", "success")):

@@ -1,4 +1,4 @@
-"""Play the task groups of a stock trainer's generation batch as our own trainer plays them."""
+"""Generate the rollouts of a stock trainer's batch as this library's own trainer does."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerSettings:
-    """How rollouts are played for a stock trainer; the arguments of ``rollout_func``.
+    """The rollout settings for a stock trainer; the arguments of ``rollout_func``.
 
     Attributes:
-        env: The environment, what makes it of a tokenizer, or None for each row's own.
-        credit: How advantages are made.
-        agent: Who plays; None for the policy in training.
+        env: The environment, a function that makes it from a tokenizer, or None for each row's own.
+        credit: The settings of advantages.
+        agent: The agent that acts; None for the policy in training.
         max_turn_tokens: The budget of one turn.
         stop_strings: Texts that end a turn.
         max_failed_fraction: The fraction of failed rollouts above which the run stops.
@@ -66,8 +66,8 @@ class Played:
     """This process's rollouts of a generation batch.
 
     Attributes:
-        trajectories: They, (B,), group after group.
-        advantages: One number a token of each, (B, T).
+        trajectories: The rollouts, (B,), group after group.
+        advantages: One number per token of each, (B, T).
         included: Whether each is trained on, (B,).
     """
 
@@ -77,23 +77,23 @@ class Played:
 
 
 class GroupPlayer:
-    """Plays for one trainer.
+    """Generates rollouts for one trainer.
 
     Attributes:
         environments: The environments of its rows.
-        agent: Who plays.
-        filler: A token for rows that hold none.
+        agent: The agent that acts.
+        filler: A token for otherwise empty rows.
     """
 
     def __init__(self, trainer: Any, settings: PlayerSettings) -> None:
-        """Build the environments and the agent; nothing is played.
+        """Build the environments and the agent; no episode is started.
 
         Args:
-            trainer: A ``GRPOTrainer``, of which public attributes alone are read; a callback is added to it.
-            settings: How to play.
+            trainer: A ``GRPOTrainer``; only public attributes are read, and a callback is added.
+            settings: The rollout settings.
 
         Raises:
-            ConfigError: The environment or the model does not suit.
+            ConfigError: The environment or the model is unsuitable.
         """
         tokenizer, model = trainer.processing_class, trainer.accelerator.unwrap_model(trainer.model)
         self._args, self._settings = trainer.args, settings
@@ -109,7 +109,7 @@ class GroupPlayer:
         refuse_prompt_learning(getattr(model, "peft_config", {}).values())
         self.agent = as_agent(settings.agent if settings.agent is not None else self._policy(trainer, model, tokenizer))
         self._policy_in_training = as_trained_policy(self.agent)
-        self._assigner = AdvantageAssigner(cast("AdvantageSettings", settings.credit))  # it is read, never written
+        self._assigner = AdvantageAssigner(cast("AdvantageSettings", settings.credit))  # read-only
 
     def _policy(self, trainer: Any, model: Any, tokenizer: Any) -> Any:
         if zero_stage(trainer.accelerator):
@@ -132,14 +132,15 @@ class GroupPlayer:
     def play(
         self, rows: Sequence[DatasetRow], *, num_rows: int, num_rollouts: int, step: int, is_training: bool
     ) -> Played:
-        """Collective: play rows that stand in task groups.
+        """Collective: generate the rollouts of rows that form task groups.
 
         Args:
-            rows: This process's, equally many on each; the trainer repeats each task ``num_rows`` times in a row.
-            num_rows: Rows of a task group.
-            num_rollouts: How many of them are played, the first ones; if they are fewer, groups must be whole.
-            step: Optimizer steps that are done.
-            is_training: Whether they are trained on.
+            rows: This process's rows, equally many on each; the trainer repeats each task ``num_rows`` times in a row.
+            num_rows: The number of rows of a task group.
+            num_rollouts: The number of rollouts per group, for its first rows; if fewer than the rows, groups must be
+                complete.
+            step: The number of optimizer steps so far.
+            is_training: Whether the rollouts are for training.
         """
         rank, num_ranks = _place_among_ranks()
         with raise_on_all_ranks():
@@ -153,7 +154,7 @@ class GroupPlayer:
         else:
             seed_parts = (self._args.seed, "eval", self._numbers.next_evaluation(len(rows) * num_ranks))
         trajectories, scored = self._play(rows, places, seed_parts, step)
-        with raise_on_all_ranks():  # an estimator of one's own may fail on one of them
+        with raise_on_all_ranks():  # a custom estimator may fail on one rank
             mine = range(first, first + len(rows))
             counts = [sum(rollout.token_counts) for rollout in scored]
             found = self._assigner.assign(scored, mine, trajectories, counts, is_training=is_training)
@@ -162,7 +163,7 @@ class GroupPlayer:
     def _play(
         self, rows: Sequence[DatasetRow], places: Sequence[tuple[int, int]], seed_parts: Sequence[Any], step: int
     ) -> tuple[list[Trajectory], list[ScoredRollout]]:
-        """Collective: the rollouts of this process, and what estimators see of those of all."""
+        """Collective: the rollouts of this process, and the estimator inputs from all processes."""
         first, error = _place_among_ranks()[0] * len(rows), DeferredError()
         trials, trajectories, found = list[Any](), list[Trajectory](), list[tuple[ScoredRollout, str | None]]()
         with error.capturing():
@@ -175,7 +176,7 @@ class GroupPlayer:
             )
         with error.capturing():
             self._prepare(seed_parts, [trial.session_id for trial in trials], first, step)
-        with error.capturing():  # an agent may be in lockstep with those of other ranks: without trials it still joins
+        with error.capturing():  # an agent may run in lockstep with other ranks: without trials it still joins
             trajectories = play([] if error.first else trials, self.agent, **self._settings.driving)
         with error.capturing():
             if not error.first:
@@ -187,7 +188,7 @@ class GroupPlayer:
 
     def _prepare(self, seed_parts: Sequence[Any], session_ids: Sequence[str], first: int, step: int) -> None:
         if isinstance(self.agent, VLLMPolicyAgent | LockstepVLLMPolicyAgent):
-            self.agent.weights_loaded(step)  # by TRL, before it called
+            self.agent.weights_loaded(step)  # by TRL, before this call
         start = BatchStart(seed_parts=seed_parts, session_ids=session_ids, first_session=first, step=step)
         self._policy_in_training.prepare(start)
 
@@ -201,7 +202,7 @@ class GroupPlayer:
         return scored, trajectory.error
 
     def _check_failures(self, rollouts: Sequence[tuple[ScoredRollout, str | None]]) -> None:
-        """Raise if too many rollouts failed; every rank has those of all ranks, so that all of them raise."""
+        """Raise if too many rollouts failed; every rank has the outcomes of all, so all of them raise."""
         errors = [error for scored, error in rollouts if scored.failed]
         if len(errors) > self._settings.max_failed_fraction * len(rollouts):
             raise TooManyFailuresError(
@@ -211,9 +212,9 @@ class GroupPlayer:
 
 
 class _BatchNumbers(TrainerCallback):
-    """Numbers the generation batches of a run as our own trainer does, so that their seeds are its own.
+    """Numbers the generation batches of a run as this library's trainer does, so that the seeds are equal.
 
-    Training batches count from 1 on, also after a resume; those of an evaluation by the rollouts before them.
+    Training batches count from 1, also after a resume; those of an evaluation by the rollouts before them.
     """
 
     def __init__(self) -> None:
@@ -229,7 +230,7 @@ class _BatchNumbers(TrainerCallback):
         return self._num_generations
 
     def next_evaluation(self, num_rollouts: int) -> int:
-        """The number of the evaluation batch that begins, of so many rollouts over all processes."""
+        """The number of the next evaluation batch, with ``num_rollouts`` rollouts over all processes."""
         index = self._num_evaluated
         self._num_evaluated += num_rollouts
         return index
@@ -253,19 +254,19 @@ class _BatchNumbers(TrainerCallback):
         self._num_generations = None
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
-        """End an evaluation: the next one plays the same."""
+        """End an evaluation, so that the next one repeats its numbers."""
         self._num_evaluated = 0
 
     on_predict = on_evaluate
 
 
 def check_groups(rows: Sequence[DatasetRow], num_rows: int, *, first: int) -> None:
-    """Raise :class:`ConfigError` if rows that share a task group are of different tasks.
+    """Raise :class:`ConfigError` if rows of one task group have different tasks.
 
     Args:
-        rows: This process's.
-        num_rows: Rows of a task group.
-        first: Index of the first of them among those of all processes.
+        rows: This process's rows.
+        num_rows: The number of rows of a task group.
+        first: The index of the first of them among the rows of all processes.
     """
     for index, (one, other) in enumerate(pairwise(rows), 1):
         if (first + index) % num_rows and one != other:
@@ -277,7 +278,7 @@ def check_groups(rows: Sequence[DatasetRow], num_rows: int, *, first: int) -> No
 
 
 def _place_among_ranks() -> tuple[int, int]:
-    """The rank of this process, and how many there are."""
+    """The rank of this process, and the number of processes."""
     state: Any = PartialState()
     return state.process_index, state.num_processes
 

@@ -1,4 +1,4 @@
-"""Write tasks as prompts, all that TRL hands to a rollout function, and read them again."""
+"""Serialize tasks as prompts, the only data that TRL passes to a rollout function, and parse them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _REMEDY: Final = "make the dataset with agentsgym.interop.prompt_dataset(rows)"
 
 
 def as_prompt(row: Mapping[str, Any]) -> str:
-    """Write a dataset row, or a task by itself, as the text of a prompt.
+    """Serialize a dataset row, or a bare task, as the text of a prompt.
 
     No model ever reads it: the environment writes the prompts that the policy sees. Equal rows give equal texts.
 
     Args:
-        row: A row with ``task_data`` and, where environments are built from rows, ``env_class_path`` and
-            ``env_config``; or the task.
+        row: A row with ``task_data`` and, if environments are built from rows, ``env_class_path`` and ``env_config``;
+            or the task.
 
     Raises:
-        TaskError: It is no mapping, or JSON has no form for something in it.
+        TaskError: The row is not a mapping, or contains a value that JSON cannot represent.
 
     >>> as_prompt({"seed": 7})
     '{"agentsgym_row": {"task_data": {"seed": 7}}}'
@@ -43,15 +43,15 @@ def as_prompt(row: Mapping[str, Any]) -> str:
 
 
 def row_of(prompt: Any, name: str = "the prompt", remedy: str = _REMEDY) -> DatasetRow:
-    """Read a row from its prompt: the text of :func:`as_prompt`, or messages of which one holds it.
+    """Parse a row from its prompt: the text of :func:`as_prompt`, or messages of which one contains it.
 
     Args:
-        prompt: As TRL hands it on.
-        name: What errors call it.
-        remedy: What errors say to do.
+        prompt: The prompt that TRL passes.
+        name: The name of the prompt in errors.
+        remedy: The advice in errors.
 
     Raises:
-        ConfigError: It is no such prompt.
+        ConfigError: The prompt does not contain a row.
     """
     for text in _texts(prompt):
         try:
@@ -74,23 +74,23 @@ def _texts(prompt: Any) -> list[str]:
 
 
 def prompt_dataset(rows: Any, *, instruction: str | None = None) -> Any:
-    """Make the dataset that a stock trainer takes, each whole row in one text column.
+    """Make the dataset for a stock trainer, each whole row in one text column.
 
-    TRL hands a rollout function nothing of a row but its prompt, so that for ``rollout_func`` the prompt is the row.
+    TRL passes only the prompt of a row to a rollout function, so for ``rollout_func`` the prompt is the row.
 
     Args:
-        rows: Rows as :meth:`~agentsgym.envs.base.MultistepEnv.get_train_dataset` and :func:`agentsgym.mix` make them,
-            or tasks: a dataset, a stream (``IterableDataset``), or any list of dicts.
-        instruction: For :func:`~agentsgym.interop.factory.as_environment_factory`: the prompt is then a user message
-            with this text, to which the environment adds its own, and the row stands in the column ``task``. A task
-            without a seed gets one by the place of its row, so that the rollouts of a task group play the same game.
+        rows: Rows as made by :meth:`~agentsgym.envs.base.MultistepEnv.get_train_dataset` and :func:`agentsgym.mix`, or
+            tasks: a dataset, a stream (``IterableDataset``), or any list of dicts.
+        instruction: The user message for :func:`~agentsgym.interop.factory.as_environment_factory`, to which the
+            environment adds its own text; the row is then in the column ``task``. A task without a seed gets one from
+            the index of its row, so that the rollouts of a task group share one episode setup.
 
     Returns:
-        A ``Dataset``, of a stream an ``IterableDataset``, in the order of the rows.
+        A ``Dataset``, or an ``IterableDataset`` for a stream, in the order of the rows.
 
     Raises:
         ConfigError: There are no rows.
-        TaskError: A row is no dict, or cannot be written as JSON.
+        TaskError: A row is not a dict, or cannot be written as JSON.
     """
     library: Any = datasets  # its makers leave their arguments untyped
     if isinstance(rows, datasets.IterableDataset):
@@ -113,5 +113,5 @@ def _made_rows(rows: Iterable[Mapping[str, Any]], instruction: str | None) -> It
 
 
 def seeded(task: Mapping[str, Any], *parts: object) -> dict[str, Any]:
-    """Give a task that has no seed one that is hashed from ``parts``."""
+    """Add a seed hashed from ``parts`` to a task without one."""
     return {**task, "seed": derive_seed(*parts) if task.get("seed") is None else task["seed"]}

@@ -1,14 +1,14 @@
-"""Lay rollouts out as the rows that TRL trains: one a rollout, or one for each advantage that a rollout holds.
+"""Lay rollouts out as rows for TRL: one per rollout, or one for each distinct advantage in a rollout.
 
-TRL gives a row one number, its reward less the mean of its group, for every token that ``env_mask`` marks. So a rollout
-whose turns have different advantages takes several rows, each marking the turns of one of them::
+TRL gives a row one number, its reward minus the mean of its group, for every token that ``env_mask`` marks. A rollout
+whose turns have different advantages therefore takes several rows, each marking the turns of one of them::
 
     rollout     prompt  a1  o1  a2  o2  a3          advantages 0.5, -1, 0.5
     row 0       prompt  a1  o1  a2  o2  a3          marks a1 and a3, reward  0.5
     row 1       prompt  a1  o1  a2                  marks a2,        reward -1.0
     balance     one token                           marks nothing,   reward  0.5     so that the group's mean is 0
 
-With rewards that sum to 0, TRL subtracts 0; every token has the advantage that it was given.
+With rewards that sum to 0, TRL subtracts 0; every token keeps its own advantage.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class StockRow:
     """One row of a stock trainer.
 
     Attributes:
-        rollout: What it is a part of; None for one that is there for its reward alone.
-        advantages: One number a token of the rollout, (T,); empty where they are not known.
+        rollout: The rollout that it is a part of; None for a row that exists for its reward alone.
+        advantages: One number per token of the rollout, (T,); empty if they are unknown.
         positions: The tokens of the rollout that are trained on, in order.
-        reward: What its group is compared by; None for a rollout that failed and is compared with nothing.
-        is_first: Whether it is its rollout's first row, for what is counted once a rollout.
+        reward: The number that TRL compares within the group; None for a failed rollout, which is excluded.
+        is_first: Whether it is its rollout's first row, for metrics that count once per rollout.
     """
 
     rollout: Trajectory | None
@@ -40,10 +40,10 @@ class StockRow:
     is_first: bool = True
 
     def columns(self, filler: int) -> dict[str, Any]:
-        """Give its entries of the dict that TRL wants, by key.
+        """Return its entries of the dict that TRL expects, by key.
 
         Args:
-            filler: A token for what would be empty: TRL looks at the last token of every row.
+            filler: A token for otherwise empty entries: TRL reads the last token of every row.
         """
         rollout = self.rollout
         if rollout is None or not rollout.turns or not rollout.token_ids:
@@ -77,17 +77,17 @@ class StockRow:
 
 
 def agent_positions(trajectory: Trajectory) -> list[int]:
-    """The places of the agent's tokens that can be trained on, in order: the first of a row has no context."""
+    """The positions of the agent's trainable tokens, in order: the first token of a row has no context."""
     return [place for turn in trajectory.turns for place in range(max(1, turn.start), turn.stop)]
 
 
 def whole_row(trajectory: Trajectory, advantages: Sequence[float], *, included: bool) -> StockRow:
-    """Make the one row of a rollout whose reward is its final reward.
+    """Make the single row of a rollout whose reward is its final reward.
 
     Args:
         trajectory: The rollout.
-        advantages: Those of its tokens, (T,), for reward functions to look at.
-        included: Whether it is trained on and in baselines.
+        advantages: The advantages of its tokens, (T,), for use by reward functions.
+        included: Whether it counts for training and baselines.
     """
     positions = agent_positions(trajectory) if included else []
     reward = averaged_exactly(trajectory.final_reward) if included else None
@@ -97,8 +97,8 @@ def whole_row(trajectory: Trajectory, advantages: Sequence[float], *, included: 
 def averaged_exactly(reward: float) -> float:
     """Round a reward to 16 significant bits, so that in float32 the mean of up to 256 equal ones is the same number.
 
-    TRL divides what a reward differs from its group's mean by the group's spread: of eight rewards of 0.1 each the sum
-    is rounded, the spread is 8e-9 and not 0, and what should train nothing trains on noise.
+    TRL divides the difference of a reward from its group's mean by the group's standard deviation: of eight rewards of
+    0.1 each the sum is rounded, the deviation is 8e-9 rather than 0, and a group without signal trains on noise.
 
     >>> averaged_exactly(0.5), averaged_exactly(-0.1)
     (0.5, -0.10000038146972656)
@@ -112,20 +112,20 @@ class _Level:
     """Tokens of one rollout that share an advantage.
 
     Attributes:
-        value: It, or the mean over the tokens of what was joined.
-        positions: Their places.
+        value: The advantage, or its mean over the tokens after joining.
+        positions: The positions of the tokens.
     """
 
     value: float
     positions: list[int] = field(default_factory=list[int])
 
     def cost_of_joining(self, other: _Level) -> float:
-        """The growth of the sum over tokens of the squared error, if both shared their mean (Ward 1963)."""
+        """The increase in the sum over tokens of the squared error if both shared their mean (Ward 1963)."""
         one, two = len(self.positions), len(other.positions)
         return one * two / (one + two) * (self.value - other.value) ** 2
 
     def join(self, other: _Level) -> None:
-        """Take the tokens of another level in."""
+        """Absorb the tokens of another level."""
         one, two = len(self.positions), len(other.positions)
         self.value = (one * self.value + two * other.value) / (one + two)
         self.positions = sorted([*self.positions, *other.positions])
@@ -136,23 +136,23 @@ def group_rows(
 ) -> tuple[list[StockRow], int]:
     """Make exactly ``num_rows`` rows of one task group's rollouts, so that each token keeps its advantage.
 
-    Where the rollouts have more different advantages than there are rows, those that lie closest within a rollout are
-    joined and share their mean over tokens, as few as need be.
+    If the rollouts have more distinct advantages than there are rows, the closest ones within a rollout are joined and
+    share their mean over tokens, as few as necessary.
 
     Args:
         trajectories: The rollouts of one task, (n,), fewer than ``num_rows``.
-        advantages: One number a token of each, (n, T).
+        advantages: One number per token of each, (n, T).
         included: Whether each is trained on, (n,).
         num_rows: TRL's ``num_generations``.
 
     Returns:
-        The rows, whose rewards sum to 0; and how many pairs were joined.
+        The rows, whose rewards sum to 0; and the number of joined pairs.
     """
     levels = [
         _levels(trajectory, own) if counts else []
         for trajectory, own, counts in zip(trajectories, advantages, included, strict=True)
     ]
-    # A rollout without tokens of its own has no row; where it is the only thing of note, it still is in the metrics.
+    # A rollout without agent tokens has no row; if it is the only relevant one, it is still in the metrics.
     num_bare = sum(not own for own in levels)
     num_joined = 0
     while sum(map(len, levels)) + num_bare > num_rows - 1:

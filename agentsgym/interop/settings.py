@@ -1,4 +1,4 @@
-"""Refuse settings of a stock trainer that would treat rollouts over many turns wrongly, each with the reason."""
+"""Reject settings of a stock trainer that would treat multi-turn rollouts wrongly, each with the reason."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from agentsgym.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 Rule = tuple[str, Callable[[Any], bool], str]
-"""A setting of TRL's, whether its value is refused, and why."""
+"""A TRL setting, the predicate of rejected values, and the reason."""
 
-_IS_SET: Final[Callable[[Any], bool]] = lambda value: value is not None  # noqa: E731  # one entry of a table
+_IS_SET: Final[Callable[[Any], bool]] = lambda value: value is not None  # noqa: E731  # an entry of the table
 
 _REFUSED: Final[tuple[Rule, ...]] = (
     (
@@ -77,12 +77,12 @@ _REFUSED_BY_TURN: Final[tuple[Rule, ...]] = (
 
 
 def check_trainer(trainer: Any, *, by_turn: bool, rollouts_per_group: int | None) -> None:
-    """Raise :class:`ConfigError` for a trainer whose settings would go silently wrong.
+    """Raise :class:`ConfigError` for a trainer whose settings would silently give wrong results.
 
     Args:
         trainer: A ``GRPOTrainer`` or one derived from it.
         by_turn: Whether rows are parts of rollouts.
-        rollouts_per_group: How many rollouts share the rows of a task group; None for one a row.
+        rollouts_per_group: The number of rollouts that share the rows of a task group; None for one per row.
     """
     args = trainer.args
     for name, reason in _structural_errors(trainer):
@@ -137,7 +137,7 @@ def _check_turns(trainer: Any, rollouts_per_group: int | None) -> None:
 
 
 def check_environment(env: MultistepEnv) -> None:
-    """Raise :class:`ConfigError` for an environment whose rollouts are no single stream of tokens."""
+    """Raise :class:`ConfigError` for an environment whose rollouts are not a single token stream."""
     history = env.env_config["history"]
     if history != "append":
         raise ConfigError(

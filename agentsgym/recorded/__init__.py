@@ -1,4 +1,4 @@
-"""Trajectories of conversations that were recorded elsewhere: chat messages, and OpenEnv's training traces."""
+"""Trajectories from conversations recorded elsewhere: chat messages, and OpenEnv's training traces."""
 
 from agentsgym.recorded.messages import trajectory_from_messages
 from agentsgym.recorded.rows import trajectories_from_messages

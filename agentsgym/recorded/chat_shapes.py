@@ -1,4 +1,4 @@
-"""Read chat messages of any of the usual shapes, OpenAI's among them, as messages and actions of ours."""
+"""Parse chat messages of any common shape, OpenAI's included, into this library's messages and actions."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from agentsgym.tokens.tool_messages import structured_calls
 from agentsgym.types import Action, Message, ToolCall
 
 ROLES: Final = ("system", "user", "assistant", "tool")
-_SAME_ROLE: Final = {"developer": "system"}  # what OpenAI's reasoning models call it
-_UNWRITTEN: Final = ("function_call", "refusal", "audio")  # what OpenAI's answers may hold and no template prints
+_SAME_ROLE: Final = {"developer": "system"}  # the name in OpenAI's reasoning models
+_UNWRITTEN: Final = ("function_call", "refusal", "audio")  # in OpenAI's answers, but in no template
 _CALLS: Final = "tool_calls"
 
 
 def read_messages(messages: Any) -> tuple[list[Message], dict[int, Action]]:
-    """Read a conversation.
+    """Parse a conversation.
 
     Args:
         messages: Dicts with ``role`` and ``content``: a text, null, or parts of text. An answer may have ``tool_calls``
             (arguments as an object or as JSON text) and ``reasoning_content`` (or ``reasoning``).
 
     Returns:
-        The messages, calls left out, and the action of each answer by its index among them.
+        The messages, without calls, and the action of each answer by its index among them.
 
     Raises:
-        ConfigError: There is no message, or one cannot be read; the sentence names it by its index.
+        ConfigError: There are no messages, or one is invalid; the error names its index.
     """
     if not _is_list(messages) or not messages:
         raise ConfigError(f"messages must be a list of at least one chat message, got {shown(messages)}")
@@ -46,14 +46,14 @@ def read_messages(messages: Any) -> tuple[list[Message], dict[int, Action]]:
 
 
 def shown_messages(messages: Any, where: str) -> list[Message]:
-    """Read messages that only say what the tokens beside them mean: calls that cannot be read stay as they are written.
+    """Parse messages that only describe the tokens beside them: invalid calls are kept as written.
 
     Args:
-        messages: As :func:`read_messages` takes them.
-        where: What they are, for errors.
+        messages: The messages, as for :func:`read_messages`.
+        where: The name of the messages in errors.
 
     Raises:
-        ConfigError: One has no role or content that can be read.
+        ConfigError: A message has no valid role or content.
     """
     if not _is_list(messages):
         raise ConfigError(f"{where} must be a list of chat messages, got {shown(messages)}")
@@ -61,19 +61,19 @@ def shown_messages(messages: Any, where: str) -> list[Message]:
 
 
 def shown_message(message: Any, where: str) -> Message:
-    """Read one message as :func:`shown_messages` does."""
+    """Parse one message as :func:`shown_messages` does."""
     plain, calls = _plain(message, where), _calls_of(message, where)
     try:
         read = structured_calls([_call(call, where) for call in calls], 0)
     except ConfigError:
         if not all(isinstance(_get(call, "function"), Mapping) for call in calls):
-            raise  # a call that nothing can show
+            raise  # a call that cannot be shown
         return {**plain, "tool_calls": calls}
     return {**plain, "tool_calls": read} if read else plain
 
 
 def _plain(message: Any, where: str) -> Message:
-    """A message as ours has it, without calls."""
+    """Convert a message to this library's form, without calls."""
     if not isinstance(message, Mapping):
         raise ConfigError(f"{where} must be a dict with 'role' and 'content', got {shown(message)}")
     given = cast("Mapping[str, Any]", message)
@@ -100,7 +100,7 @@ def _plain(message: Any, where: str) -> Message:
 
 
 def _text(content: Any, where: str) -> str:
-    """A content as one text; null is none, and parts of text are put together."""
+    """Convert a content to one text; null is empty, and parts of text are concatenated."""
     if content is None:
         return ""
     if _is_list(content):
@@ -124,7 +124,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def _get(value: Any, name: str) -> Any:
-    """A field of a dict; None where it is none."""
+    """A field of a dict; None for any other value."""
     return cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else None
 
 
@@ -138,7 +138,7 @@ def _calls_of(message: Mapping[str, Any], where: str) -> Sequence[Any]:
 
 
 def _call(call: Any, where: str) -> ToolCall:
-    """Read a call, as OpenAI writes it, with an object as arguments, or without the ``function`` around both."""
+    """Parse a call in OpenAI's form, with an object as arguments, or without the ``function`` wrapper."""
     function = _get(call, "function") or call
     arguments = _get(function, "arguments")
     try:

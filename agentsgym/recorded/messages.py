@@ -1,4 +1,4 @@
-"""Make a trajectory of a conversation of chat messages."""
+"""Make a trajectory from a conversation of chat messages."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ def trajectory_from_messages(
     history: Literal["append", "rerender"] = "append",
     **about: Unpack[About],
 ) -> Trajectory:
-    """Record a conversation that was held elsewhere, as an environment records an agent that answers in text.
+    """Record an external conversation, as an environment records an agent that answers in text.
 
     Each message of the assistant is a turn. Its text is encoded once and closed by the template's end of turn, so no
-    turn is exact and nothing has a log-probability. What stands behind the last answer is among the messages and not
-    among the tokens.
+    turn is exact and there are no log-probabilities. Messages after the last answer are kept as messages but not as
+    tokens.
 
     Args:
-        tokenizer: Its chat template writes the conversation; without a template texts are put together as they are,
-            and None gives a trajectory without tokens.
+        tokenizer: The tokenizer, whose chat template formats the conversation; without a template texts are
+            concatenated, and None gives a trajectory without tokens.
         messages: Dicts with ``role`` and ``content``, of roles system (or developer), user, assistant and tool.
             Contents are texts, null, or parts of text. Answers may have ``tool_calls`` (arguments as an object, or as
-            JSON text, as OpenAI has them) and ``reasoning_content``.
-        rewards: One number for the whole, which the last turn gets, or one a turn, (K,).
-        tools: JSON schemas of the tools that the prompt showed.
+            JSON text as in OpenAI's format) and ``reasoning_content``.
+        rewards: One number in total, for the last turn, or one per turn, (K,).
+        tools: The JSON schemas of the tools in the prompt.
         chat_template_kwargs: Further variables of the chat template (``enable_thinking``, …).
-        history: What an answer's prompt was: ``"append"``, all that is recorded before it, or ``"rerender"``, the whole
-            conversation rendered anew, as servers do: where the template drops old thinking, a new segment begins.
-        **about: Which rollout it is: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``, ``task_data``
-            and ``info``, see :class:`~agentsgym.recorded.metadata.About`.
+        history: The form of an answer's prompt: ``"append"``, everything recorded before it, or ``"rerender"``, the
+            whole conversation rendered again, as servers do: if the template drops old thinking, a new segment begins.
+        **about: The rollout's metadata: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``,
+        ``task_data`` and ``info``, see :class:`~agentsgym.recorded.metadata.About`.
 
     Raises:
-        ConfigError: A message cannot be read, none is the assistant's, an answer has nothing to answer, rewards are not
-            as many as answers or not finite, or the tokenizer does not know a word of an answer.
-        TemplateError: The chat template does not take the messages.
+        ConfigError: A message is invalid, none is the assistant's, an answer has nothing before it, the rewards do not
+            match the answers or are not finite, or an answer contains a word that is unknown to the tokenizer.
+        TemplateError: The chat template rejects the messages.
     """
     require("history", history, one_of("append", "rerender"), "'append' or 'rerender'")
     facts = checked_about(cast("Mapping[str, Any]", about))

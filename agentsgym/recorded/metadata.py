@@ -1,4 +1,4 @@
-"""What a recording says beside its tokens: the rewards of its turns, and which rollout it is."""
+"""The metadata of a recording: the rewards of its turns, and the identity of its rollout."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from agentsgym.texts import shown
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 
 Rewards = float | Sequence[float]
-"""One number for the whole, which the last turn gets, or one a turn, (K,)."""
+"""One number in total, for the last turn, or one per turn, (K,)."""
 
 
 class About(TypedDict, total=False):
-    """Which rollout a recording is; what is left out is as in a :class:`~agentsgym.types.Trajectory` made by hand.
+    """The metadata of a recorded rollout; the defaults are those of :class:`~agentsgym.types.Trajectory`.
 
     Attributes:
-        stop_reason: Why it ended, a :class:`~agentsgym.types.StopReason` or its value; ``"done"`` by default.
-        session_id: A name.
-        task_index: Index of its task; rollouts of equal index are compared with each other.
-        rollout_index: Index among the rollouts of that task.
+        stop_reason: The reason why it ended, a :class:`~agentsgym.types.StopReason` or its value; ``"done"`` by
+            default.
+        session_id: The session's name.
+        task_index: The index of its task; rollouts of equal index are compared with each other.
+        rollout_index: The index among the rollouts of that task.
         task_data: The task.
-        info: What the environment said of the end; ``info["success"]`` says whether it was solved.
+        info: The environment's final info; ``info["success"]`` is whether the task was solved.
     """
 
     stop_reason: StopReason | str
@@ -56,20 +57,20 @@ _REASONS: Final = [one for one in StopReason if one is not StopReason.FAILED]
 
 
 def plain_rewards(rewards: Any) -> Any:
-    """Give the rewards of an array or a tensor, of one number too, as plain numbers."""
+    """Convert the rewards of an array or a tensor, scalars included, to plain numbers."""
     return rewards.tolist() if callable(getattr(rewards, "tolist", None)) else rewards
 
 
 def turn_rewards(rewards: Any, num_turns: int, what: str) -> list[float]:
-    """Give each turn its reward, (K,).
+    """Return the reward of each turn, (K,).
 
     Args:
-        rewards: One number, or one a turn.
+        rewards: One number, or one per turn.
         num_turns: K, at least 1.
-        what: What a turn is in the recording, for errors.
+        what: The name of a turn in the recording, for errors.
 
     Raises:
-        ConfigError: There are more or fewer, or one is no finite number.
+        ConfigError: The number of rewards does not match, or one is not a finite number.
 
     >>> turn_rewards(1, 3, "answer"), turn_rewards([0.5, 1], 2, "answer")
     ([0.0, 0.0, 1.0], [0.5, 1.0])
@@ -90,10 +91,10 @@ def turn_rewards(rewards: Any, num_turns: int, what: str) -> list[float]:
 
 
 def check_tokenizer(value: Any) -> None:
-    """Check that it is one, or None.
+    """Check that a value is a tokenizer, or None.
 
     Raises:
-        ConfigError: It is something else, the name of a model for example.
+        ConfigError: The value is something else, such as the name of a model.
     """
     require(
         "tokenizer", value, lambda one: one is None or hasattr(one, "decode"), "a tokenizer of transformers or None"
@@ -101,11 +102,11 @@ def check_tokenizer(value: Any) -> None:
 
 
 def checked_about(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Check what a recording is said to be.
+    """Check the metadata of a recording.
 
     Raises:
-        ConfigError: A name is unknown, or a value is not valid. A rollout that failed is not among the reasons: it has
-            nothing to learn from.
+        ConfigError: A name is unknown, or a value is invalid. Failed is not a valid stop reason: there is nothing to
+            learn from such a rollout.
     """
     for name, value in about.items():
         if name not in _VALID:
@@ -126,13 +127,13 @@ def finished(
     """Make the trajectory, its rewards spread over the tokens of their turns, as an environment does by default.
 
     Args:
-        token_ids: (T,).
+        token_ids: The tokens, (T,).
         turns: The turns, at least one, with their rewards.
         messages: The conversation.
-        logprobs: (T,), or None.
-        about: What :func:`checked_about` gave.
+        logprobs: The log-probabilities, (T,), or None.
+        about: The result of :func:`checked_about`.
     """
-    if about["stop_reason"] is StopReason.INVALID:  # the last action was one too many
+    if about["stop_reason"] is StopReason.INVALID:  # the last action exceeded the allowance
         turns = [*turns[:-1], replace(turns[-1], invalid=True)]
     trajectory = Trajectory(
         token_ids=token_ids,

@@ -1,4 +1,4 @@
-"""Hold a conversation again that is known as text, and find where its answers lie."""
+"""Replay a conversation that is known as text, and locate its answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentsgym.types import Action, Message
 
 
 class Place(NamedTuple):
-    """Where an answer lies: fields of a :class:`~agentsgym.types.Turn`."""
+    """The location of an answer: fields of a :class:`~agentsgym.types.Turn`."""
 
     start: int
     stop: int
@@ -25,20 +25,20 @@ def replay(
 ) -> list[Place]:
     """Record a conversation as an environment records that of an agent which answers in text.
 
-    What stands behind the last answer is left out.
+    Anything after the last answer is left out.
 
     Args:
-        transcript: A new one; it has the messages and the tokens afterwards.
+        transcript: A new transcript, which receives the messages and the tokens.
         messages: The conversation.
         answers: The agent's actions by the indices of their messages, in order.
-        chat_format: The transcript's; None for none.
+        chat_format: The transcript's chat format; None for none.
 
     Returns:
-        The place of each answer.
+        The location of each answer.
 
     Raises:
-        ConfigError: An answer has nothing in front of it to answer, or the tokenizer does not know a word of it.
-        TemplateError: The chat template does not take the messages.
+        ConfigError: An answer has nothing before it, or contains a word that is unknown to the tokenizer.
+        TemplateError: The chat template rejects the messages.
     """
     places: list[Place] = []
     said = 0
@@ -59,7 +59,7 @@ def replay(
 
 
 def _has_unknown(answer: Sequence[int], chat_format: ChatFormat) -> bool:
-    """Whether an answer has the token for unknown words, which of some tokenizers is also the one that ends a turn."""
+    """Whether an answer contains the unknown-word token, which in some tokenizers is also the one that ends a turn."""
     unknown = getattr(chat_format.tokenizer, "unk_token_id", None)
     is_ended = bool(answer) and answer[-1] in chat_format.stop_token_ids
     return unknown is not None and unknown in (answer[:-1] if is_ended else answer)

@@ -1,4 +1,4 @@
-"""Make trajectories of many conversations: lines of a file, or rows of a dataset."""
+"""Make trajectories from many conversations: lines of a file, or rows of a dataset."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ def trajectories_from_messages(
     rewards: Rewards | None = None,
     history: Literal["append", "rerender"] = "append",
 ) -> list[Trajectory]:
-    """Record conversations that were held elsewhere, and say which of them are of one task.
+    """Record external conversations, and group them by task.
 
-    A row has ``messages``, and ``rewards`` or ``reward``: one number, or one an answer. It may have what
-    :func:`~agentsgym.recorded.messages.trajectory_from_messages` takes: ``tools`` (also as JSON text),
+    A row has ``messages``, and ``rewards`` or ``reward``: one number, or one per answer. It may have further arguments
+    of :func:`~agentsgym.recorded.messages.trajectory_from_messages`: ``tools`` (also as JSON text),
     ``chat_template_kwargs``, ``stop_reason``, ``session_id``, ``task_data`` and ``info``; and ``success``. Other keys
-    are passed over, and nulls are as if they were not there. Rows are of one task if they have the same ``task``, or,
-    without it, the same ``task_data``, or, without both, the same messages up to the first answer. Tasks are numbered
-    as they come (``task_index``), and so are the rollouts of each (``rollout_index``).
+    are ignored, and nulls count as missing. Rows belong to one task if they have the same ``task``, or, without it, the
+    same ``task_data``, or, without both, the same messages up to the first answer. Tasks are numbered in order of
+    appearance (``task_index``), and so are the rollouts of each (``rollout_index``).
 
     Args:
-        tokenizer: Whose chat template writes the conversations; None for trajectories without tokens.
-        rows: A file of one JSON object a line, a ``datasets.Dataset``, or any rows.
-        rewards: Of rows that have none; None refuses such rows.
-        history: As in :func:`~agentsgym.recorded.messages.trajectory_from_messages`.
+        tokenizer: The tokenizer, whose chat template formats the conversations; None for trajectories without tokens.
+        rows: A file of one JSON object per line, a ``datasets.Dataset``, or any rows.
+        rewards: The rewards of rows that have none; None rejects such rows.
+        history: The form of prompts, as in :func:`~agentsgym.recorded.messages.trajectory_from_messages`.
 
     Returns:
         The trajectories, in the order of the rows.
 
     Raises:
-        ConfigError: The file cannot be read, or a row, which the sentence names.
-        TemplateError: The chat template does not take the messages of a row, which the sentence names.
+        ConfigError: The file or a row is invalid; the message names the row.
+        TemplateError: The chat template rejects the messages of a row, which the message names.
     """
     tasks: dict[str, int] = {}
     counts: dict[int, int] = {}
@@ -67,10 +67,10 @@ def trajectories_from_messages(
 
 
 def read_json(path: Path) -> Any:
-    """Read a file of one JSON value.
+    """Read a file with one JSON value.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The file cannot be read.
     """
     try:
         return json.loads(path.read_bytes())
@@ -80,7 +80,7 @@ def read_json(path: Path) -> Any:
 
 
 def _numbered(rows: Any) -> Iterator[tuple[str, _Row]]:
-    """Give the rows with what they are called."""
+    """Yield the rows with their names for errors."""
     if isinstance(rows, str | Path):
         yield from _lines(Path(rows))
         return
@@ -122,7 +122,7 @@ def _options(row: _Row) -> dict[str, Any]:
         if not isinstance(row["success"], bool):
             raise ConfigError(f"success must be true or false, got {shown(row['success'])}")
         info = options.setdefault("info", {})
-        if isinstance(info, Mapping):  # else it is refused as any other is
+        if isinstance(info, Mapping):  # otherwise it is rejected by the usual check
             options["info"] = {**cast("_Row", info), "success": row["success"]}
     return options
 
@@ -137,7 +137,7 @@ def _rewards_of(row: _Row, otherwise: Rewards | None) -> Any:
 
 
 def _task_of(row: _Row) -> str:
-    """What rows of one task have in common, as text."""
+    """The key that rows of one task share, as text."""
     for name in ("task", "task_data"):
         if name in row:
             return _key(name, row[name])

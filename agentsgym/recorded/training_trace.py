@@ -1,7 +1,7 @@
-"""Read OpenEnv's ``TrainingTrace`` (schema 1), which has the tokens of every call of a model, as a trajectory.
+"""Read OpenEnv's ``TrainingTrace`` (schema 1), which contains the tokens of every model call, as a trajectory.
 
-A prompt that goes on from what is recorded goes on in the record; any other, of a history that was rewritten or of a
-conversation beside the first, begins a new segment::
+A prompt that extends the recorded tokens is appended to them; any other, from a rewritten history or a parallel
+conversation, begins a new segment::
 
     prompt 0 ▏ completion 0 ▏ rest of prompt 1 ▏ completion 1 ║ prompt 2 ▏ completion 2
     mask 0   ▏ its loss mask ▏ 0               ▏ …            ║ 0        ▏ …
@@ -40,13 +40,13 @@ _TURN_FIELDS: Final = ("node_id", *_LISTS, *_DICTS)
 
 
 class _Call(NamedTuple):
-    """One call of the model that was checked.
+    """One validated call of the model.
 
     Attributes:
-        prompt: What it was given, (P,).
-        completion: What it sampled, (C,).
-        logprobs: (C,).
-        trained: Which part of the completion is trained on, one run of its mask; empty if none is.
+        prompt: The prompt tokens, (P,).
+        completion: The sampled tokens, (C,).
+        logprobs: The log-probabilities of the completion, (C,).
+        trained: The part of the completion that is trained on, one run of its mask; empty if none is.
         shown: The messages of its prompt; None if the trace has none.
         answer: The message of its completion.
     """
@@ -62,25 +62,25 @@ class _Call(NamedTuple):
 def trajectory_from_training_trace(
     trace: str | Path | Mapping[str, Any], rewards: Rewards, *, tokenizer: Any = None, **about: Unpack[About]
 ) -> Trajectory:
-    """Read a training trace of OpenEnv, token for token; its turns are exact.
+    """Read an OpenEnv training trace, token for token; its turns are exact.
 
     A turn is the part of a completion that the loss mask marks, 1 in one run. A call that the mask leaves out is
-    context of the calls whose prompts hold it, and no turn.
+    context for the calls whose prompts contain it, and not a turn.
 
     Args:
-        trace: What ``TrainingTrace.model_dump()`` gives, the trace itself, or a file of it as JSON. ``openenv`` need
+        trace: The result of ``TrainingTrace.model_dump()``, the trace itself, or a JSON file of it. ``openenv`` need
             not be installed.
-        rewards: One number for the whole, which the last turn gets, or one for each turn of the trace, 0 for those that
-            are not trained on: a trace has none.
-        tokenizer: Of the model; checks the ids, and writes the messages of a trace that has none in ``request`` and
+        rewards: One number in total, for the last turn, or one for each turn of the trace, 0 for those that are not
+            trained on; the trace itself has none.
+        tokenizer: The model's tokenizer; validates the ids, and decodes the messages of a trace without ``request`` and
             ``response``.
-        **about: Which rollout it is: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``, ``task_data``
-            and ``info``, see :class:`~agentsgym.recorded.metadata.About`.
+        **about: The rollout's metadata: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``,
+        ``task_data`` and ``info``, see :class:`~agentsgym.recorded.metadata.About`.
 
     Raises:
-        ConfigError: It is no such trace or of another version, a field is unknown, missing or not valid, lengths do not
-            agree, a node comes twice, a mask has gaps, nothing is trained on, or it has no messages and nothing writes
-            them.
+        ConfigError: The trace is invalid or of another version, a field is unknown, missing or invalid, lengths do not
+            match, a node is duplicated, a mask has gaps, nothing is trained on, or messages are missing without a
+            tokenizer.
     """
     facts = checked_about(cast("Mapping[str, Any]", about))
     check_tokenizer(tokenizer)
@@ -104,7 +104,7 @@ def trajectory_from_training_trace(
 
 
 class _Record:
-    """The record, as it grows."""
+    """The growing record."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.token_ids: list[int] = []
@@ -139,14 +139,14 @@ class _Record:
         )
 
     def _say(self, call: _Call, new: list[int], where: str, *, is_continued: bool) -> list[Message] | None:
-        """Append what is new in the conversation; returns what the call was shown where that is not all before it."""
+        """Append the new messages; returns the call's prompt messages if they differ from the record so far."""
         said: list[Message] = self.messages
         before = call.shown
         if before is None:
             asked: Message = {"role": "user", "content": self._decoded(new, where)}
             before = [*said, asked] if is_continued else [asked]
         answer: Message = call.answer or {"role": "assistant", "content": self._decoded(call.completion, where)}
-        if len(before) > 1 and before[-1]["role"] == "assistant":  # the answer goes on from what was put into its mouth
+        if len(before) > 1 and before[-1]["role"] == "assistant":  # the answer continues a prefilled one
             answer = {**answer, "content": before[-1]["content"] + answer["content"]}
             before = before[:-1]
         is_all = [*map(_core, before[: len(said)])] == [*map(_core, said)]
@@ -162,19 +162,19 @@ class _Record:
 
 
 def _newest(messages: list[Message]) -> list[Message]:
-    """What stands behind the last answer."""
+    """The messages after the last answer."""
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     return messages[answers[-1] + 1 :] if answers else messages
 
 
 def _core(message: Message) -> tuple[Any, ...]:
-    """What harnesses do not change where they send an answer back: ids of calls and thoughts they may."""
+    """The parts of a message that harnesses preserve when they resend an answer, unlike call ids and thoughts."""
     calls = [call.get("function") for call in message.get("tool_calls", ())]
     return message["role"], message["content"], calls
 
 
 def _turns_of(trace: Any) -> list[Mapping[str, Any]]:
-    """The turns of a trace, which are dicts with the fields of the schema alone."""
+    """The turns of a trace, dicts with the fields of the schema alone."""
     value = read_json(Path(trace)) if isinstance(trace, str | Path) else trace
     value = value.model_dump() if callable(getattr(value, "model_dump", None)) else value
     if not isinstance(value, Mapping):
@@ -273,7 +273,7 @@ def _check_items(values: Sequence[Any], name: str, valid: Check, expected: str) 
 
 
 def _run_of(mask: Sequence[int], where: str) -> range:
-    """Which completion tokens the mask marks."""
+    """The completion tokens that the mask marks."""
     marked = [index for index, one in enumerate(mask) if one]
     if any(after != before + 1 for before, after in pairwise(marked)):
         raise ConfigError(f"{where}['loss_mask'] must mark one contiguous run of tokens, got gaps: {shown(mask)}")
@@ -281,7 +281,7 @@ def _run_of(mask: Sequence[int], where: str) -> range:
 
 
 def _messages_of(fields: Mapping[str, Any], where: str) -> tuple[list[Message] | None, Message | None]:
-    """The messages of the prompt and of the answer, each None where the trace has none."""
+    """The messages of the prompt and of the answer, each None if the trace has none."""
     request: Any = fields.get("request", {}).get("messages")
     choices: Any = fields.get("response", {}).get("choices")
     first = cast("list[Any]", choices)[0] if isinstance(choices, list | tuple) and choices else None

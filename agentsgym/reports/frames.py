@@ -26,12 +26,12 @@ Rows = Callable[[Trajectory], list[dict[str, Any]]]
 
 
 def evaluation_frame(evaluation: Evaluation, by: str = "rollout") -> DataFrame:
-    """Give an evaluation's rollouts as a table, one row a rollout or a turn: see :func:`rollouts_frame`."""
+    """Return an evaluation's rollouts as a table, one row per rollout or turn: see :func:`rollouts_frame`."""
     return rollouts_frame(evaluation.trajectories, by)
 
 
 def trajectory_frame(trajectory: Trajectory, by: str = "turn") -> DataFrame:
-    """Give one rollout as a table, one row a turn or a token: see :func:`turn_rows` and :func:`token_rows`.
+    """Return one rollout as a table, one row per turn or token: see :func:`turn_rows` and :func:`token_rows`.
 
     Raises:
         ConfigError: ``by`` is neither.
@@ -40,11 +40,11 @@ def trajectory_frame(trajectory: Trajectory, by: str = "turn") -> DataFrame:
 
 
 def rollouts_frame(trajectories: Iterable[Trajectory], by: str = "rollout") -> DataFrame:
-    """Give rollouts as a table.
+    """Return rollouts as a table.
 
     Args:
-        trajectories: In the order of the rows.
-        by: What a row is: ``"rollout"`` (:func:`rollout_row`), ``"turn"`` (:func:`turn_rows`) or ``"token"``
+        trajectories: The rollouts, in the order of the rows.
+        by: The unit of a row: ``"rollout"`` (:func:`rollout_row`), ``"turn"`` (:func:`turn_rows`) or ``"token"``
             (:func:`token_rows`).
 
     Raises:
@@ -143,7 +143,7 @@ def _logprob_of(trajectory: Trajectory, turn: Turn) -> float | None:
 
 
 def _text_of(trajectory: Trajectory, turn: Turn) -> str | None:
-    """What the agent said; None where the trajectory's messages do not hold it."""
+    """The agent's text; None if the trajectory's messages do not contain it."""
     messages: Sequence[Any] = trajectory.messages
     return messages[turn.message_index]["content"] if turn.message_index < len(messages) else None
 

@@ -54,17 +54,17 @@ background:var(--given);border-bottom:2px solid transparent}
 
 
 def page(*parts: str) -> str:
-    """Put parts into one box with its style, in light and dark as the reader's system asks."""
+    """Put parts into one box with its style, light or dark according to the reader's system."""
     return f'<div class="agentsgym"><style>{_STYLE}</style>{"".join(parts)}</div>'
 
 
 def text(value: str, most: int = 1200) -> str:
-    """Escape a text, of which the middle is left out where it is longer than ``most`` bytes."""
+    """Escape a text, omitting the middle if it is longer than ``most`` bytes."""
     return escape(visible(shortened(value, most)))
 
 
 def tag(name: str, content: str, kind: str = "") -> str:
-    """Put what is escaped already into an element of a class."""
+    """Wrap escaped content in an element with a class."""
     return f'<{name} class="{kind}">{content}</{name}>' if kind else f"<{name}>{content}</{name}>"
 
 
@@ -88,7 +88,7 @@ def ends(items: Sequence[Item], most: int) -> tuple[Sequence[Item], int, Sequenc
 
 
 def left_out(count: int, what: str) -> str:
-    """Say how many of something are not shown; nothing if none."""
+    """Describe how many items are not shown; empty if none."""
     return tag("p", f"… {count:,} {text(what)} are left out …", "faint") if count else ""
 
 
@@ -117,18 +117,18 @@ def trajectory_html(
 ) -> str:
     """Draw a rollout: how it went, its conversation, and its tokens colored by reward or advantage.
 
-    Hovering over a token tells its position, id, turn, reward, log-probability and advantage.
+    Hovering over a token shows its position, id, turn, reward, log-probability and advantage.
 
     Args:
         trajectory: The rollout.
-        tokenizer: Writes tokens as text; without one they are boxes.
-        advantages: (T,), what to color the agent's tokens by; None for ``per_token_rewards``.
+        tokenizer: The tokenizer that decodes tokens; without one they are boxes.
+        advantages: The advantages that color the agent's tokens, (T,); None for ``per_token_rewards``.
 
     Returns:
         One HTML element with its own style, of bounded size.
 
     Raises:
-        ConfigError: There is not one advantage a token.
+        ConfigError: The numbers of advantages and tokens differ.
     """
     if advantages is not None and len(advantages) != len(trajectory.token_ids):
         raise ConfigError(
@@ -198,7 +198,7 @@ def _message(message: Mapping[str, Any], played: tuple[int, Turn] | None) -> str
 
 
 def _notes(index: int, turn: Turn) -> list[str]:
-    """What is said of a turn beside its speaker."""
+    """The annotations of a turn besides its role."""
     notes = [f"turn {index}", f"reward {turn.reward:+zg}"]
     if turn.role is not None:
         notes.append(_role(turn.role))
@@ -214,7 +214,7 @@ def _role(role: object) -> str:
 
 
 def _call(call: Any) -> str:
-    """Write a tool's call as ``name(key=value)``; what is no call is written as it is."""
+    """Format a tool call as ``name(key=value)``; anything else is written as it is."""
     inner: Any = cast("Mapping[str, Any]", call).get("function") if isinstance(call, Mapping) else None
     if not isinstance(inner, Mapping):
         return text(shown(cast("object", call), 400))

@@ -1,6 +1,7 @@
 """Lay stored rollouts out as the columns of an arrow table.
 
-Whatever a typed column cannot hold exactly is beside it in ``corrections``, by field, and is what is read back.
+Any value that a typed column cannot hold exactly is also in ``corrections``, by field, which takes precedence on
+reading.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Lists:
         self._ends, self._missing = array("i", [0]), bytearray()
 
     def add(self, given: Sequence[Any] | None) -> bool:
-        """Add a row; returns whether it is held as it was given, numbers that are equal counting as such."""
+        """Add a row; returns whether it is held exactly, equal numbers counting as exact."""
         taken = self._take(given) if given is not None else True
         self._missing.append(given is None)
         self._ends.append(len(self.values) // self._size)
@@ -84,7 +85,7 @@ class _Lists:
 
 
 def _are_equal(packed: bytes, given: Sequence[Any]) -> bool:
-    """Whether these floats are the numbers that were given: large ints are not."""
+    """Whether these floats equal the given numbers, which large ints may not."""
     if not packed:
         return True
     is_small = bool(np.abs(np.frombuffer(packed, dtype=np.float64)).max() < _EXACT)  # False also where one is NaN
@@ -92,7 +93,7 @@ def _are_equal(packed: bytes, given: Sequence[Any]) -> bool:
 
 
 class _Columns:
-    """The columns of some rollouts, one entry a rollout."""
+    """The columns of some rollouts, one entry per rollout."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[Any]] = {
@@ -119,7 +120,7 @@ class _Columns:
         self._values["inexact"].append([*dict.fromkeys(lost)] or None)  # what was read from a store is known already
 
     def table(self) -> pa.Table:
-        """The table of all that was added."""
+        """The table of all rollouts added."""
         arrays = {name: pa.array(values, type=SCHEMA.field(name).type) for name, values in self._values.items()} | {
             name: column.array() for name, column in self._lists.items()
         }
@@ -216,7 +217,7 @@ def _is_usual(turn: Turn) -> bool:
 
 
 def _nearest_turn(turn: Turn) -> Turn:
-    """The turn that other tools see in the place of one that the columns cannot hold."""
+    """The approximation of a turn that the columns cannot hold, for other tools."""
     numbers = {name: int(getattr(turn, name)) for name in TURN_INTS}
     return replace(
         turn,
@@ -228,7 +229,7 @@ def _nearest_turn(turn: Turn) -> Turn:
 
 
 def _is_float(value: Any) -> bool:
-    """Whether a float64 is the same number."""
+    """Whether a float64 represents the number exactly."""
     return type(value) is float or (type(value) is int and -_EXACT < value < _EXACT)
 
 
@@ -249,7 +250,7 @@ def _float(trajectory: Trajectory, corrections: dict[str, Any]) -> float | None:
 
 
 def _nearest(value: Any) -> float | None:
-    """The float64 that filters and other tools see in the place of a number that is none."""
+    """The closest float64 to a number, for filters and other tools."""
     try:
         return float(value)
     except _REFUSED:

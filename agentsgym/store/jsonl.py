@@ -1,4 +1,4 @@
-"""One line of JSON a rollout."""
+"""One line of JSON per rollout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentsgym.types import StopReason, Trajectory, Turn
 
 
 def line_of(record: StoredRollout) -> str:
-    """Write a rollout as one line: its fields by name, the trajectory's and the turns' nested in them."""
+    """Serialize a rollout as one line: its fields by name, with the trajectory's and the turns' nested in them."""
     plain = _fields(record)
     plain["created_at"] = record.created_at.isoformat()
     plain["trajectory"] = trajectory = _fields(record.trajectory)
@@ -29,10 +29,10 @@ def line_of(record: StoredRollout) -> str:
 
 
 def record_of_line(line: str) -> StoredRollout:
-    """Read a rollout.
+    """Parse a rollout.
 
     Raises:
-        StoreError: The line is none.
+        StoreError: The line is not a rollout.
     """
     plain = from_json(line)
     if not isinstance(plain, Mapping) or "trajectory" not in plain:

@@ -1,7 +1,7 @@
-"""The files of a rollout store: each written whole or not at all, and known from what lies beside it.
+"""The files of a rollout store: each written atomically, and recognized by its name.
 
-A part is written under another name, forced to the disk, and renamed. Whoever dies meanwhile leaves a file whose name
-ends in ``.unfinished``, which nobody reads.
+A part is written under a temporary name, synced to the disk, and renamed. A writer that dies in between leaves a file
+whose name ends in ``.unfinished``, which is never read.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 SUFFIX: Final = ".parquet"
 UNFINISHED: Final = ".unfinished"
-ROWS_PER_GROUP: Final = 128  # what is read for one rollout
+ROWS_PER_GROUP: Final = 128  # read together for one rollout
 _NUM_READERS: Final = 8
 _OWN_NAME: Final = re.compile(rf"part-v{VERSION}-\d{{8}}T\d{{6}}\.\d{{9}}-\w+-\d+-([1-9]\d*)\{SUFFIX}")
 _MAGIC: Final = b"PAR1"  # begins and ends a parquet file
-_TAIL: Final = struct.Struct("<I4s")  # what such a file ends with: the bytes of its footer, and the magic
+_TAIL: Final = struct.Struct("<I4s")  # the end of a parquet file: the size of its footer, and the magic
 _MOST_NAMED: Final = 5  # files in a warning
 _GO_ON: Final = "move it out of the folder to read the others"
 
@@ -49,7 +49,7 @@ class Part:
 
     Attributes:
         path: The file.
-        row_groups: Rows of each of its row groups.
+        row_groups: The number of rows of each of its row groups.
     """
 
     path: Path
@@ -58,11 +58,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a folder holds.
+    """The contents of a folder.
 
     Attributes:
-        parts: Those that can be read, in the order in which they were begun.
-        skipped: Why each of the other parquet files cannot.
+        parts: The readable parts, in the order in which they were started.
+        skipped: The reason why each of the other parquet files is unreadable.
     """
 
     parts: Sequence[Part]
@@ -70,7 +70,7 @@ class Scan:
 
 
 def part_name(writer: str, number: int, num_rollouts: int) -> str:
-    """Name a part: by time, so that names are in order, by its writer, so that no two are alike, and by its size.
+    """Name a part: by time, so that names sort in order, by its writer, so that names are unique, and by its size.
 
     A folder of thousands of parts is opened by their names, without reading their footers.
     """
@@ -80,7 +80,7 @@ def part_name(writer: str, number: int, num_rollouts: int) -> str:
 
 
 def encode(table: pa.Table) -> pa.Buffer:
-    """Write a table as a parquet file in memory."""
+    """Serialize a table as a parquet file in memory."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,
@@ -96,15 +96,15 @@ def encode(table: pa.Table) -> pa.Buffer:
 
 
 def write_part(folder: Path, name: str, data: pa.Buffer) -> Path:
-    """Write a file, whole or not at all.
+    """Write a file atomically.
 
     Raises:
-        OSError: It cannot be written; nothing of it is left.
-        FileExistsError: There is one of this name, whole or not: another writer's.
+        OSError: The file cannot be written; no partial file is left.
+        FileExistsError: Another writer has a file of this name, complete or not.
     """
     path = folder / f"{name}{SUFFIX}"
     unfinished = folder / f"{name}{SUFFIX}{UNFINISHED}"
-    with unfinished.open("xb") as file:  # whoever creates it alone may use the name
+    with unfinished.open("xb") as file:  # exclusive creation claims the name
         try:
             _lock(file)
             file.write(data)
@@ -120,10 +120,10 @@ def write_part(folder: Path, name: str, data: pa.Buffer) -> Path:
 
 
 def scan(folder: Path) -> Scan:
-    """Find the parts in a folder: by their names, and by their footers where others named them.
+    """Find the parts in a folder: by their names, and by their footers for foreign names.
 
     Raises:
-        StoreError: There is no such folder, or a part has another number of rollouts than its name.
+        StoreError: The folder does not exist, or a part's number of rollouts differs from its name.
     """
     if not folder.is_dir():
         what = "a file" if folder.exists() else "nothing"
@@ -144,7 +144,7 @@ def scan(folder: Path) -> Scan:
 
 
 def warn_of_unfinished(folder: Path) -> None:
-    """Name the files that writers who died left behind; what a living one is writing is not among them."""
+    """Warn of the files left behind by writers that died, but not of those that are being written."""
     left = [file for file in sorted(folder.glob(f"*{UNFINISHED}")) if not _is_locked(file)]
     if left:
         logger.warning(
@@ -155,7 +155,7 @@ def warn_of_unfinished(folder: Path) -> None:
 
 
 def _by_name(file: Path) -> Part | None:
-    """Know a whole part by its name; None for any other file."""
+    """Recognize a complete part by its name; None for any other file."""
     match = _OWN_NAME.fullmatch(file.name)
     if match is None:
         return None
@@ -165,7 +165,7 @@ def _by_name(file: Path) -> Part | None:
             footer_bytes, magic = _TAIL.unpack(opened.read())
     except OSError:
         return None
-    # A footer has kilobytes for 128 rollouts: a larger number is not believed, and nothing of its size is allocated.
+    # A footer takes kilobytes per 128 rollouts: a larger number is rejected, and nothing of its size is allocated.
     if magic != _MAGIC or int(match[1]) > min(footer_bytes, size):
         return None
     groups, rest = divmod(int(match[1]), ROWS_PER_GROUP)
@@ -173,10 +173,10 @@ def _by_name(file: Path) -> Part | None:
 
 
 def _open(file: Path) -> Part | str:
-    """Read a footer, or say why it cannot be read.
+    """Read a footer, or return why it is unreadable.
 
     Raises:
-        StoreError: It has another number of rollouts than its name.
+        StoreError: The number of rollouts differs from the file's name.
     """
     try:
         metadata = pq.read_metadata(file)
@@ -207,7 +207,7 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
     """Read one row group of a part.
 
     Raises:
-        StoreError: The file is gone, damaged, lacks a column, or has another number of rollouts than its name.
+        StoreError: The file is missing, damaged, lacks a column, or its number of rollouts differs from its name.
     """
     try:
         with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
@@ -216,7 +216,7 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
                 _refuse_size(part.path, sum(held), sum(part.row_groups))
             table = file.read_row_group(index, columns=None if columns is None else [*columns])
             return _with_later_columns(table).select(SCHEMA.names if columns is None else columns)
-    except StoreError:  # an OSError too
+    except StoreError:  # also an OSError
         raise
     except KeyError as error:
         raise StoreError(f"{part.path} does not have the columns of its footer: {error}; {_GO_ON}") from error
@@ -225,7 +225,7 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
 
 
 def _with_later_columns(table: pa.Table) -> pa.Table:
-    """Add the columns that were not there yet when the file was written, without values."""
+    """Add the columns that are newer than the file, with null values."""
     for name in LATER:
         if name not in table.column_names:
             field = SCHEMA.field(name)
@@ -234,7 +234,7 @@ def _with_later_columns(table: pa.Table) -> pa.Table:
 
 
 def _rename(unfinished: Path, path: Path) -> None:
-    if path.exists():  # nobody else makes it now: whoever does holds the unfinished file
+    if path.exists():  # no race: the name is claimed by the unfinished file
         raise FileExistsError(f"{path} already exists")
     unfinished.rename(path)
 
@@ -246,7 +246,7 @@ def _named(names: Iterator[str]) -> str:
 
 
 def _lock(file: IO[Any]) -> None:
-    """Show that this process is alive: the lock ends with it."""
+    """Mark this process as alive: the lock ends with it."""
     if fcntl is not None:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -258,7 +258,7 @@ def _is_locked(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:  # it has its name now
+    except FileNotFoundError:  # it has been renamed
         return True
     except OSError as error:
         return isinstance(error, BlockingIOError)
@@ -266,7 +266,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Force the new name to the disk, where folders can be."""
+    """Sync the new name to the disk, on systems where folders can be synced."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -34,15 +34,14 @@ _html_of = deferred("agentsgym.reports.html", "rollouts_html")
 
 
 class RolloutStore(Sequence["Trajectory"]):
-    """The rollouts of a folder, as they are when it is opened, in the order in which their parts were written.
+    """The rollouts of a folder, as of the time of opening, in the order in which their parts were written.
 
-    Opening reads the names of its files. ``store[i]`` reads the 128 rollouts around it, of which the last are kept,
-    so that going through a store in order reads everything once. A slice and a filter are stores too, which read as
-    little.
+    Opening reads the names of its files. ``store[i]`` reads the 128 rollouts around it, the most recent of which are
+    cached, so that iterating over a store reads everything once. Slices and filters are stores too, and equally lazy.
 
     Attributes:
         path: The folder.
-        skipped: The parquet files in it that cannot be read, each with the reason; they are logged too.
+        skipped: The unreadable parquet files in it, each with the reason; they are also logged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -52,7 +51,7 @@ class RolloutStore(Sequence["Trajectory"]):
             path: The folder.
 
         Raises:
-            StoreError: There is no such folder.
+            StoreError: The folder does not exist.
         """
         self.path = Path(path)
         found = scan(self.path)
@@ -63,29 +62,29 @@ class RolloutStore(Sequence["Trajectory"]):
 
     @property
     def rows(self) -> Sequence[int]:
-        """The place of each of its rollouts among all of the folder."""
+        """The index of each of its rollouts among all of the folder."""
         return self._rows if isinstance(self._rows, range) else self._rows.tolist()
 
     @property
     def whole(self) -> RolloutStore:
-        """The store of all rollouts of the folder, as they were when it was opened, which this is a part of."""
+        """The store of all rollouts of the folder, as of the time of opening, of which this is a part."""
         return self._view(range(self._files.num_rows))
 
     @staticmethod
     def writer(
         path: str | Path, *, flush_every: int = 256, flush_seconds: float = 10.0, **shared: Any
     ) -> RolloutWriter:
-        """Make a writer, and the folder if there is none.
+        """Make a writer, and the folder if it does not exist.
 
         Args:
             path: The folder.
-            flush_every: Write a part when this many rollouts have come together.
-            flush_seconds: Write a part this long after its first rollout came.
-            **shared: Fields of :class:`~agentsgym.store.records.StoredRollout` that its rollouts have in common.
+            flush_every: The number of rollouts at which a part is written.
+            flush_seconds: The time after the first rollout of a part at which the part is written, in seconds.
+            **shared: Values of :class:`~agentsgym.store.records.StoredRollout` fields for all its rollouts.
 
         Raises:
-            StoreError: There can be no such folder.
-            ConfigError: A field is unknown, or a setting is not valid.
+            StoreError: The folder cannot be created.
+            ConfigError: A field is unknown, or a setting is invalid.
         """
         return RolloutWriter(path, flush_every=flush_every, flush_seconds=flush_seconds, **shared)
 
@@ -113,10 +112,10 @@ class RolloutStore(Sequence["Trajectory"]):
             yield trajectory_of(*self._files.locate(int(row)))
 
     def record(self, index: int) -> StoredRollout:
-        """Read one rollout with everything that is stored beside its trajectory.
+        """Read one rollout with all its metadata.
 
         Raises:
-            StoreError: Its file is gone, or damaged.
+            StoreError: The file is missing or damaged.
         """
         return record_of(*self._files.locate(self._row(index)))
 
@@ -126,15 +125,16 @@ class RolloutStore(Sequence["Trajectory"]):
             yield record_of(*self._files.locate(int(row)))
 
     def filter(self, expression: Expression | None = None, /, **columns: Any) -> RolloutStore:
-        """Keep the rollouts that pass, as a store; only the columns that are named are read.
+        """Keep the rollouts that match, as a store; only the named columns are read.
 
         Args:
-            expression: Over columns that are no lists, as in ``pyarrow.compute.field("final_reward") > 0``.
-            **columns: By column the value that is wanted (None: not known), or a function of the column's value; of a
-                column of JSON the value is what the text says, such as the dict that ``task_data`` is.
+            expression: An expression over columns that are not lists, such as ``pyarrow.compute.field("final_reward") >
+                0``.
+            **columns: The wanted value by column (None: unknown), or a predicate of the column's value; the value of a
+            JSON column is the parsed text, such as the dict ``task_data``.
 
         Raises:
-            ConfigError: A column is unknown, or the expression is none that can be evaluated.
+            ConfigError: A column is unknown, or the expression cannot be evaluated.
         """
         names = [*SCALARS] if expression is not None else []
         table = self.table([*names, *(name for name in columns if name not in names)])
@@ -154,11 +154,11 @@ class RolloutStore(Sequence["Trajectory"]):
         return self._view(np.asarray(self._rows, dtype=np.int64)[kept])
 
     def table(self, columns: Sequence[str] | None = None) -> Table:
-        """Read columns, all by default, as a ``pyarrow.Table`` with one row a rollout.
+        """Read columns, all by default, as a ``pyarrow.Table`` with one row per rollout.
 
         Raises:
             ConfigError: A column is unknown.
-            StoreError: A file is gone, or damaged.
+            StoreError: A file is missing or damaged.
         """
         for name in columns or ():
             if name not in SCHEMA.names:
@@ -166,15 +166,15 @@ class RolloutStore(Sequence["Trajectory"]):
         return self._files.table(self._rows, columns)
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> DataFrame:
-        """Read columns as a ``pandas.DataFrame``; by default those with one value a rollout."""
+        """Read columns as a ``pandas.DataFrame``; by default those with one value per rollout."""
         return self.table(SCALARS if columns is None else columns).to_pandas()
 
     def as_dict(self) -> dict[str, Any]:
-        """Give every rollout with everything that is stored beside it, as plain JSON values, in memory.
+        """Return every rollout with its metadata, as plain JSON values, in memory.
 
-        ``path``, ``num_rollouts``, ``skipped`` (why, by file) and ``rollouts``, each as
-        :meth:`~agentsgym.store.records.StoredRollout.as_dict` gives it. Of a large store take a part:
-        ``store[:100].as_dict()``, or a filter; :meth:`to_jsonl` writes all of it a rollout at a time.
+        The keys are ``path``, ``num_rollouts``, ``skipped`` (reasons by file) and ``rollouts``, each from
+        :meth:`~agentsgym.store.records.StoredRollout.as_dict`. For a large store, use a part:
+        ``store[:100].as_dict()``, or a filter; :meth:`to_jsonl` writes all of it one rollout at a time.
         """
         return {
             "path": str(self.path),
@@ -199,14 +199,14 @@ class RolloutStore(Sequence["Trajectory"]):
 
     @classmethod
     def from_jsonl(cls, source: str | Path, path: str | Path) -> Self:
-        """Add the rollouts of a file that :meth:`to_jsonl` wrote to a store, and open it.
+        """Add the rollouts of a file written by :meth:`to_jsonl` to a store, and open it.
 
         Args:
-            source: The file; empty lines in it are passed over.
-            path: The store; it is made if there is none.
+            source: The file; empty lines are skipped.
+            path: The store; it is created if it does not exist.
 
         Raises:
-            StoreError: A line is none of a rollout; those before it are in the store.
+            StoreError: A line is not a rollout; those before it are in the store.
         """
         with RolloutWriter(path) as writer, Path(source).open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -242,11 +242,11 @@ class _Files:
 
     @property
     def num_rows(self) -> int:
-        """Rollouts of all files."""
+        """The number of rollouts in all files."""
         return int(self._stops[-1]) if len(self._stops) else 0
 
     def locate(self, row: int) -> tuple[Table, int]:
-        """The row group that holds a row, and its place in it."""
+        """The row group that contains a row, and its index there."""
         group = int(np.searchsorted(self._stops, row, side="right"))
         last = self._last  # once: another thread may put another there
         if last is None or last[0] != group:
@@ -254,7 +254,7 @@ class _Files:
         return last[1], row - self._start(group)
 
     def table(self, rows: NDArray[np.int64] | range, columns: Sequence[str] | None) -> Table:
-        """Read some rows, in their order, of some columns."""
+        """Read some rows, in the given order, of some columns."""
         wanted = np.asarray(rows, dtype=np.int64)
         names = SCHEMA.names if columns is None else [*columns]
         pieces = [SCHEMA.empty_table().select(names)]
@@ -273,6 +273,6 @@ class _Files:
 
 
 def _passing(values: Sequence[Any], wanted: Any) -> NDArray[np.bool_]:
-    """Which values are the one that is wanted, or pass the function."""
+    """A mask of the values that equal the wanted one, or satisfy the predicate."""
     passes: Callable[[Any], Any] = wanted if callable(wanted) else lambda value: value == wanted
     return np.fromiter((bool(passes(value)) for value in values), dtype=np.bool_, count=len(values))

@@ -1,4 +1,4 @@
-"""A rollout as it is stored: its trajectory, and what only those who played it know."""
+"""A stored rollout: its trajectory, and the metadata that only its producer has."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from agentsgym.types import StopReason, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRollout:
-    """One finished rollout of a store. What is None was not given.
+    """One finished rollout of a store. None means that the value was not provided.
 
     Attributes:
-        trajectory: It.
-        source: Where it was played: ``"evaluation"``, ``"training"``, ``"play"`` or a word of your own.
-        env_class_path: Its environment, as rows of a dataset name it.
-        env_config: The environment's configuration, defaults filled in.
+        trajectory: The trajectory.
+        source: The origin of the rollout: ``"evaluation"``, ``"training"``, ``"play"`` or a custom word.
+        env_class_path: The environment's class, as named in dataset rows.
+        env_config: The environment's configuration, with defaults filled in.
         tools: The JSON schemas of the environment's tools, as the chat template shows them; None without tools.
-        step: Number of optimizer steps when it was played, in training.
-        generation: Number of its generation batch, from 1, in training.
-        group: Of training: the index of its task group in that batch, over all ranks; of an evaluation within
-            training, in that evaluation.
-        advantages: One number a token, (T,), 0.0 on environment tokens, before weights of the loss.
+        step: The number of optimizer steps at the time of the rollout, in training.
+        generation: The number of its generation batch, from 1, in training.
+        group: The index of its task group over all ranks: in its generation batch for training, in that evaluation for
+            an evaluation within training.
+        advantages: One number per token, (T,), 0.0 on environment tokens, before weights of the loss.
         trainer_logprobs: The trained model's log-probability of each agent token, (T,), 0.0 on environment tokens,
             NaN where the model did not compute it.
         entropies: The entropy of the trained model's distribution before each agent token, in nats, (T,), 0.0 on
             environment tokens, NaN where the model did not compute it.
-        tokenizer: The tokenizer that the ids are of, by the name that ``RolloutWriter.keep_tokenizer`` gives.
-        policy_version: Which weights played: in training the optimizer steps behind them.
-        agent: Who played, by a name.
-        run: The run that it belongs to, by a name.
-        created_at: When it was handed to the store.
-        extra: Anything else.
-        inexact: Sentences on what could not be stored exactly, for a rollout that was read.
+        tokenizer: The tokenizer of the ids, by the name that ``RolloutWriter.keep_tokenizer`` returns.
+        policy_version: The version of the policy's weights: in training, the number of optimizer steps.
+        agent: The agent's name.
+        run: The name of the run.
+        created_at: The time at which it was added to the store.
+        extra: Any other values.
+        inexact: Sentences on the values that could not be stored exactly, for a rollout that was read.
     """
 
     trajectory: Trajectory
@@ -85,10 +85,10 @@ class StoredRollout:
                 )
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the trajectory's ``as_dict`` and everything beside it, in one dict of plain JSON values.
+        """Return the trajectory's ``as_dict`` and all metadata, in one dict of plain JSON values.
 
-        What JSON has no form for is written as in :meth:`~agentsgym.types.Trajectory.as_dict`; ``created_at`` is in ISO
-        8601.
+        Values that JSON cannot represent are written as in :meth:`~agentsgym.types.Trajectory.as_dict`; ``created_at``
+        is in ISO 8601.
         """
         own = {one.name: as_json(getattr(self, one.name)) for one in fields(self) if one.name != "trajectory"}
         return {**self.trajectory.as_dict(), **own, "created_at": self.created_at.isoformat()}
@@ -103,11 +103,11 @@ def _is_moment(value: Any) -> bool:
 
 
 COLUMNS: Final = tuple(one.name for one in fields(StoredRollout) if one.name not in {"trajectory", "inexact"})
-"""Columns of a stored rollout beside the trajectory."""
+"""The columns of a stored rollout other than the trajectory."""
 
 
 def check_columns(given: Mapping[str, Any]) -> None:
-    """Raise :class:`ConfigError` for names that are none of a stored rollout."""
+    """Raise :class:`ConfigError` for names that are not columns of a stored rollout."""
     for name in given:
         if name not in COLUMNS:
             raise ConfigError(f"a stored rollout has no {name!r}{did_you_mean(name, COLUMNS)}")

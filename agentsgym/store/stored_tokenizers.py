@@ -1,8 +1,8 @@
-"""Keep the tokenizers of stored rollouts beside them, so that whoever reads a store can write ids as text.
+"""Keep the tokenizers of stored rollouts with them, so that any reader of a store can decode ids.
 
-A store that was given a tokenizer holds ``__tokenizers/NAME.json``, the tokenizer's own serialization, once; the
-rollouts name it in their column ``tokenizer``. pyarrow skips what begins with ``_``, and ``datasets``
-skips folders that begin with ``__``. Nothing in such a file is run, and none is fetched from anywhere.
+A store with a tokenizer contains ``__tokenizers/NAME.json``, the tokenizer's own serialization, once; the rollouts
+refer to it in their column ``tokenizer``. pyarrow skips names that begin with ``_``, and ``datasets`` skips folders
+that begin with ``__``. Nothing in such a file is executed, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _NAME: Final = re.compile(r"[0-9a-f]{16}")
 
 
 def tokenizer_path(folder: Path, name: str) -> Path:
-    """Where the tokenizer of a name lies in a store."""
+    """The path of a tokenizer in a store."""
     return folder / "__tokenizers" / f"{name}.json"
 
 
 def keep_tokenizer(folder: Path, tokenizer: Any) -> str | None:
-    """Write a tokenizer into a store that does not have it yet, whole or not at all.
+    """Write a tokenizer to a store that does not have it yet, atomically.
 
     Args:
         folder: The store.
-        tokenizer: One of transformers, or of ``tokenizers``; None for none.
+        tokenizer: A tokenizer of transformers or of ``tokenizers``; None for none.
 
     Returns:
-        The first 16 digits of the SHA-256 of its file, by which rollouts name it; None where nothing is kept: a slow
-        tokenizer has no serialization of this kind, and a disk may be full, which is logged.
+        The first 16 digits of the SHA-256 of its file, by which rollouts refer to it; None if nothing is kept: a slow
+        tokenizer has no serialization of this kind, and a write error, such as a full disk, is logged.
     """
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(backend, "to_str"):
         return None
-    # How a batch was last padded and cut is part of the serialization, and none of the tokenizer.
+    # The padding and truncation of the last batch are part of the serialization, but not of the tokenizer.
     plain = {**json.loads(backend.to_str()), "truncation": None, "padding": None}
     data = json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
     name = hashlib.sha256(data).hexdigest()[:16]
@@ -62,12 +62,12 @@ def keep_tokenizer(folder: Path, tokenizer: Any) -> str | None:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer from its file, the one in a store or a ``tokenizer.json``; no code of anybody's is run.
+    """Read a tokenizer from its file, in a store or a ``tokenizer.json``; no code is executed.
 
     Raises:
-        StoreError: There is none, or it is none.
+        StoreError: The file is missing or not a tokenizer.
     """
-    from tokenizers import Tokenizer  # noqa: PLC0415  # whoever only writes rollouts needs none
+    from tokenizers import Tokenizer  # noqa: PLC0415  # not needed for writing rollouts
 
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
@@ -76,10 +76,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def tokenizer_of(folder: Path, name: str) -> Tokenizer | None:
-    """Read the tokenizer that rollouts of a store name; None if the store does not have it.
+    """Read the tokenizer that rollouts of a store refer to; None if the store does not have it.
 
     Raises:
-        StoreError: Its file is damaged, or the name is none.
+        StoreError: The file is damaged, or the name is invalid.
     """
     if not _NAME.fullmatch(name):
         raise StoreError(f"the tokenizer of a rollout must be named by 16 digits, got {shown(name)}")
@@ -95,7 +95,7 @@ def _write(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        unfinished.replace(path)  # two writers have the same bytes
+        unfinished.replace(path)  # concurrent writers have the same bytes
     except BaseException:
         with contextlib.suppress(OSError):
             unfinished.unlink()

@@ -1,8 +1,8 @@
-"""Write any Python value as JSON text: exactly where that is possible, and marked where it is not.
+"""Serialize any Python value as JSON text: exactly if possible, and marked otherwise.
 
-JSON values stand for themselves. Whatever JSON has no form for is an object with one key that begins with ``$``, as
-``{"$tuple": [1, 2]}``; a dict with such a key of its own, or with keys that are no strings, is a list of pairs,
-``{"$dict": [[1, "one"]]}``. Nothing is ever imported or called by what is read.
+JSON values are written directly. Any other value is an object with one key that begins with ``$``, such as ``{"$tuple":
+[1, 2]}``; a dict that has such a key, or keys that are not strings, is a list of pairs, ``{"$dict": [[1, "one"]]}``.
+Reading never imports or calls anything.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def to_json(value: Any, lost: list[str] | None = None) -> str:
 
     Args:
         value: Any value.
-        lost: What cannot be kept exactly is added to it, a phrase each.
+        lost: A list to which a phrase is added for each value that is not stored exactly.
 
     >>> to_json({"board": (1, None), "score": float("-inf")})
     '{"board":{"$tuple":[1,null]},"score":{"$float":"-inf"}}'
@@ -62,10 +62,10 @@ def to_json(value: Any, lost: list[str] | None = None) -> str:
 
 
 def from_json(text: str) -> Any:
-    """Read what :func:`to_json` wrote.
+    """Parse the output of :func:`to_json`.
 
     Raises:
-        StoreError: It is no such text.
+        StoreError: The text is invalid.
     """
     try:
         return json.loads(text, object_hook=_read)
@@ -74,7 +74,7 @@ def from_json(text: str) -> Any:
 
 
 def messages_to_json(messages: Sequence[Mapping[str, Any]], lost: list[str]) -> str:
-    """Write a conversation as :func:`to_json` does, faster where all of it is text, as most conversations are."""
+    """Serialize a conversation like :func:`to_json`, faster if it is all text, as most conversations are."""
     if type(messages) is list and all(map(_is_text, messages)):
         text = _dumped(messages)
         if is_utf8(text):
@@ -83,7 +83,7 @@ def messages_to_json(messages: Sequence[Mapping[str, Any]], lost: list[str]) -> 
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text has no halves of surrogate pairs, which UTF-8 has no form for."""
+    """Whether a text has no lone surrogates, which UTF-8 cannot encode."""
     return text.isascii() or _SURROGATE.search(text) is None
 
 

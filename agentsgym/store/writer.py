@@ -1,4 +1,4 @@
-"""Write finished rollouts to a store, from any thread, while the next ones are played."""
+"""Write finished rollouts to a store, from any thread, while further episodes run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S: Final = 10.0  # from one attempt at a disk that is full to the next
+_RETRY_S: Final = 10.0  # between attempts to write to a full disk
 _AT_END: Final = 0  # the lowest priority: what others do at the end of the process may still add rollouts
 _MOST_NAMES: Final = 100  # that another writer has, by chance or because two have the same random draws
 _MOST_UNWRITTEN: Final = 1 << 30  # bytes of parts that wait for such a disk
@@ -45,13 +45,12 @@ class _Encoded(NamedTuple):
 class RolloutWriter:
     """Appends rollouts to a store, in parts: made by ``RolloutStore.writer``.
 
-    A rollout is on disk once its part is written: when ``flush_every`` have come together, ``flush_seconds`` after the
-    first of them, with :meth:`flush`, and with :meth:`close` at the latest, which a ``with`` and the end of the
-    process call. Parts are written in a thread of the writer's own. Any number of writers, in any processes, may write
-    to one folder.
+    A rollout is on disk once its part is written: after ``flush_every`` rollouts, ``flush_seconds`` after the first of
+    them, with :meth:`flush`, and with :meth:`close` at the latest, which the end of a ``with`` and of the process call.
+    Parts are written in a separate thread. Any number of writers, in any processes, may write to one folder.
 
-    Where the disk takes no more, that is logged once, and finished parts stay in memory (compressed, up to 1 GiB, the
-    oldest given up first) until a later attempt succeeds.
+    If the disk is full, that is logged once, and finished parts stay in memory (compressed, up to 1 GiB, the oldest
+    dropped first) until a later attempt succeeds.
 
     Attributes:
         path: The folder.
@@ -59,7 +58,7 @@ class RolloutWriter:
     """
 
     def __init__(self, path: str | Path, *, flush_every: int = 256, flush_seconds: float = 10.0, **shared: Any) -> None:
-        """Make the folder if there is none; see ``RolloutStore.writer``."""
+        """Create the folder if it does not exist; see ``RolloutStore.writer``."""
         require("flush_every", flush_every, is_int(1), "a positive int")
         require("flush_seconds", flush_seconds, is_positive_number, "a positive number of seconds")
         check_columns(shared)
@@ -78,7 +77,7 @@ class RolloutWriter:
         self._begin()
 
     def _begin(self) -> None:
-        """Have nothing, as a new writer of this process."""
+        """Reset to the state of a new writer in this process."""
         self._process = os.getpid()
         self._id = secrets.token_hex(6)
         self._changed = threading.Condition()
@@ -93,7 +92,7 @@ class RolloutWriter:
         self._bug: Exception | None = None
 
     def _begin_if_forked(self) -> None:
-        """Leave to the parent what it has not written yet, and its lock, which it may have held."""
+        """After a fork, leave the parent's unwritten rollouts, and its lock, which may be held, to the parent."""
         if os.getpid() != self._process:
             self._begin()
 
@@ -105,20 +104,20 @@ class RolloutWriter:
             return len(self._waiting) + sum(part.num_rollouts for part in self._parts)
 
     def add(self, trajectory: Trajectory, **columns: Any) -> None:
-        """Take a finished rollout; it is written soon.
+        """Add a finished rollout, to be written soon.
 
         Args:
-            trajectory: The rollout; it must not be changed any more.
+            trajectory: The rollout; it must not be modified afterwards.
             **columns: Fields of :class:`~agentsgym.store.records.StoredRollout`.
 
         Raises:
-            ConfigError: A column is unknown or not valid, or the writer is closed.
+            ConfigError: A column is unknown or invalid, or the writer is closed.
         """
         check_columns(columns)
         self.add_record(StoredRollout(trajectory=trajectory, **{**self.shared, **columns}))
 
     def add_record(self, record: StoredRollout) -> None:
-        """Take a rollout with all its columns, as one is that comes from another store."""
+        """Add a rollout with all its columns, such as one from another store."""
         self._begin_if_forked()
         with self._changed:
             if self._is_closed:
@@ -131,24 +130,24 @@ class RolloutWriter:
                 self._changed.notify_all()
 
     def keep_tokenizer(self, tokenizer: Any) -> str | None:
-        """Keep a tokenizer in the store, once, and give the name for the column ``tokenizer`` of its rollouts.
+        """Keep a tokenizer in the store, once, and return the name for the column ``tokenizer`` of its rollouts.
 
         Args:
-            tokenizer: One of transformers or of ``tokenizers``; None for none.
+            tokenizer: A tokenizer of transformers or of ``tokenizers``; None for none.
 
         Returns:
-            Its name; None where nothing is kept, as of a slow tokenizer.
+            The name; None if nothing is kept, as for a slow tokenizer.
         """
         return keep_tokenizer(self.path, tokenizer)
 
     def flush(self, *, wait: bool = True) -> None:
-        """Have everything written that was added until now.
+        """Write everything that has been added so far.
 
         Args:
-            wait: Return when it is on disk, not at once.
+            wait: Whether to return only once it is on disk.
 
         Raises:
-            StoreError: It cannot be written; it stays in memory, and the next flush tries again.
+            StoreError: The rollouts cannot be written; they stay in memory, and the next flush retries.
         """
         self._begin_if_forked()
         with self._changed:
@@ -163,10 +162,10 @@ class RolloutWriter:
             self._check()
 
     def close(self, *, strict: bool = True) -> None:
-        """Write what is left and end the thread; a second call tries once more what could not be written.
+        """Write the rest and end the thread; a second call retries failed writes.
 
         Args:
-            strict: Whether what cannot be written raises; it is logged otherwise.
+            strict: Whether a failed write raises; it is logged otherwise.
 
         Raises:
             StoreError: Some rollouts cannot be written: they stay in memory.
@@ -226,7 +225,7 @@ class RolloutWriter:
             self._thread.start()
 
     def _run(self) -> None:
-        """Write what is due until the writer is closed."""
+        """Write due parts until the writer is closed."""
         while True:
             with self._changed:
                 while not self._is_due():
@@ -252,7 +251,7 @@ class RolloutWriter:
         return self._is_flush_requested or is_late or len(self._waiting) >= self._flush_every
 
     def _encoded(self, batch: Sequence[StoredRollout]) -> list[_Encoded]:
-        """Make a part of rollouts; should one of them be more than can be stored, parts of the others."""
+        """Encode rollouts as a part; if one of them cannot be stored, the others as separate parts."""
         if not batch:
             return []
         try:
@@ -265,7 +264,7 @@ class RolloutWriter:
             return []
 
     def _write(self) -> Exception | None:
-        """Write the parts that wait, oldest first; returns what went wrong."""
+        """Write the pending parts, oldest first; returns the error, if any."""
         while self._parts:
             part = self._parts[0]
             try:
@@ -282,7 +281,7 @@ class RolloutWriter:
         return None
 
     def _place(self, part: _Encoded) -> None:
-        """Write a part under a name that nobody has."""
+        """Write a part under an unused name."""
         self.path.mkdir(parents=True, exist_ok=True)
         for _ in range(_MOST_NAMES):
             self._num_parts += 1

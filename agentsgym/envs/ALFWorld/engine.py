@@ -1,4 +1,4 @@
-"""The engine of households, as it runs in a worker process: ALFWorld's own text engine, one game at a time."""
+"""The household engine for a worker process: ALFWorld's own text engine, one game at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_game(path: Path) -> dict[str, Any]:
     """Read a game file.
 
     Raises:
-        ValueError: It cannot be read, is no JSON, or lacks a part of a game.
+        ValueError: The file cannot be read, is not JSON, or lacks a part of a game.
     """
     try:
         game: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -41,9 +41,9 @@ def read_game(path: Path) -> dict[str, Any]:
 
 
 class HouseholdEngine:
-    """Plays ``game.tw-pddl`` files, one after the other, with one copy of the planner's library.
+    """Runs ``game.tw-pddl`` files, one after the other, with one copy of the planner's library.
 
-    The planner itself is never asked.
+    The planner itself is never run.
     """
 
     def __init__(self) -> None:
@@ -57,19 +57,19 @@ class HouseholdEngine:
         self._seen_by: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
     def start(self, game: dict[str, Any]) -> dict[str, Any]:
-        """Load a game and begin it.
+        """Load a game and start it.
 
         Args:
-            game: ``{"file": path}``, or ``{"game": {…}}`` with what would stand in the file.
+            game: ``{"file": path}``, or ``{"game": {…}}`` with the content of such a file.
 
         Returns:
-            ``text``, what the engine says; ``commands``, those that it would take; ``took``, whether it took the last
-            one; ``won``; ``met``, how many of the goal's conditions hold and how many there are, or None if its goal
-            cannot be counted; ``state_key`` and ``world_key``, digests of the position: with equal state keys the
-            engine says the same from there on, with equal world keys all things are where they are.
+            ``text``, the engine's output; ``commands``, the admissible ones; ``took``, whether it accepted the last
+            one; ``won``; ``met``, the number of the goal's conditions that hold and their total, or None if the goal
+            cannot be counted; ``state_key`` and ``world_key``, digests of the position: equal state keys imply equal
+            output from there on, equal world keys imply that all objects are in the same places and states.
 
         Raises:
-            ValueError: The file is no game, or none that the engine can play.
+            ValueError: The file is not a game, or not one that the engine supports.
         """
         state = self._begun(game)
         inner = self._game.unwrapped
@@ -77,7 +77,7 @@ class HouseholdEngine:
         changing = {effect.literal.predicate for action in task.actions for effect in action.effects}
         self._seen_by = _seen_predicates(task, changing, inner._game_data["grammar"])
         self._goal = None
-        with suppress(ValueError, IndexError, TypeError, KeyError):  # progress is then not known
+        with suppress(ValueError, IndexError, TypeError, KeyError):  # progress is then unknown
             objects = {one.name: one.type_name for one in task.objects}
             self._goal = read_goal(inner._game_data["pddl_problem"], objects, facts, changing)
         return self._answer(state, took=True)
@@ -88,17 +88,17 @@ class HouseholdEngine:
             self._game.load(parts)
             remember_commands(self._game.unwrapped)
             return self._game.reset()
-        except (Exception, SystemExit) as error:  # the planner's translator exits for what it cannot read
+        except (Exception, SystemExit) as error:  # the planner's translator exits on unreadable input
             why = f"{type(error).__name__}: {sentence_of(error)}"
             raise ValueError(f"the engine cannot play the game {game.get('file', 'given')}: {why}") from error
 
     def step(self, command: str) -> dict[str, Any]:
-        """Play a command; the answer is that of :meth:`start`."""
+        """Run a command; returns a dict like that of :meth:`start`."""
         state, _, _ = self._game.step(command)
         return self._answer(state, took=state["_last_action"] is not None)
 
     def close(self) -> None:
-        """Let go of the copy of the library, which is a file of its own as long as it is mapped."""
+        """Release the copy of the library, a separate file for as long as it is mapped."""
         library, self._game.unwrapped.downward_lib = self._game.unwrapped.downward_lib, None
         if library is not None:
             self._planner.close_lib(library)
@@ -126,10 +126,11 @@ def _digest(facts: Iterable[Fact]) -> str:
 
 
 def _seen_predicates(task: Any, changing: set[str], grammar: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Name the predicates that change and matter: those that texts or rules ask for, and those of the world alone.
+    """Return the predicates that change and matter: those in texts or rules, and those of the world alone.
 
-    Left out is what is only noted (``checked``, ``wasInReceptacle``). The engine keeps some facts that are no more
-    true as ``not_…``, which texts ask for; they tell of the way here, and so are not of the world.
+    Predicates that only record history (``checked``, ``wasInReceptacle``) are left out. The engine keeps some facts
+    that no longer hold as ``not_…``, which texts depend on; they describe the path so far, and are not part of the
+    world.
     """
     asked = set(_ASKED_BY_GRAMMAR.findall(grammar.lower()))
     conditions = [task.goal, *(axiom.condition for axiom in task.axioms)]

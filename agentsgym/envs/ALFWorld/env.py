@@ -1,4 +1,4 @@
-"""ALFWorld: households in text, in which the agent finds things, changes them and puts them where they belong."""
+"""ALFWorld: text households, in which the agent finds objects, changes them and puts them where they belong."""
 
 from __future__ import annotations
 
@@ -47,27 +47,26 @@ else."""
 
 
 class ALFWorldEnv(TextWorldBase):
-    """Household tasks of ALFWorld (2010.03768), played by its own text engine.
+    """Household tasks of ALFWorld (2010.03768), run by its own text engine.
 
-    A task is ``{"game": "json_2.1.1/train/…/game.tw-pddl", "task_type": str, "seed": int}``; the path leads from the
-    data folder on. Nothing in a game is drawn: the seed changes nothing but which rollouts are of one task.
+    A task is ``{"game": "json_2.1.1/train/…/game.tw-pddl", "task_type": str, "seed": int}``; the path is relative to
+    the data folder. Games are deterministic: the seed only determines which rollouts share a task.
 
     Keys of ``env_config`` beside the common ones (``max_steps_per_episode`` is 50 by default):
 
-    - ``data``: the data folder; None for ``$ALFWORLD_DATA``, and ``~/.cache/alfworld`` where that is not set.
-    - ``show_commands``: which of the commands that the engine would take each observation lists: ``"all"`` (default),
-      ``"here"``, those without ``go to``, whose places the first observation names, or ``"none"``.
-    - ``reward``: ``"success"`` (default), the engine's: 1 for the turn that solves the task; or ``"progress"``: what
-      a turn adds to the share of the goal's conditions that hold, below 0 where it undoes one. That share is
-      ``info["progress"]`` and the potential for potential-based shaping, whatever the reward.
-    - ``nothing_penalty``: what a command costs that the engine does not take ("Nothing happens.").
-    - ``nothing_is_invalid``: whether such a command is an invalid action, of which ``error_allowance`` are forgiven;
-      by default it is a wasted turn.
-    - ``num_processes``: the most processes that engines run in; each plays many games.
-    - ``step_timeout_s``, ``start_timeout_s``: seconds after which an engine is taken to hang, and replaced.
-    - ``max_games_per_process``: games after which a process is replaced; None for never.
-    - ``remember_mb``: megabytes of answers of the engine that are remembered, so that the rollouts of a task ask it
-      once; 0 for none.
+    - ``data``: the data folder; None for ``$ALFWORLD_DATA``, or ``~/.cache/alfworld`` if that is not set.
+    - ``show_commands``: the admissible commands that each observation lists: ``"all"`` (default), ``"here"``, those
+      without ``go to``, whose targets the first observation names, or ``"none"``.
+    - ``reward``: ``"success"`` (default), the engine's: 1 for the turn that solves the task; or ``"progress"``: the
+      change of the share of the goal's conditions that hold, negative if the turn undoes one. That share is
+      ``info["progress"]`` and the potential for potential-based shaping, with either reward.
+    - ``nothing_penalty``: the cost of a command that the engine rejects ("Nothing happens.").
+    - ``nothing_is_invalid``: whether such a command is an invalid action, of which ``error_allowance`` are forgiven; by
+      default it is a wasted turn.
+    - ``num_processes``: the maximum number of engine processes; each runs many games.
+    - ``step_timeout_s``, ``start_timeout_s``: seconds after which an engine is considered hung, and replaced.
+    - ``max_games_per_process``: the number of games after which a process is replaced; None for never.
+    - ``remember_mb``: megabytes of cached engine responses, so that the rollouts of a task share them; 0 for no cache.
     """
 
     spec = SPEC
@@ -88,10 +87,10 @@ class ALFWorldEnv(TextWorldBase):
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
     ) -> None:
-        """Check the configuration and find the data; no engine starts before the first game.
+        """Check the configuration and find the data; no engine starts before the first episode.
 
         Raises:
-            ConfigError: As for every environment; or the data are not there.
+            ConfigError: As for every environment; or the data are missing.
             MissingDependencyError: ``alfworld`` is not installed.
         """
         super().__init__(tokenizer, env_config)
@@ -99,12 +98,12 @@ class ALFWorldEnv(TextWorldBase):
 
     @property
     def data(self) -> Path:
-        """The folder that the paths of tasks lead from."""
+        """The folder that the paths of tasks are relative to."""
         return self._data
 
     @property
     def processes(self) -> Any:
-        """The processes of engines with these settings, which environments of this Python process share."""
+        """The engine processes with these settings, which environments of this Python process share."""
         return self._processes()
 
     def _process_limits(self) -> dict[str, Any]:
@@ -112,7 +111,7 @@ class ALFWorldEnv(TextWorldBase):
 
     def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
         file = game_file(self._data, task_data["game"])
-        # The stamp distinguishes what is remembered of a file from what it said before it was changed.
+        # The stamp distinguishes cached responses for a file from those for an earlier version of it.
         return {"file": str(file), "stamp": stamp_of(file)}
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
@@ -166,7 +165,7 @@ class ALFWorldEnv(TextWorldBase):
         return None if counted is None else counted[0] / max(counted[1], 1)
 
     def _state_key(self, state: State) -> Hashable:
-        """The game, and where all its things are and how."""
+        """The game, and the places and states of all its objects."""
         return state["game"], state["seen"]["world_key"]
 
     def _system_prompt(self) -> str:
@@ -174,16 +173,16 @@ class ALFWorldEnv(TextWorldBase):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to train on, a game each; the options are those of :class:`~.tasks.DatasetOptions`.
+        """Rows to train on, one per game; the options are those of :class:`~.tasks.DatasetOptions`.
 
         Raises:
-            ConfigError: The configuration or an option is not valid, or there are no data.
+            ConfigError: The configuration or an option is invalid, or the data are missing.
         """
         return task_dataset(cls, cls._checked(env_config), "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, of ``"eval_out_of_distribution"`` by default; otherwise as :meth:`get_train_dataset`."""
+        """Rows to evaluate on, by default ``"eval_out_of_distribution"``; otherwise like :meth:`get_train_dataset`."""
         return task_dataset(cls, cls._checked(env_config), "eval", options)
 
     @classmethod
@@ -193,7 +192,7 @@ class ALFWorldEnv(TextWorldBase):
 
 
 def command_in(text: str) -> str:
-    """Find the command in what an agent said, as engines of text worlds have it, in lower case; "" for none.
+    """Extract the command from an agent's text, in lower case as the engine expects it; "" for none.
 
     >>> command_in("<think>A mug.</think>Action: Take mug 1 from  desk 1."), command_in("<action>look</action>")
     ('take mug 1 from desk 1', 'look')

@@ -31,7 +31,7 @@ TASK_TYPES = (
     "pick_and_place_simple", "look_at_obj_in_light", "pick_clean_then_place_in_recep", "pick_heat_then_place_in_recep",
     "pick_cool_then_place_in_recep", "pick_two_obj_and_place",
 )  # fmt: skip
-#: The names of the parts in the engine's own configuration, and those of their folders.
+#: The names of the splits in the engine's own configuration, and their folders.
 SPLITS = {"train": "train", "eval_in_distribution": "valid_seen", "eval_out_of_distribution": "valid_unseen"}
 GAME, TASK = "game.tw-pddl", "traj_data.json"
 VARIABLE = "ALFWORLD_DATA"
@@ -43,10 +43,10 @@ _DOWNLOAD = f"`alfworld-download` gets the data (into ${VARIABLE}, or ~/.cache/a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """A game that can be played.
+    """A playable game.
 
     Attributes:
-        path: Of its file, from the data folder on, with slashes.
+        path: The path of its file relative to the data folder, with forward slashes.
         task_type: One of :data:`TASK_TYPES`.
     """
 
@@ -59,8 +59,8 @@ class Games:
     """The games of a split.
 
     Attributes:
-        games: In the order of their paths.
-        skipped: How many were left out, by the reason why.
+        games: The games in the order of their paths.
+        skipped: The number of games that were left out, by reason.
     """
 
     games: tuple[Game, ...]
@@ -68,13 +68,13 @@ class Games:
 
 
 def data_folder(data: str | None) -> Path:
-    """Find the folder of the data.
+    """Locate the data folder.
 
     Args:
-        data: Where they are; None for ``$ALFWORLD_DATA``, and ``~/.cache/alfworld`` where that is not set.
+        data: A path; None for ``$ALFWORLD_DATA``, or ``~/.cache/alfworld`` if that is not set.
 
     Raises:
-        ConfigError: There is no such folder; the error names the command that gets the data.
+        ConfigError: The folder does not exist; the message contains the download command.
     """
     known = data or os.environ.get(VARIABLE)
     folder = Path(known).expanduser() if known else Path.home() / ".cache" / "alfworld"
@@ -88,10 +88,10 @@ def data_folder(data: str | None) -> Path:
 
 
 def split_name(split: str) -> str:
-    """Give the name of a split by its name or that of its folder, ``"valid_seen"`` for example.
+    """Return the name of a split from its name or its folder's, such as ``"valid_seen"``.
 
     Raises:
-        ConfigError: There is no such split.
+        ConfigError: The split does not exist.
     """
     for name, folder in SPLITS.items():
         if split in (name, folder):
@@ -101,16 +101,16 @@ def split_name(split: str) -> str:
 
 
 def find_games(data: Path, split: str) -> Games:
-    """Find the games of a split; left out are those that ``AlfredTWEnv`` leaves out, and what is no game.
+    """Find the games of a split, without those that ``AlfredTWEnv`` leaves out, and without invalid files.
 
-    What a file says is noted in the user's cache, ``agentsgym/alfworld``, and read again when the file has changed.
+    The result is cached per file in the user's cache, ``agentsgym/alfworld``, and refreshed when a file has changed.
 
     Args:
         data: The data folder, or the ``json_2.1.1`` in it.
-        split: As :func:`split_name` takes it.
+        split: A name that :func:`split_name` accepts.
 
     Raises:
-        ConfigError: There is no such split, or no game in it.
+        ConfigError: The split does not exist, or contains no game.
     """
     folder = _split_folder(data, SPLITS[split_name(split)])
     cache = _cache_dir() / f"{hashlib.blake2b(str(folder.resolve()).encode(), digest_size=12).hexdigest()}.json"
@@ -132,10 +132,10 @@ def find_games(data: Path, split: str) -> Games:
 
 
 def game_file(data: Path, path: Any) -> Path:
-    """Find the file of a task's game.
+    """Locate the file of a task's game.
 
     Raises:
-        TaskError: The path leads out of the data folder, or there is no such file.
+        TaskError: The path leaves the data folder, or the file does not exist.
     """
     if not isinstance(path, str) or not path:
         raise TaskError(f"task_data['game'] must be the path of a {GAME} from the data folder on, got {shown(path)}")
@@ -149,7 +149,7 @@ def game_file(data: Path, path: Any) -> Path:
 
 
 def stamp_of(file: Path) -> str:
-    """Tell one version of a file from the next, by its size and when it was written; empty if there is none."""
+    """Distinguish versions of a file, by its size and modification time; empty if it does not exist."""
     try:
         known = file.stat()
     except OSError:
@@ -172,7 +172,7 @@ def _trials(folder: Path) -> Iterator[Path]:
 
 
 def _read_trial(trial: Path, path: str) -> tuple[str, str]:
-    """Give the task type of a game, and why it is left out, which is empty for one that can be played."""
+    """Return the task type of a game, and why it is left out, which is empty for a playable one."""
     if any(word in path for word in _NOT_SUPPORTED):
         return "", "movable or sliced"
     if not (trial / GAME).is_file():
@@ -194,7 +194,7 @@ def _cache_dir() -> Path:
 
 
 def _kept(cache: Path) -> dict[str, list[str]]:
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # damaged, it is made anew
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # a damaged cache is rebuilt
         noted: Any = json.loads(cache.read_text(encoding="utf-8"))
         if noted["format"] == _FORMAT and all(map(is_strings, noted["trials"].values())):
             return noted["trials"]
@@ -202,7 +202,7 @@ def _kept(cache: Path) -> dict[str, list[str]]:
 
 
 def _keep(cache: Path, found: Mapping[str, list[str]]) -> None:
-    """Write what was found, whole or not at all."""
+    """Write the cache atomically."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=cache.parent, delete=False, encoding="utf-8") as file:

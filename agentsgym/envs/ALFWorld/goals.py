@@ -1,12 +1,12 @@
-"""Count how much of a household's goal is reached: the conditions of its goal in PDDL that hold.
+"""Measure progress toward a household's goal: the number of conditions of its PDDL goal that hold.
 
-The goal of "put a hot apple in the fridge" is that there is a fridge and an apple for which two things hold::
+The goal of "put a hot apple in the fridge" is that a fridge and an apple exist for which two conditions hold::
 
     (and (exists (?r - receptacle) (exists (?o - object) (and
         (heatable ?o) (objectType ?o AppleType) (receptacleType ?r FridgeType)   what never changes picks the objects
         (isHot ?o) (inReceptacle ?o ?r)))))                                      what can change is counted: 2
 
-Of the objects that it may be, those count for which most holds.
+If several objects qualify, the ones with the most conditions met count.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Goal(Protocol):
     """A part of a goal whose conditions can be counted."""
 
     def met(self, facts: Collection[Fact]) -> tuple[int, int]:
-        """Count the conditions that hold, and all of them.
+        """Count the conditions that hold, and all conditions.
 
         Args:
-            facts: What is true, as ``("inreceptacle", "apple_bar_01", "fridge_bar_01")``, in lower case.
+            facts: The true facts, such as ``("inreceptacle", "apple_bar_01", "fridge_bar_01")``, in lower case.
         """
         ...
 
@@ -61,10 +61,10 @@ class _Best:
 
 
 def nested(text: str) -> list[Any]:
-    r"""Read the first expression in parentheses of a PDDL text as nested lists, in lower case.
+    r"""Parse the first expression in parentheses of a PDDL text as nested lists, in lower case.
 
     Raises:
-        ValueError: There is none, or its parentheses do not match.
+        ValueError: The text has no such expression, or its parentheses do not match.
 
     >>> nested("(define (Goal ; a comment\n (at ?x)))")
     ['define', ['goal', ['at', '?x']]]
@@ -91,12 +91,12 @@ def read_goal(problem: str, objects: Mapping[str, str], facts: Collection[Fact],
     Args:
         problem: The text of the problem.
         objects: The type of each object, names in lower case.
-        facts: What is true at the start.
-        changing: The predicates that actions change.
+        facts: The facts that are true at the start.
+        changing: The predicates that actions can change.
 
     Raises:
-        ValueError: The problem has no goal, or one with something else in it than ``and``, ``or``, ``not``, ``exists``,
-            ``=`` and facts, or one that cannot be reached by any of the objects.
+        ValueError: The problem has no goal, or one with constructs other than ``and``, ``or``, ``not``, ``exists``,
+            ``=`` and facts, or one that no objects can satisfy.
     """
     goals: list[Any] = [part for part in nested(problem) if part[0] == ":goal"]
     if not goals:
@@ -114,7 +114,7 @@ class _Reader:
     changing: Collection[str]
 
     def read(self, node: Sequence[Any], bound: Mapping[str, str], *, is_true: bool) -> Goal | None:
-        """Read one expression; None where it can never be as it has to."""
+        """Read one expression; None if it can never have the required truth value."""
         head = node[0]
         if head == "not":
             return self.read(node[1], bound, is_true=not is_true)
@@ -133,7 +133,7 @@ class _Reader:
         return _All(()) if holds == is_true else None
 
     def _choices(self, typed: Sequence[str]) -> Iterable[dict[str, str]]:
-        """Give each choice of objects for ``?o1 ?o2 - object ?r - receptacle``."""
+        """Return each assignment of objects for ``?o1 ?o2 - object ?r - receptacle``."""
         names: list[str] = []
         choices: dict[str, list[str]] = {}
         for index, word in enumerate(typed):

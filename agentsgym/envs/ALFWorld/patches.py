@@ -1,8 +1,8 @@
-"""Make the text engine of ALFWorld faster and smaller, without a change to what it says; applied in worker processes.
+"""Make ALFWorld's text engine faster and smaller without changing its output; applied in worker processes.
 
-Stock, a step parses the same templates anew for every command that is admissible, copies what it only reads, and works
-the planning task out four times a game; each game loads a copy of the planner's library with 32 MB of debug symbols.
-What the engine says stays the same to the byte, which ``tests/with_worlds`` holds it to.
+Unpatched, a step reparses the same templates for every admissible command, copies read-only data, and computes the
+planning task four times per game; each game loads a copy of the planner's library with 32 MB of debug symbols. The
+output is byte for byte the same, which ``tests/with_worlds`` verifies.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 
 from agentsgym.errors import EnvError
 
-_MOST_GAMES = 8  # whose grammar and planning task are kept: a group of rollouts plays one game
+_MOST_GAMES = 8  # with cached grammar and planning task: a group of rollouts shares one game
 _FIXED_PREDICATES = "agentsgym_fixed_predicates"
 _COMMANDS = "agentsgym_commands"
-_LOADED = 1  # the type of a segment that is loaded, in a program header of ELF
+_LOADED = 1  # PT_LOAD, the type of a loaded segment in an ELF program header
 
 
 def mend_engine() -> None:
-    """Change the engine's modules in this process; a second call does nothing.
+    """Patch the engine's modules in this process; a second call does nothing.
 
     Raises:
         ImportError: The engine is not installed.
@@ -44,7 +44,7 @@ def mend_engine() -> None:
     grammar: Any = textgen.ContextSensitiveGrammar
     grammar.derive = _remembered_commands(grammar.derive, textgen)
     logic: Any = importlib.import_module("textworld.envs.pddl.logic")
-    logic._parse_and_convert = lru_cache(maxsize=_MOST_GAMES)(logic._parse_and_convert)  # read and not changed
+    logic._parse_and_convert = lru_cache(maxsize=_MOST_GAMES)(logic._parse_and_convert)  # read-only
     planner: Any = importlib.import_module("fast_downward")
     planner.pddl2sas = _translated_once(planner.pddl2sas)
     interface: Any = importlib.import_module("fast_downward.interface")
@@ -52,10 +52,10 @@ def mend_engine() -> None:
 
 
 def remember_commands(game: Any) -> None:
-    """Let a loaded game word each of its commands once, where the wording depends on nothing that changes.
+    """Make a loaded game word each of its commands once, if the wording depends on no changing facts.
 
     Args:
-        game: A ``PddlEnv``, in a process whose engine is mended.
+        game: A ``PddlEnv``, in a process with a patched engine.
     """
     task: Any = game._pddl_state.task
     changing = {effect.literal.predicate for action in task.actions for effect in action.effects}
@@ -65,7 +65,7 @@ def remember_commands(game: Any) -> None:
 
 
 def _own_copy(value: Any) -> Any:
-    """Copy what the grammar changes, symbols and the dicts and lists around them; all else is only read."""
+    """Copy what the grammar modifies, symbols and the dicts and lists around them; the rest is read-only."""
     if isinstance(value, list):
         return [_own_copy(one) for one in value]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, dict):
@@ -100,13 +100,13 @@ def _parsed(expression: str) -> ast.expr:
 
 
 def evaluated(expression: str, variables: Mapping[str, Any]) -> Any:
-    """Evaluate an expression of a grammar, which may read names and attributes and join texts, and nothing else.
+    """Evaluate an expression of a grammar, limited to reading names and attributes and joining texts.
 
-    A game file is data; stock, the engine runs whatever Python stands in its grammar. What is raised is no ValueError,
-    which the engine takes for a command that it does not know.
+    A game file is data, but the unpatched engine executes any Python in its grammar. The exception must not be a
+    ValueError, which the engine interprets as an unknown command.
 
     Raises:
-        EnvError: It does something else, or is no expression.
+        EnvError: The text is not an expression, or does anything else.
     """
 
     def value_of(node: ast.expr) -> Any:
@@ -130,14 +130,14 @@ def evaluated(expression: str, variables: Mapping[str, Any]) -> Any:
 def _evaluated(terminal_symbol: Callable[[Any], Any]) -> Callable[..., Any]:
     def derive(symbol: Any, context: Any = None) -> Any:
         variables: Mapping[str, Any] = (context or symbol.context)["variables"]
-        # Stock, locals().update and eval: from Python 3.13 on, that finds no names.
+        # Unpatched, locals().update and eval: from Python 3.13 on, that finds no names.
         return [terminal_symbol(evaluated(symbol.expression, variables))]
 
     return derive
 
 
 def _remembered_commands(derive: Callable[..., str], textgen: Any) -> Callable[..., str]:
-    """Keep what a template is worded as for one action's objects, in a game that has been made ready for it."""
+    """Cache the wording of a template for one action's objects, in a game that has been prepared for it."""
 
     def derive_once(grammar: Any, start: str, context: Any = None) -> str:
         fixed = getattr(grammar, _FIXED_PREDICATES, None)
@@ -159,7 +159,7 @@ def _remembered_commands(derive: Callable[..., str], textgen: Any) -> Callable[.
 
 
 def _depends_on(symbols: Sequence[Any], textgen: Any) -> set[str]:
-    """Name the predicates that the wording asks for."""
+    """Return the predicates that the wording depends on."""
     asked: set[str] = set()
     for symbol in symbols:
         inner = (getattr(symbol, "symbol", None), getattr(symbol, "expression", None))
@@ -171,7 +171,7 @@ def _depends_on(symbols: Sequence[Any], textgen: Any) -> set[str]:
 
 
 def _translated_once(translate: Callable[..., Any]) -> Callable[..., Any]:
-    """Translate a game's planning task once, and not again for the planner, which is never asked."""
+    """Translate a game's planning task once, and not again for the planner, which is never run."""
     kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
     def translated(domain: str, problem: str, **_: Any) -> Any:
@@ -183,7 +183,7 @@ def _translated_once(translate: Callable[..., Any]) -> Callable[..., Any]:
         try:
             kept[key] = translate(domain, problem)
         finally:
-            sys.argv = arguments  # the translator puts its own there
+            sys.argv = arguments  # the translator replaces them
         while len(kept) > _MOST_GAMES:
             kept.popitem(last=False)
         return kept[key]
@@ -192,7 +192,7 @@ def _translated_once(translate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def copy_loaded_part(source: str, target: str) -> None:
-    """Copy what of a shared library is loaded into memory, without the debug symbols behind it.
+    """Copy the part of a shared library that is loaded into memory, without the debug symbols after it.
 
     Anything but a 64-bit little-endian ELF file is copied whole.
     """
@@ -211,5 +211,5 @@ def _loaded_part(path: str) -> bytes:
         end = max(offset + length for kind, _, offset, _, _, length in segments if kind == _LOADED)
         file.seek(0)
         content = file.read(end)
-    # The table of sections stands behind what is loaded, and is not read at loading: the header names none.
+    # The section table is after the loaded part, and unused at load time: the header references none.
     return content[:40] + bytes(8) + content[48:60] + bytes(4) + content[64:]

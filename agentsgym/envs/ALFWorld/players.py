@@ -1,7 +1,7 @@
 """Players to learn from and to measure against.
 
-They look at the game itself, which the environment holds: what is admissible, and the walkthrough of the game file. So
-they play where the environment does, in line or in threads.
+They read the engine's state, which the environment holds: the admissible commands, and the walkthrough of the game
+file. They therefore run in the environment's process, in line or in threads.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Notes(scripted_player.Notes):
     """A player's memory of one episode.
 
     Attributes:
-        left: The commands that are still to be given.
-        place: How the player came to where it is; empty at the start.
+        left: The remaining commands.
+        place: The command that brought the player to its place; empty at the start.
     """
 
     left: list[str] = field(default_factory=list[str])
@@ -37,11 +37,11 @@ class Notes(scripted_player.Notes):
 
 
 class _Player(WorldPlayer[Notes]):
-    """A player of households; subclasses choose what to do.
+    """A player of households; subclasses choose the actions.
 
     Args:
-        env: The environment whose games are played.
-        seed: Makes the random stream of every conversation.
+        env: The environment.
+        seed: The seed of every conversation's random stream.
     """
 
     def __init__(self, env: ALFWorldEnv, seed: int = 0) -> None:
@@ -64,16 +64,16 @@ class _Player(WorldPlayer[Notes]):
 
 
 class RandomPlayer(_Player):
-    """Gives each command that the engine would take with equal probability."""
+    """Picks each admissible command with equal probability."""
 
     def _choose(self, notes: Notes, commands: Sequence[str]) -> str:
         return notes.generator.choice(commands)
 
 
 class ReferencePlayer(_Player):
-    """Follows the walkthrough that stands in the game file.
+    """Follows the walkthrough in the game file.
 
-    A game without one is an :class:`~agentsgym.errors.AgentError`, as is a walkthrough that cannot be followed.
+    A game without one raises :class:`~agentsgym.errors.AgentError`, as does a walkthrough that cannot be followed.
     """
 
     def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
@@ -97,13 +97,13 @@ class ReferencePlayer(_Player):
 
 
 class ImitationPlayer(ReferencePlayer):
-    """The demonstrator of a warm start: it follows the walkthrough, and now and then looks around or makes a detour.
+    """The demonstrator of a warm start: it follows the walkthrough, and occasionally looks around or makes a detour.
 
     Args:
-        env: The environment whose games are played.
-        seed: Makes the random stream of every conversation.
-        noise: The share of turns in which it does so, in [0, 1], as far as the turns suffice; half of these are looks,
-            half are detours to another place and back.
+        env: The environment.
+        seed: The seed of every conversation's random stream.
+        noise: The share of such turns, in [0, 1], as far as the turn limit allows; half of these are looks, half are
+            detours to another place and back.
     """
 
     def __init__(self, env: ALFWorldEnv, seed: int = 0, *, noise: float = 0.2) -> None:
@@ -116,7 +116,7 @@ class ImitationPlayer(ReferencePlayer):
         if notes.left and spare >= 2 and notes.generator.random() < self._noise:
             places = [one for one in commands if one.startswith(GO) and one != notes.left[0]]
             looks = [one for one in commands if one.startswith(_LOOKS)]
-            # Without a place to come back to, as at the start, there is none to leave.
+            # Without a place to return to, as at the start, the player cannot leave.
             if notes.place and places and notes.generator.random() < 0.5:
                 if not notes.left[0].startswith(GO):
                     notes.left.insert(0, notes.place)

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     class DatasetOptions(TypedDict, total=False):
-        """Options of the rows that are made.
+        """Options of the generated rows.
 
         Attributes:
-            split: ``"train"``, ``"eval_in_distribution"`` or ``"eval_out_of_distribution"``, or the name of its
-                folder: ``"valid_seen"``, ``"valid_unseen"``. To train on: ``"train"`` by default; to evaluate on:
-                ``"eval_out_of_distribution"``.
-            task_types: Some of the six; None for all.
-            size: Number of rows; by default one a game.
-            seed: Orders the games and makes the tasks' seeds.
+            split: ``"train"``, ``"eval_in_distribution"`` or ``"eval_out_of_distribution"``, or a folder's name:
+                ``"valid_seen"``, ``"valid_unseen"``. The default is ``"train"`` for training, and
+                ``"eval_out_of_distribution"`` for evaluation.
+            task_types: A subset of the six task types; None for all.
+            size: The number of rows; by default one per game.
+            seed: The seed of the order of games and of the tasks' seeds.
         """
 
         split: str
@@ -54,10 +54,10 @@ _DEFAULT_SPLIT: Mapping[Part, str] = {"train": "train", "eval": "eval_out_of_dis
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any], part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make the rows of a part, with ``env_config`` as it is given.
+    """Make the rows of a split, with ``env_config`` unchanged.
 
     Raises:
-        ConfigError: An option is not valid, there are no data, or no game of the task types.
+        ConfigError: An option is invalid, the data are missing, or no game has one of the task types.
     """
     settings = checked_options(options, _OPTIONS)
     split = split_name(settings["split"] or _DEFAULT_SPLIT[part])

@@ -1,4 +1,4 @@
-"""Read an action out of what the agent said."""
+"""Parse an action from the agent's text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentsgym.texts import shown
 
 ActionParser = Callable[[str], "int | None"]
 
-_MOST_NAMED = 64  # actions that get their numbers as names where no table is given
+_MOST_NAMED = 64  # actions that are named by number if no table is given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class ActionTable:
     """The names of the actions.
 
     Attributes:
-        by_name: The number of each action, by the name that the agent says.
-        parser: Reads an action instead of the table; None for the table.
+        by_name: The number of each action, by its name in the agent's text.
+        parser: A function that parses an action in place of the table; None for the table.
     """
 
     by_name: Mapping[str, int]
@@ -42,18 +42,18 @@ class ActionTable:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """The numbers of the actions that can be played, each once, in the order of their names."""
+        """The numbers of the legal actions, each once, in the order of their names."""
         return tuple(dict.fromkeys(self.by_name.values()))
 
     def name_of(self, number: int) -> str:
-        """Give the first name of an action."""
+        """Return the first name of an action."""
         return next(name for name, one in self.by_name.items() if one == number)
 
     def read(self, text: str) -> int | None:
-        """Give the number of the one action that the text names; None where it names none, or several.
+        """Return the number of the one action that the text names; None if it names none, or several.
 
-        Thoughts, up to ``</think>`` or without an end, do not count. A name in brackets, the last one, goes before all
-        others; capitals make no difference.
+        Thoughts, up to ``</think>`` or without an end, are ignored. The last name in brackets takes precedence over all
+        others; matching is case-insensitive.
         """
         if self.parser is not None:
             return self._parsed(self.parser, text)
@@ -75,12 +75,12 @@ class ActionTable:
         return number
 
     def as_hint(self) -> str:
-        """Say what would be right."""
+        """Describe the valid actions, for an error message."""
         return "Answer with one of these actions: " + ", ".join(f"[{name}]" for name in self.by_name) + "."
 
 
 def is_actions(value: Any) -> bool:
-    """Whether it is what ``env_config["actions"]`` may be: names and numbers, names alone, or a callable."""
+    """Whether a value is valid for ``env_config["actions"]``: names and numbers, names alone, or a callable."""
     if value is None or callable(value):
         return True
     if isinstance(value, Mapping):
@@ -98,10 +98,10 @@ def action_table(given: Any, space: Any, ready: Iterable[str] | None) -> ActionT
     Args:
         given: ``env_config["actions"]``.
         space: The environment's action space.
-        ready: The names of the space's actions in order, where they are known.
+        ready: The names of the space's actions in order, if they are known.
 
     Raises:
-        ConfigError: The space is not discrete, it has no such action, or its actions need names.
+        ConfigError: The space is not discrete, lacks a given action, or its actions need names.
     """
     start, num = _bounds(space)
     numbers = range(start, start + num)
@@ -121,7 +121,7 @@ def action_table(given: Any, space: Any, ready: Iterable[str] | None) -> ActionT
 
 
 def _bounds(space: Any) -> tuple[int, int]:
-    from gymnasium.spaces import Discrete  # noqa: PLC0415  # an extra
+    from gymnasium.spaces import Discrete  # noqa: PLC0415  # optional dependency
 
     if not isinstance(space, Discrete):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Make a game of Gymnasium's from its id."""
+"""Make a Gymnasium environment from its id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.errors import ConfigError, MissingDependencyError, did_you_mean
 from agentsgym.texts import sentence_of, shown
 
-#: Games that need nothing else, and whose exact values are known.
+#: Environments without further dependencies whose exact values are known.
 GAMES = {
     name: {"note": "Random and optimal play are known."}
     for name in ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "Taxi-v4")
@@ -18,10 +18,10 @@ GAMES = {
 
 
 def spec_of(game_id: str) -> Any:
-    """Find what is registered under an id.
+    """Look up the specification that is registered under an id.
 
     Raises:
-        ConfigError: Nothing is, or the id names a module: what is read from a dataset imports no code.
+        ConfigError: The id is not registered, or names a module: a dataset must not cause an import.
     """
     gymnasium = SPEC.load("gymnasium")
     if ":" in game_id:
@@ -38,13 +38,13 @@ def spec_of(game_id: str) -> Any:
 
 
 def render_modes(spec: Any) -> tuple[str, ...]:
-    """Give the modes that a registered environment can be rendered in.
+    """Return the render modes of a registered environment.
 
     Raises:
-        ConfigError: Its class cannot be imported.
-        MissingDependencyError: It needs a package that is not installed.
+        ConfigError: The environment's class cannot be imported.
+        MissingDependencyError: The environment needs a package that is not installed.
     """
-    from gymnasium.envs.registration import load_env_creator  # noqa: PLC0415  # an extra
+    from gymnasium.envs.registration import load_env_creator  # noqa: PLC0415  # optional dependency
 
     creator: Any = spec.entry_point
     if isinstance(creator, str):
@@ -59,25 +59,25 @@ def render_modes(spec: Any) -> tuple[str, ...]:
 
 
 def make_game(game_id: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Make a game.
+    """Make an environment.
 
     Args:
-        game_id: A registered id, or a callable that makes it.
-        kwargs: Handed to its constructor.
+        game_id: A registered id, or a callable that makes the environment.
+        kwargs: Arguments of its constructor.
 
     Raises:
-        ConfigError: It cannot be made.
-        MissingDependencyError: It needs a package that is not installed.
+        ConfigError: The environment cannot be made.
+        MissingDependencyError: The environment needs a package that is not installed.
     """
     gymnasium = SPEC.load("gymnasium")
     name = game_id if isinstance(game_id, str) else getattr(game_id, "__name__", "the callable")
     try:
-        # What Gymnasium's checker would warn of is checked where it is read.
+        # The issues that Gymnasium's checker would warn about are checked on reading.
         is_named = isinstance(game_id, str)
         game = gymnasium.make(game_id, disable_env_checker=True, **kwargs) if is_named else game_id(**kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         raise _missing(error) from error
-    except Exception as error:  # foreign code: an argument that it does not know, a package that is missing
+    except Exception as error:  # foreign code: an unknown argument, a missing package
         raise ConfigError(
             f"env_config['id'] = {shown(name)} cannot be made with {shown(dict(kwargs))}: {sentence_of(error)}"
         ) from error
@@ -87,7 +87,7 @@ def make_game(game_id: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _missing(error: Exception) -> MissingDependencyError:
-    """Say what a game needs, with the commands that Gymnasium names."""
+    """Make the error for an environment's missing dependency, with the install commands that Gymnasium gives."""
     said = sentence_of(error)
     package = getattr(error.__cause__, "name", None) or said.partition(" ")[0]
     commands = re.findall(r"`(pip install [^`]+)`", said)
@@ -95,7 +95,7 @@ def _missing(error: Exception) -> MissingDependencyError:
 
 
 def max_turns_of(game: Any) -> int | None:
-    """Give the limit of turns that the game was registered with; None for no limit."""
+    """Return the turn limit that the environment was registered with; None for no limit."""
     limit = getattr(getattr(game, "spec", None), "max_episode_steps", None)
     return limit if isinstance(limit, int) and limit > 0 else None
 
@@ -104,7 +104,7 @@ _KNOWN_WRAPPERS = {"OrderEnforcing", "PassiveEnvChecker", "TimeLimit"}
 
 
 def is_bare(game: Any) -> bool:
-    """Whether no wrapper changes what is seen, played or earned."""
+    """Whether no wrapper changes observations, actions or rewards."""
     while game is not game.unwrapped:
         if type(game).__name__ not in _KNOWN_WRAPPERS:
             return False

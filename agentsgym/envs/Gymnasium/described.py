@@ -1,4 +1,4 @@
-"""The environments that are ready to play: their actions, their rules in words, and what counts as a win."""
+"""The supported environments: their actions, their rules in words, and the definition of success."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from agentsgym.envs.Gymnasium.exact import Hand, Transitions, blackjack_hands, b
 from agentsgym.envs.Gymnasium.rendering import Show, frame_of, mark_colors, show_frame, show_observation
 from agentsgym.errors import EnvError
 
-#: Says whether an episode was won, from the game, its last reward, and whether the game (not a limit) ended it.
+#: Returns whether an episode succeeded, from the environment, its last reward, and whether it terminated (no limit).
 Won = Callable[[Any, float, bool], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedGame:
-    """What is known of one environment of Gymnasium's.
+    """The description of one Gymnasium environment.
 
     Attributes:
-        actions: The names of its actions, in order.
+        actions: The names of the actions, in order.
         rules: The rules for the agent.
-        show: Writes what the agent sees.
-        won: Says whether an episode was won.
-        transitions: Gives its table; None where it is not exact.
-        frames: Gives every frame that the agent may see, with the number of its state.
-        state: Gives the number of the state that the game is in, from the game and the observation.
-        renders: Whether it is made in the mode ``ansi``.
-        has_maps: Whether a task may bring a map of its own.
+        show: The function that renders the agent's observation.
+        won: The function that determines success.
+        transitions: The function that returns the transition table; None if it is not exact.
+        frames: The function that returns every frame that the agent may see, with the number of its state.
+        state: The function that returns the number of the current state, from the environment and the observation.
+        renders: Whether it is made with the render mode ``ansi``.
+        has_maps: Whether a task may define a custom map.
     """
 
     actions: tuple[str, ...]
@@ -42,17 +42,17 @@ class DescribedGame:
 
 
 def described_game(game_id: str) -> DescribedGame | None:
-    """Find what is known of an id, whatever its version."""
+    """Look up the description of an id, regardless of its version."""
     return _READY.get(game_id.rpartition("-v")[0])
 
 
 def rows_of_frame(frame: str) -> list[str]:
-    """Give the map that a frame of FrozenLake shows."""
+    """Return the map in a frame of FrozenLake."""
     return ["".join(one for one in line if one.isalpha()) for line in frame.splitlines()]
 
 
 def _frozen_lake_frame(game: Any, _observation: Any) -> str:
-    _, _, grid = frame_of(game).partition("\n")  # the first line says what was done last
+    _, _, grid = frame_of(game).partition("\n")  # the first line is the last action
     row, column = divmod(int(game.unwrapped.s), int(game.unwrapped.ncol))
     lines = [list(line) for line in mark_colors(grid, {"41": ("", "")}).split("\n") if line]
     lines[row][column] = f"[{lines[row][column]}]"
@@ -64,11 +64,11 @@ _TAXI_MARKS = {"43": ("[", "]"), "42": ("{", "}"), "34;1": ("(", ")"), "35": ("<
 
 def _taxi_frame(game: Any, _observation: Any) -> str:
     frame = frame_of(game)
-    return mark_colors(frame[: frame.rindex("+") + 1], _TAXI_MARKS)  # behind the grid stands what was done last
+    return mark_colors(frame[: frame.rindex("+") + 1], _TAXI_MARKS)  # the last action follows the grid
 
 
 def _hand(game: Any, observation: Any) -> Hand:
-    """Read the hand; the cards say whether it is a natural."""
+    """Read the hand; whether it is a natural follows from the cards."""
     total, dealer, ace = (int(one) for one in observation)
     is_natural = total == 21 and len(game.unwrapped.player) == 2
     return total, dealer, bool(ace), is_natural
@@ -85,7 +85,7 @@ def _blackjack_frame(game: Any, observation: Any) -> str:
 
 
 def _frames_of_states(game: Any, show: Show) -> dict[str, int]:
-    """Every state's frame. The game is the caller's own: it is left in the last state."""
+    """Every state's frame. The caller's environment is left in the last state."""
     frames: dict[str, int] = {}
     for state in range(len(game.unwrapped.P)):
         game.unwrapped.s = state

@@ -1,4 +1,4 @@
-"""Play a Gymnasium environment in text."""
+"""Play a Gymnasium environment through text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NEW_GAME = "A new game begins.\n"
 
-_MOST_MAPS = 256  # whose games and values are kept
+_MOST_MAPS = 256  # with cached environments and values
 _SUCCESS = ("reward", "terminated")
 _MADE_HERE = frozenset({"_patterns", "_tables", "_lock"})
 
@@ -45,11 +45,11 @@ def _is_kwargs(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactGame:
-    """A game whose every state is known.
+    """An environment with a known state space.
 
     Attributes:
-        values: What each state is worth.
-        frames: The number of the state that a frame shows; empty where the frames are the user's own.
+        values: The value of each state.
+        frames: The number of the state of each frame; empty for custom frames.
     """
 
     values: ValueTable
@@ -57,22 +57,23 @@ class ExactGame:
 
 
 class GymnasiumEnv(MultistepEnv):
-    """Any environment of Gymnasium's that has discrete actions.
+    """Any Gymnasium environment with discrete actions.
 
-    A task is ``{"seed": int}``, and for FrozenLake also ``{"map": ["SFFF", "FHFH", "FFFH", "HFFG"]}``. The game is
-    reset with a seed drawn from the session's own generator, and draws from nothing else.
+    A task is ``{"seed": int}``, and for FrozenLake optionally ``{"map": ["SFFF", "FHFH", "FFFH", "HFFG"]}``. The
+    environment is reset with a seed drawn from the session's generator, and uses no other randomness.
 
     Keys of ``env_config`` beside the common ones:
 
     - ``id``: a registered id, ``"FrozenLake-v1"`` by default, or a callable that makes the environment.
-    - ``make_kwargs``: handed to its constructor, ``{"is_slippery": False}`` for example.
+    - ``make_kwargs``: arguments of its constructor, such as ``{"is_slippery": False}``.
     - ``actions``: a dict from names to action numbers, a list of names in the order of the numbers, or a callable that
-      reads an action number out of the agent's text and returns None for none; by default the names are known for the
-      environments that are ready, and the numbers elsewhere.
-    - ``render``: ``"auto"`` (what is ready, then the mode ``ansi``, then the observation's numbers), ``"ansi"``,
-      ``"observation"``, or a callable ``(game, observation) -> str``.
-    - ``success``: ``"auto"`` (what is ready, else nothing is said), ``"reward"`` (the game ended with a reward above
-      0), ``"terminated"`` (the game ended, not a limit of turns), or a callable ``(game, reward, terminated) -> bool``.
+      parses an action number from the agent's text and returns None for none; by default the built-in names for the
+      supported environments, and the numbers for others.
+    - ``render``: ``"auto"`` (the built-in rendering, then the mode ``ansi``, then the observation's numbers),
+      ``"ansi"``, ``"observation"``, or a callable ``(game, observation) -> str``.
+    - ``success``: ``"auto"`` (the built-in definition, else undefined), ``"reward"`` (terminated with a reward above
+      0), ``"terminated"`` (terminated rather than truncated by a turn limit), or a callable ``(game, reward,
+      terminated) -> bool``.
     """
 
     spec = SPEC
@@ -101,12 +102,12 @@ class GymnasiumEnv(MultistepEnv):
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
     ) -> None:
-        """Make the game once, to find out how it is played; arguments as for every environment.
+        """Make the environment once to inspect its spaces; arguments as for every environment.
 
         Raises:
-            ConfigError: As for every environment; or the game cannot be made, has no discrete actions, or cannot be
-                shown as text.
-            MissingDependencyError: The package ``gymnasium``, or one that the game needs, is not installed.
+            ConfigError: As for every environment; or the Gymnasium environment cannot be made, has no discrete actions,
+                or cannot be shown as text.
+            MissingDependencyError: The package ``gymnasium``, or one that the environment needs, is not installed.
         """
         super().__init__(tokenizer, env_config)
         config = self.env_config
@@ -128,7 +129,7 @@ class GymnasiumEnv(MultistepEnv):
         game.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the games, which each process makes for itself."""
+        """Leave out the Gymnasium environments, which each process makes itself."""
         return {key: value for key, value in super().__getstate__().items() if key not in _MADE_HERE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -171,10 +172,10 @@ class GymnasiumEnv(MultistepEnv):
 
     @property
     def has_maps(self) -> bool:
-        """Whether a task may bring a map of its own."""
+        """Whether a task may define a custom map."""
         return self._ready is not None and self._ready.has_maps
 
-    # Games: those that are ready are copied from one, since a reset with a seed decides everything in them
+    # Supported environments are copied from one instance, since a seeded reset determines their whole state
 
     def _take(self, desc: list[str] | None) -> Any:
         if self._ready is None:
@@ -186,22 +187,21 @@ class GymnasiumEnv(MultistepEnv):
             kwargs = self._kwargs if desc is None else {**self._kwargs, "desc": desc}
             game = make_game(self.env_config["id"], kwargs)
             self._keep(self._patterns, key, game)
-        # The table is by far the largest part of it, and nothing writes to it.
+        # The table is by far the largest part, and is read-only.
         table = getattr(game.unwrapped, "P", None)
         return copy.deepcopy(game, {id(table): table})
 
     def _keep(self, kept: dict[str, Any], key: str, value: Any) -> None:
-        """Keep what was made for a map, of the maps that came last."""
+        """Cache a value for a map, among the most recent maps."""
         with self._lock:
             while len(kept) >= _MOST_MAPS:
                 kept.pop(next(iter(kept)))
             kept[key] = value
 
     def exact(self, desc: list[str] | None = None) -> ExactGame | None:
-        """Give the exact values of the game, on a map of one's own if there is one; None where they are not known.
+        """Return the exact values, on a custom map if one is given; None if they are unknown.
 
-        They are known for the environments that are ready, made by their id without wrappers, shown and paid as they
-        come.
+        They are known for the supported environments, made by id without wrappers, with default rendering and rewards.
         """
         key = json.dumps(desc)
         with self._lock:
@@ -247,7 +247,7 @@ class GymnasiumEnv(MultistepEnv):
     def _anchors(self, desc: list[str] | None, game: Any, observation: Any) -> dict[str, float]:
         config = self.env_config
         if config["keep_history"] and config["episodes_per_trial"] - config["free_shots"] > 1:
-            return {}  # the final reward is the sum of several episodes, which start differently
+            return {}  # the final reward sums several episodes with different starts
         exact = self.exact(desc)
         if exact is None or self._ready is None:
             return {}
@@ -293,7 +293,7 @@ class GymnasiumEnv(MultistepEnv):
         return terminated and (success == "terminated" or reward > 0)
 
     def _state_key(self, state: dict[str, Any]) -> Hashable | None:
-        """The state of the game, in the environments that are ready."""
+        """The environment's state, for the supported environments."""
         if self._ready is None:
             return None
         return (json.dumps(state["map"]), self._ready.state(state["game"], state["observation"]))
@@ -313,17 +313,17 @@ class GymnasiumEnv(MultistepEnv):
         return given_id if isinstance(given_id, str) else getattr(given_id, "__name__", "a game")
 
     def vocabulary_texts(self) -> list[str]:
-        """Every text that the game says, and every action: what a word-level tokenizer of this game is built from.
+        """Every message of the environment, and every action, for a word-level tokenizer.
 
         Raises:
-            ConfigError: Not every state of the game is known.
+            ConfigError: The environment's states are not all known.
         """
         exact = self.exact()
         if exact is None:
             raise ConfigError(f"{self._name()} has no list of all its states: build the tokenizer from recorded texts")
         own = self.env_config["system_prompt"]
         says = [self._system_prompt() if own is None else own, f"Invalid action. {self._hint()}", *exact.frames]
-        if self._ready and self._ready.has_maps:  # any map's cells, the player's place among them
+        if self._ready and self._ready.has_maps:  # the cells of any map, with the player's position
             cells = " ".join(letter for letter in "SFHG" * 2)
             marked = [f"[{letter}]" for letter in "SFHG"]
             says += [cells, *(f"{one} {two}\n{two} {one}" for one in marked for two in (*"SFHG", *marked))]
@@ -335,7 +335,7 @@ class GymnasiumEnv(MultistepEnv):
         """Rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
 
         Raises:
-            ConfigError: The configuration or an option is not valid.
+            ConfigError: The configuration or an option is invalid.
         """
         return task_dataset(cls, cls._checked(env_config), "train", options)
 

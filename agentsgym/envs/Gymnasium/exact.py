@@ -1,4 +1,4 @@
-"""The transitions of Gymnasium's tabular environments, and those of its Blackjack written as a table."""
+"""The transitions of Gymnasium's tabular environments, and of its Blackjack as a table."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from agentsgym.envs.shared.exact_play import Outcome
 
-#: For each state and action the outcomes: probability, next state, reward, and whether the episode ends with it.
+#: The outcomes of each state and action: probability, next state, reward, and whether the episode ends with it.
 Transitions = Mapping[int, Mapping[int, Sequence[Outcome]]]
 
 
 def legal_outcomes(transitions: Transitions, actions: Sequence[int]) -> list[list[Sequence[Outcome]]]:
-    """Write a table of Gymnasium's, states numbered from 0, with the actions that an agent may take."""
+    """Convert a Gymnasium table, with states numbered from 0, for the legal actions."""
     return [[transitions[state][action] for action in actions] for state in range(len(transitions))]
 
 
@@ -24,19 +24,19 @@ Hand = tuple[int, int, bool, bool]
 
 
 def blackjack_hands() -> list[Hand]:
-    """Give every hand that a player of Blackjack may hold, in the order of the numbers of their states."""
+    """Return every hand of a Blackjack player, in the order of the state numbers."""
     sums = [(total, ace) for ace in (False, True) for total in range(12 if ace else 4, 22)]
     plain = [(total, dealer, ace, False) for total, ace in sums for dealer in range(1, 11)]
     return [*plain, *((21, dealer, True, True) for dealer in range(1, 11))]
 
 
 def blackjack_transitions(*, natural: bool = False, sab: bool = False) -> Transitions:
-    """Write Gymnasium's Blackjack as a table: action 0 sticks, action 1 draws a card.
+    """Return Gymnasium's Blackjack as a table: action 0 sticks, action 1 draws a card.
 
     Args:
-        natural: Whether a natural that wins pays 1.5.
-        sab: Whether it wins against any dealer without one (Sutton & Barto 2018, example 5.1); ``natural`` then says
-            nothing.
+        natural: Whether a winning natural gives 1.5.
+        sab: Whether a natural wins against any dealer without one (Sutton & Barto 2018, example 5.1); ``natural`` then
+            has no effect.
     """
     hands = blackjack_hands()
     numbers = {hand: number for number, hand in enumerate(hands)}
@@ -72,7 +72,7 @@ def _stick(hand: Hand, number: int, *, payoff: float, sab: bool) -> list[Outcome
 
 @functools.cache
 def _dealer(card: int) -> dict[tuple[int, bool], float]:
-    """The dealer's final sums (0 if it is bust) and whether they are naturals, with their probabilities."""
+    """The dealer's final sums (0 for a bust) and whether they are naturals, with their probabilities."""
     results: dict[tuple[int, bool], float] = {}
     hands = [(*_with_card(*_with_card(0, False, card), second), p, True) for second, p in _CARDS.items()]
     while hands:
@@ -92,7 +92,7 @@ def _with_card(total: int, ace: bool, card: int) -> tuple[int, bool]:
 
 
 def outcomes_of(game: Any) -> Transitions | None:
-    """Give the transitions of a tabular game of Gymnasium's; None where the game is none, or does not obey them."""
+    """Return the transitions of a tabular environment; None if it is not tabular, or deviates from its table."""
     inner = game.unwrapped
     if getattr(inner, "fickle_passenger", False):  # a passenger who changes their mind is not in Taxi's table
         return None

@@ -14,11 +14,11 @@ from agentsgym.types import Message
 
 
 class RandomPlayer(RandomAgent):
-    """Takes each action with equal probability; on average it earns ``info["random_reward"]``.
+    """Picks each action with equal probability; its expected return is ``info["random_reward"]``.
 
     Args:
-        env: The game.
-        seed: Makes the random stream of every conversation.
+        env: The environment.
+        seed: The seed of every conversation's random stream.
     """
 
     def __init__(self, env: GymnasiumEnv, seed: int = 0) -> None:
@@ -26,16 +26,16 @@ class RandomPlayer(RandomAgent):
 
 
 class OptimalPlayer(Agent):
-    """Plays best for the turns that are left; on average it earns ``info["optimal_reward"]``.
+    """Plays optimally for the remaining turns; its expected return is ``info["optimal_reward"]``.
 
-    It reads the frames and nothing else of the game.
+    It reads the frames and nothing else of the environment.
 
     Args:
-        env: The game, one whose exact values are known.
-        seed: Not used, since nothing is drawn.
+        env: An environment whose exact values are known.
+        seed: An unused seed, since the player is deterministic.
 
     Raises:
-        ConfigError: They are not.
+        ConfigError: The exact values are unknown.
     """
 
     def __init__(self, env: GymnasiumEnv, seed: int = 0) -> None:
@@ -48,7 +48,7 @@ class OptimalPlayer(Agent):
         self._env = env
 
     def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
-        """Look the frame up; ``agent_state`` is the number of turns that were played."""
+        """Look the frame up; ``agent_state`` is the number of turns so far."""
         text = messages[-1]["content"]
         turn: int = 0 if agent_state is None or text.startswith(NEW_GAME) else agent_state
         frame = text.removeprefix(NEW_GAME)
@@ -64,7 +64,7 @@ class OptimalPlayer(Agent):
         env = self._env
         exact = env.exact()
         if exact is not None and frame not in exact.frames and env.has_maps:
-            exact = env.exact(rows_of_frame(frame))  # a map of the task's own
+            exact = env.exact(rows_of_frame(frame))  # the task's custom map
         if exact is None:
             raise AgentError(f"no values are known of what {shown(frame)} shows")
         return exact

@@ -1,4 +1,4 @@
-"""Show a game as text: frames whose colors say something get marks instead."""
+"""Render an environment as text, with marks in place of meaningful colors."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from agentsgym.errors import ConfigError, EnvError
 from agentsgym.texts import shown
 
-#: Writes what the agent sees, from the game (its wrappers included) and the observation.
+#: Renders the agent's observation, from the environment (its wrappers included) and the raw observation.
 Show = Callable[[Any, Any], str]
 
 _COLORED = re.compile(r"\x1b\[(?!0?m)([0-9;]*)m([^\x1b]*)\x1b\[0m")
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_MOST_NUMBERS = 64  # of an observation that is shown as numbers
+_MOST_NUMBERS = 64  # in an observation that is shown as numbers
 
 
 def mark_colors(frame: str, marks: Mapping[str, tuple[str, str]] | None = None) -> str:
-    r"""Put what is colored between two marks, and drop the colors.
+    r"""Enclose colored text in marks, and drop the colors.
 
     Args:
-        frame: Text with ANSI escape sequences, which may be nested.
-        marks: The two marks of each color, by its code; any other color gets brackets.
+        frame: Text with ANSI escape sequences, possibly nested.
+        marks: The opening and closing mark of each color, by its code; any other color gets brackets.
 
     >>> mark_colors("\x1b[41mS\x1b[0mFF")
     '[S]FF'
@@ -42,15 +42,15 @@ def mark_colors(frame: str, marks: Mapping[str, tuple[str, str]] | None = None) 
 
 
 def show_frame(game: Any, _observation: Any) -> str:
-    """Show what the environment renders, marked."""
+    """Render the environment's frame, with marks."""
     return mark_colors(frame_of(game)).strip("\n")
 
 
 def frame_of(game: Any) -> str:
-    """Render an environment of the mode ``ansi``.
+    """Render an environment with the mode ``ansi``.
 
     Raises:
-        EnvError: It gave no text.
+        EnvError: The environment did not return text.
     """
     frame = game.render()
     if hasattr(frame, "getvalue"):
@@ -61,17 +61,17 @@ def frame_of(game: Any) -> str:
 
 
 def show_observation(_game: Any, observation: Any) -> str:
-    """Show an observation as numbers, rounded to four digits where they have fractions."""
+    """Render an observation as numbers, floats rounded to four digits."""
     return f"Observation: {_numbers(observation)}"
 
 
 def check_small(space: Any) -> None:
-    """Refuse observations that are too long to be read as numbers, an image for example.
+    """Reject observations that are too long to show as numbers, such as images.
 
     Raises:
-        ConfigError: There are more than 64 numbers, or it is not known how many.
+        ConfigError: The space has more than 64 numbers, or an unknown number of them.
     """
-    from gymnasium.spaces import flatdim  # noqa: PLC0415  # an extra
+    from gymnasium.spaces import flatdim  # noqa: PLC0415  # optional dependency
 
     try:
         size = flatdim(space)

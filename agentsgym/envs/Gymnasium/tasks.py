@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-_MOST_DRAWS = 1000  # of a map for one row
-_EVAL_OF = 5  # one map in five is kept for evaluation
+_MOST_DRAWS = 1000  # attempts at a map for one row
+_EVAL_OF = 5  # one map in five is reserved for evaluation
 
 
 class DatasetOptions(DrawnOptions, total=False):
-    """Options of the rows that are made.
+    """Options of the generated rows.
 
     Attributes:
-        size: Number of rows; 256 by default.
-        seed: Decides the tasks' seeds and maps; 0 by default.
-        random_maps: FrozenLake alone: a map of its own for each task. One map in five, by its hash, is for evaluation
-            only.
-        map_size: Rows and columns of a random map; 4 by default.
+        size: The number of rows; 256 by default.
+        seed: The seed of the tasks' seeds and maps; 0 by default.
+        random_maps: Whether each task has a random map (FrozenLake only). One map in five, by its hash, is reserved for
+            evaluation.
+        map_size: The number of rows and columns of a random map; 4 by default.
         frozen_probability: The probability that a field is ice rather than a hole, 0.8 by default.
     """
 
@@ -53,7 +53,7 @@ def task_dataset(
     """Rows of ``env_class_path``, ``env_config`` and ``task_data``.
 
     Raises:
-        ConfigError: An option is unknown or not valid, or the game has no maps.
+        ConfigError: An option is unknown or invalid, or the environment has no maps.
     """
     settings = checked_options(options, _OPTIONS)
     config = dict(env_config or {})
@@ -74,13 +74,13 @@ def task_dataset(
 
 
 def random_maps(part: Part, settings: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Draw maps of FrozenLake on which the goal can be reached; those of training and evaluation never meet.
+    """Draw FrozenLake maps with a reachable goal; those of training and evaluation are disjoint.
 
     Raises:
-        ConfigError: None of a thousand maps in a row is of this part, as where ``frozen_probability`` is 1.
+        ConfigError: A thousand maps in a row are not of this split, as when ``frozen_probability`` is 1.
     """
     SPEC.check_installed()
-    from gymnasium.envs.toy_text.frozen_lake import generate_random_map  # noqa: PLC0415  # an extra
+    from gymnasium.envs.toy_text.frozen_lake import generate_random_map  # noqa: PLC0415  # optional dependency
 
     size, ice = settings["map_size"], settings["frozen_probability"]
     for row in range(settings["size"]):
@@ -100,7 +100,7 @@ def check_map(desc: Any) -> None:
     """Check a task's map.
 
     Raises:
-        TaskError: It is no list of equally long rows of S, F, H and G with one S and at least one G.
+        TaskError: The map is not a list of equally long rows of S, F, H and G with one S and at least one G.
     """
     rows = [*cast("Sequence[Any]", desc)] if isinstance(desc, list | tuple) else list[Any]()
     is_grid = bool(rows) and all(isinstance(row, str) and row and len(row) == len(rows[0]) for row in rows)

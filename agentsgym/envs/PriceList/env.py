@@ -1,7 +1,7 @@
 """Questions about a price list that only a tool can read, with tools that add and multiply.
 
-The prices are drawn anew for every task, so that nothing but a look-up finds them: a policy learns to call tools, and
-cannot learn the table.
+The prices are redrawn for every task, so that only a look-up finds them: a policy learns to call tools, and cannot
+memorize the table.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class PriceListEnv(ToolEnv):
 
     Keys of ``env_config`` beside the common ones and those of :class:`ToolEnv`:
 
-    - ``goods``: what there is to buy.
-    - ``kinds``: the kinds of question that are asked.
-    - ``max_price``: the most that a good may cost; each costs at least 1.
+    - ``goods``: the goods in the price list.
+    - ``kinds``: the kinds of questions.
+    - ``max_price``: the maximum price of a good; the minimum is 1.
     """
 
     spec = SPEC
@@ -109,28 +109,28 @@ class PriceListEnv(ToolEnv):
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
     ) -> None:
-        """Take the configuration: the common keys, those of :class:`ToolEnv`, and ``goods``, ``kinds``, ``max_price``.
+        """Read the configuration: the common keys, those of :class:`ToolEnv`, and ``goods``, ``kinds``, ``max_price``.
 
         Raises:
-            ConfigError: A key is not valid.
+            ConfigError: A key is invalid.
         """
         super().__init__(tokenizer, env_config, tools=SessionTools(tools_class=Till))
 
     @property
     def most_answer(self) -> int:
-        """The largest answer that a question may have; the smallest is 1."""
+        """The largest possible answer; the smallest is 1."""
         return most_answer(self.env_config["kinds"], self.env_config["max_price"])
 
     def tasks(self, count: int, *, seed: int = 0, part: str = "train") -> list[dict[str, Any]]:
-        """Draw tasks, every kind of question as often as the others.
+        """Draw tasks, with equal numbers of every kind of question.
 
         Args:
-            count: How many, at least 1.
-            seed: Equal seeds give equal tasks.
-            part: ``"train"`` or ``"eval"``, which share no draw.
+            count: The number of tasks, at least 1.
+            seed: The seed; equal seeds give equal tasks.
+            part: ``"train"`` or ``"eval"``, which share no task.
 
         Raises:
-            ConfigError: ``count`` is no positive number.
+            ConfigError: ``count`` is not a positive number.
         """
         require("count", count, is_int(1), "a positive int")
         return [self._task(derive_seed("price list", part, seed, index), index) for index in range(count)]
@@ -165,7 +165,7 @@ class PriceListEnv(ToolEnv):
         return next_state, reward, done, {**info, **self._references()}
 
     def _references(self) -> dict[str, float]:
-        """What random and optimal play earn: an answer drawn from all that there are, and the right one."""
+        """The expected returns of random and optimal play: a uniformly drawn answer, and the right one."""
         config, share = self.env_config, 1.0 / self.most_answer
         random_reward = share * config["answer_reward"] + (1.0 - share) * config["wrong_answer_reward"]
         return {"random_reward": random_reward, "optimal_reward": config["answer_reward"]}
@@ -174,10 +174,10 @@ class PriceListEnv(ToolEnv):
         return _SYSTEM_PROMPT
 
     def vocabulary_texts(self) -> list[str]:
-        """Every question, call and answer that there is, and what the environment says, for a word-level tokenizer."""
+        """Every possible question, call, answer and message of the environment, for a word-level tokenizer."""
         goods: list[str] = self.env_config["goods"]
         highest: int = self.env_config["max_price"]
-        numbers = range(max(self.most_answer, highest * highest) + 1)  # what multiplying any two prices may give
+        numbers = range(max(self.most_answer, highest * highest) + 1)  # the product of any two prices
         questions = [
             Question(goods=(one, other)).text() for one, other in zip(goods, [*goods[1:], goods[0]], strict=True)
         ]
@@ -199,13 +199,13 @@ class PriceListEnv(ToolEnv):
         """Rows to train on; the options are ``size`` (1000 by default) and ``seed``.
 
         Raises:
-            ConfigError: The configuration or an option is not valid.
+            ConfigError: The configuration or an option is invalid.
         """
         return cls._rows("train", env_config, options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on, which share no draw with :meth:`get_train_dataset`.
+        """Rows to evaluate on, which share no task with :meth:`get_train_dataset`.
 
         Arguments and errors are those of :meth:`get_train_dataset`.
         """

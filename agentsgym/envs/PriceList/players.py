@@ -23,9 +23,9 @@ class Notes(scripted_player.Notes):
     """A player's memory of one episode.
 
     Attributes:
-        question: What was asked.
+        question: The question of the episode.
         prices: The prices that were looked up.
-        value: What the calculation gave; None before.
+        value: The result of the calculation; None before it.
         calls: The calls of the last turn.
     """
 
@@ -36,11 +36,11 @@ class Notes(scripted_player.Notes):
 
 
 class Player(scripted_player.ScriptedPlayer[Notes]):
-    """A player of the price list; subclasses choose what to do.
+    """A player of the price list; subclasses choose the actions.
 
     Args:
-        env: The environment, whose goods, numbers and number of turns it plays with.
-        seed: Makes the random stream of every conversation.
+        env: The environment, which defines the goods, the numbers and the number of turns.
+        seed: The seed of every conversation's random stream.
     """
 
     def __init__(self, env: PriceListEnv, seed: int = 0) -> None:
@@ -82,7 +82,7 @@ class Player(scripted_player.ScriptedPlayer[Notes]):
                 notes.value = int(result["content"])
 
     def _best(self, notes: Notes) -> int | tuple[ToolCall, ...]:
-        """Look up what is not known, calculate, answer."""
+        """Look up unknown prices, then calculate, then answer."""
         unknown = [name for name in notes.question.goods if name not in notes.prices]
         if unknown:
             return tuple(ToolCall(name="price", arguments={"good": name}) for name in unknown)
@@ -110,7 +110,7 @@ class ReferencePlayer(Player):
 
 
 class RandomPlayer(Player):
-    """Calls at random or answers at random, each half of the time, and answers in its last turn."""
+    """Calls at random or answers at random, with equal probability, and answers in its last turn."""
 
     def _choose(self, notes: Notes) -> int | tuple[ToolCall, ...]:
         is_last = notes.turn >= self._num_turns - 1
@@ -118,12 +118,12 @@ class RandomPlayer(Player):
 
 
 class ImitationPlayer(Player):
-    """The demonstrator of a warm start: it knows what to do, and often does something else.
+    """The demonstrator of a warm start: it knows the optimal action, and often takes another.
 
     Args:
-        env: As :class:`Player` takes it.
-        seed: As there.
-        noise: The share of turns in which it calls or answers at random instead, in [0, 1].
+        env: The environment, as for :class:`Player`.
+        seed: The seed, as for :class:`Player`.
+        noise: The probability of a random call or answer instead, in [0, 1], per turn.
     """
 
     def __init__(self, env: PriceListEnv, seed: int = 0, *, noise: float = 0.5) -> None:
@@ -138,7 +138,7 @@ class ImitationPlayer(Player):
 
 
 def _calculation(notes: Notes) -> ToolCall | None:
-    """The call that works the answer out of the prices; None if there is nothing to work out, or not yet."""
+    """The call that computes the answer from the prices; None if no calculation is needed or possible yet."""
     question = notes.question
     if any(name not in notes.prices for name in question.goods):
         return None

@@ -1,4 +1,4 @@
-"""Ask for a price, a sum or a product, and read such a question again."""
+"""Write questions about a price, a sum or a product, and parse them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _QUESTION = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked.
+    """A question about prices.
 
     Attributes:
-        goods: One thing, or two whose prices are added.
-        times: What the price is multiplied with; None if it is not.
+        goods: One good, or two whose prices are added.
+        times: The factor of the price; None for no multiplication.
     """
 
     goods: tuple[str, ...]
     times: int | None = None
 
     def text(self) -> str:
-        """Write it.
+        """Write the question.
 
         >>> Question(goods=("pear",), times=3).text()
         'What is 3 times the price of a pear?'
@@ -38,12 +38,12 @@ class Question:
         return f"What is {prices}?" if self.times is None else f"What is {self.times} times {prices}?"
 
     def answer(self, prices: Mapping[str, int]) -> int:
-        """Work it out."""
+        """Compute the answer."""
         return sum(prices[name] for name in self.goods) * (1 if self.times is None else self.times)
 
     @classmethod
     def read(cls, text: str) -> Question | None:
-        """Read a question again; None if the text is none.
+        """Parse a question; None if the text is not one.
 
         >>> Question.read("What is the price of a pear plus the price of an egg?")
         Question(goods=('pear', 'egg'), times=None)
@@ -56,7 +56,7 @@ class Question:
 
 
 def most_answer(kinds: list[Any], most_price: int) -> int:
-    """The largest answer that there is."""
+    """The largest possible answer."""
     factors = {"price": 1, "sum": 2, "product": MOST_TIMES}
     return max(factors[kind] for kind in kinds) * most_price
 

@@ -1,4 +1,4 @@
-"""Reasoning: questions with answers that can be checked, of any data set or made without end."""
+"""Reasoning: questions with verifiable answers, from any data set or generated without limit."""
 
 from typing import TYPE_CHECKING
 

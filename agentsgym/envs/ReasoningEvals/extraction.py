@@ -1,6 +1,6 @@
-r"""Find the final answer in what an agent says: in a tag, in ``\boxed{}``, behind ``####``, a letter, a number.
+r"""Extract the final answer from an agent's text: from a tag, ``\boxed{}``, after ``####``, a letter, a number.
 
-Only what is found here is graded, never the whole text, so that no answer is right by naming many.
+Only the extracted part is graded, never the whole text, so that naming many candidates is not a right answer.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _MAX_LINE = 200
 
 
 def in_tag(text: str) -> str | None:
-    """Give what stands in the last ``<answer>…</answer>``."""
+    """Return the content of the last ``<answer>…</answer>``."""
     found = _TAG.findall(text)
     return found[-1].strip() or None if found else None
 
 
 def in_box(text: str) -> str | None:
-    r"""Give the content of the last ``\boxed{…}`` that is closed, whatever braces are nested in it.
+    r"""Return the content of the last closed ``\boxed{…}``, with any nested braces.
 
     >>> in_box(r"so \boxed{3}, no: \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
@@ -64,13 +64,13 @@ def in_box(text: str) -> str | None:
 
 
 def behind_hashes(text: str) -> str | None:
-    """Give what stands behind the last ``####``, as in GSM8K, to the end of its line."""
+    """Return the text after the last ``####``, as in GSM8K, to the end of its line."""
     _, found, rest = text.rpartition("####")
     return rest.strip().partition("\n")[0].strip() or None if found else None
 
 
 def letter(text: str) -> str | None:
-    """Give the letter of a choice: "The answer is (B)", "Thus, B.", "B. Paris", or the last "(B)", "I pick B".
+    """Return the letter of a choice: "The answer is (B)", "Thus, B.", "B. Paris", or the last "(B)", "I pick B".
 
     >>> letter("A difficult one. The answer is (C).")
     'C'
@@ -87,7 +87,7 @@ def letter(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """Give the last number, with its sign; one that stands apart is a sign at the start and behind "=" alone.
+    """Return the last number, with its sign; a detached sign counts only at the start and after "=".
 
     >>> last_number("3 bags of 1,200 are 3,600."), last_number("x = - 5"), last_number("10 - 5")
     ('3,600', '-5', '5')
@@ -99,13 +99,13 @@ def last_number(text: str) -> str | None:
 
 
 def whole_line(text: str) -> str | None:
-    """Give the text itself if it is a single short line."""
+    """Return the text itself if it is a single short line."""
     text = text.strip()
     return text if text and "\n" not in text and len(text) <= _MAX_LINE else None
 
 
 def cleaned(answer: str) -> str | None:
-    r"""Take off what surrounds an answer: dollars, ``\text{}``, a box, bold type, a full stop; None if nothing is left.
+    r"""Strip an answer's wrapping: dollars, ``\text{}``, a box, bold type, a full stop; None if nothing is left.
 
     >>> cleaned(r" $\text{north}$. ")
     'north'
@@ -114,7 +114,7 @@ def cleaned(answer: str) -> str | None:
 
 
 def readings(written: str) -> list[str]:
-    """Give what an answer may be meant as where a full stop may belong to it: as it is written, and cleaned in part.
+    """Return an answer's possible readings if a full stop may belong to it: as written, and partly stripped.
 
     >>> readings("**It is so.**")
     ['**It is so.**', 'It is so.', 'It is so']
@@ -138,7 +138,7 @@ def _without_wrappers(answer: str, *, has_stop: bool) -> str:
 
 
 def brace_depth(text: str) -> int | None:
-    r"""Count how deep braces are nested, escaped ones aside; None where they do not match.
+    r"""Return the maximum nesting depth of braces, except escaped ones; None if they do not match.
 
     >>> brace_depth(r"\frac{1}{x_{2}}"), brace_depth(r"\{1"), brace_depth("}{")
     (2, 0, None)
@@ -152,7 +152,7 @@ def brace_depth(text: str) -> int | None:
     return None if depth else deepest
 
 
-#: The forms that an answer is looked for in, by name; each gives the answer as it is written.
+#: The recognized forms of an answer, by name; each extractor returns the answer as written.
 FINDERS: Mapping[str, Extractor] = {
     "tag": in_tag,
     "boxed": in_box,
@@ -171,20 +171,20 @@ def _cleaning(find: Extractor) -> Extractor:
     return extract
 
 
-#: The same without what surrounds an answer.
+#: The same extractors, with the answer's wrapping stripped.
 EXTRACTORS: Mapping[str, Extractor] = {name: _cleaning(find) for name, find in FINDERS.items()}
 _EXPLICIT = ("tag", "boxed", "hashes")
 _AFTER_THEM: Mapping[Kind, tuple[str, ...]] = {"number": ("number",), "choice": ("choice",), "text": ("line",)}
 
 
 def extracted(said: str, kind: Kind, *, is_cut: bool, extractors: Mapping[str, Extractor] = EXTRACTORS) -> str | None:
-    """Find the answer in whatever form it has (``"auto"``).
+    """Extract an answer of any form (``"auto"``).
 
     Args:
-        said: What the agent said, behind its thoughts.
-        kind: What is known of the right answer.
-        is_cut: Whether a budget cut it: then only an explicit form is the answer, not the last number so far.
-        extractors: :data:`EXTRACTORS`, or :data:`FINDERS` for the answer as it is written.
+        said: The agent's text, after its thoughts.
+        kind: The kind of the right answer.
+        is_cut: Whether a budget truncated the text: then only an explicit form counts, not the last number so far.
+        extractors: :data:`EXTRACTORS`, or :data:`FINDERS` for the answer as written.
     """
     names = _EXPLICIT if is_cut else (*_EXPLICIT, *_AFTER_THEM[kind])
     for name in names:
@@ -195,5 +195,5 @@ def extracted(said: str, kind: Kind, *, is_cut: bool, extractors: Mapping[str, E
 
 
 def gold_answer(solution: str) -> str:
-    """Cut a data set's solution down to its final answer, where it has ``####`` or a box; else it is the answer."""
+    """Extract the final answer from a data set's solution if it has ``####`` or a box; otherwise return it whole."""
     return EXTRACTORS["hashes"](solution) or EXTRACTORS["boxed"](solution) or solution.strip()

@@ -1,4 +1,4 @@
-"""Make endless problems with ``reasoning-gym``: by name, difficulty and number, each with its own way to be graded."""
+"""Generate problems with ``reasoning-gym``: by name, difficulty and number, each with a grader of the same name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Difficulty = int | Mapping[str, Any] | None
 _BY_GLOBAL = "it draws from Python's global generator, so that its problems cannot be made again"
 _BY_HASH = "it draws from sets, whose order is another in every process, so that its problems cannot be made again"
 
-#: Generators that are refused, and why (reasoning-gym 0.1.25).
+#: Unsupported generators, with the reason (reasoning-gym 0.1.25).
 UNSOUND: Mapping[str, str] = {
     "codeio": _BY_GLOBAL,
     "composite": "it has no problems of its own; name the generators that it would be made of",
@@ -33,7 +33,7 @@ UNSOUND: Mapping[str, str] = {
     "pool_matrix": "it seeds numpy's global generator",
     "ransom_note": _BY_HASH,
 }
-#: Generators that grade answers and give none of their own: no reference player can solve them.
+#: Generators that grade answers but provide no solution: no reference player can solve them.
 WITHOUT_SOLUTION = frozenset(("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"))
 
 
@@ -42,7 +42,7 @@ class Item:
     """One problem.
 
     Attributes:
-        generator: What made it, and grades it.
+        generator: The generator, which also grades answers.
         entry: ``question``, ``answer`` and ``metadata``.
     """
 
@@ -51,12 +51,12 @@ class Item:
 
     @property
     def question(self) -> str:
-        """What is asked."""
+        """The question."""
         return str(self.entry["question"])
 
     @property
     def solution(self) -> str | None:
-        """A right answer; None where the generator gives none."""
+        """A right answer; None if the generator provides none."""
         answer = self.entry["answer"]
         return answer if isinstance(answer, str) else None
 
@@ -69,15 +69,15 @@ def _factory() -> Any:
 
 
 def task_names() -> list[str]:
-    """Name the generators that can be played."""
+    """The names of the supported generators."""
     return sorted({*_factory().DATASETS} - UNSOUND.keys())
 
 
 def check_generated(task: Any, difficulty: Any) -> None:
-    """Refuse what no problem can be made of.
+    """Validate the name and the difficulty of a generator.
 
     Raises:
-        ConfigError: The name is unknown or refused, or there is no such difficulty.
+        ConfigError: The name is unknown or unsupported, or the difficulty does not exist.
         MissingDependencyError: ``reasoning-gym`` is not installed.
     """
     known = _factory().DATASETS
@@ -99,14 +99,14 @@ def check_generated(task: Any, difficulty: Any) -> None:
 
 
 def make_item(task: str, difficulty: Difficulty, item: int) -> Item:
-    """Make a problem, the same question for the same arguments on every machine; the few made last are kept.
+    """Make a problem, with the same question for the same arguments on every machine; the latest few are cached.
 
-    The solution and the metadata of a few generators depend on the process, by the order of a set: whoever grades in
-    another process takes the entry along (:func:`packed`).
+    The solution and the metadata of a few generators depend on the process, through set order: to grade in another
+    process, send the entry along (:func:`packed`).
 
     Args:
-        task: The generator.
-        difficulty: A level of its curriculum (0 is the easiest), options of its own, or None for its defaults.
+        task: The name of the generator.
+        difficulty: A level of its curriculum (0 is the easiest), a dict of options, or None for its defaults.
         item: The number of the problem, any int >= 0.
     """
     options = tuple(sorted(difficulty.items())) if isinstance(difficulty, Mapping) else difficulty
@@ -117,24 +117,24 @@ def make_item(task: str, difficulty: Difficulty, item: int) -> Item:
 
 
 def score(item: Item, answer: str) -> float:
-    """Grade an answer, in [0, 1]; some generators pay a little for any answer: only 1.0 is right."""
+    """Grade an answer, in [0, 1]; some generators give any answer a small score, and only 1.0 is right."""
     value = float(item.generator.score_answer(answer, item.entry))
     return min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0
 
 
 def packed(item: Item) -> str:
-    """Write a problem's entry as a text that another process of ours reads; JSON would make lists of its tuples."""
+    """Serialize a problem's entry for another process of this library; JSON would turn its tuples into lists."""
     return base64.b64encode(pickle.dumps(item.entry)).decode()
 
 
 def unpacked(task: str, difficulty: Difficulty, text: str) -> Item:
-    """Read what :func:`packed` wrote in a process of ours."""
+    """Deserialize the output of :func:`packed`, from a process of this library only."""
     return Item(_any_generator(json.dumps([task, difficulty], sort_keys=True)), pickle.loads(base64.b64decode(text)))
 
 
 @functools.lru_cache(maxsize=16)
 def _any_generator(settings: str) -> Any:
-    """Make a generator to grade with, which depends on no seed; the last are kept."""
+    """Make a generator for grading, which needs no seed; the latest are cached."""
     task, difficulty = json.loads(settings)
     return _generator(task, difficulty, 0)
 

@@ -1,4 +1,4 @@
-"""Grade in a process of its own, one for each process that plays: started at first use, replaced when it hangs."""
+"""Grade in a separate process, one per environment process: started at first use, replaced when it hangs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from agentsgym.errors import EnvError
 from agentsgym.texts import shown
 
 _START_LIMIT_S = 120.0  # an import on a busy machine
-_GRACE_S = 3.0  # beyond a request's own limit, which the process itself keeps where it can
+_GRACE_S = 3.0  # beyond a request's limit, which the process enforces itself if it can
 _GENERATION_LIMIT_S = 30.0  # to make a generator, before the answer is graded
 _MODULE = "agentsgym.envs.ReasoningEvals.grader_main"
 _PACKAGE = {"math": "math_verify", "generated": "reasoning_gym"}
 
 
 class Grader:
-    """A process that grades, one request after the other; threads take turns."""
+    """A process that grades, one request after the other; safe to share between threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,13 +31,13 @@ class Grader:
         """Grade an answer.
 
         Args:
-            request: Its ``kind`` is ``"math"`` (``gold``, ``answer``) or ``"generated"`` (``task``, ``difficulty``,
-                ``entry``, ``answer``).
-            limit_s: Time for it in seconds.
+            request: The request, with ``kind`` ``"math"`` (``gold``, ``answer``) or ``"generated"`` (``task``,
+                ``difficulty``, ``entry``, ``answer``).
+            limit_s: The time limit in seconds.
 
         Returns:
-            ``{"score": float}``, in [0, 1]; with a ``note`` where the answer could not be graded, and so is wrong:
-            ``"timeout"``, or what was raised.
+            ``{"score": float}``, in [0, 1]; with a ``note`` if the answer could not be graded, and is therefore wrong:
+            ``"timeout"``, or the exception.
 
         Raises:
             EnvError: The process cannot be started, or ends twice on one request.
@@ -50,7 +50,7 @@ class Grader:
                     return self._ask({**request, "limit_s": limit_s}, limit_s + _GRACE_S + extra_s)
                 except ChildEndedError as ended:
                     self._end()
-                    gave_up = ended.returncode == 1 and _PACKAGE[request["kind"]] in self._loaded  # its own watch did
+                    gave_up = ended.returncode == 1 and _PACKAGE[request["kind"]] in self._loaded  # by its own watchdog
                     if ended.was_killed or gave_up:
                         return {"score": 0.0, "note": "timeout"}
                     if is_last:
@@ -58,12 +58,12 @@ class Grader:
             raise AssertionError  # the loop returns or raises
 
     def close(self) -> None:
-        """End the process, if there is one; the next request starts another."""
+        """End the process, if it is running; the next request starts another."""
         with self._lock:
             self._end()
 
     def forget(self) -> None:
-        """Leave the process to the process that started it, of which this one is a fork."""
+        """Drop the process without ending it, after a fork: it belongs to the parent."""
         self._lock = threading.Lock()
         process, self._process, self._loaded = self._process, None, set()
         if process is not None:

@@ -1,7 +1,7 @@
-"""The grader's process: reads requests, a JSON object a line, and answers each with one.
+"""The grader's process: reads requests, one JSON object per line, and writes one response for each.
 
-It has a process of its own because what it runs on an agent's words may take for ever or all memory. A request that
-takes too long is given up by an alarm; a computation that never comes back to the interpreter ends the process.
+It is a separate process because grading an agent's text may take forever or exhaust memory. An alarm interrupts a slow
+request; a computation that never returns to the interpreter ends the process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from agentsgym.envs.ReasoningEvals import SPEC, generated
 from agentsgym.envs.shared.child_process import serve
 from agentsgym.texts import sentence_of
 
-_MAX_MEMORY = 2 << 30  # bytes that a request may take
-_GRACE_S = 1.0  # from the alarm, which code may swallow or not hear, to the end of the process
+_MAX_MEMORY = 2 << 30  # bytes per request
+_GRACE_S = 1.0  # from the alarm, which may be swallowed, to the end of the process
 
 
 class _TooLongError(BaseException):
-    """The alarm; no Exception, since sympy catches those."""
+    """The alarm; not an Exception, since sympy catches those."""
 
 
 def _on_alarm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # what Python calls a handler with
@@ -39,10 +39,10 @@ def _load(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _limit_memory() -> None:
-    """Bound what is taken from now on; libraries may have reserved far more address space for their threads."""
+    """Limit further memory; libraries may already have reserved far more address space for their threads."""
     if sys.platform != "linux":
         return
-    import resource  # noqa: PLC0415  # not everywhere
+    import resource  # noqa: PLC0415  # not available on Windows
 
     num_pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = num_pages * resource.getpagesize() + _MAX_MEMORY
@@ -50,8 +50,8 @@ def _limit_memory() -> None:
 
 
 def _grade_math(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare two expressions; ``math_verify.verify`` takes the right one first."""
-    import math_verify  # noqa: PLC0415  # loaded already
+    """Compare two expressions; ``math_verify.verify`` takes the reference first."""
+    import math_verify  # noqa: PLC0415  # already loaded
 
     untyped: Any = math_verify
     settings = [untyped.LatexExtractionConfig(), untyped.ExprExtractionConfig()]
@@ -79,7 +79,7 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     if request["kind"] == "generated":
-        _item(request)  # its generator is made before the clock starts, and kept
+        _item(request)  # makes and caches the generator before the clock starts
     limit_s: float | None = request.get("limit_s")
     try:
         _set_alarm(limit_s)
@@ -89,7 +89,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
             _set_alarm(None)
     except _TooLongError:
         return {"score": 0.0, "note": "timeout"}
-    except (Exception, RecursionError) as error:  # noqa: BLE001  # what cannot be graded is wrong
+    except (Exception, RecursionError) as error:  # noqa: BLE001  # an answer that cannot be graded is wrong
         return {"score": 0.0, "note": f"{type(error).__name__}: {sentence_of(error, 200)}"}
 
 
@@ -110,7 +110,7 @@ def _prepare() -> None:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Serve requests until the input ends."""
     _prepare()
     serve(_answer)
 

@@ -15,27 +15,28 @@ from agentsgym.errors import EnvError, MissingDependencyError
 from agentsgym.fields import is_fraction
 from agentsgym.texts import shown
 
-_MAX_LENGTH = 1000  # of an answer that computer algebra is tried on
+_MAX_LENGTH = 1000  # of an answer for computer algebra
 _MAX_DEPTH = 20  # of its braces: parsing time explodes with it
 _LETTER = re.compile(r"\(?([A-Z])\)?")
 _OPERATORS = re.compile(r"[\d\\^=+*/<>|√π∞\u222a\u2229]")
 _IN_LATEX = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+|\b(?:sqrt|sin|cos|tan|log|exp|ln|pi|inf)\b")
 _WORD = re.compile(r"[^\W\d_]{3,}")
-_APART = re.compile(r"\d\s+\d")  # "10 8" is read as the mixed number 18
+_APART = re.compile(r"\d\s+\d")  # "10 8" would be parsed as the mixed number 18
 
 
 _EQUALS = re.compile(r"(?<![<>!:])=|\\equiv(?![a-zA-Z])")
-_VALUE = re.compile(r"(?<![_\w{])\d|[\d)}]\s*[-+*/^]|\\(?:d|t)?frac|\\sqrt|\\pi|π|√")  # and no mere name, as in "x_1 ="
-_MAX_SIDES = 4  # each may take the time of an answer
+_VALUE = re.compile(r"(?<![_\w{])\d|[\d)}]\s*[-+*/^]|\\(?:d|t)?frac|\\sqrt|\\pi|π|√")  # not a mere name, as in "x_1 ="
+_MAX_SIDES = 4  # each may use an answer's whole time limit
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an answer is worth.
+    """The grade of an answer.
 
     Attributes:
-        score: In [0, 1]; 1.0 is right.
-        note: Why it could not be graded and so is wrong: ``"timeout"``, or what was raised; None if it was.
+        score: The score in [0, 1]; 1.0 is right.
+        note: Why the answer could not be graded and is therefore wrong: ``"timeout"``, or the exception; None
+            otherwise.
     """
 
     score: float
@@ -46,14 +47,14 @@ Grade = Callable[[str, str, float], Verdict]  # (answer, gold, limit_s)
 
 
 def kind_of(gold: str | None, *, has_choices: bool) -> Kind:
-    """Tell what is known of the right answer."""
+    """Return the kind of the right answer."""
     if has_choices or (gold is not None and _LETTER.fullmatch(gold.strip())):
         return "choice"
     return "number" if gold is not None and as_number(gold) is not None else "text"
 
 
-def by_text(answer: str, gold: str, limit_s: float) -> Verdict:  # noqa: ARG001  # all graders are called alike
-    """Compare as texts, but for case, spacing and how a number is written."""
+def by_text(answer: str, gold: str, limit_s: float) -> Verdict:  # noqa: ARG001  # all graders share one signature
+    """Compare as texts, ignoring case, spacing and number formatting."""
     return Verdict(float(canonical(answer) == canonical(gold)))
 
 
@@ -63,18 +64,18 @@ def by_letter(answer: str, gold: str, limit_s: float) -> Verdict:  # noqa: ARG00
 
 
 def by_number(answer: str, gold: str, limit_s: float) -> Verdict:  # noqa: ARG001
-    """Compare as numbers; what is no plain number is wrong."""
+    """Compare as numbers; anything but a plain number is wrong."""
     own, right = as_number(answer), as_number(gold)
     return Verdict(float(own is not None and right is not None and own.equals(right)))
 
 
 def by_math(answer: str, gold: str, limit_s: float) -> Verdict:
-    """Compare as expressions, with ``math-verify``; of an equation each side that is a value must be right."""
+    """Compare as expressions, with ``math-verify``; every side of an equation that is a value must be right."""
     answer, gold = _without_dollars(answer), _without_dollars(gold)
     if len(answer) > _MAX_LENGTH or _APART.search(answer) or not _is_nested_sanely(answer):
         return Verdict(0.0)
     *before, _ = sides = _EQUALS.split(answer)
-    if len(sides) > len(_EQUALS.split(gold)):  # of such a chain math-verify looks at the end alone
+    if len(sides) > len(_EQUALS.split(gold)):  # math-verify compares only the end of such a chain
         if len(sides) > _MAX_SIDES:
             return Verdict(0.0)
         for side in filter(_VALUE.search, before):
@@ -85,7 +86,7 @@ def by_math(answer: str, gold: str, limit_s: float) -> Verdict:
 
 
 def by_whatever_fits(answer: str, gold: str, limit_s: float) -> Verdict:
-    """Take the cheapest of these that can tell."""
+    """Apply the cheapest grader that can decide."""
     if canonical(answer) == canonical(gold):
         return Verdict(1.0)
     if _LETTER.fullmatch(gold.strip()):
@@ -96,7 +97,7 @@ def by_whatever_fits(answer: str, gold: str, limit_s: float) -> Verdict:
 
 
 def is_mathematical(gold: str) -> bool:
-    r"""Whether an answer is an expression, and no words: of words computer algebra makes products of their letters.
+    r"""Whether an answer is an expression rather than words, which computer algebra parses as products of letters.
 
     >>> is_mathematical(r"2\sqrt{3}"), is_mathematical("Paris"), is_mathematical("3 red cars")
     (True, False, False)
@@ -105,12 +106,12 @@ def is_mathematical(gold: str) -> bool:
 
 
 def by_generator(task_data: Mapping[str, Any], answers: Sequence[str], limit_s: float) -> Verdict:
-    """Grade the answer to a problem of ``reasoning-gym`` as its generator does.
+    """Grade the answer to a problem of ``reasoning-gym`` with its generator.
 
     Args:
         task_data: The problem.
-        answers: What the answer may be meant as, one or several; the best of them counts.
-        limit_s: The time to grade each of them in.
+        answers: The possible readings of the answer, one or several; the best score counts.
+        limit_s: The time limit for grading each of them.
     """
     task, difficulty, item = (task_data[name] for name in ("task", "difficulty", "item"))
     problem = generated.make_item(task, difficulty, item)
@@ -123,10 +124,10 @@ def by_generator(task_data: Mapping[str, Any], answers: Sequence[str], limit_s: 
 
 
 def by_callable(function: Callable[[str, str], Any], answer: str, gold: str) -> Verdict:
-    """Grade as the user's function does.
+    """Grade with the user's function.
 
     Raises:
-        EnvError: It gave neither a bool nor a number in [0, 1].
+        EnvError: The function returned neither a bool nor a number in [0, 1].
     """
     value = function(answer, gold)
     if not (isinstance(value, bool) or is_fraction(value)):
@@ -134,7 +135,7 @@ def by_callable(function: Callable[[str, str], Any], answer: str, gold: str) -> 
     return Verdict(float(value))
 
 
-#: How an answer is graded, by name.
+#: The graders, by name.
 GRADES: Mapping[str, Grade] = {
     "auto": by_whatever_fits,
     "text": by_text,
@@ -145,7 +146,7 @@ GRADES: Mapping[str, Grade] = {
 
 
 def check_installed(name: Any) -> None:
-    """Raise :class:`MissingDependencyError` if a way to grade needs ``math-verify`` and it is not there."""
+    """Raise :class:`MissingDependencyError` if a grader needs ``math-verify`` and it is not installed."""
     if name in {"auto", "math"} and importlib.util.find_spec("math_verify") is None:
         raise MissingDependencyError("math-verify", SPEC.extra)
 

@@ -1,4 +1,4 @@
-"""ScienceWorld: experiments of elementary-school science in a simulated house, told in text."""
+"""ScienceWorld: text experiments of elementary-school science in a simulated house."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Play one game of ScienceWorld's; runs in an engine's process."""
+"""Run one ScienceWorld episode; used in an engine's process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NOT_UNDERSTOOD = ("No known action matches", "Unknown action")
 
 
 class ScienceWorldEngine:
-    """One game in play; see :class:`agentsgym.envs.shared.engines.Engine`.
+    """One active episode; see :class:`agentsgym.envs.shared.engines.Engine`.
 
     ``start`` takes ``task``, ``variation``, ``simplifications`` (joined by commas), ``gold_path`` and
-    ``admissible_commands`` (whether these are asked for, which takes long), and ``memory_mb``.
+    ``admissible_commands`` (whether these are computed, which is slow), and ``memory_mb``.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class ScienceWorldEngine:
         self._lists_commands = False
 
     def start(self, game: dict[str, Any]) -> dict[str, Any]:
-        """Load the game, and begin it by looking around."""
+        """Load the task, and start with a look around."""
         machine = java_machine(game["simplifications"], game["memory_mb"])
         if machine is not self._machine:
             self._machine, self._game = machine, machine.new_game()
@@ -32,7 +32,7 @@ class ScienceWorldEngine:
         walkthrough: list[str] = []
         if game["gold_path"]:
             walkthrough = list(self._game.getGoldActionSequence())
-            self._game.reset()  # finding the path has played it
+            self._game.reset()  # finding the path plays the episode
         text = self._game.step("look around")
         return {
             "text": f"{self._game.freeActionTaskDesc().strip()}\n\n{text.strip()}",
@@ -41,17 +41,17 @@ class ScienceWorldEngine:
         }
 
     def step(self, command: str) -> dict[str, Any]:
-        """Play one command."""
+        """Run one command."""
         text = self._game.step(command).strip()
         return {"text": text, "understood": not text.startswith(_NOT_UNDERSTOOD), **self._seen()}
 
     def close(self) -> None:
-        """Let go of the game; the JVM goes on with others."""
+        """Release the episode; the JVM keeps running others."""
         self._game = self._machine = None
 
     def _seen(self) -> dict[str, Any]:
         game = self._game
-        score = round(game.getScore(), 2)  # of 1, in steps of a hundredth; -1 where the task has been failed
+        score = round(game.getScore(), 2)  # out of 1, in steps of 0.01; -1 for a failed task
         done = bool(game.getCompleted()) or score < 0
         won = done and score >= 1
         listed = self._lists_commands and not done
@@ -69,7 +69,7 @@ class ScienceWorldEngine:
         return sorted(one for one in self._game.getValidActionObjectCombinations() if not one.startswith("reset"))
 
     def _key(self, score: float) -> str:
-        """Hash what is seen here, what is held, and which goals are met."""
+        """Hash the visible objects, the inventory, and the goals met."""
         game = self._game
         seen = (game.freeActionLook(), game.freeActionInventory(), game.getGoalProgressStr(), str(score))
         return hashlib.blake2b("\n".join(seen).encode(), digest_size=12).hexdigest()

@@ -1,4 +1,4 @@
-"""Play the tasks of ScienceWorld."""
+"""Run the tasks of ScienceWorld."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COMMANDS = (
     "move … to …, pick up, put down, pour … in …, dunk … in …, mix, go to, eat, flush, focus on, wait, wait1, task, "
     "inventory"
 )
-_MB_PER_GAME = 16  # of a JVM's heap: 11 to 12 are held, the rest is for what is made and dropped at every step
+_MB_PER_GAME = 16  # of JVM heap: 11 to 12 are live, the rest is for garbage of each step
 _NEEDS_GOLD = "this player follows the gold path: make the environment with env_config={'gold_path': True}"
 
 
@@ -45,22 +45,22 @@ def _are_simplifications(value: Any) -> bool:
 
 
 class ScienceWorldEnv(TextWorldBase):
-    """The 30 tasks of ScienceWorld (arXiv 2203.07540): experiments in a simulated house, told in text.
+    """The 30 tasks of ScienceWorld (arXiv 2203.07540): text experiments in a simulated house.
 
-    A task is ``{"task": "boil", "variation": 3}``; without a ``variation`` it is one of training that follows from its
-    ``seed``. The simulator runs in Java, many games in one JVM.
+    A task is ``{"task": "boil", "variation": 3}``; without a ``variation`` a training one is derived from its ``seed``.
+    The simulator runs in Java, with many episodes in one JVM.
 
     Keys of ``env_config`` beside the common ones:
 
-    - ``simplifications``: names of :data:`SIMPLIFICATIONS`; ``"easy"`` stands for all that the task allows.
-    - ``admissible_commands``: whether each prompt lists the commands that the simulator deems possible: hundreds or
-      thousands, some of which it does not understand when they are given.
-    - ``gold_path``: whether a way to solve the task is made with each game, for the players that follow it.
-    - ``failure_score``: what an episode is worth in sum when its task has been failed, as by focusing on a wrong thing;
-      ScienceWorld says -1 (-100 of 100).
-    - ``memory_mb``: of each JVM's heap, at most; a game is given 16.
-    - ``num_processes``, ``step_timeout_s``, ``start_timeout_s``: the engine's processes, each with its JVM; where the
-      games in play do not fit into so many, there are more.
+    - ``simplifications``: names of :data:`SIMPLIFICATIONS`; ``"easy"`` selects all that the task allows.
+    - ``admissible_commands``: whether each prompt lists the commands that the simulator considers possible: hundreds or
+      thousands, some of which it then rejects.
+    - ``gold_path``: whether a solution is computed for each episode, for the players that follow it.
+    - ``failure_score``: the return of an episode with a failed task, such as after focusing on a wrong object;
+      ScienceWorld's own is -1 (-100 of 100).
+    - ``memory_mb``: the maximum heap of each JVM; an episode is allotted 16.
+    - ``num_processes``, ``step_timeout_s``, ``start_timeout_s``: the settings of the engine's processes, one JVM each;
+      more are started if the active episodes do not fit.
     """
 
     spec = SPEC
@@ -125,21 +125,21 @@ class ScienceWorldEnv(TextWorldBase):
         )
 
     def random_player(self, seed: int = 0) -> Agent:
-        """Make the player that gives one of the listed commands; where none are listed, one that says what it reads."""
+        """Make the player that picks a listed command; without a list, one that acts on the text it reads."""
         return RandomPlayer(self, seed) if self.env_config["admissible_commands"] else ExploringAgent(seed=seed)
 
     def reference_player(self, seed: int = 0) -> ReferencePlayer:
         """Make the player that follows the gold path.
 
         Raises:
-            ConfigError: The environment makes none.
+            ConfigError: The environment computes no gold path.
         """
         if not self.env_config["gold_path"]:
             raise ConfigError(_NEEDS_GOLD)
         return ReferencePlayer(self, seed)
 
     def imitation_player(self, seed: int = 0) -> ImitationPlayer:
-        """Make the player that shows the gold path to a learner; errors are those of :meth:`reference_player`."""
+        """Make the player that demonstrates the gold path; errors are those of :meth:`reference_player`."""
         if not self.env_config["gold_path"]:
             raise ConfigError(_NEEDS_GOLD)
         return ImitationPlayer(self, seed)
@@ -149,14 +149,14 @@ class ScienceWorldEnv(TextWorldBase):
         """Rows to train on; the options are those of :class:`~agentsgym.envs.ScienceWorld.tasks.DatasetOptions`.
 
         Raises:
-            ConfigError: The configuration or an option is not valid.
+            ConfigError: The configuration or an option is invalid.
         """
         validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
         return train_dataset(cls, env_config, options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on: the variations for development, or for test.
+        """Rows to evaluate on: the development or test variations.
 
         Arguments and errors are those of :meth:`get_train_dataset`.
         """

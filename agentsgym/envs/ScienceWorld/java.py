@@ -1,4 +1,4 @@
-"""Run ScienceWorld's simulator in Java, one JVM for many games; in an engine's process."""
+"""Run ScienceWorld's simulator in Java, one JVM for many episodes; used in an engine's process."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 from agentsgym.errors import EnvError
 
 _OPTIONS = (
-    "-XX:+UseSerialGC",  # one game moves at a time: further threads only take memory
-    # Objects that are hashed by their identity then come in the same order in every game: without it, a circuit of the
-    # same wires is closed in one game and open in the next.
+    "-XX:+UseSerialGC",  # one episode steps at a time: more threads only use memory
+    # Identity hashes are then in the same order in every episode: without it, a circuit of the same wires is closed in
+    # one episode and open in the next.
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
-    # A heap that is full makes every game in it crawl: Java ends instead, and the next game starts it anew.
+    # A full heap slows every episode in it to a crawl: Java exits instead, and the next episode restarts it.
     "-XX:+ExitOnOutOfMemoryError",
 )
 
 
 def find_java() -> str | None:
-    """Find the program: that of ``$JAVA_HOME``, where there is one, else that on the path; None where there is none."""
+    """Locate the program: that of ``$JAVA_HOME`` if it is set, else that on the path; None if there is none."""
     home = os.environ.get("JAVA_HOME")
     program = Path(home) / "bin" / "java" if home else None
     return str(program) if program is not None and program.is_file() else shutil.which("java")
@@ -34,14 +34,14 @@ class JavaMachine:
     """A JVM with ScienceWorld's simulator.
 
     Args:
-        memory_mb: Of the heap, at most.
+        memory_mb: The maximum heap size.
 
     Raises:
         EnvError: Java does not start.
     """
 
     def __init__(self, memory_mb: int) -> None:
-        logging.getLogger().addHandler(logging.NullHandler())  # py4j prints what it raises, if nobody listens
+        logging.getLogger().addHandler(logging.NullHandler())  # without a handler, py4j prints its exceptions
         py4j = importlib.import_module("py4j.java_gateway")
         constants = importlib.import_module("scienceworld.constants")
         java, options = find_java() or "java", [f"-Xmx{memory_mb}m", *_OPTIONS]
@@ -54,23 +54,23 @@ class JavaMachine:
                 javaopts=options,
                 java_path=java,
             )
-        except (OSError, ValueError) as error:  # it does not run, or says something else than its port
+        except (OSError, ValueError) as error:  # it does not run, or prints something other than its port
             raise EnvError(f"Java does not start: {_what_java_says([java, *options])}") from error
         parameters = py4j.GatewayParameters(auto_field=True, port=port)
         self._gateway: Any = py4j.JavaGateway(gateway_parameters=parameters, java_process=self._process)
 
     @property
     def is_alive(self) -> bool:
-        """Whether the JVM still runs."""
+        """Whether the JVM is running."""
         return self._process.poll() is None
 
     def new_game(self) -> Any:
-        """Make the interface of a game of its own."""
+        """Make the interface of a separate episode."""
         return self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 
 
 def _what_java_says(command: list[str]) -> str:
-    """Start Java again, to do nothing but say what is wrong; in one line."""
+    """Run Java once more to capture its error message, in one line."""
     asked = " ".join(command)
     try:
         said = subprocess.run([*command, "-version"], capture_output=True, text=True, check=False, timeout=20)
@@ -80,12 +80,12 @@ def _what_java_says(command: list[str]) -> str:
     return f"{asked} -version ends with code {said.returncode} and says: {' '.join(lines)}"
 
 
-# Simplifications are global in a JVM, so that games with others take another one.
+# Simplifications are global in a JVM, so episodes with different ones use different JVMs.
 _machines: dict[tuple[str, int], JavaMachine] = {}
 
 
 def java_machine(simplifications: str, memory_mb: int) -> JavaMachine:
-    """Give this process's JVM for games with some simplifications; a new one where it has died."""
+    """Return this process's JVM for some simplifications; a new one if it has died."""
     key = (simplifications, memory_mb)
     machine = _machines.get(key)
     if machine is None or not machine.is_alive:

@@ -1,4 +1,4 @@
-"""The tasks of ScienceWorld, their variations, and dataset rows of them."""
+"""The tasks of ScienceWorld, their variations, and dataset rows."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Variations:
-    """How many variations of a task there are: the first are for training, the next for development, then for test."""
+    """The number of variations in each split of a task: the first are for training, then development, then test."""
 
     train: int
     dev: int
     test: int
 
     def of(self, split: str) -> range:
-        """Give the numbers of a split: ``"train"``, ``"dev"`` or ``"test"``."""
+        """Return the indices of a split: ``"train"``, ``"dev"`` or ``"test"``."""
         ends = {"train": (0, self.train), "dev": (self.train, self.train + self.dev)}
         first, stop = ends.get(split, (self.train + self.dev, self.num))
         return range(first, stop)
 
     @property
     def num(self) -> int:
-        """All of them."""
+        """The total number of variations."""
         return self.train + self.dev + self.test
 
 
-#: As ScienceWorld 1.2.3 shares them out.
+#: The splits of ScienceWorld 1.2.3.
 TASKS: Mapping[str, Variations] = {
     "boil": Variations(14, 7, 9),
     "change-the-state-of-matter-of": Variations(14, 7, 9),
@@ -71,14 +71,14 @@ TASKS: Mapping[str, Variations] = {
 
 
 class DatasetOptions(TypedDict, total=False):
-    """Options of the rows that are made.
+    """Options of the generated rows.
 
     Attributes:
         tasks: Names of :data:`TASKS`; None for all.
-        num_variations: The most variations of a task, so that no task outweighs the others; None for all.
-        split: To evaluate on: ``"dev"`` (default) or ``"test"``.
-        size: Number of rows; by default one a variation.
-        seed: Orders the rows and makes the tasks' seeds.
+        num_variations: The maximum number of variations per task, so that no task dominates; None for all.
+        split: The split for evaluation, ``"dev"`` (default) or ``"test"``.
+        size: The number of rows; by default one per variation.
+        seed: The seed of the order of rows and of the tasks' seeds.
     """
 
     tasks: Sequence[str] | None
@@ -101,20 +101,20 @@ _EVAL_OPTIONS: Mapping[str, Field] = {
 
 
 def train_dataset(env_class: type[Any], env_config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> Dataset:
-    """Rows of the variations for training.
+    """Rows of the training variations.
 
     Raises:
-        ConfigError: An option is unknown or not valid.
+        ConfigError: An option is unknown or invalid.
     """
     settings = checked_options(options, _OPTIONS)
     return rows_of(_tasks(settings, "train"), class_path(env_class), env_config, "train", settings)
 
 
 def eval_dataset(env_class: type[Any], env_config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> Dataset:
-    """Rows of the variations for development or test.
+    """Rows of the development or test variations.
 
     Raises:
-        ConfigError: An option is unknown or not valid.
+        ConfigError: An option is unknown or invalid.
     """
     settings = checked_options(options, _EVAL_OPTIONS)
     return rows_of(_tasks(settings, settings["split"]), class_path(env_class), env_config, "eval", settings)

@@ -1,4 +1,4 @@
-"""Load the passages that are searched."""
+"""Load the passages to search."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Passage:
     """A piece of text that a search can find.
 
     Attributes:
-        title: What it is about; may be empty.
-        text: What it says.
+        title: The passage's topic; may be empty.
+        text: The passage's content.
     """
 
     title: str
@@ -39,7 +39,7 @@ _COLUMNS = {
 
 
 class ProcessCache:
-    """Keeps the few values that were used last, for all environments and threads of a process."""
+    """Keeps the few most recently used values, for all environments and threads of a process."""
 
     def __init__(self, num_kept: int = _NUM_KEPT) -> None:
         self._values: OrderedDict[Hashable, Any] = OrderedDict()
@@ -47,7 +47,7 @@ class ProcessCache:
         self._num_kept = num_kept
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """Give the value of a key; it is made by the first who asks, and the others wait for it."""
+        """Return the value of a key; the first caller makes it, and the others wait for it."""
         with self._lock:
             if key not in self._values:
                 self._values[key] = make()
@@ -57,7 +57,7 @@ class ProcessCache:
             return self._values[key]
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Drop all values."""
         with self._lock:
             self._values.clear()
 
@@ -66,15 +66,15 @@ _corpora = ProcessCache()
 
 
 def load_corpus(source: Any, columns: Mapping[str, str] | None, world: Mapping[str, Any]) -> Sequence[Passage]:
-    """Load all passages; those of a file or of the generated world once in a process.
+    """Load all passages; those of a file or of the generated world are loaded once per process.
 
     Args:
         source: ``"generated"``, or what :func:`~agentsgym.envs.datasets.sources.read_rows` reads.
-        columns: Names of the columns of ``text`` and ``title``, where they have others.
+        columns: The names of the columns of ``text`` and ``title``, if they differ.
         world: Options of the generated world.
 
     Raises:
-        ConfigError: It cannot be read, is empty, or lacks a column.
+        ConfigError: The corpus cannot be read, is empty, or lacks a column.
     """
     if source == GENERATED:
         options = tuple(sorted(world.items()))
@@ -91,7 +91,7 @@ def _passages(rows: Any, columns: Mapping[str, str] | None) -> tuple[Passage, ..
 
 
 def _version(path: Path) -> tuple[int, int]:
-    """What changes when the file does."""
+    """A value that changes when the file does."""
     try:
         found = path.stat()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Search: the agent answers a question by searching passages, most often more than once."""
+"""Search: the agent answers a question by searching passages, usually more than once."""
 
 from __future__ import annotations
 
@@ -53,37 +53,37 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(is_str, cast("Mapping[Any, Any]", value).values()))
 
 
-_NOT_TAKEN = ("answer_match", "answer_reward", "wrong_answer_reward")  # "reward" says how an answer is judged
+_NOT_TAKEN = ("answer_match", "answer_reward", "wrong_answer_reward")  # "reward" selects how an answer is scored
 _COST = Field(default=0.0, expected="a number >= 0", valid=is_number(0))
 
 
 class SearchEnv(ToolEnv):
-    """Questions over a corpus of passages, answered with a search tool; its calls are played as :class:`ToolEnv`'s are.
+    """Questions over a corpus of passages, answered with a search tool; calls are processed as in :class:`ToolEnv`.
 
-    A task is ``{"question": str, "answers": [str, …], "evidence": [title, …], "seed": int}``. ``answers`` are the ways
-    to write the right answer; ``evidence``, which a task may do without, names the passages that it follows from.
+    A task is ``{"question": str, "answers": [str, …], "evidence": [title, …], "seed": int}``. ``answers`` are the
+    accepted forms of the answer; the optional ``evidence`` lists the titles of the passages that it follows from.
 
     Keys of ``env_config`` beside the common ones and those of :class:`ToolEnv` (``answer_match``, ``answer_reward`` and
     ``wrong_answer_reward`` excepted):
 
     - ``corpus``: ``"generated"`` (default), a path of a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict
       of arguments of ``datasets.load_dataset``.
-    - ``corpus_columns``: names of the columns of ``text`` and ``title``, where they have others.
+    - ``corpus_columns``: names of the columns of ``text`` and ``title``, if they differ.
     - ``world``: options of the generated corpus, see :class:`~agentsgym.envs.Search.world.World`.
     - ``retriever``: any callable ``(query, k) -> passages`` instead of BM25 over ``corpus``; a passage is a str, a dict
-      with ``text`` and perhaps ``title``, or a :class:`~agentsgym.envs.Search.corpus.Passage`.
-    - ``top_k``: how many passages a search shows at most.
-    - ``max_passage_chars``: how much of each.
-    - ``format``: ``"tools"`` (default), calls of the tool ``search``, beside which there may be others; or ``"tags"``,
-      Search-R1's text format (2503.09516).
-    - ``reward``: ``"exact_match"`` (default) or ``"f1"``, what the answer is rewarded with.
-    - ``search_cost``: what each search that is made costs.
-    - ``invalid_penalty``: what each call that is not made costs, and each turn that is neither a call nor an answer.
-    - ``evidence_reward``: what finding all of a task's ``evidence`` is worth, in equal parts, each paid in the turn
-      that finds a passage of it for the first time.
-    - ``title_weight``, ``stopwords``: how the corpus is indexed; see
-      :class:`~agentsgym.envs.Search.index.IndexOptions`.
-    - ``cache_dir``: where large indexes are kept; None for the user's cache, ``""`` for none on disk.
+      with ``text`` and optionally ``title``, or a :class:`~agentsgym.envs.Search.corpus.Passage`.
+    - ``top_k``: the maximum number of passages that a search shows.
+    - ``max_passage_chars``: the maximum number of characters shown of each.
+    - ``format``: ``"tools"`` (default), calls of the tool ``search`` and of any other tools; or ``"tags"``, Search-R1's
+      text format (2503.09516).
+    - ``reward``: ``"exact_match"`` (default) or ``"f1"``, the score that rewards the answer.
+    - ``search_cost``: the cost of each search that is made.
+    - ``invalid_penalty``: the cost of each call that cannot be made, and of each turn that is neither a call nor an
+      answer.
+    - ``evidence_reward``: the total reward for finding all of a task's ``evidence``, in equal parts, each given in the
+      turn that first finds a passage of it.
+    - ``title_weight``, ``stopwords``: indexing options; see :class:`~agentsgym.envs.Search.index.IndexOptions`.
+    - ``cache_dir``: the folder of large indexes; None for the user's cache, ``""`` for none on disk.
     """
 
     spec = SPEC
@@ -125,13 +125,13 @@ class SearchEnv(ToolEnv):
         """Check the configuration, load the corpus and index it.
 
         Args:
-            tokenizer: As every environment takes it.
+            tokenizer: The tokenizer, as for every environment.
             env_config: The keys above; ``search_timeout_s`` is the old name of ``tool_timeout_s``.
-            tools: Tools beside ``search``, as :class:`ToolEnv` takes them.
+            tools: Tools in addition to ``search``, as in :class:`ToolEnv`.
 
         Raises:
             ConfigError: As for :class:`ToolEnv`; or the corpus cannot be read, is empty or lacks a column.
-            MissingDependencyError: The corpus is to be searched with BM25, and ``bm25s`` is not installed.
+            MissingDependencyError: The corpus needs BM25, and ``bm25s`` is not installed.
         """
         super().__init__(tokenizer, env_config, tools=tools)
         self._in_tags = self.env_config["format"] == "tags"
@@ -143,7 +143,7 @@ class SearchEnv(ToolEnv):
         self._retriever: Retriever | None = self._open_retriever()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the index and its threads, which another process makes at its first search."""
+        """Leave out the index and its threads, which another process rebuilds at its first search."""
         return {**super().__getstate__(), "_retriever": None}
 
     def _open_retriever(self) -> Retriever:
@@ -155,10 +155,10 @@ class SearchEnv(ToolEnv):
         return open_index(passages, options, config["cache_dir"])
 
     def search(self, query: str) -> list[Passage]:
-        """Give at most ``top_k`` passages, the best first; what a retriever of the user's gives is checked.
+        """Return at most ``top_k`` passages, the best first; a custom retriever's results are checked.
 
         Raises:
-            EnvError: The retriever did not give passages.
+            EnvError: The retriever did not return passages.
         """
         if self._retriever is None:
             self._retriever = self._open_retriever()
@@ -198,7 +198,7 @@ class SearchEnv(ToolEnv):
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         self._check_task(task_data)
-        if self._retriever is None:  # here, since a search has a limit of time
+        if self._retriever is None:  # here, since a search has a time limit
             self._retriever = self._open_retriever()
         return {
             **super()._initialize_episode(session_id, task_data),
@@ -261,7 +261,7 @@ class SearchEnv(ToolEnv):
             passages = self.search(call.arguments["query"])
         except EnvError:
             raise
-        except Exception as error:  # what a tool raises would be its result, and a retriever is no tool
+        except Exception as error:  # a tool's exception would be its result, but a retriever is not a tool
             raise EnvError(f"the retriever raised {type(error).__name__}: {sentence_of(error)}") from error
         shown_passages = ShownPassages(passages, self.env_config["max_passage_chars"])
         content = shown_passages.in_tags() if self._in_tags else shown_passages.numbered()
@@ -290,13 +290,13 @@ class SearchEnv(ToolEnv):
         return self.env_config["evidence_reward"] * len(evidence & (seen - state["seen"])) / len(evidence)
 
     def _state_key(self, state: State) -> Hashable:
-        """The titles that were found: where they are the same, so is what is left to find out."""
+        """The titles found so far: if they are equal, so is what remains to be found."""
         return state["seen"]
 
     def vocabulary_texts(self) -> list[str]:
-        """Every text of the generated corpus and its questions, and what the environment says.
+        """Every text of the generated corpus and its questions, and every message of the environment.
 
-        Empty with another corpus or a retriever: what these may show is recorded from episodes.
+        Empty with another corpus or a retriever, whose texts are recorded from episodes.
         """
         if self.env_config["corpus"] != GENERATED or self.env_config["retriever"] is not None:
             return []
@@ -308,14 +308,14 @@ class SearchEnv(ToolEnv):
         return [*filter(None, texts), *(f"{text}\n\n{LAST_TURN}" for text in self._shown_texts(made))]
 
     def _shown_texts(self, made: world.World) -> list[str]:
-        """What searches may show: each passage in each place."""
+        """The possible search results: each passage at each rank."""
         top_k, max_chars = self.env_config["top_k"], self.env_config["max_passage_chars"]
         passages = [Passage(one["title"], one["text"]) for one in made.passages]
         found = [ShownPassages([one] * top_k, max_chars) for one in passages] + [ShownPassages([], max_chars)]
         return [one.in_tags() if self._in_tags else one.numbered() for one in found]
 
     def _said_texts(self, made: world.World) -> list[str]:
-        """Searches for every entity, and answers with every one."""
+        """Searches for every entity, and answers with every entity."""
         values = {value for facts in made.facts.values() for value in facts.values()}
         if not self._in_tags:
             calls = (json.dumps({"name": TOOL, "arguments": {"query": entity}}) for entity in made.facts)
@@ -334,7 +334,7 @@ class SearchEnv(ToolEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on, about other people (or, of data of your own, other questions) than those to train on.
+        """Rows to evaluate on, with other people (or, for custom data, other questions) than those to train on.
 
         Arguments and errors are those of :meth:`get_train_dataset`.
         """

@@ -1,6 +1,6 @@
 """Find passages by their words: BM25 through ``bm25s``, indexed once and kept on disk.
 
-A search engine of one's own is any callable ``(query, k) -> passages`` (``env_config["retriever"]``).
+A custom search engine is any callable ``(query, k) -> passages`` (``env_config["retriever"]``).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from agentsgym.texts import sentence_of
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1  # of what is kept on disk
-_FEWEST_KEPT = 5_000  # passages: fewer are indexed faster than they are read
+_FORMAT = 1  # version of the format on disk
+_FEWEST_KEPT = 5_000  # passages: indexing fewer is faster than reading them
 _WORD = r"(?u)\b\w+\b"
 _indexes = ProcessCache()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions:
-    """How an index is made.
+    """Options of an index.
 
     Attributes:
-        title_weight: How often the words of the title count, at least 0.
-        stopwords: The language whose most frequent words are left out, as ``bm25s`` names it (``"en"``); None for none.
+        title_weight: The number of times that the words of the title count, at least 0.
+        stopwords: The language whose stop words are dropped, as ``bm25s`` names it (``"en"``); None for none.
     """
 
     title_weight: int = 2
@@ -44,7 +44,7 @@ class IndexOptions:
 class BM25Index:
     """Ranks passages by BM25 (Lucene's variant, k1 = 1.5, b = 0.75).
 
-    It never changes and may be used by many threads at once. Ties go to the passage that stands first.
+    It is immutable and thread-safe. Ties go to the earlier passage.
     """
 
     def __init__(self, passages: Sequence[Passage], options: IndexOptions, ranker: Any) -> None:
@@ -53,8 +53,8 @@ class BM25Index:
         self._ranker = ranker
 
     def __call__(self, query: str, k: int) -> list[Passage]:
-        """Give at most ``k`` passages that share a word with the query, the best first."""
-        import numpy as np  # noqa: PLC0415  # as everything here, first needed where something is searched
+        """Return at most ``k`` passages that share a word with the query, the best first."""
+        import numpy as np  # noqa: PLC0415  # like all imports here, deferred to the first search
 
         [words] = _words([query], self._options)
         if not words:
@@ -71,16 +71,16 @@ class BM25Index:
 
 
 def open_index(passages: Sequence[Passage], options: IndexOptions, cache_dir: str | None) -> BM25Index:
-    """Give the index of these passages: the process's own, the one on disk, or a new one.
+    """Return the index of these passages: the process's own, the one on disk, or a new one.
 
     Args:
-        passages: What is searched.
-        options: How it is indexed.
-        cache_dir: Where indexes are kept; None for the user's cache, ``""`` for none on disk.
+        passages: The passages to search.
+        options: The indexing options.
+        cache_dir: The folder of indexes; None for the user's cache, ``""`` for none on disk.
 
     Raises:
         MissingDependencyError: ``bm25s`` is not installed.
-        ConfigError: The passages hold no word, or ``bm25s`` does not know the language of the stop words.
+        ConfigError: The passages contain no words, or ``bm25s`` does not know the language of the stop words.
     """
     try:
         _words([""], options)
@@ -93,12 +93,12 @@ def open_index(passages: Sequence[Passage], options: IndexOptions, cache_dir: st
 
 
 def forget_indexes() -> None:
-    """Let go of the indexes that this process holds; environments keep theirs."""
+    """Drop the indexes that this process holds; environments keep theirs."""
     _indexes.clear()
 
 
 def default_cache_dir() -> Path:
-    """Where indexes are kept if nothing else is said: ``agentsgym/bm25`` in the user's cache."""
+    """The default folder of indexes: ``agentsgym/bm25`` in the user's cache."""
     return cache_folder("bm25")
 
 
@@ -142,7 +142,7 @@ def _new_ranker(passages: Sequence[Passage], options: IndexOptions) -> Any:
 
 
 def _kept_ranker(folder: Path) -> Any | None:
-    """Read an index from disk; None if there is none or it is not whole."""
+    """Read an index from disk; None if it is missing or incomplete."""
     if not is_whole(folder, "the index"):
         return None
     try:
@@ -153,7 +153,7 @@ def _kept_ranker(folder: Path) -> Any | None:
 
 
 def _keep(ranker: Any, folder: Path) -> None:
-    """Write an index to disk, whole or not at all: other processes may be reading and writing the same one."""
+    """Write an index to disk atomically: other processes may be reading and writing the same one."""
     try:
         keep(folder, lambda unfinished: ranker.save(unfinished, show_progress=False))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Read what the agent does: its answer, and in Search-R1's tags its search."""
+"""Parse the agent's moves: its answer, and in Search-R1's tags its search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentsgym.types import Action, ToolCall
 TOOL = "search"
 MAX_QUERY_CHARS = 1000
 
-#: The tool as the chat template shows it.
+#: The schema of the tool, for the chat template.
 SEARCH_SCHEMA = {
     "type": "function",
     "function": {
@@ -41,7 +41,7 @@ _SAY_WHAT = "Write <search>your query</search> to search, or <answer>your answer
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A search, and what is looked for."""
+    """A search and its query."""
 
     query: str
 
@@ -55,20 +55,20 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """Something that is neither, and what to tell the agent: what was wrong and what would be right."""
+    """A turn that is neither, with an explanation for the agent: what was wrong and what would be right."""
 
     message: str
 
 
 def answer_in(text: str) -> str:
-    """Find the answer in a turn without a call: what the agent says, or what stands in its last ``<answer>``."""
+    """Extract the answer from a turn without a call: its text, or the content of its last ``<answer>``."""
     said = without_thoughts(text)
     tagged = _ANSWER.findall(said)
     return (tagged[-1] if tagged else said).strip()
 
 
 def move_in_tags(text: str) -> Search | Answer | Mistake:
-    """Read a turn of the tag format, of which the first whole block counts."""
+    """Parse a turn of the tag format; the first complete block counts."""
     block = _BLOCK.search(without_thoughts(text))
     if block is None:
         return Mistake(f"That was neither a search nor an answer. {_SAY_WHAT}")
@@ -83,7 +83,7 @@ def move_in_tags(text: str) -> Search | Answer | Mistake:
 
 
 def without_margins(action: Action) -> Action:
-    """Strip the queries of an action's searches, so that one of white space alone does not fit the tool's schema."""
+    """Strip the queries of an action's searches, so that a query of only white space does not fit the tool's schema."""
     return replace(action, tool_calls=[_without_margins(call) for call in action.tool_calls])
 
 

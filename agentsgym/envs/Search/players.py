@@ -1,4 +1,4 @@
-"""Players of the generated world to measure against: one that finds every fact, one that leaves it to chance.
+"""Players of the generated world to measure against: one that finds every fact, one that acts at random.
 
 A player reads the conversation and nothing else of the environment.
 """
@@ -29,9 +29,9 @@ class Notes(scripted_player.Notes):
     """A player's memory of one conversation.
 
     Attributes:
-        entity: What the facts found so far lead to.
-        path: The relations that are still to be followed.
-        names: Names that were seen.
+        entity: The entity that the facts found so far lead to.
+        path: The relations that remain to be followed.
+        names: The names that were seen.
     """
 
     entity: str = ""
@@ -40,11 +40,11 @@ class Notes(scripted_player.Notes):
 
 
 class _Player(scripted_player.ScriptedPlayer[Notes]):
-    """Says searches and answers in the environment's format.
+    """Formats searches and answers for the environment.
 
     Args:
         env: The environment.
-        seed: Makes the random stream of every conversation.
+        seed: The seed of every conversation's random stream.
     """
 
     def __init__(self, env: SearchEnv, seed: int = 0) -> None:
@@ -55,7 +55,7 @@ class _Player(scripted_player.ScriptedPlayer[Notes]):
         return path_of_question(_new_texts(request.messages)[-1]) is not None
 
     def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
-        # Each episode of a trial counts as a conversation here, so that what was measured can be played again.
+        # Each episode of a trial counts as a conversation here, so that what was measured can be replayed.
         return Notes(generator=generator if request.agent_state is None else self._new_stream())
 
     def _play(self, request: TurnRequest, notes: Notes) -> str | Action:
@@ -71,7 +71,7 @@ class _Player(scripted_player.ScriptedPlayer[Notes]):
 
 
 class ReferencePlayer(_Player):
-    """Looks up one entity after the other, and answers when the last fact is found; "unknown" where one is missing."""
+    """Looks up one entity after the other, and answers once the last fact is found; "unknown" if one is missing."""
 
     def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
         notes = super()._begin(request, generator)
@@ -92,7 +92,7 @@ class ReferencePlayer(_Player):
 
 
 class RandomPlayer(_Player):
-    """Searches for names that it has seen, for as many turns as it draws, and answers with one of them."""
+    """Searches for names that it has seen, for a random number of turns, and answers with one of them."""
 
     def _choose(self, notes: Notes, new: Sequence[str]) -> tuple[str | None, str]:
         notes.names += [name for text in new for name in _NAME.findall(text)]
@@ -101,7 +101,7 @@ class RandomPlayer(_Player):
 
 
 def _new_texts(messages: Sequence[Message]) -> list[str]:
-    """What the environment has said since the last answer."""
+    """The environment's messages since the last answer."""
     texts = [
         message["content"]
         for message in itertools.takewhile(lambda message: message["role"] != "assistant", reversed(messages))

@@ -1,4 +1,4 @@
-"""Check what a retriever gives, and write it for the agent."""
+"""Check a retriever's results, and write them for the agent."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _EXPECTED = "a list of passages (a str, a Passage, or a dict with 'text' and per
 
 
 def as_passages(found: Any, k: int) -> list[Passage]:
-    """Read what a retriever gave; of more than ``k`` passages the first count.
+    """Parse a retriever's results; the first ``k`` passages are kept.
 
     Raises:
-        EnvError: It is no list of passages.
+        EnvError: The result is not a list of passages.
     """
     if isinstance(found, str | Mapping) or not isinstance(found, Sequence):
         raise EnvError(f"the retriever must return {_EXPECTED}, got {shown(cast('object', found))}")
@@ -41,10 +41,10 @@ def _as_passage(value: Any) -> Passage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found(ToolResult):
-    """What came of a search.
+    """The result of a search.
 
     Attributes:
-        titles: The titles of what was found.
+        titles: The titles of the passages found.
     """
 
     titles: frozenset[str] = frozenset()
@@ -52,18 +52,18 @@ class Found(ToolResult):
 
 @dataclass(frozen=True, slots=True)
 class ShownPassages:
-    """What a search found, as text.
+    """The passages of a search, as text.
 
     Attributes:
         passages: The passages, the best first.
-        max_chars: How much of each is shown.
+        max_chars: The maximum number of characters shown of each.
     """
 
     passages: Sequence[Passage]
     max_chars: int
 
     def numbered(self) -> str:
-        """The passages with their titles, as a tool's result."""
+        """The passages with their titles, as a tool result."""
         if not self.passages:
             return NOTHING_FOUND
         return "\n\n".join(

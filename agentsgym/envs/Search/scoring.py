@@ -1,4 +1,4 @@
-"""Compare a short answer with the known ones, as SQuAD does: exact match and the F1 of words."""
+"""Compare a short answer with the reference answers, as SQuAD does: exact match and word F1."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def normalized(answer: str) -> str:
 def exact_match(answer: str, references: Iterable[str]) -> float:
     """1.0 if the answer is one of the references after normalization, else 0.0.
 
-    An answer of which normalization leaves nothing is compared as it is.
+    If normalization leaves nothing of an answer, the answer is compared verbatim.
     """
     own = _compared(answer)
     return float(any(own == _compared(reference) for reference in references))
@@ -32,7 +32,7 @@ def exact_match(answer: str, references: Iterable[str]) -> float:
 def f1(answer: str, references: Iterable[str]) -> float:
     """Harmonic mean of precision and recall of the answer's words, in [0, 1], for the best of the references.
 
-    Words count as often as they occur in both (1606.05250, section 6.1).
+    Repeated words count as often as they occur in both (1606.05250, section 6.1).
 
     >>> f1("the long river Tarn", ["Tarn"])
     0.5

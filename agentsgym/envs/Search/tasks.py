@@ -1,4 +1,4 @@
-"""Make tasks as dataset rows: questions about the generated world, or a data set's own."""
+"""Make tasks as dataset rows: questions about the generated world, or from a data set."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _OPTIONS: Mapping[str, Field] = {
 
 
 class DatasetOptions(CommonOptions, total=False):
-    """Options of the rows that are made.
+    """Options of the generated rows.
 
     Attributes:
-        data: Questions of your own: a path of a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict of
-            arguments of ``datasets.load_dataset``. None asks about the generated world.
-        columns: The data's names of the columns ``question``, ``answers`` and ``evidence`` (which may be missing).
-            ``answers`` is a list of texts, or one text.
-        hops: Of the generated world: how many facts, one following from the other, lead to the answer; some of 1 to 4.
-        size: Number of rows; by default one for each question.
-        seed: Orders the questions and makes the tasks' seeds; it never moves one between training and evaluation.
-        split: ``"disjoint"``: training and evaluation share no person (of the generated world) or no question (of your
-            data); ``"all"``: both have all.
-        eval_fraction: What ``"disjoint"`` keeps for evaluation, in (0, 1).
+        data: A custom table of questions: a path of a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict of
+            arguments of ``datasets.load_dataset``. None uses questions about the generated world.
+        columns: The names of the data's columns for ``question``, ``answers`` and ``evidence`` (optional). ``answers``
+            is a list of texts, or one text.
+        hops: The lengths of the chains of facts that lead to the answer, in the generated world; a subset of 1 to 4.
+        size: The number of rows; by default one per question.
+        seed: The seed of the order of questions and of the tasks' seeds; it never moves a question between the splits.
+        split: ``"disjoint"`` if training and evaluation share no person (generated world) or no question (custom data),
+            ``"all"`` if both have all.
+        eval_fraction: The share that ``"disjoint"`` reserves for evaluation, in (0, 1).
     """
 
     data: Any
@@ -67,10 +67,10 @@ _COLUMNS = {
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make the rows of a part, with ``env_config`` as it is given.
+    """Make the rows of a split, with ``env_config`` unchanged.
 
     Raises:
-        ConfigError: An option is not valid, the data lack a column, or there are no questions for this corpus.
+        ConfigError: An option is invalid, the data lack a column, or there are no questions for this corpus.
     """
     config = row_env(env_class, env_config, "retriever").env_config
     settings = checked_options(options, _OPTIONS)

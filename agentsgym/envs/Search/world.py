@@ -1,7 +1,7 @@
-"""Make a small world from a seed, what an encyclopedia says of it, and questions whose answers are several facts away.
+"""Make a small world from a seed, encyclopedia passages about it, and multi-hop questions.
 
 People work for firms and were born in towns; firms are based in towns, towns lie on rivers, rivers flow into seas. All
-names are made of syllables, so that no language model knows an answer beforehand. No two share a word.
+names are made of syllables, so that no language model knows an answer beforehand. No two names share a word.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROFESSIONS = ("weaver", "miller", "engraver", "smith", "clerk", "joiner", "dye
 
 Path = tuple[str, ...]
 
-#: What a passage says of each relation, about the entity that its title names.
+#: The sentence of a passage for each relation, about the entity that its title names.
 FACTS: Mapping[str, re.Pattern[str]] = {
     "works for": re.compile(r"works for (?P<value>[A-Z]\w+ [A-Z]\w+)\."),
     "born in": re.compile(r"was born in (?P<value>[A-Z]\w+)\."),
@@ -32,7 +32,7 @@ FACTS: Mapping[str, re.Pattern[str]] = {
     "flows into": re.compile(r"flows into the (?P<value>[A-Z]\w+ Sea)\."),
 }
 
-#: How each chain of relations, which begins with a person, is asked.
+#: The wording of the question for each chain of relations, which begins with a person.
 QUESTIONS: Mapping[Path, str] = {
     ("works for",): "Which firm does {} work for?",
     ("born in",): "In which town was {} born?",
@@ -52,13 +52,13 @@ MAX_HOPS = max(map(len, QUESTIONS))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question about a person, and all that is known of its answer.
+    """A question about a person, and its answer.
 
     Attributes:
-        text: The question.
-        answers: The ways to write the answer, the plain one first.
-        evidence: Titles of the passages that together hold the answer, in the order in which they lead to it.
-        person: Whom it is about.
+        text: The wording of the question.
+        answers: The accepted forms of the answer, the plain one first.
+        evidence: The titles of the passages that together hold the answer, in the order in which they lead to it.
+        person: The person it is about.
     """
 
     text: str
@@ -68,23 +68,23 @@ class Question:
 
 
 class World:
-    """A world: who and what is in it, and the facts that relate them.
+    """A generated world: its entities, and the facts that relate them.
 
     Args:
-        num_people: People, each asked about.
-        num_firms: Firms.
-        num_towns: Towns.
-        num_rivers: Rivers.
-        num_seas: Seas.
-        seed: Makes names and facts.
+        num_people: The number of people; each is the subject of questions.
+        num_firms: The number of firms.
+        num_towns: The number of towns.
+        num_rivers: The number of rivers.
+        num_seas: The number of seas.
+        seed: The seed of names and facts.
 
     Attributes:
-        facts: What each entity is related to, by entity and relation.
-        passages: One passage an entity (seas have none), as ``{"title", "text"}``.
-        people: Names of the people.
+        facts: The related entity, by entity and relation.
+        passages: One passage per entity (seas have none), as ``{"title", "text"}``.
+        people: The names of the people.
 
     Raises:
-        ConfigError: A number is not valid.
+        ConfigError: A number is out of range.
     """
 
     def __init__(  # keywords, one for each kind of entity
@@ -119,7 +119,7 @@ class World:
         self.passages: Sequence[Mapping[str, str]] = passages
 
     def question(self, person: str, path: Path) -> Question:
-        """Ask what the relations in ``path`` lead to, one after the other, from a person."""
+        """Make a question that follows the relations in ``path``, one after the other, from a person."""
         evidence: list[str] = []
         entity = person
         for relation in path:
@@ -134,10 +134,10 @@ class World:
 
 
 def paths_of(hops: Iterable[int]) -> list[Path]:
-    """Give the chains of relations with so many hops.
+    """Return the chains of relations with the given numbers of hops.
 
     Raises:
-        ConfigError: There is none with so many.
+        ConfigError: No chain has that number of hops.
     """
     numbers = set(hops)
     known = {len(path) for path in QUESTIONS}
@@ -147,7 +147,7 @@ def paths_of(hops: Iterable[int]) -> list[Path]:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise :class:`ConfigError` for what is no option of a world, or not valid."""
+    """Raise :class:`ConfigError` for an unknown or invalid option of a world."""
     known = ("num_people", "num_firms", "num_towns", "num_rivers", "num_seas", "seed")
     for key in options:
         if key not in known:
@@ -155,7 +155,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def path_of_question(text: str) -> tuple[str, Path] | None:
-    """Find the person and the chain of relations that a question asks for; None if it is none of these."""
+    """Parse the person and the chain of relations from a question; None if it is not one of these."""
     for path, template in QUESTIONS.items():
         before, after = template.split("{}")
         if text.startswith(before) and text.endswith(after):
@@ -187,7 +187,7 @@ def _text(entity: str, facts: Mapping[str, str], generator: random.Random) -> st
 
 
 class _Words:
-    """Draws words that have not been drawn before."""
+    """Draws words without repetition."""
 
     def __init__(self, generator: random.Random) -> None:
         self._generator = generator

@@ -1,6 +1,6 @@
-"""Read ``catalogue.json``: what is known of each game of TextArena's, by its base id.
+"""Read ``catalogue.json``: the known facts about each TextArena game, by base id.
 
-``python -m tools.textarena_catalogue`` makes the file by playing every game.
+``python -m tools.textarena_catalogue`` generates the file by playing every game.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ Status = Literal["ok", "words", "gamemaster", "broken"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameEntry:
-    """What is known of one game.
+    """The known facts about one game.
 
     Attributes:
-        min_players: The fewest players.
-        max_players: The most.
-        status: ``"ok"``: it runs as it is; ``"words"``: it needs word data; ``"gamemaster"``: a language model;
-            ``"broken"``: it does not run.
-        reason: Why it is broken, or what was mended; empty where nothing is to be said.
-        min_python: The least version of Python that reads its source, as ``"3.12"``; empty for all supported ones.
-        reproducible: Whether equal seeds and actions gave equal transcripts, also with other games in between, and in
+        min_players: The minimum number of players.
+        max_players: The maximum number of players.
+        status: ``"ok"`` for a game that runs unchanged, ``"words"`` for one that needs word data, ``"gamemaster"`` for
+            one that needs a language model, ``"broken"`` for one that does not run.
+        reason: Why the game is broken, or which patch it needs; empty if neither applies.
+        min_python: The minimum Python version that can parse its source, such as ``"3.12"``; empty for all supported
+            ones.
+        reproducible: Whether equal seeds and actions gave equal transcripts, even with other games interleaved and in
             another process.
         seeds_matter: Whether different seeds gave different games.
-        hidden: Whether a player may know what another does not; False only where every message went to everyone, and
-            prompts at most say which side a player is.
-        step_us: Microseconds of processor time that one step of the bare game took when the file was made.
+        hidden: Whether players may have private information; False only if every message went to everyone and prompts
+            reveal at most which side a player is on.
+        step_us: Processor time of one step of the bare game, in microseconds, measured when the file was generated.
     """
 
     min_players: int
@@ -53,7 +54,7 @@ def catalogue() -> dict[str, GameEntry]:
 
 
 def games() -> dict[str, dict[str, Any]]:
-    """The facts that ``agentsgym envs`` shows of each game."""
+    """The facts about each game that ``agentsgym envs`` prints."""
     listed = {game: asdict(entry) for game, entry in catalogue().items()}
     for facts in listed.values():
         needs = "a language model as its gamemaster" if facts["status"] == "gamemaster" else ""

@@ -1,4 +1,4 @@
-"""Play any game of TextArena's: alone, against players of any kind, or against itself."""
+"""Play any TextArena game: alone, against players of any kind, or in self-play."""
 
 from __future__ import annotations
 
@@ -45,36 +45,38 @@ _IS_SEAT = or_none(is_int(0))
 
 
 class TextArenaEnv(MultistepEnv):
-    """Any game of TextArena's, on what is new in each turn.
+    """Any TextArena game; each observation contains only what is new since the last turn.
 
     A task is ``{"seed": int}``, and may name the agent's ``"seat"``. Keys of ``env_config`` beside the common ones:
 
-    - ``game``: a base id, as ``"Wordle-v0"``; with ``-raw`` or ``-train`` it is the same game.
-    - ``game_options``: arguments of the game's constructor, as ``{"max_number": 50}``.
-    - ``num_players``: None for the fewest that the game takes.
-    - ``seat``: the agent's; None draws it, the same for all rollouts of a task.
-    - ``opponent``: who plays the other seats: ``"random"`` or ``"first"`` (legal moves), ``"self"`` (the agent plays
-      all seats), a name given to :func:`~.players.register_player`, or names by seat, as ``{"1": "random"}``.
-    - ``shared_conversation``: whether all seats of ``"self"`` read one conversation; None shares it where the game
-      hides nothing.
-    - ``opening_moves``: so many moves at most, drawn by task, are played at random before the agent's first.
-    - ``gamemaster``: a registered name, for games that a language model runs.
-    - ``add_brackets``: put an action without any bracket into ``[…]``, as TextArena does by default.
+    - ``game``: a base id, such as ``"Wordle-v0"``; the suffixes ``-raw`` and ``-train`` select the same game.
+    - ``game_options``: arguments of the game's constructor, such as ``{"max_number": 50}``.
+    - ``num_players``: the number of players; None for the game's minimum.
+    - ``seat``: the agent's seat; None draws one, the same for all rollouts of a task.
+    - ``opponent``: the players of the other seats: ``"random"`` or ``"first"`` (legal moves), ``"self"`` (the agent
+      plays all seats), a name registered with :func:`~.players.register_player`, or names by seat, such as ``{"1":
+      "random"}``.
+    - ``shared_conversation``: whether all seats of ``"self"`` read one conversation; None shares it if the game has no
+      hidden information.
+    - ``opening_moves``: the maximum number of random moves before the agent's first; the actual number is drawn per
+      task.
+    - ``gamemaster``: a registered name, for games that are run by a language model.
+    - ``add_brackets``: whether an action without any bracket is wrapped in ``[…]``, as TextArena does by default.
     - ``word_list``: ``"hunspell"`` (the dictionary in TextArena's wheel) or ``"nltk"`` (its corpora, installed once).
-    - ``errors_in_a_row``: the invalid moves in a row that the game forgives, by TextArena's own rule.
+    - ``errors_in_a_row``: the number of consecutive invalid moves that the game forgives, by TextArena's own rule.
 
-    The reward comes at the end, from the game; ``info["success"]`` is the game's own outcome, ``info["reason"]`` its
-    sentence. A game that is cut by ``max_steps_per_episode`` pays a single player what it has come to, if the game
-    says.
+    The reward is given at the end, by the game; ``info["success"]`` is the game's own outcome, ``info["reason"]`` its
+    explanation. If ``max_steps_per_episode`` truncates a game, a single player's reward is the progress so far, if the
+    game defines it.
 
     Args:
-        tokenizer: As for every environment.
-        env_config: As for every environment.
-        opponent: An agent for the other seats, or agents by seat, in the place of ``env_config["opponent"]``.
-        gamemaster: An agent in the place of ``env_config["gamemaster"]``.
+        tokenizer: The tokenizer, as for every environment.
+        env_config: The configuration, with the keys above and the common ones.
+        opponent: An agent for the other seats, or agents by seat, in place of ``env_config["opponent"]``.
+        gamemaster: An agent in place of ``env_config["gamemaster"]``.
 
     Raises:
-        ConfigError: As for every environment; or there is no such game, or it cannot be played like this.
+        ConfigError: The configuration is invalid, the game is unknown, or it cannot be played with these options.
         MissingDependencyError: TextArena is not installed.
     """
 
@@ -145,7 +147,7 @@ class TextArenaEnv(MultistepEnv):
             raise error(f"{name} must be an int in [0, {self.num_players}) or None, got {shown(seat)}")
 
     def _check_opponents(self, seat: int | None, error: type[ConfigError | TaskError]) -> None:
-        """Check that players given by seat are there for every seat that is not the agent's."""
+        """Check that, if players are given by seat, every seat other than the agent's has one."""
         missing = [one for one in range(self.num_players) if one != seat and one not in self._opponents]
         if missing and None not in self._opponents and self.num_players > 1:
             others = f"but the agent's, which is {seat}" if seat is not None else "while the agent's is drawn"
@@ -159,7 +161,7 @@ class TextArenaEnv(MultistepEnv):
             self._check_opponents(seat, TaskError)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the games, which another process makes itself."""
+        """Leave out the game makers, which another process rebuilds."""
         return {**super().__getstate__(), "_maker": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -179,7 +181,7 @@ class TextArenaEnv(MultistepEnv):
         rng = self.rng(session_id)
         given = task_data.get("seat", self.env_config["seat"])
         drawn = rng.randrange(self.num_players)
-        for _ in range(_MOST_STARTS):  # a player that forfeits can end a game before the agent's first turn
+        for _ in range(_MOST_STARTS):  # a forfeit can end a game before the agent's first turn
             state = self._start(session_id, rng, drawn if given is None else given)
             if state["is_stalled"]:
                 raise EnvError(f"the other players of {self.game} made {MAX_OPPONENT_MOVES} moves before the agent's")
@@ -226,7 +228,7 @@ class TextArenaEnv(MultistepEnv):
         text = without_thoughts(action).strip()[:MAX_ACTION_CHARACTERS]
         if config["add_brackets"] and "[" not in text and "]" not in text:
             text = f"[{text}]"
-        left = config["error_allowance"] - state["num_invalid"]  # of the episode; the game counts those in a row
+        left = config["error_allowance"] - state["num_invalid"]  # per episode; the game counts consecutive ones
         outcome = game.move(text, min(config["errors_in_a_row"], left + game.num_errors))
         state["num_invalid"] += outcome.invalid
         state["num_turns"] += 1
@@ -252,7 +254,7 @@ class TextArenaEnv(MultistepEnv):
         state["is_stalled"] = True
 
     def _observation(self, state: dict[str, Any]) -> str | list[Message]:
-        """What the agent is shown; a player whose conversation is its own is shown the whole of it."""
+        """The agent's observation: the whole conversation for a player with a separate one."""
         game: PlayedGame = state["game"]
         text = game.observe(shared=self.shares_conversation)
         if not self.plays_itself:
@@ -283,14 +285,14 @@ class TextArenaEnv(MultistepEnv):
         return rewards[seat], {**info, "success": game.is_won(seat)}
 
     def _role(self, state: dict[str, Any]) -> Hashable | None:
-        """The agent's seat, in games of several players."""
+        """The agent's seat, in multiplayer games."""
         return None if self.num_players == 1 else state["game"].player
 
     def _close_episode(self, session_id: str, state: dict[str, Any]) -> None:
         for player in state["players"].values():
             if isinstance(player, AgentPlayer):
                 player.finish()
-        if len(self.active_states) <= 1:  # the last one that is live
+        if len(self.active_states) <= 1:  # the last active session
             for agent in {id(one): one for one in (*self._opponents.values(), self._gamemaster)}.values():
                 if isinstance(agent, Agent):
                     agent.finish()
@@ -323,7 +325,7 @@ class TextArenaEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, which share no task with :meth:`get_train_dataset`, whatever the seeds.
+        """Rows to evaluate on, which share no task with :meth:`get_train_dataset` for any seeds.
 
         Arguments and errors are those of :meth:`get_train_dataset`.
         """
@@ -331,7 +333,7 @@ class TextArenaEnv(MultistepEnv):
 
     @classmethod
     def _checked(cls, env_config: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Check what can be checked of a configuration without its players, who need not be in a row."""
+        """Check the parts of a configuration that do not depend on its players, which need not be in a row."""
         config = validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
         game = _base_id(config["game"])
         _num_players(game, catalogue().get(game), config["num_players"])
@@ -343,14 +345,14 @@ def _stream(what: str, rng: random.Random) -> random.Random:
 
 
 def _play_opening(game: PlayedGame, rng: random.Random, num_moves: int, error_allowance: int) -> None:
-    """Play the first moves of all seats at random; what was said is told by the game, since no conversation has it."""
+    """Play random first moves for all seats; the game repeats them as messages, since no conversation contains them."""
     if num_moves == 0:
         return
     player = LegalPlayer(random.Random(rng.getrandbits(63)))
     for _ in range(num_moves):
         if game.done:
             return
-        said = player.answer(copy.deepcopy(game).observe(), game)  # a copy's, so that nothing counts as seen
+        said = player.answer(copy.deepcopy(game).observe(), game)  # on a copy, so that nothing is marked as seen
         game.move(said, error_allowance)
     game.tell_what_was_said()
 
@@ -376,7 +378,7 @@ def _num_players(game: str, entry: GameEntry | None, given: int | None) -> int:
 
 
 def _opponents(given: Any, num_players: int) -> dict[int | None, Agent | SeededAgent | str]:
-    """Read who plays: agents, and the names of players that need none."""
+    """Parse the opponents: agents, or the names of players that are not agents."""
     found: dict[int | None, Agent | SeededAgent | str] = {}
     for seat, one in by_seat(given).items():
         if seat is not None and seat >= num_players:

@@ -1,4 +1,4 @@
-"""Make games of TextArena's and play them, each with a random stream of its own."""
+"""Make TextArena games and play them, each with a separate random stream."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _lock = threading.RLock()
 
 
 def base_id(game: str) -> str:
-    """The id without the suffix of the form that observations have, ``-raw`` or ``-train``.
+    """Strip the suffix that selects the form of observations, ``-raw`` or ``-train``, from an id.
 
     Raises:
-        ConfigError: There is no such game; the message names the nearest.
+        ConfigError: The game does not exist; the message suggests the closest name.
         MissingDependencyError: TextArena is not installed.
     """
     known: Mapping[str, Any] = textarena().envs.registration.ENV_REGISTRY
@@ -52,7 +52,7 @@ def base_id(game: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one move led to.
+    """The result of one move.
 
     Attributes:
         done: Whether the game is over.
@@ -64,19 +64,19 @@ class Outcome:
 
 
 class GameMaker:
-    """Makes games of one kind: the first is built by its constructor, all others are copies of it.
+    """Makes games of one kind: the constructor builds the first one, all others are copies of it.
 
     Args:
         game: A base id.
         options: Arguments of the game's constructor that replace the registered ones.
         word_list: ``"hunspell"`` or ``"nltk"``.
-        has_gamemaster: Whether a gamemaster answers the game's prompts.
+        has_gamemaster: Whether a gamemaster responds to the game's prompts.
 
     Attributes:
         module: The module of the game's class.
 
     Raises:
-        ConfigError: The game cannot be made: it is broken, or an option is unknown, or word data is missing.
+        ConfigError: The game cannot be made: it is broken, an option is unknown, or word data are missing.
     """
 
     def __init__(
@@ -108,17 +108,17 @@ class GameMaker:
         self._prototype = self._cached_prototype()
 
     def __call__(self, context: GameContext) -> Any:
-        """Make a game that has not begun."""
+        """Make a game that has not started."""
         if self._prototype is None:
             with context:
                 return self._build()
         return deep_copy(self._prototype)
 
     def check_start(self, num_players: int) -> None:
-        """Begin a game where that may fail: constructors accept options and missing files that their games do not.
+        """Start a game as a trial: constructors accept options and missing files that only fail at the start.
 
         Raises:
-            ConfigError: The game cannot begin.
+            ConfigError: The game cannot start.
         """
         entry = catalogue().get(self.game)
         if not self._given and (entry is None or entry.status != "broken"):
@@ -144,7 +144,7 @@ class GameMaker:
         return mended_class(getattr(module, self._class))(**self._options)
 
     def _cached_prototype(self) -> Any:
-        """The game to copy, equal for all environments of a process; None where its constructor draws."""
+        """The game to copy, equal for all environments of a process; None if its constructor uses randomness."""
         key = (self.game, self.word_list, self._has_gamemaster, json.dumps(self._options, sort_keys=True, default=repr))
         with _lock:
             if key not in _prototypes:
@@ -195,15 +195,15 @@ _prototypes: dict[Any, Any] = {}
 
 
 class PlayedGame:
-    """One game in play.
+    """A game that has started.
 
     Args:
-        game: A game that has not begun.
-        context: What it sees of the world.
+        game: A game that has not started.
+        context: The random streams, word data and gamemaster that the game sees.
         num_players: The number of players.
-        seed: Seeds the game.
-        max_moves: The most moves of all players, where the game takes a limit; None for its own. A limit is lowered,
-            never raised.
+        seed: The game's seed.
+        max_moves: The maximum number of moves of all players, if the game takes a limit; None for the game's default. A
+            limit can only be lowered.
 
     Attributes:
         num_players: The number of players.
@@ -217,21 +217,21 @@ class PlayedGame:
         self.num_players = num_players
         own = getattr(game, "max_turns", None)
         if max_moves is not None and isinstance(own, int) and own > max_moves:
-            game.max_turns = max_moves  # what the prompt quotes
+            game.max_turns = max_moves  # quoted in the prompt
         with context:
             game.reset(num_players=num_players, seed=seed)
         limit = getattr(self.state, "max_turns", None)
         if max_moves is not None and isinstance(limit, int) and limit > max_moves - 1:
-            self.state.max_turns = max_moves - 1  # it is compared before the move is counted
+            self.state.max_turns = max_moves - 1  # compared before the move is counted
 
     @property
     def state(self) -> Any:
-        """TextArena's own state."""
+        """TextArena's state object."""
         return self._game.state
 
     @property
     def player(self) -> int:
-        """Whose move it is."""
+        """The player to move."""
         return self.state.current_player_id
 
     @property
@@ -240,10 +240,10 @@ class PlayedGame:
         return bool(self.state.done)
 
     def observe(self, *, shared: bool = False) -> str:
-        """Write what is new to the player whose move it is, and count it as seen.
+        """Write what is new to the player to move, and mark it as seen.
 
         Args:
-            shared: Whether all players read one conversation: what one was shown is new to nobody.
+            shared: Whether all players read one conversation, so that what one player was shown is new to nobody.
         """
         with self._context:
             seat, messages = self._game.get_observation()
@@ -255,7 +255,7 @@ class PlayedGame:
         return text_of(messages, seat, state.role_mapping, shared=shared)
 
     def tell_what_was_said(self) -> None:
-        """Make messages of the game of what players said and others have not seen yet, for all to read."""
+        """Turn the players' messages that others have not seen yet into messages of the game, for all to read."""
         kinds = textarena().ObservationType
         for seat, waiting in self.state.observations.items():
             self.state.observations[seat] = [
@@ -266,11 +266,12 @@ class PlayedGame:
             ]
 
     def move(self, action: str, error_allowance: int | None = None) -> Outcome:
-        """Play a move of the player whose turn it is.
+        """Play a move for the player to move.
 
         Args:
-            action: What the player says.
-            error_allowance: How many invalid moves in a row the game forgives this time; None for its own rule.
+            action: The player's text.
+            error_allowance: The number of consecutive invalid moves that the game forgives this time; None for its own
+                rule.
         """
         seat = self.player
         with self._context, _allowing(self.state, error_allowance), _complaints(self.state) as complaints:
@@ -280,9 +281,9 @@ class PlayedGame:
         return Outcome(bool(done) or self.done, bool(complaints))
 
     def _end_if_stuck(self, mover: int) -> None:
-        """End a game that eliminates a player for an invalid move and asks that player again, or leaves one player.
+        """End a game that eliminates a player for an invalid move but keeps that player to move, or leaves one player.
 
-        Some games for several players ask the same player for ever. Who was eliminated loses, all others win.
+        Some multiplayer games prompt the same player forever. The eliminated player loses, all others win.
         """
         state = self.state
         eliminated: Sequence[int] = state.elimination_order
@@ -293,14 +294,14 @@ class PlayedGame:
 
     @property
     def num_errors(self) -> int:
-        """The invalid moves in a row of the player whose move it is, as the game counts them."""
+        """The number of consecutive invalid moves of the player to move, as counted by the game."""
         return getattr(self.state, "error_count", 0)
 
     def rewards(self) -> dict[int, float]:
-        """What each player is paid at the end.
+        """Each player's final reward.
 
         Raises:
-            EnvError: The game says nothing of the kind.
+            EnvError: The game does not define rewards.
         """
         with self._context:
             rewards: Any = self._game.close()[0]
@@ -313,25 +314,25 @@ class PlayedGame:
         return paid if self.num_players > 1 else {seat: worth(self._game, reward) for seat, reward in paid.items()}
 
     def info_of(self, seat: int) -> dict[str, Any]:
-        """What the game says of a player: ``reason``, ``invalid_move`` and more."""
+        """The game's info about a player: ``reason``, ``invalid_move`` and more."""
         return self.state.game_info.get(seat, {})
 
     def is_won(self, seat: int) -> bool:
-        """Whether a player won the game, which is over."""
+        """Whether a player won the game, which must be over."""
         rewards = self.rewards()
         with self._context:
             return is_won(self._game, rewards, seat, self.info_of(seat))
 
     def words(self) -> Sequence[str]:
-        """Common words, for a game that is played with words; empty for others."""
+        """Common words, for a word game; empty for others."""
         return basic_words() if any(hasattr(self._game, name) for name in _WORD_LISTS) else ()
 
     def known_moves(self, rng: random.Random) -> list[str]:
-        """Moves by the game's own rules, where they are written down: see :mod:`~.known_moves`; empty elsewhere."""
+        """Moves by the game's own rules, if they are implemented in :mod:`~.move_rules`; empty otherwise."""
         return known_moves(self._game, rng)
 
     def progress(self) -> float:
-        """How far a single player has come, in [0, 1], as the game itself pays it at its turn limit; 0.0 if unknown."""
+        """A single player's progress in [0, 1], as the game rewards it at its turn limit; 0.0 if unknown."""
         method: Callable[[], Any] | None = next(
             (found for name in _PROGRESS if callable(found := getattr(self._game, name, None))), None
         )
@@ -342,25 +343,25 @@ class PlayedGame:
         return worth(self._game, float(value)) if isinstance(value, int | float) and 0 <= value <= 1 else 0.0
 
     def is_legal(self, action: str) -> bool:
-        """Whether a move is valid now, tried on a copy of the game."""
+        """Whether a move is currently valid, tried on a copy of the game."""
         trial = copy.copy(self)
-        trial._game = deep_copy(self._game)  # its own
+        trial._game = deep_copy(self._game)  # not shared with the original
         trial._context = GameContext(random.Random(0), word_list=self._context.word_list)
         try:
             return not trial.move(action, error_allowance=1).invalid
-        except Exception:  # noqa: BLE001  # a game that breaks on a move does not allow it
+        except Exception:  # noqa: BLE001  # a move that crashes the game is not legal
             return False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlayedGame:
         twin = copy.copy(self)
-        twin._game = deep_copy(self._game)  # its own
+        twin._game = deep_copy(self._game)  # not shared with the original
         twin._context = copy.deepcopy(self._context, memo)
         return twin
 
 
 @contextmanager
 def _allowing(state: Any, error_allowance: int | None) -> Generator[None]:
-    """Let a game forgive so many invalid moves in a row inside; None for its own rule."""
+    """Set the number of consecutive invalid moves that a game forgives inside the block; None for its own rule."""
     own = getattr(state, "error_allowance", None)
     if error_allowance is None or own is None:
         yield
@@ -374,7 +375,7 @@ def _allowing(state: Any, error_allowance: int | None) -> Generator[None]:
 
 @contextmanager
 def _complaints(state: Any) -> Generator[list[Any]]:
-    """Note inside each invalid move that a game finds; what it counts of them starts anew at the last one."""
+    """Record the invalid moves that a game reports inside the block; its own count restarts at the last one."""
     noted: list[Any] = []
     complain: Callable[..., Any] | None = getattr(state, "set_invalid_move", None)
     if complain is None:
@@ -393,5 +394,5 @@ def _complaints(state: Any) -> Generator[list[Any]]:
 
 
 def game_seed(rng: random.Random) -> int:
-    """Draw a game's seed, unlike that of any sampler, in [0, 2**31)."""
+    """Draw a game's seed in [0, 2**31), distinct from any sampler's."""
     return derive_seed("textarena game", rng.getrandbits(63)) % 2**31

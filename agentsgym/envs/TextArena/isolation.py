@@ -1,10 +1,10 @@
-"""Give each game a random stream of its own, although TextArena draws from Python's and numpy's global generators.
+"""Give each game a separate random stream, although TextArena draws from Python's and numpy's global generators.
 
 The games call ``random.choice(...)`` and the like through the name ``random`` in their own modules. Here that name is
-bound to a stand-in, which draws from the generator of the game that this thread is playing and otherwise hands on to
-the real module. So the draws are those that the global generator would have given after ``random.seed(seed)``, and
-the global state is neither read nor changed. The names of word data, of the gamemaster and of ``print`` are bound in
-the same way: see :mod:`~agentsgym.envs.TextArena.words` and :mod:`~agentsgym.envs.TextArena.patches`.
+bound to a stand-in, which draws from the generator of the game that this thread is playing and otherwise forwards to
+the real module. The draws are therefore those that the global generator would give after ``random.seed(seed)``, and the
+global state is neither read nor changed. The names of word data, of the gamemaster and of ``print`` are bound in the
+same way: see :mod:`~agentsgym.envs.TextArena.words` and :mod:`~agentsgym.envs.TextArena.patches`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from agentsgym.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-#: What draws from Python's global generator, or sets it.
+#: Functions that draw from Python's global generator, or set its state.
 _PYTHON_DRAWS = tuple(
     name for name in dir(random.Random) if not name.startswith("_") and callable(getattr(random, name, None))
 )
 
 
 class GameContext:
-    """What a game sees of the world while it runs: ``with context:`` around every call into it.
+    """The randomness and data that a game sees while it runs: ``with context:`` around every call into it.
 
     Attributes:
-        rng: Stands for Python's global generator.
-        word_list: ``"hunspell"`` or ``"nltk"``: where words come from.
-        gamemaster: Answers a prompt, in games that ask a language model; None if there is none.
+        rng: The stand-in for Python's global generator.
+        word_list: The source of words, ``"hunspell"`` or ``"nltk"``.
+        gamemaster: The function that responds to a prompt, in games that use a language model; None for no gamemaster.
     """
 
     __slots__ = ("_numpy", "_outer", "gamemaster", "rng", "word_list")
@@ -54,7 +54,7 @@ class GameContext:
         self._outer: GameContext | None = None
 
     def numpy(self) -> Any:
-        """The generator that stands for numpy's global one, made when a game first draws from it."""
+        """The stand-in for numpy's global generator, made at the game's first draw from it."""
         if self._numpy is None:
             import numpy as np  # noqa: PLC0415  # few games need it
 
@@ -80,12 +80,12 @@ Binder = Callable[[ModuleType], None]
 
 
 def current_context() -> GameContext | None:
-    """The context of the game that this thread is playing; None outside of one."""
+    """The context of the game that this thread is playing; None outside a game."""
     return _playing.context
 
 
 class Standin:
-    """An object that stands for another one; subclasses answer some names themselves."""
+    """An object that stands in for another one; subclasses override some attributes."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -101,7 +101,7 @@ class Standin:
 
 
 class RandomStandin(Standin):
-    """Stands for the module ``random``."""
+    """Stands in for the module ``random``."""
 
     def __init__(self, real: Any) -> None:
         super().__init__(real)
@@ -110,7 +110,7 @@ class RandomStandin(Standin):
 
 
 def _late_draw(name: str) -> Callable[..., Any]:
-    """A function that looks for the generator when it is called: a game may keep it from its constructor on."""
+    """A function that looks up the generator when called, since a game may keep a reference from its constructor."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         context = _playing.context
@@ -134,7 +134,7 @@ def _late_numpy_draw(real: Any, name: str) -> Callable[..., Any]:
 
 
 class NumpyStandin(Standin):
-    """Stands for the package ``numpy``, whose ``numpy.random`` draws from the game's own generator."""
+    """Stands in for the package ``numpy``, whose ``numpy.random`` draws from the game's own generator."""
 
     def __init__(self, real: Any) -> None:
         super().__init__(real)
@@ -146,7 +146,7 @@ def _log_print(*values: object, **_: object) -> None:
 
 
 def _bind_random(module: ModuleType) -> None:
-    """Bind a module's names of random generators, and its ``print``, which the library's users should not see."""
+    """Bind a module's names of random generators, and silence its ``print``."""
     names = vars(module)
     for name, value in list(names.items()):
         if value is random:
@@ -158,14 +158,14 @@ def _bind_random(module: ModuleType) -> None:
 
 
 def import_game_module(path: str, *binders: Binder) -> ModuleType:
-    """Import a module of TextArena's and bind the names that have a stand-in, in it and in all that it imported.
+    """Import a TextArena module and bind the names that have a stand-in, in it and in every module it imports.
 
     Args:
-        path: The module.
-        *binders: Bind more names of a module, each once.
+        path: The module's dotted path.
+        *binders: Functions that bind more names of a module, each called once per module.
 
     Raises:
-        Exception: Whatever the import raises.
+        Exception: Any exception that the import raises.
     """
     with _lock:
         module = importlib.import_module(path)
@@ -181,8 +181,8 @@ def textarena() -> Any:
     """Import TextArena.
 
     Raises:
-        MissingDependencyError: It is not installed.
-        ConfigError: A file of yours has its name.
+        MissingDependencyError: TextArena is not installed.
+        ConfigError: A local file shadows the package.
     """
     package = SPEC.load("textarena")
     if not hasattr(package, "envs"):

@@ -1,4 +1,4 @@
-"""Find moves by the rules of games that neither list their moves nor show them in a form to be filled in."""
+"""Find moves by the rules of games that neither list their moves nor show a template for them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _EIGHT = [step for step in itertools.product((-1, 0, 1), repeat=2) if step != (0
 
 
 def known_moves(game: Any, rng: random.Random) -> list[str]:
-    """Moves of the player whose turn it is; empty for games whose moves are found otherwise.
+    """Moves of the player to move; empty for games whose moves are found otherwise.
 
-    Some that the rules forbid may be among them, as a way over a wall: moves are tried before they are played. Where
-    there are too many to be tried one after the other, one of each kind is drawn: one allocation of all units, or one
-    proposal beside accepting and rejecting what is on the table.
+    Some may be illegal, such as a way over a wall: moves are tried before they are played. If there are too many to try
+    one after the other, one of each kind is drawn: one allocation of all units, or one proposal in addition to
+    accepting and rejecting the current one.
 
     Args:
-        game: A game of TextArena's in play.
-        rng: Draws what is not enumerated.
+        game: A TextArena game that has started.
+        rng: The generator for moves that are drawn rather than enumerated.
     """
     find = _KNOWN.get(folder_of(game))
     return [] if find is None else find(game, rng)
@@ -55,7 +55,7 @@ def _contracts(game: Any, rng: random.Random) -> list[str]:
 
 
 def _splits(game: Any, rng: random.Random) -> list[str]:
-    """Answers to a proposal of the other player, and a proposal that the player's role allows."""
+    """Responses to the other player's proposal, and a proposal that the player's role allows."""
     player, proposal = game.state.current_player_id, game.current_proposal
     every = (f"[Propose] ${cents / 100:.2f}" for cents in range(int(100 * game.total_amount + 1e-6) + 1))
     allowed = [move for move in every if game._validate_role_specific_action(player, move)[0]]
@@ -117,7 +117,7 @@ def _breakthrough(game: Any, _: random.Random) -> list[str]:
 
 
 def _lines_of_action(game: Any, _: random.Random) -> list[str]:
-    """As far in each direction as there are pieces on that line."""
+    """Moves in each direction, of as many squares as there are pieces on that line."""
 
     def ways(start: Square) -> list[Square]:
         lengths = [(step, game._count_pieces_on_line(*start, *step)) for step in _EIGHT]
@@ -130,7 +130,7 @@ def _lines_of_action(game: Any, _: random.Random) -> list[str]:
 def _pairs(
     board: Sequence[Sequence[str]], piece: str, ways: Callable[[Square], Sequence[Square]]
 ) -> Iterator[tuple[Square, Square]]:
-    """Each of a player's pieces with each square of the board that one of its ways leads to."""
+    """Each of a player's pieces with each square that it can reach."""
     size = len(board)
     for row, column in itertools.product(range(size), repeat=2):
         if board[row][column] == piece:
@@ -152,7 +152,7 @@ def _santorini(game: Any, _: random.Random) -> list[str]:
 
 
 def _shots(game: Any, _: random.Random) -> list[str]:
-    """Squares of Battleship that were not fired upon."""
+    """Squares of Battleship that have not been fired upon."""
     tracked = game.state.game_state["tracking_board"][game.state.current_player_id]
     squares = itertools.product(range(game.grid_size), repeat=2)
     return [f"[{_file(row).upper()}{column}]" for row, column in squares if tracked[row][column] == "~"]

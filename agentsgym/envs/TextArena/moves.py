@@ -1,4 +1,4 @@
-"""Find moves that a game may allow, from what it shows: its lists of moves, its examples, and usual forms."""
+"""Find candidate moves in what a game shows: its lists of moves, its examples, and common formats."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def listed_moves(text: str) -> list[str]:
 
 
 def example_moves(text: str) -> list[str]:
-    """All that stands in brackets in a text, in order."""
+    """All bracketed text, in order."""
     return list(dict.fromkeys(_BRACKETS.findall(text)))
 
 
 def filled_moves(examples: list[str]) -> list[str]:
-    """Fill the places of examples that name a move with numbers, one place or two.
+    """Replace the placeholders of examples, one or two per move, with numbers.
 
     >>> filled_moves(["[play X]"])[:2]
     ['[play 0]', '[play 1]']
@@ -41,7 +41,7 @@ def filled_moves(examples: list[str]) -> list[str]:
 
 
 def usual_moves() -> Iterator[str]:
-    """Numbers and pairs of numbers in brackets, as board games take them."""
+    """Numbers and pairs of numbers in brackets, the common format of board games."""
     yield from (f"[{number}]" for number in range(_MOST_NUMBERS))
     yield from (f"[{row} {column}]" for row in range(10) for column in range(10))
     yield from (f"[{row},{column}]" for row in range(8) for column in range(8))

@@ -1,8 +1,8 @@
-"""Write what a player of a game is shown as the text of one message.
+"""Write a player's observation as the text of one message.
 
-TextArena's games keep, for each player, a list of ``(from_id, message, type)`` that is emptied when the player is
-asked. The text is those messages, joined by newlines, without a prefix. What another player said is written
-``[Player 1] …``; what the player said itself is left out, since the conversation has it as the agent's own answer.
+TextArena's games keep, for each player, a list of ``(from_id, message, type)`` that is emptied when the player
+observes. The text is those messages, joined by newlines, without a prefix. Another player's message is written
+``[Player 1] …``; the player's own messages are left out, since the conversation has them as the agent's actions.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def text_of(messages: Sequence[Any], seat: int, roles: Mapping[int, str], *, sha
     """Write the messages that are new to a player.
 
     Args:
-        messages: As the game keeps them.
+        messages: The messages, as the game keeps them.
         seat: The player.
         roles: The players' names in the game.
-        shared: Whether all players' answers stand in one conversation, so that none has to be repeated.
+        shared: Whether all players' actions are in one conversation, so that none has to be repeated.
 
     Raises:
-        ValueError: A message is none.
+        ValueError: A message is malformed.
     """
     lines: list[str] = []
     for entry in messages:
@@ -43,20 +43,21 @@ def text_of(messages: Sequence[Any], seat: int, roles: Mapping[int, str], *, sha
 
 
 def said_by(sender: int, message: str, roles: Mapping[int, str]) -> str:
-    """Write what a player said, with the name that the game gives the player."""
+    """Write a player's message, prefixed with the player's name in the game."""
     return f"[{roles.get(sender) or f'Player {sender}'}] {message}"
 
 
 def with_header(seat: int, text: str) -> str:
-    """Name the player that a message of self-play is for, in its first line."""
+    """Prefix a message of self-play with a header that names the player it is for."""
     return f"[Player {seat}]\n{text}"
 
 
 def last_view(messages: list[Message]) -> list[Message]:
-    """Keep of a conversation the system message and the newest player's view: from the last header on.
+    """Keep the system message and the newest player's view of a conversation: everything from the last header on.
 
-    A function for ``env_config["history"]`` where each observation is the whole conversation of the player whose turn
-    it is, of which only the first message has a header (:func:`with_header`). What looks like one in an answer is none.
+    A function for ``env_config["history"]`` if each observation is the whole conversation of the player to move, in
+    which only the first message has a header (:func:`with_header`). Text in an action that looks like a header is
+    ignored.
     """
     starts = [
         index

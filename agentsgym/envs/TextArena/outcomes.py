@@ -1,13 +1,13 @@
-"""Ask a game that is over whether it was won, and see to it that nothing else is paid as a win."""
+"""Determine whether a finished game was won, and keep every other result below the reward of a win."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_TURNS_OF_SET = 20  # each can find one
+_TURNS_OF_SET = 20  # each turn can find one
 
-#: What a win is in games for one player that can pay 1 for progress alone, by the folder of their class.
+#: The condition of a win in single-player games that can give 1 for progress alone, by the folder of their class.
 _WINS: Mapping[str, Callable[[Any], bool]] = {
     "Countdown": lambda game: game.numbers[-1] == game.target and len(game.numbers) < len(game.orig_numbers),
     "FifteenPuzzle": lambda game: game._is_solved(),
@@ -16,7 +16,7 @@ _WINS: Mapping[str, Callable[[Any], bool]] = {
     "Slitherlink": lambda game: game._is_solved(),
 }
 
-#: The most that progress can be worth where something is still missing: all but the least that can be.
+#: The maximum worth of progress while something is still missing: one minus the smallest possible remainder.
 _MOST_PROGRESS: Mapping[str, Callable[[Any], float]] = {
     "Countdown": lambda _: 1 - 1 / 1000,  # a distance of one
     "FifteenPuzzle": lambda _: 1 - 1 / 16,  # one place
@@ -25,13 +25,13 @@ _MOST_PROGRESS: Mapping[str, Callable[[Any], float]] = {
 
 
 def is_won(game: Any, rewards: Mapping[int, float], seat: int, outcome: Mapping[str, Any]) -> bool:
-    """Whether a player won by the game's own outcome: what is paid for progress is no win.
+    """Whether a player won by the game's own outcome; a reward for progress is not a win.
 
     Args:
-        game: A game of TextArena's that is over.
-        rewards: What each player is paid.
+        game: A TextArena game that is over.
+        rewards: Each player's reward.
         seat: The player.
-        outcome: What the game says of the player.
+        outcome: The game's info about the player.
     """
     if outcome.get("invalid_move"):
         return False
@@ -42,11 +42,11 @@ def is_won(game: Any, rewards: Mapping[int, float], seat: int, outcome: Mapping[
 
 
 def worth(game: Any, reward: float) -> float:
-    """What a single player's result is worth: less than 1 where the game would pay 1 for progress alone.
+    """The worth of a single player's result: less than 1 if the game would give 1 for progress alone.
 
     Args:
-        game: A game of TextArena's for one player.
-        reward: What the game pays, or would pay now.
+        game: A single-player TextArena game.
+        reward: The game's reward, at the end or for the current progress.
     """
     most = _MOST_PROGRESS.get(folder_of(game))
     if most is None or reward < 1.0 or _WINS[folder_of(game)](game):
@@ -55,6 +55,6 @@ def worth(game: Any, reward: float) -> float:
 
 
 def folder_of(game: Any) -> str:
-    """The folder of a game's class, also of one that is mended."""
+    """The folder of a game's class, including that of a patched class."""
     modules = (base.__module__ for base in type(game).__mro__)
     return next((name.split(".")[-2] for name in modules if name.startswith("textarena.envs.")), "")

@@ -1,26 +1,28 @@
-"""Mend small faults of TextArena's games, and let an agent of yours be their gamemaster.
+"""Patch small faults of TextArena's games, and let a user's agent be their gamemaster.
 
-- Countdown, Cryptarithm and Slitherlink hand ``add_observation`` and ``set_invalid_move`` their arguments in the wrong
+- Countdown, Cryptarithm and Slitherlink pass the arguments of ``add_observation`` and ``set_invalid_move`` in the wrong
   order: messages are numbers and rewards are sentences.
-- CharacterConclave leaves out the type of its observations, which is not optional.
-- DontSayIt compares its turns with a limit that is None without one; ScenarioPlanning misspells an argument of a draw.
-- Bandit compares the chosen name with the table of all buttons, so that it never finds the best one and pays each
-  choice its regret: the worst button earns most. Here the best pays 1, and any other minus its regret.
-- Briscola and Golf call a method that their state has not at the end of a game of three or four. The player whom the
-  game names as its winner, by points, is paid here, whoever moved last. Briscola's forty cards also leave one over
-  for three players, who are asked for cards that they have not: without one of the twos, as usual, all is dealt.
+- CharacterConclave omits the type of its observations, which is required.
+- DontSayIt compares its turns with a limit that may be None; ScenarioPlanning misspells an argument of a draw.
+- Bandit compares the chosen name with the table of all buttons, so that it never finds the best one and rewards each
+  choice with its regret: the worst button scores highest. The patch rewards the best with 1, and any other with minus
+  its regret.
+- Briscola and Golf call a method that their state lacks at the end of a game of three or four players. The patch
+  rewards the player whom the game names as its winner, by points, whoever moved last. Briscola's forty cards also leave
+  one over for three players, who are then prompted for cards that they do not have: the patch removes one of the twos,
+  as is usual, so that all cards are dealt.
 - KuhnPoker never adds a bet or a call to the pot, so that every round is worth one chip.
-- 2048 lets a long game's score make up for the tile that is missing, so that a lost game is paid as a won one. Here
-  each half of its partial credit is at most a half.
-- KuhnPoker tells the player who is second in a round its card twice.
-- FifteenPuzzle calls a method that its state has not, so that solving it raises.
-- Tak names an argument of its state's ``set_winner`` wrongly, so that a road raises; it tells a walk as a tuple, and
-  raises where a move names no piece or no square.
-- Santorini notes who made too many invalid moves, and asks the same player again for ever. Here that player is passed
-  over, and the last one left wins.
-- TwoDollar draws its roles from a list in the order of the file system, which differs by machine.
-- WordChains draws from a list in the order of a set, which differs by process.
-- GuessWho, TwentyQuestions, Debate and ScenarioPlanning build clients of a paid service, which need its key.
+- 2048 lets a long game's score compensate for the missing tile, so that a lost game is rewarded like a won one. The
+  patch caps each half of its partial credit at one half.
+- KuhnPoker shows the player who is second in a round their card twice.
+- FifteenPuzzle calls a method that its state lacks, so that solving it raises.
+- Tak misnames an argument of its state's ``set_winner``, so that a road raises; it reports a walk as a tuple, and
+  raises on a move without a piece or a square.
+- Santorini records who made too many invalid moves, but prompts the same player forever. The patch skips that player,
+  and the last one left wins.
+- TwoDollar draws its roles from a list in file-system order, which differs between machines.
+- WordChains draws from a list in set order, which differs between processes.
+- GuessWho, TwentyQuestions, Debate and ScenarioPlanning build clients of a paid service, which require an API key.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ JURY_GAMES = ("Debate", "ScenarioPlanning")
 
 
 class _Lacking:
-    """What FifteenPuzzle asks of its only player's state, and Briscola and Golf of that of three or four."""
+    """The methods missing from the states of FifteenPuzzle, Briscola and Golf."""
 
     game_state: dict[str, Any]
 
@@ -54,12 +56,12 @@ class _Lacking:
     def set_outcome(self, reward: float, reason: str) -> None:
         table = self.game_state
         points = table.get("points_won") or {seat: -player["score"] for seat, player in table["players"].items()}
-        self.set_winners([max(points, key=lambda seat: points[seat])], reason)  # the first of equals, as they say
+        self.set_winners([max(points, key=lambda seat: points[seat])], reason)  # ties go to the first, as in the games
 
 
 @functools.cache
 def _mended(name: str) -> type[Any]:
-    """A state class of TextArena's whose methods take their arguments in the order in which games give them."""
+    """A TextArena state class whose methods take their arguments in the order in which games pass them."""
     package = textarena()
     base: type[Any] = getattr(package, name)
     kinds = package.ObservationType
@@ -96,12 +98,12 @@ def _mended(name: str) -> type[Any]:
 
 
 def _text(message: Any) -> Any:
-    """A message of a game as one text, also where a comma too many made a tuple of it."""
+    """A game's message as one text, even if a stray comma made it a tuple."""
     return "".join(cast("tuple[str, ...]", message)) if isinstance(message, tuple) else message
 
 
 class _Chances(dict[str, float]):
-    """The buttons' chances, equal to the name of the best button."""
+    """The buttons' chances, a dict that compares equal to the name of the best button."""
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # as every dict
 
@@ -155,7 +157,7 @@ def _mended_poker(base: type[Any]) -> type[Any]:
                     del waiting[-1]
 
         def _put_in(self, action: str) -> None:
-            """Move the chip of a legal bet or call into the pot, before a showdown pays it out."""
+            """Add the chip of a legal bet or call to the pot, before a showdown pays it out."""
             found, table = _POKER_MOVE.search(action), self.state.game_state
             move = found[1].lower() if found else ""
             if move in ("bet", "call") and move in table["current_legal_action_tree"]:
@@ -191,7 +193,7 @@ def _mended_tak(base: type[Any]) -> type[Any]:
 
 
 def _is_allowed(rule: Callable[..., bool], *move: Any) -> bool:
-    """What a rule says of a move; one whose parts are missing or are no numbers is not allowed."""
+    """Whether a rule allows a move; a move with missing or non-numeric parts is not allowed."""
     try:
         return rule(*move)
     except (IndexError, TypeError, ValueError):
@@ -249,7 +251,7 @@ MENDED_GAMES: Mapping[str, Callable[[type[Any]], type[Any]]] = {
 
 @functools.cache
 def mended_class(game_class: type[Any]) -> type[Any]:
-    """The class of a game with its faults mended; TextArena's own stays as it is."""
+    """The patched class of a game; TextArena's own class is unchanged."""
     name = game_class.__module__.split(".")[-2]
     if name not in MENDED_GAMES:
         return game_class
@@ -259,14 +261,14 @@ def mended_class(game_class: type[Any]) -> type[Any]:
 
 
 class _MendedTextArena(Standin):
-    """Stands for the package ``textarena`` in a game's module."""
+    """Stands in for the package ``textarena`` in a game's module."""
 
     def __getattr__(self, name: str) -> Any:
         return _mended(name) if name.endswith("PlayerState") else super().__getattr__(name)
 
 
 class _Agents(Standin):
-    """Stands for ``textarena.agents``: the language model of a game that is played with a gamemaster is that one."""
+    """Stands in for ``textarena.agents``: any language model that a game constructs is the gamemaster."""
 
     def __getattr__(self, name: str) -> Any:
         context = current_context()
@@ -282,7 +284,7 @@ class _GamemasterTextArena(Standin):
 
 
 class _Gamemaster:
-    """Asks the gamemaster of the game that is being played."""
+    """Forwards prompts to the gamemaster of the current game."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -295,10 +297,10 @@ class _Gamemaster:
 
 
 class Jury:
-    """A jury as TextArena's games use it: every juror is the gamemaster, asked once each.
+    """A jury as TextArena's games use it: every juror is the gamemaster, prompted once per juror.
 
     Args:
-        options: What a juror may choose.
+        options: The options that a juror may choose from.
         jury_size: The number of jurors.
     """
 
@@ -307,7 +309,7 @@ class Jury:
         self.jury_size = jury_size
 
     def evaluate(self, context: str) -> dict[str, float]:
-        """Give each option's fraction of the votes that name one; all 0 if none does."""
+        """Return each option's fraction of the votes that name one; all 0 if none does."""
         choices = ", ".join(f"'{option}'" for option in self.options)
         prompt = f"You are a juror.\n\n{context}\n\nAnswer with one of {choices} and nothing else."
         votes = [self._vote(prompt) for _ in range(self.jury_size)]
@@ -320,7 +322,7 @@ class Jury:
 
 
 def bind_mends(module: ModuleType) -> None:
-    """Bind the name ``ta`` of the modules of games that need it."""
+    """Bind the name ``ta`` in the modules of games that need patches."""
     game = module.__name__.removeprefix("textarena.envs.").removesuffix(".env")
     real = vars(module).get("ta")
     if isinstance(real, ModuleType) and game in MENDED_STATES:

@@ -31,15 +31,15 @@ class Player(Protocol):
     """Plays one seat of one session."""
 
     def answer(self, observation: str, game: PlayedGame) -> str:
-        """Say the next move, after an observation that holds only what is new."""
+        """Return the next move for an observation that contains only what is new."""
         ...
 
 
 class LegalPlayer:
-    """Plays a legal move, tried on a copy: by the rules that are known, of a list, an example, or a usual form.
+    """Plays a legal move, tried on a copy: from the game's rules, a list, an example, or a common format.
 
     Args:
-        rng: Draws the moves, each candidate equally likely; None takes the first that is legal, of equal draws.
+        rng: The generator that draws among equally likely candidates; None takes the first legal one of a fixed order.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -47,7 +47,7 @@ class LegalPlayer:
         self._seen: list[str] = []
 
     def answer(self, observation: str, game: PlayedGame) -> str:
-        """Say a legal move; where none is found, the first candidate."""
+        """Return a legal move; if none is found, the first candidate."""
         self._seen = [move for move in dict.fromkeys([*self._seen, *example_moves(observation)]) if move.strip("[] ")][
             -200:
         ]
@@ -65,14 +65,15 @@ class LegalPlayer:
 
 
 class AgentPlayer:
-    """Lets an agent play a seat, in a conversation of its own, with exact tokens where there is a tokenizer.
+    """Lets an agent play a seat, in a separate conversation, with exact tokens if there is a tokenizer.
 
     Args:
         agent: The agent.
-        session_id: Names the conversation.
-        rng: Seeds what the agent draws, conversation by conversation; a :class:`SeededAgent` is made with it.
-        chat_format: How the tokenizer writes it; None for text alone.
-        remembers: Whether the conversation goes on from one observation to the next.
+        session_id: The conversation's id.
+        rng: The generator that seeds the agent's draws, conversation by conversation; a :class:`SeededAgent` is made
+            with it.
+        chat_format: The tokenizer's chat format; None for text alone.
+        remembers: Whether the conversation continues from one observation to the next.
     """
 
     def __init__(
@@ -97,10 +98,10 @@ class AgentPlayer:
         self._seed = self._rng.getrandbits(63)
 
     def answer(self, observation: str, game: PlayedGame | None = None) -> str:
-        """Ask the agent, and give what it says without its thoughts, which stay in its conversation.
+        """Return the agent's action without its thoughts, which stay in its conversation.
 
         Raises:
-            EnvError: It raised, gave no action, or more than ``MAX_CHARACTERS`` characters.
+            EnvError: The agent raised, returned no action, or returned more than ``MAX_CHARACTERS`` characters.
         """
         if not self._remembers:
             self._begin()
@@ -128,7 +129,7 @@ class AgentPlayer:
         return without_thoughts(text)
 
     def finish(self) -> None:
-        """Tell an agent that was made for this player alone that the episode is over."""
+        """Notify an agent that was made for this player alone that the episode is over."""
         if self._is_own:
             self._agent.finish()
 
@@ -140,7 +141,7 @@ class PlaysGames(Protocol):
     """The members of an environment that :class:`LegalAgent` uses.
 
     Attributes:
-        active_states: The state of each session in play, which holds its ``"game"``.
+        active_states: The state of each active session, which holds its ``"game"``.
     """
 
     active_states: dict[str, dict[str, Any]]
@@ -149,11 +150,11 @@ class PlaysGames(Protocol):
 class LegalAgent(Agent):
     """Plays random legal moves as the agent of a :class:`~agentsgym.envs.TextArena.TextArenaEnv`: a baseline.
 
-    Conversations are numbered in the order in which they start, and each has a random stream of its own.
+    Conversations are numbered in the order in which they start, and each has a separate random stream.
 
     Args:
-        env: The environment, whose games it tries its moves on; it is to run in this process.
-        seed: Makes the streams.
+        env: The environment, on whose games moves are tried; it must run in this process.
+        seed: The seed of the streams.
     """
 
     def __init__(self, env: PlaysGames, *, seed: int = 0) -> None:
@@ -162,7 +163,7 @@ class LegalAgent(Agent):
         self._num_conversations = 0
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
-        """Answer each session with a legal move."""
+        """Return a legal move for each session."""
         return [self._move(request) for request in requests]
 
     def _move(self, request: TurnRequest) -> Action:
@@ -176,16 +177,16 @@ class LegalAgent(Agent):
 
 
 def register_player(name: str, factory: Callable[..., Any]) -> None:
-    """Let ``env_config`` name an agent of yours as an opponent or a gamemaster, so that dataset rows can hold it.
+    """Register an agent that ``env_config`` can name as an opponent or a gamemaster, so that dataset rows can hold it.
 
     Args:
-        name: The name; ``"random"``, ``"first"`` and ``"self"`` are taken.
-        factory: Makes the agent, once for each environment, in each process: register it where they are started. A
+        name: The name; ``"random"``, ``"first"`` and ``"self"`` are reserved.
+        factory: The function that makes the agent, once per environment and process; register it in every process. A
             factory with a parameter ``seed`` is called for every seat of every episode, with a number that is the same
-            for all rollouts of a task: so an agent that draws plays alike, whatever else is played.
+            for all rollouts of a task, so that an agent that draws plays the same way whatever else is played.
 
     Raises:
-        ConfigError: The name is taken or none, or the factory cannot be called.
+        ConfigError: The name is reserved or invalid, or the factory is not callable.
     """
     if name in ("random", "first", SELF) or not name:
         raise ConfigError(f"the name of a player must be a new, non-empty text, got {shown(name)}")
@@ -195,7 +196,7 @@ def register_player(name: str, factory: Callable[..., Any]) -> None:
 
 
 def is_player_name(value: Any) -> bool:
-    """Whether it is a name, or names by seat with ``{"1": "random"}``."""
+    """Whether a value is a name, or names by seat such as ``{"1": "random"}``."""
     if isinstance(value, Mapping):
         return all(str(seat).isdecimal() and isinstance(one, str) for seat, one in value.items())  # pyright: ignore
     return isinstance(value, str)
@@ -206,27 +207,27 @@ class SeededAgent:
     """An agent that is made for each conversation, by a factory that takes a seed.
 
     Attributes:
-        name: What it was registered as; a pickle has no more of it.
-        key: What names it, for messages.
+        name: The registered name, which is all that a pickle contains.
+        key: The configuration key, for messages.
     """
 
     name: str
     key: str
 
     def made(self, seed: int) -> Agent:
-        """Make it.
+        """Make the agent.
 
         Raises:
-            ConfigError: It is not registered in this process.
+            ConfigError: The name is not registered in this process.
         """
         return as_agent(_factory(self.name, self.key)(seed=seed))
 
 
 def named_agent(name: str, key: str) -> Agent | SeededAgent:
-    """Make the agent that was registered with a name, or say how it is made.
+    """Make the agent that is registered under a name, or return a :class:`SeededAgent` if its factory takes a seed.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The name is not registered.
     """
     factory = _factory(name, key)
     return SeededAgent(name, key) if _takes_seed(factory) else as_agent(factory())
@@ -235,7 +236,7 @@ def named_agent(name: str, key: str) -> Agent | SeededAgent:
 def _takes_seed(factory: Callable[..., Any]) -> bool:
     try:
         return "seed" in inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # a function of C's
+    except (TypeError, ValueError):  # a function implemented in C
         return False
 
 
@@ -249,10 +250,10 @@ def _factory(name: str, key: str) -> Callable[..., Any]:
 
 
 def by_seat(given: Any) -> dict[int | None, Any]:
-    """Read what plays the other seats: one for all (key None), or one a seat.
+    """Parse the players of the other seats: one for all (key None), or one per seat.
 
     Raises:
-        ConfigError: A seat is no number.
+        ConfigError: A seat is not a number.
     """
     if not isinstance(given, Mapping):
         return {None: given}

@@ -1,4 +1,4 @@
-"""Make tasks as dataset rows: a task is a seed, even for training and odd for evaluation, so that they never meet."""
+"""Make tasks as dataset rows: a task is a seed, even for training and odd for evaluation, so that they are disjoint."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 class DatasetOptions(DrawnOptions, total=False):
-    """Options of the rows that are made.
+    """Options of the generated rows.
 
     Attributes:
         size: Number of rows; 1000 by default, 100 for evaluation.
-        seed: From which the tasks' seeds are derived.
+        seed: The seed from which the tasks' seeds are derived.
     """
 
 
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make the rows of training or evaluation.
+    """Make the rows for training or evaluation.
 
     Raises:
-        ConfigError: An option is unknown or not valid.
+        ConfigError: An option is unknown or invalid.
     """
     settings = checked_options(options, drawn_options(1000 if part == "train" else 100))
     seeds = (task_seed(part, "textarena task", settings["seed"], row) for row in range(settings["size"]))

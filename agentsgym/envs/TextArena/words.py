@@ -1,6 +1,6 @@
-"""Give the games of words their words, offline: the spelling dictionary in TextArena's own wheel, or nltk's corpora.
+"""Supply word games with words, offline: the spelling dictionary in TextArena's own wheel, or nltk's corpora.
 
-TextArena downloads nltk's corpora as it imports such a game, and reads its dictionary anew (most of a second) for every
+TextArena downloads nltk's corpora when it imports such a game, and rereads its dictionary (most of a second) for every
 game it makes. Here nothing is downloaded, and the games of a process share one dictionary.
 """
 
@@ -36,7 +36,7 @@ _DICTIONARY_MODULE = "textarena.envs.utils.word_lists"
 def hunspell_words() -> tuple[str, ...]:
     """The entries of ``en_US.dic`` in TextArena's wheel that are plain lower-case words of two letters or more, sorted.
 
-    They are the words themselves, without the plurals and other forms that its affix rules make.
+    These are base words, without the plurals and other forms that the affix rules generate.
     """
     folder = importlib.resources.files("textarena.envs.utils.data")
     lines = folder.joinpath("en_US.dic").read_text(encoding="utf-8").splitlines()[1:]
@@ -48,7 +48,7 @@ def hunspell_words() -> tuple[str, ...]:
 
 @functools.cache
 def basic_words() -> tuple[str, ...]:
-    """Those of :func:`hunspell_words` that TextArena's own files of clues, facts and tasks use three times or more."""
+    """The words of :func:`hunspell_words` that occur at least three times in TextArena's clue, fact and task files."""
     counts: Counter[str] = Counter()
     for file in importlib.resources.files("textarena.envs").iterdir():
         for name in _TEXTS.get(file.name, ()):
@@ -61,7 +61,7 @@ def check_nltk(game: str) -> None:
     """Check that nltk's corpora are installed.
 
     Raises:
-        ConfigError: They are not; the message names the command.
+        ConfigError: The corpora are missing; the message contains the install command.
     """
     import nltk  # noqa: PLC0415  # a heavy package that comes with TextArena
 
@@ -81,7 +81,7 @@ def _is_real() -> bool:
 
 
 class _Words(Standin):
-    """Stands for ``nltk.corpus.words``."""
+    """Stands in for ``nltk.corpus.words``."""
 
     def words(self, fileids: Any = None) -> list[str]:
         if _is_real():
@@ -90,14 +90,14 @@ class _Words(Standin):
 
 
 class _PosTag(Standin):
-    """Stands for ``nltk.pos_tag``: without nltk's tagger every word may be a noun."""
+    """Stands in for ``nltk.pos_tag``: without nltk's tagger every word may be a noun."""
 
     def __call__(self, tokens: Iterable[str], *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
         return self._real(tokens, *args, **kwargs) if _is_real() else [(token, "NN") for token in tokens]
 
 
 class _Nltk(Standin):
-    """Stands for the package ``nltk``: it downloads nothing."""
+    """Stands in for the package ``nltk`` and downloads nothing."""
 
     def __init__(self, real: Any) -> None:
         super().__init__(real)
@@ -115,7 +115,7 @@ class _Corpus(Standin):
 
 
 class _AllWords:
-    """Stands for ``set(words.words())`` as a module keeps it from its import."""
+    """Stands in for ``set(words.words())``, which a module computes at import."""
 
     def _words(self) -> frozenset[str]:
         return _nltk_words() if _is_real() else frozenset(hunspell_words())
@@ -151,7 +151,7 @@ _dictionaries: dict[tuple[Any, ...], Any] = {}
 
 
 class _SharedDictionary(Standin):
-    """Stands for the class ``EnglishDictionary``: equal dictionaries are made once."""
+    """Stands in for the class ``EnglishDictionary``: equal dictionaries are made once."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key = (_is_real(), args, tuple(sorted(kwargs.items())))
@@ -164,9 +164,9 @@ _MANY_WORDS = 1000
 
 
 def deep_copy(game: Any) -> Any:
-    """Copy a game, but not its dictionary, nor a large set that it holds; of its large lists of words not the words.
+    """Copy a game, sharing its dictionary, large sets and the entries of its large word lists.
 
-    Nor what it said, of which it keeps every message.
+    Its messages are shared as well, since it keeps every one of them.
     """
     memo: dict[int, Any] = {id(one): one for one in _dictionaries.values()}
     memo.update((id(said), [*said]) for said in _said(game))
@@ -180,13 +180,13 @@ def deep_copy(game: Any) -> Any:
 
 
 def _said(game: Any) -> list[list[tuple[Any, ...]]]:
-    """The lists of a game's messages, which are tuples: all of them, and those that each player is still to see."""
+    """The lists of a game's messages, which are tuples: all of them, and those that each player has yet to see."""
     state: Any = getattr(game, "state", None)
     return [] if state is None else [*state.observations.values(), state.logs]
 
 
 def bind_words(module: ModuleType) -> None:
-    """Bind the names of a module that stand for word data."""
+    """Bind the names of a module that refer to word data."""
     names = vars(module)
     standins = {"nltk": _Nltk, "words": _Words, "pos_tag": _PosTag, "EnglishDictionary": _SharedDictionary}
     for name, standin in standins.items():
@@ -200,9 +200,9 @@ def bind_words(module: ModuleType) -> None:
 
 @contextmanager
 def no_downloads() -> Generator[None]:
-    """Import modules inside that read corpora and download as they are imported, without either.
+    """Allow imports of modules that read corpora and download at import, without either.
 
-    Not for several threads at once.
+    Not thread-safe.
     """
     import nltk  # noqa: PLC0415  # as above
 

@@ -1,4 +1,4 @@
-"""TextWorld: quests in worlds that are made from a seed, told in text."""
+"""TextWorld: text quests in worlds that are generated from a seed."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Play one game of TextWorld's; runs in an engine's process."""
+"""Run one TextWorld game; used in an engine's process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _VERSION = 8  # of the Z-machine: the first byte of a story file
 
 
 class TextWorldEngine:
-    """One game in play; see :class:`agentsgym.envs.shared.engines.Engine`.
+    """One active game; see :class:`agentsgym.envs.shared.engines.Engine`.
 
-    ``start`` takes ``{"file": path}``, or ``kind``, ``options``, ``seed`` and ``cache_dir`` of a game to be made.
+    ``start`` takes ``{"file": path}``, or ``kind``, ``options``, ``seed`` and ``cache_dir`` of a game to generate.
     """
 
     def __init__(self) -> None:
@@ -29,10 +29,10 @@ class TextWorldEngine:
         self._progress = 0.0
 
     def start(self, game: dict[str, Any]) -> dict[str, Any]:
-        """Make or find the game, and begin it.
+        """Generate or find the game, and start it.
 
         Raises:
-            ValueError: The file is no game of TextWorld's.
+            ValueError: The file is not a TextWorld game.
         """
         if "file" in game:
             self._begin(Path(game["file"]))
@@ -52,7 +52,7 @@ class TextWorldEngine:
         }
 
     def step(self, command: str) -> dict[str, Any]:
-        """Play one command."""
+        """Run one command."""
         self._game, _, _ = self._env.step(command)
         state, before = self._game, self._num_moves
         self._num_moves = state["moves"]
@@ -64,13 +64,13 @@ class TextWorldEngine:
         }
 
     def close(self) -> None:
-        """Let go of the game's interpreter."""
+        """Close the game's interpreter."""
         if self._env is not None:
             self._env.close()
         self._env = self._path = None
 
     def _begin(self, path: Path, *, is_made: bool = False) -> None:
-        """Open the game, unless it is the one that was played before, and begin it; the file is not needed any more."""
+        """Open the game, unless it is the previous one, and start it; the file is not needed afterwards."""
         if not is_made or path != self._path:
             self._open(path)
         self._game = self._env.reset()
@@ -83,7 +83,7 @@ class TextWorldEngine:
             extras=["walkthrough"],
         )  # fmt: skip
         self._env = self._textworld.start(str(path), request_infos=infos)
-        self._env.seed(0)  # else a game that draws would draw by the clock
+        self._env.seed(0)  # otherwise a random game is seeded by the clock
         self._path = path
 
     def _seen(self) -> dict[str, Any]:
@@ -102,9 +102,9 @@ class TextWorldEngine:
         }
 
     def _progressed(self, score: float) -> float:
-        """Give the share of the shortest known way that has been gone: 1 at the end, below 0 on a wrong way.
+        """Return the completed share of the shortest known solution: 1 at the end, negative on a wrong path.
 
-        The score takes its place where TextWorld knows no way; a game that can no longer be won has gone none.
+        Without a known solution the score is used instead; a game that can no longer be won has progress 0.
         """
         state = self._game
         if state["won"] or not self._first_length:
@@ -113,10 +113,10 @@ class TextWorldEngine:
             self._progress = 0.0
         elif state["policy_commands"]:
             self._progress = 1 - len(state["policy_commands"]) / self._first_length
-        return self._progress  # of the last state in which a way was known
+        return self._progress  # of the last state with a known solution
 
     def _key(self) -> str:
-        """Hash the facts and the score: what there still is to do follows from them."""
+        """Hash the facts and the score, which determine what remains to be done."""
         facts = sorted(map(str, self._game["_facts"]))
         return hashlib.blake2b("\n".join([*facts, str(self._game["score"])]).encode(), digest_size=12).hexdigest()
 

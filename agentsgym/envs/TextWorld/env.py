@@ -1,4 +1,4 @@
-"""Play the quests of TextWorld."""
+"""Play TextWorld quests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _DIRECTIONS = ("north", "south", "east", "west", "up", "down")
-# Beside the verbs of a game. What steers the interpreter is not among them: quit, restart, undo, save, tw-….
+# In addition to the verbs of a game. Commands to the interpreter are excluded: quit, restart, undo, save, tw-….
 _ALWAYS = {*_DIRECTIONS, *"nsewudilxz", "look", "inventory", "examine", "read", "go", "walk", "get", "pick", "wait"}
 _SEVERAL = re.compile(r"[.;]|\bthen\b", re.I)
 
@@ -32,21 +32,21 @@ def _is_options(value: Any) -> bool:
 
 
 class TextWorldEnv(TextWorldBase):
-    """Quests in worlds that TextWorld makes from a seed (arXiv 1806.11532), told in text.
+    """Text quests in worlds that TextWorld generates from a seed (arXiv 1806.11532).
 
-    A task is ``{"game_seed": int}``, or ``{"file": path}`` of a ``.z8`` game where the kind is ``files``. A task
-    without a ``game_seed`` has one that follows from its ``seed``, so that the episodes of a trial play one game.
+    A task is ``{"game_seed": int}``, or ``{"file": path}`` of a ``.z8`` game for the kind ``files``. Without a
+    ``game_seed`` it is derived from the task's ``seed``, so that the episodes of a trial share one game.
 
     Keys of ``env_config`` beside the common ones:
 
     - ``kind``: ``"custom"``, ``"coin_collector"``, ``"treasure_hunter"``, ``"cooking"``, ``"simple"`` or ``"files"``.
-    - ``options``: the options of that kind: see :data:`~agentsgym.envs.TextWorld.kinds.KINDS`.
-    - ``admissible_commands``: whether each prompt lists the commands that can be given.
-    - ``reward``: ``"score"`` pays each turn what the score rose, in shares of the game's highest; ``"win"`` pays 1 for
-      the game, when it is won. A game that is won pays 1 in sum.
-    - ``progress_share``: which share of the reward is paid for progress on the way to the end instead, in [0, 1].
-    - ``cache_dir``: where games are kept; None for the user's cache, ``""`` for none on disk.
-    - ``num_processes``, ``step_timeout_s``, ``start_timeout_s``: the engine's processes.
+    - ``options``: the options of the kind: see :data:`~agentsgym.envs.TextWorld.kinds.KINDS`.
+    - ``admissible_commands``: whether each prompt lists the admissible commands.
+    - ``reward``: ``"score"`` rewards each turn with the increase of the score, as a share of the maximum; ``"win"``
+      gives 1 when the game is won. The rewards of a won game sum to 1.
+    - ``progress_share``: the share of the reward that is given for progress toward the end instead, in [0, 1].
+    - ``cache_dir``: the folder of generated games; None for the user's cache, ``""`` for none on disk.
+    - ``num_processes``, ``step_timeout_s``, ``start_timeout_s``: the settings of the engine's processes.
     """
 
     spec = SPEC
@@ -113,13 +113,13 @@ class TextWorldEnv(TextWorldBase):
         """Rows to train on; the options are those of :class:`~agentsgym.envs.TextWorld.tasks.DatasetOptions`.
 
         Raises:
-            ConfigError: The configuration or an option is not valid, or there are no files.
+            ConfigError: The configuration or an option is invalid, or there are no files.
         """
         return task_dataset(cls, env_config, cls._checked_kind(env_config), "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on, whose games have other seeds (or are other files) than those to train on.
+        """Rows to evaluate on, with other game seeds (or other files) than those to train on.
 
         Arguments and errors are those of :meth:`get_train_dataset`.
         """

@@ -1,17 +1,17 @@
-"""Cut what a game of TextWorld's prints down to what it says."""
+"""Reduce the output of a TextWorld game to its narrative."""
 
 from __future__ import annotations
 
 import re
 
 _BANNER = re.compile(r"^[ \\_$|/<>]*[\\_$|][ \\_$|/<>]*$\n?", re.M)
-_PROMPT = re.compile(r"\n?>[ ]*(?:-=[^\n]*)?\s*\Z")  # the line in which one types, with the status line behind it
+_PROMPT = re.compile(r"\n?>[ ]*(?:-=[^\n]*)?\s*\Z")  # the input prompt, followed by the status line
 _ENDED = re.compile(r"\s*Would you like to RESTART, RESTORE a saved game, QUIT or UNDO the last command\?\s*\Z")
 _GAPS = re.compile(r"\n\s*\n(?:\s*\n)*")
 
 
 def said_text(feedback: str) -> str:
-    r"""Leave out the prompt, the status line and superfluous empty lines.
+    r"""Strip the prompt, the status line and superfluous empty lines.
 
     >>> said_text("\nYou can't go that way.\n\n\n>      -= Bedroom =-1/6")
     "You can't go that way."
@@ -21,5 +21,5 @@ def said_text(feedback: str) -> str:
 
 
 def opening_text(feedback: str) -> str:
-    """Leave out the banner, too."""
+    """Strip the banner as well."""
     return said_text(_BANNER.sub("", feedback))

@@ -10,7 +10,7 @@ from agentsgym.fields import Field, choice_field, is_bool, is_int, one_of, or_no
 from agentsgym.texts import shown
 
 FILES = "files"
-_MOST_ROOMS = 100  # of a coin collector: more do not fit into the Z-machine
+_MOST_ROOMS = 100  # in a coin collector: the Z-machine's limit
 
 
 def _between(low: int, high: int) -> Field:
@@ -29,7 +29,7 @@ def _is_num_locations(value: Any) -> bool:
     return is_int(1)(value) and value in (1, 6, 9, 12)
 
 
-#: The options of each kind, by their names; ``files`` are games that are given.
+#: The options of each kind, by name; ``files`` are existing games.
 KINDS: Mapping[str, Mapping[str, Field]] = {
     "custom": {
         "rooms": Field(default=3, expected="a positive int", valid=is_int(1)),
@@ -64,19 +64,19 @@ KINDS: Mapping[str, Mapping[str, Field]] = {
 
 
 def games() -> dict[str, dict[str, str]]:
-    """The kinds that are made without being given files, for ``agentsgym envs``."""
+    """The kinds that are generated rather than read from files, for ``agentsgym envs``."""
     return {kind: {"note": "Made from a seed."} for kind in KINDS if kind != FILES}
 
 
 def checked_game_options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options of a kind and fill in the rest.
+    """Check the options of a kind and fill in the defaults.
 
     Args:
         kind: A key of :data:`KINDS`.
-        given: What the user wrote.
+        given: The user's options.
 
     Raises:
-        ConfigError: An option is unknown or not valid, or options do not go together.
+        ConfigError: An option is unknown or invalid, or options conflict.
 
     >>> checked_game_options("coin_collector", {"level": 5})
     {'level': 5}

@@ -1,4 +1,4 @@
-"""Make games with TextWorld's generator and keep them on disk; runs in the engine's process."""
+"""Generate games with TextWorld and cache them on disk; used in the engine's process."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from agentsgym.texts import sentence_of
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1  # of what is kept on disk
+_FORMAT = 1  # version of the format on disk
 _NAME = "game.z8"
-_MOST_TRIES = 20  # of seeds, for a map on which the quest fits
+_MOST_TRIES = 20  # seeds tried for a map on which the quest fits
 
 
 @contextmanager
 def made_game(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str | None) -> Generator[Path, None, None]:
-    """Give the story file of a kind, its options and a seed, its description beside it: the one on disk, or a new one.
+    """Return the story file of a kind, its options and a seed, with its description: from the cache, or generated.
 
-    What is not kept on disk is gone behind the context: a process of engines may be killed while it plays.
+    Without a cache the file is deleted when the context exits: an engine's process may be killed during a game.
 
     Args:
         kind: A key of :data:`~agentsgym.envs.TextWorld.kinds.KINDS`.
         options: All options of that kind.
-        seed: Decides the game, together with the options and TextWorld's version.
-        cache_dir: Where games are kept; None for the user's cache, ``""`` for none on disk.
+        seed: The seed, which determines the game together with the options and TextWorld's version.
+        cache_dir: The folder of games; None for the user's cache, ``""`` for none on disk.
 
     Raises:
-        Exception: The generator finds no such game.
+        Exception: The generator cannot make such a game.
     """
     if cache_dir != "":
         folder = cache_folder("textworld", cache_dir) / game_key(kind, options, seed)
@@ -56,7 +56,7 @@ def made_game(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str |
 
 
 def game_key(kind: str, options: Mapping[str, Any], seed: int) -> str:
-    """Hash what decides a game."""
+    """Hash the parameters that determine a game."""
     made_by = [_FORMAT, importlib.metadata.version("textworld"), kind, dict(options), seed]
     return hashlib.blake2b(json.dumps(made_by, sort_keys=True).encode(), digest_size=16).hexdigest()
 
@@ -65,26 +65,26 @@ def _make(kind: str, options: Mapping[str, Any], seed: int, path: Path) -> None:
     """Generate and compile a game.
 
     Raises:
-        QuestGenerationError: No seed that is tried gives a map on which the quest fits.
-        ValueError: The compiler does not take the game.
+        QuestGenerationError: None of the seeds tried gives a map on which the quest fits.
+        ValueError: The compiler rejects the game.
     """
     generator = importlib.import_module("textworld.generator")
     try:
         game, settings = _generated_of_some_seed(kind, options, seed)
         settings.path = str(path)
         generator.compile_game(game, settings)
-    except generator.CouldNotCompileGameError as error:  # whose first line is empty
+    except generator.CouldNotCompileGameError as error:  # its first line is empty
         raise ValueError(
             f"TextWorld's compiler does not take the game of kind {kind!r} that it made with the options "
             f"{dict(options)}: a smaller one may do"
         ) from error
     for extra in [*path.parent.iterdir()]:
         if extra.suffix not in (".z8", ".json"):
-            extra.unlink()  # the source, which nothing reads
+            extra.unlink()  # the source, which is not needed
 
 
 def _generated_of_some_seed(kind: str, options: Mapping[str, Any], seed: int) -> tuple[Any, Any]:
-    """Generate a game; where a seed gives a map on which the quest does not fit, with seeds that follow from it."""
+    """Generate a game; if the quest does not fit on a seed's map, retry with derived seeds."""
     generator = importlib.import_module("textworld.generator")
     for attempt in range(1, _MOST_TRIES):
         try:
@@ -96,7 +96,7 @@ def _generated_of_some_seed(kind: str, options: Mapping[str, Any], seed: int) ->
 
 def _generated(kind: str, options: Mapping[str, Any], seed: int) -> tuple[Any, Any]:
     textworld = importlib.import_module("textworld")
-    textworld.g_rng.set_seed(seed)  # for whatever does not draw from the settings' own generators
+    textworld.g_rng.set_seed(seed)  # for code that does not use the settings' own generators
     settings: Any = textworld.GameOptions()
     settings.seeds = seed
     settings.force_recompile = True

@@ -1,4 +1,4 @@
-"""Make tasks as dataset rows: seeds of games that are to be made, or files."""
+"""Make tasks as dataset rows: seeds of games to generate, or files."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 
 
 class DatasetOptions(CommonOptions, total=False):
-    """Options of the rows that are made.
+    """Options of the generated rows.
 
     Attributes:
-        size: Number of rows; by default 100 of games that are made, or one a file.
-        seed: Decides the games that are made, or the order of the files.
-        num_games: Of games that are made: how many different ones the rows take in turn; by default one a row.
-        files: Of the kind ``files``: a folder, or a list of paths of ``.z8`` files.
-        split: Of the kind ``files``: ``"disjoint"``: training and evaluation share no file; ``"all"``: both have all.
-        eval_fraction: Of the kind ``files``: what ``"disjoint"`` keeps for evaluation, in (0, 1).
+        size: The number of rows; by default 100 for generated games, or one per file.
+        seed: The seed of the generated games, or of the order of the files.
+        num_games: The number of different generated games, which the rows cycle through; by default one per row.
+        files: A folder, or a list of paths of ``.z8`` files (kind ``files`` only).
+        split: ``"disjoint"`` if training and evaluation share no file, ``"all"`` if both have all (kind ``files``
+            only).
+        eval_fraction: The share that ``"disjoint"`` reserves for evaluation, in (0, 1) (kind ``files`` only).
     """
 
     num_games: int | None
@@ -63,7 +64,7 @@ def task_dataset(
     """Rows of ``env_class_path``, ``env_config`` and ``task_data``.
 
     Raises:
-        ConfigError: An option is unknown or not valid, or there are no files.
+        ConfigError: An option is unknown or invalid, or there are no files.
     """
     if kind == FILES:
         settings = checked_options(options, _OF_FILES)

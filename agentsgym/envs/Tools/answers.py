@@ -10,14 +10,14 @@ from typing import Any, cast
 
 from agentsgym.envs.shared.numbers import as_number, without_thoughts
 
-_BEFORE = "\"'`([{<*_~\\" + string.whitespace  # what may open an answer and says nothing
-_BEHIND = "\"'`)]}>*_~\\.,;:!?" + string.whitespace  # no sign of a number, unit or name: 5%, C#, .5
-_CLOSE = Fraction(1, 10**9)  # relative; of numbers with decimals
+_BEFORE = "\"'`([{<*_~\\" + string.whitespace  # leading characters without meaning
+_BEHIND = "\"'`)]}>*_~\\.,;:!?" + string.whitespace  # not part of a number, unit or name: 5%, C#, .5
+_CLOSE = Fraction(1, 10**9)  # relative tolerance, for numbers with decimals
 _NEAR_ZERO = Fraction(1, 10**12)
 
 
 def said(text: str) -> str:
-    """Give what an answer says, without what it thought before.
+    """Return an answer without the thoughts before it.
 
     >>> said("<think>3 + 4</think> 7 ")
     '7'
@@ -26,7 +26,7 @@ def said(text: str) -> str:
 
 
 def normalized(text: str) -> str:
-    """Leave out what does not change an answer: case, quotes and punctuation around it, runs of white space.
+    """Drop what does not change an answer: case, quotes and punctuation around it, runs of white space.
 
     >>> normalized('  "The  Cat." '), normalized("C#"), normalized(".5")
     ('the cat', 'c#', '.5')
@@ -35,12 +35,12 @@ def normalized(text: str) -> str:
 
 
 def is_exact(text: str, expected: Any) -> bool:
-    """Whether an answer is the expected one, character for character, outer white space aside."""
+    """Whether an answer equals the expected one, character for character, except for outer white space."""
     return text.strip() == str(expected).strip()
 
 
 def is_same(text: str, expected: Any) -> bool:
-    """Whether an answer is the expected one after normalization, numbers by their value: whole ones exactly.
+    """Whether an answer equals the expected one after normalization, numbers by their value: integers exactly.
 
     >>> is_same("1,200.0", 1200), is_same("The cat!", "the cat"), is_same("12", "1 2"), is_same("10", 11)
     (True, True, False, False)
@@ -59,11 +59,11 @@ MATCHES: dict[str, Callable[[str, Any], bool]] = {"normalized": is_same, "exact"
 
 
 def matches(text: str, expected: Any, how: str) -> bool:
-    """Whether an answer is the expected one, or one of several.
+    """Whether an answer is the expected one, or one of several expected ones.
 
     Args:
         text: The answer.
-        expected: A text or a number, or a list of those that are right.
+        expected: A text or a number, or a list of accepted ones.
         how: A key of :data:`MATCHES`.
     """
     is_list = isinstance(expected, list | tuple)
@@ -72,7 +72,7 @@ def matches(text: str, expected: Any, how: str) -> bool:
 
 
 def _number(text: str) -> Fraction | None:
-    """Read the number that an answer consists of, exactly; None if it says something else."""
+    """Parse an answer that is a single number, exactly; None for any other answer."""
     number = as_number(normalized(text).strip(" $€£%"))
     return None if number is None else number.value
 

@@ -1,4 +1,4 @@
-"""Decide which calls of a turn can be made, make them, and write what the agent reads of them."""
+"""Decide which calls of a turn can be made, make them, and write their results for the agent."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Hook = Callable[[str, State, ToolCall], ToolResult]
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """The calls of one turn and what becomes of each.
+    """The calls of one turn and their results.
 
     Attributes:
-        calls: Those that could be read, in order.
-        results: What came of each; None until it is made.
-        complaint: What to say of those that could not be read; empty if all could.
-        num_unreadable: How many could not be read.
-        submitted: The answer that the submit tool was given; None if it was not called.
-        submitted_by: The index of the call that gave it.
-        is_spent: Whether a call came after the budget of calls was spent, which ends the episode.
-        made: Indices of the calls that were made.
+        calls: The readable calls, in order.
+        results: The result of each call; None until it is made.
+        complaint: The message about the unreadable calls; empty if there are none.
+        num_unreadable: The number of unreadable calls.
+        submitted: The answer that was passed to the submit tool; None if it was not called.
+        submitted_by: The index of the call that submitted it.
+        is_spent: Whether a call exceeded the budget of calls, which ends the episode.
+        made: The indices of the calls that were made.
     """
 
     calls: list[ToolCall]
@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def num_failed(self) -> int:
-        """Calls that could be read and failed, made or not."""
+        """The number of readable calls that failed, made or not."""
         return sum(result.failed for result in self.results if result is not None)
 
     @property
@@ -58,26 +58,26 @@ class Plan:
 
     @property
     def success(self) -> bool | None:
-        """Whether the task is solved: what the call that ended the episode says; False if none did."""
+        """Whether the task is solved, by the result of the call that ended the episode; False if none did."""
         ends = [result.success for result in self.results if result is not None and result.done]
         return ends[0] if ends else False
 
     def end_before(self, waiting: Sequence[int]) -> None:
-        """Say of what had still to be made, the answer included, that a call had ended the task before."""
+        """Mark the pending calls, the answer included, as not made since an earlier call ended the episode."""
         if self.submitted_by is not None:
             waiting, self.submitted, self.submitted_by = [*waiting, self.submitted_by], None, None
         for index in waiting:
             self.results[index] = failed("not made, since the task had ended")
 
     def answered(self) -> Iterable[tuple[ToolCall, ToolResult]]:
-        """Each call with what came of it; the submit tool's own is the answer's."""
+        """Each call with its result; the submit tool's call is left to the answer."""
         return [pair for pair in zip(self.calls, self.results, strict=True) if pair[1] is not None]  # type: ignore[return-value]
 
     def messages(self) -> list[Message]:
-        """What the agent reads: one message a call, of the role ``"tool"``, in call order.
+        """The agent's messages: one per call, of the role ``"tool"``, in call order.
 
-        What is to be said of calls that could not be read stands behind the last result: no template and no server
-        takes a result without its call.
+        The message about unreadable calls is appended to the last result: no template and no server accepts a result
+        without its call.
         """
         messages: list[Message] = []
         for call, result in self.answered():
@@ -91,13 +91,13 @@ class Plan:
 
 
 def plan_of(action: Action, schemas: Sequence[Mapping[str, Any]], config: Mapping[str, Any], *, num_made: int) -> Plan:
-    """Decide which calls are made: not what is malformed, does not fit its schema, or is beyond a limit.
+    """Decide which calls are made: none that is malformed, does not fit its schema, or exceeds a limit.
 
     Args:
         action: The agent's turn, with at least one call.
         schemas: The environment's ``tool_schemas``.
         config: The environment's configuration.
-        num_made: Calls made in the episode so far.
+        num_made: The number of calls made in the episode so far.
     """
     calls = [call for call in action.tool_calls if call.error is None]
     errors = [call.error for call in action.tool_calls if call.error is not None]
@@ -119,7 +119,7 @@ def plan_of(action: Action, schemas: Sequence[Mapping[str, Any]], config: Mappin
 
 
 def _complaint(errors: Sequence[str]) -> str:
-    """Say of each call that could not be read why; the same of several once, for an agent in a loop repeats itself."""
+    """Explain why each unreadable call could not be read; equal errors once, for an agent in a loop repeats itself."""
     lines = [
         f"A call could not be read: {error}" if count == 1 else f"{count} calls could not be read: {error}"
         for error, count in Counter(errors).items()
@@ -128,7 +128,7 @@ def _complaint(errors: Sequence[str]) -> str:
 
 
 def _problem(plan: Plan, index: int, action: Action, config: Mapping[str, Any]) -> str | None:
-    """Why the call is not made, whatever it says; None if it may be."""
+    """The reason why a call is not made, regardless of its arguments; None if it may be made."""
     most = config["max_calls_per_turn"]
     if action.finish_reason == "length":
         return "not made, since the turn was cut off by the limit of its length"
@@ -144,21 +144,21 @@ class Maker:
 
     Args:
         hook: The environment's ``_call_tool``.
-        process: Where calls run.
+        process: The process in which calls run.
         config: The environment's configuration.
     """
 
     def __init__(self, hook: Hook, process: Process, config: Mapping[str, Any], *, is_own: bool) -> None:
-        """Take ``is_own``: whether the hook is a class's own, so that no tool says how it is to be called."""
+        """Take ``is_own``: whether the hook is overridden by a subclass, so that no tool defines how it is called."""
         self._hook, self._process, self._is_own = hook, process, is_own
         self._limit_s: float | None = config["tool_timeout_s"]
         self._max_length: int | None = config["max_result_length"]
 
     def make(self, plan: Plan, session_id: str, state: State) -> None:
-        """Make the calls that are to be made, in order; parallel ones that follow each other run side by side.
+        """Make the pending calls, in order; consecutive parallel ones run concurrently.
 
         Raises:
-            EnvError: A tool says that the episode has failed, or the hook returned something that is no result.
+            EnvError: A tool failed the episode, or the hook did not return a :class:`ToolResult`.
         """
         waiting = [*plan.made]
         plan.made.clear()
@@ -181,14 +181,14 @@ class Maker:
             plan.end_before([*waiting])
 
     def _batch(self, plan: Plan, session_id: str, waiting: Sequence[int]) -> list[int]:
-        """The next calls that may run side by side: at least one."""
+        """The next calls that may run concurrently: at least one."""
         count = 0
         while count < len(waiting) and self._process.is_parallel(session_id, plan.calls[waiting[count]].name):
             count += 1
         return [*waiting[: max(count, 1)]]
 
     def _limit_of(self, session_id: str, name: str) -> float | None:
-        """The limit that a thread is needed for; None if there is none, or the tool keeps it by itself."""
+        """The time limit that needs a thread; None without a limit, or if the tool enforces it itself."""
         tool = None if self._is_own else self._process.tool_or_none(session_id, name)
         return None if tool is not None and tool.keeps_time else self._limit_s
 
@@ -215,14 +215,14 @@ class Maker:
         ]
 
     def _result(self, name: str, limit_s: float | None, work: Callable[[], Any]) -> ToolResult:
-        """Run or await a call, and read what came of it."""
+        """Run or await a call, and read its result."""
         try:
             result = work()
         except CallTimeoutError:
             return failed(f"{name} took longer than {limit_s:g} s, and was given up")
         except EnvError:
             raise
-        except BaseException as error:  # a tool is foreign code, and an agent may do better next time
+        except BaseException as error:  # a tool is foreign code; the agent may retry
             if is_interruption(error):
                 raise
             result = raised(error, self._max_length)

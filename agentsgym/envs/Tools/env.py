@@ -65,31 +65,31 @@ TOOL_FIELDS: dict[str, Field] = {
 
 
 class ToolEnv(MultistepEnv):
-    """Question in, calls of tools in between, answer out; the tools are given, named in ``env_config``, or overridden.
+    """A question, tool calls, an answer; tools are passed in, named in ``env_config``, or defined by overriding.
 
-    ``ToolEnv(tokenizer, tools=[add, look_up])`` plays tasks ``{"question": …, "answer": …}``. A class of one's own
-    overrides :meth:`_tools` (typed functions), or :meth:`_call_tool` and :meth:`_answer` for all that a call and an
-    answer do, and pays with :meth:`_reward_call` and :meth:`_reward_answer`.
+    ``ToolEnv(tokenizer, tools=[add, look_up])`` takes tasks ``{"question": …, "answer": …}``. A subclass overrides
+    :meth:`_tools` (typed functions), or :meth:`_call_tool` and :meth:`_answer` for full control of calls and answers,
+    and sets rewards with :meth:`_reward_call` and :meth:`_reward_answer`.
 
-    An episode ends with an answer without a call, with the submit tool, with a call or an answer that says so, or where
-    a budget is spent. ``info`` counts ``num_calls`` (made), ``num_failed_calls`` (made and failed, or not made) and
-    ``num_unreadable_calls`` of the episode so far, and says in ``tool_failed`` whether one failed in this turn.
+    An episode ends with an answer without a call, with the submit tool, with a call or an answer whose result ends it,
+    or with a spent budget. ``info`` counts ``num_calls`` (made), ``num_failed_calls`` (made and failed, or not made)
+    and ``num_unreadable_calls`` of the episode so far; ``tool_failed`` is whether one failed in this turn.
 
     Keys of ``env_config`` beside the common ones:
 
-    - ``tools``: names that :func:`~agentsgym.envs.Tools.sources.register_tools` knows.
-    - ``parallel_tools``: tools whose calls run side by side, or ``"all"``; beside those marked ``@parallel``.
-    - ``tool_timeout_s``: the limit of one call; None for none.
-    - ``setup_timeout_s``: the limit of making, and of closing, the object of a session; None for none.
-    - ``max_result_length``: characters of one result; what is longer is cut, and a sentence says so.
-    - ``max_calls_per_turn``: further calls are not made.
-    - ``max_calls_per_episode``: one more ends the episode.
+    - ``tools``: names registered with :func:`~agentsgym.envs.Tools.sources.register_tools`.
+    - ``parallel_tools``: tools whose calls run concurrently, or ``"all"``; in addition to those marked ``@parallel``.
+    - ``tool_timeout_s``: the time limit of one call; None for none.
+    - ``setup_timeout_s``: the time limit of making, and of closing, the object of a session; None for none.
+    - ``max_result_length``: the maximum number of characters of one result; longer ones are cut, with a note.
+    - ``max_calls_per_turn``: the maximum number of calls per turn; further ones are not made.
+    - ``max_calls_per_episode``: the maximum number of calls per episode; one more ends the episode.
     - ``submit_tool``: the name of a tool that takes the answer; a turn without a call is then invalid.
     - ``answer_match``: how the answer is compared with the task's.
-    - ``answer_reward``, ``wrong_answer_reward``: what a right answer is paid, and any other where one is expected.
-    - ``call_reward``, ``failed_call_reward``: what a call is paid that was made and did not fail, and one that failed
+    - ``answer_reward``, ``wrong_answer_reward``: the rewards of a right answer, and of any other if one is expected.
+    - ``call_reward``, ``failed_call_reward``: the rewards of a call that was made and succeeded, and of one that failed
       or could not be read or made.
-    - ``invalid_reward``: what a turn is paid of which nothing could be made.
+    - ``invalid_reward``: the reward of a turn in which nothing could be made.
     """
 
     spec = SPEC
@@ -102,17 +102,17 @@ class ToolEnv(MultistepEnv):
         *,
         tools: Sources = (),
     ) -> None:
-        """Take the tools; servers are not opened yet.
+        """Take the tools; servers are opened later.
 
         Args:
-            tokenizer: As :class:`MultistepEnv` takes it.
+            tokenizer: The tokenizer, as for :class:`MultistepEnv`.
             env_config: The common keys and those of :data:`TOOL_FIELDS`.
-            tools: Functions, :class:`SessionTools` and :class:`McpServer`, one or several, beside those that
+            tools: Functions, :class:`SessionTools` and :class:`McpServer`, one or several, in addition to those that
                 ``env_config["tools"]`` names.
 
         Raises:
-            ConfigError: A key or a tool is not valid, or the chat template prints calls that cannot be read back.
-            TemplateError: The chat template does not allow exact tokens, or not of what tools return.
+            ConfigError: A key or a tool is invalid, or the chat template writes calls that cannot be parsed back.
+            TemplateError: The chat template does not allow exact tokens in general, or for tool results.
         """
         self._processes: dict[int, Process] = {}  # by process id
         self._sources: tuple[Source, ...] = ()
@@ -122,7 +122,7 @@ class ToolEnv(MultistepEnv):
         self._sources = (*given, *registered_tools(self.env_config["tools"]))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the task's question and answer known beside a class's own ``task_fields``, where they are checked here.
+        """Keep the task's question and answer among a subclass's own ``task_fields``, which are validated here.
 
         Raises:
             ConfigError: As for every environment.
@@ -132,25 +132,25 @@ class ToolEnv(MultistepEnv):
             cls.task_fields = tuple(dict.fromkeys(("question", "answer", *cls.task_fields)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give what another process needs: it opens servers and starts threads of its own."""
+        """Leave out servers and threads, which another process opens itself."""
         return {**super().__getstate__(), "_processes": {}}
 
     # What a subclass may override
 
     def _tools(self) -> Any:
-        """Give the tools: by default those that were given and named.
+        """Return the tools: by default those that were passed in and named.
 
-        A class of one's own gives typed functions, :class:`SessionTools` and :class:`McpServer`, one or a list; or JSON
-        schemas, with a :meth:`_call_tool` that makes their calls. This is called once in each process, and once more
-        after :meth:`close`, which closes the servers.
+        A subclass returns typed functions, :class:`SessionTools` and :class:`McpServer`, one or a list; or JSON
+        schemas, with a :meth:`_call_tool` that makes their calls. It is called once per process, and once more after
+        :meth:`close`, which closes the servers.
         """
         return self._sources
 
     def _call_tool(self, session_id: str, state: State, call: ToolCall) -> ToolResult:
-        """Make one call whose arguments fit its schema; what this raises is the result, and the call has failed.
+        """Make one call whose arguments fit its schema; an exception becomes the result of a failed call.
 
-        It runs in a thread of its own if there is a limit of time, and beside other calls if the tool is parallel:
-        change nothing in ``state``. An :class:`EnvError` fails the episode.
+        It runs in a separate thread if there is a time limit, and concurrently with other calls if the tool is
+        parallel: do not change ``state``. An :class:`EnvError` fails the episode.
         """
         value = self._process.tool(session_id, call.name).call(call.arguments, self.env_config["tool_timeout_s"])
         return value if isinstance(value, ToolResult) else ToolResult(content=as_text(value))
@@ -158,16 +158,16 @@ class ToolEnv(MultistepEnv):
     def _answer(self, session_id: str, state: State, text: str) -> tuple[float, bool, dict[str, Any]]:
         """Judge an answer without calls: (reward, done, info).
 
-        ``info["success"]`` says whether it is right; if the episode goes on, ``info["reply"]`` is said to the agent.
+        ``info["success"]`` is whether it is right; if the episode continues, ``info["reply"]`` is the next observation.
         """
         return self._reward_answer(state, text), True, {"success": self._is_right(state, text)}
 
     def _reward_call(self, state: State, call: ToolCall, result: ToolResult) -> float:
-        """Pay a call that could be read, beside what the tool pays: ``call_reward`` or ``failed_call_reward``."""
+        """Reward a readable call, in addition to the tool's own reward: ``call_reward`` or ``failed_call_reward``."""
         return self.env_config["failed_call_reward" if result.failed else "call_reward"]
 
     def _reward_answer(self, state: State, text: str) -> float:
-        """Pay a final answer: by default ``answer_reward`` or ``wrong_answer_reward``; 0 if none is expected."""
+        """Reward a final answer: by default ``answer_reward`` or ``wrong_answer_reward``; 0 if none is expected."""
         is_right = self._is_right(state, text)
         if is_right is None:
             return 0.0
@@ -179,7 +179,7 @@ class ToolEnv(MultistepEnv):
         return None if expected is None else matches(said(text), expected, self.env_config["answer_match"])
 
     def _question(self, state: State) -> str | list[Message]:
-        """Say what the episode is about: the task's ``"question"``."""
+        """Return the first observation: the task's ``"question"``."""
         return state["task"]["question"]
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
@@ -233,7 +233,7 @@ class ToolEnv(MultistepEnv):
         """The JSON schemas of :meth:`_tools` and of the submit tool, read at first use.
 
         Raises:
-            ConfigError: There is no tool, one has no schema, or nothing makes its calls.
+            ConfigError: There are no tools, one has no schema, or nothing makes its calls.
         """
         if self._tool_schemas is None:
             submit = self.env_config["submit_tool"]
@@ -244,17 +244,17 @@ class ToolEnv(MultistepEnv):
         return self._tool_schemas
 
     def check_task(self, task_data: Mapping[str, Any], name: str = "task_data") -> None:
-        """Check a task, and before the first one that the tools are known.
+        """Check a task, and before the first one that the tools are valid.
 
         Raises:
-            TaskError: It cannot be played.
-            ConfigError: As for :attr:`tool_schemas`; a server that cannot be started is no episode's failure.
+            TaskError: The task is invalid.
+            ConfigError: As for :attr:`tool_schemas`; a server that cannot be started is not an episode's failure.
         """
         _ = self.tool_schemas
         super().check_task(task_data, name)
 
     def close(self) -> None:
-        """End what this process holds for the environment: servers and threads. It may be used again."""
+        """Close the servers and threads of this process; the environment may be used again."""
         process = self._processes.pop(os.getpid(), None)
         if process is not None:
             process.close()
@@ -264,19 +264,19 @@ class ToolEnv(MultistepEnv):
         """Rows to train on, from a table; the options are those of :class:`~.tasks.DatasetOptions`.
 
         Raises:
-            ConfigError: There is no table, it lacks a column, or an option is not valid.
+            ConfigError: There is no table, it lacks a column, or an option is invalid.
         """
         return task_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, other questions than those to train on.
+        """Rows to evaluate on, with other questions than those to train on.
 
         Arguments and errors are those of :meth:`get_train_dataset`.
         """
         return task_dataset(cls, env_config, "eval", options)
 
-    # How a turn is played
+    # How a turn is processed
 
     @property
     def _name(self) -> str:
@@ -284,11 +284,11 @@ class ToolEnv(MultistepEnv):
 
     @property
     def _process(self) -> Process:
-        """What this process holds; made anew in a process that was forked off, and once where threads ask together."""
+        """This process's resources; recreated after a fork, and created once if several threads need them at once."""
         process = self._processes.get(os.getpid())
         if process is None:
             made = Process(self._listed_tools(), self.env_config["setup_timeout_s"], self.env_config["parallel_tools"])
-            process = self._processes.setdefault(made.pid, made)  # one step; a lock might be held as the process forks
+            process = self._processes.setdefault(made.pid, made)  # atomic; a lock might be held during a fork
             if process is made:
                 weakref.finalize(self, process.close)
         return process
@@ -351,7 +351,7 @@ class ToolEnv(MultistepEnv):
 
     @classmethod
     def _makes_calls(cls) -> bool:
-        """Whether a class makes calls by itself."""
+        """Whether a class makes calls itself."""
         return cls._call_tool is not ToolEnv._call_tool
 
     def _after(self, state: State, plan: Plan) -> State:

@@ -1,6 +1,6 @@
-"""Speak with MCP servers from synchronous code: one event loop for an environment's connections in each process.
+"""Call MCP servers from synchronous code: one event loop for an environment's connections in each process.
 
-Works with the SDK's 1.x and 2.x: what differs between them (names of fields, of functions) is read here alone.
+Supports the SDK's 1.x and 2.x: the differences between them (names of fields and functions) are handled here alone.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from agentsgym.texts import sentence_of, shown, visible
 logger = logging.getLogger(__name__)
 
 _CONNECTION_CLOSED = -32000  # JSON-RPC, as the SDK reports a server that is gone
-_METHOD_NOT_FOUND = -32601  # JSON-RPC: of a server that does not know what a ping is
-_CLOSING_S = 5.0  # how long a server may take to end
-_MOST_PAGES = 1000  # of a list of tools
-_PING_EVERY_S, _PING_LIMIT_S = 1.0, 2.0  # of a server over HTTP, when a session begins
-_GRACE_S = 1.0  # the loop keeps the limit; this is for a loop that is blocked, by a server object that computes
-_TAIL_LINES, _TAIL_LENGTH = 20, 500  # of a program's stderr, shown where it fails
+_METHOD_NOT_FOUND = -32601  # JSON-RPC: the server does not support pings
+_CLOSING_S = 5.0  # time for a server to shut down
+_MOST_PAGES = 1000  # in a list of tools
+_PING_EVERY_S, _PING_LIMIT_S = 1.0, 2.0  # for a server over HTTP, when a session begins
+_GRACE_S = 1.0  # the loop enforces the limit, unless an in-process server blocks it
+_TAIL_LINES, _TAIL_LENGTH = 20, 500  # lines and characters of a failed program's stderr
 _LAST_WORDS_S = 0.5  # a program that ended has closed its stderr, but its children may hold it open
 
 
 class Connection:
-    """One open server; made by :meth:`Connections.open`.
+    """One open connection; made by :meth:`Connections.open`.
 
     Attributes:
-        schemas: The JSON schemas of its tools.
-        error: Why it cannot be used any more; None while it can.
+        schemas: The JSON schemas of the server's tools.
+        error: The reason why the connection is unusable; None while it is usable.
     """
 
     def __init__(self, server: McpServer, loop: asyncio.AbstractEventLoop) -> None:
@@ -56,10 +56,10 @@ class Connection:
         self._serving = asyncio.run_coroutine_threadsafe(self._serve(), loop)
 
     def wait_until_ready(self) -> None:
-        """Wait until the server has named its tools.
+        """Wait until the server has listed its tools.
 
         Raises:
-            EnvError: It cannot be started, or takes too long.
+            EnvError: The server cannot be started, or takes too long.
         """
         limit_s = self._server.start_timeout_s
         try:
@@ -74,7 +74,7 @@ class Connection:
             raise EnvError(f"{problem}{self._printed()}") from error
 
     def call(self, name: str, arguments: Mapping[str, Any], limit_s: float | None) -> ToolResult:
-        """Call a tool; what the tool or the server says went wrong is a result that failed.
+        """Call a tool; an error that the tool or the server reports becomes a failed result.
 
         Raises:
             EnvError: The server is gone.
@@ -92,12 +92,12 @@ class Connection:
                 raise
             raise self._gone(error) from error
         finally:
-            future.cancel()  # matters where the waiting was interrupted
+            future.cancel()  # matters if the wait was interrupted
 
     def is_lost(self) -> bool:
-        """Whether the server is known to be gone: a command as soon as it ends, a URL if it answers no ping.
+        """Whether the server is known to be gone: a command once it has ended, a URL once it fails a ping.
 
-        A server that is busy is not gone: one that takes its time with the answer is left alone.
+        A busy server is not gone: one that is slow to respond keeps its connection.
         """
         is_silent = self._server.url is not None and time.monotonic() - self._pinged_s > _PING_EVERY_S
         if is_silent and self.error is None and self._ready.done():
@@ -108,9 +108,9 @@ class Connection:
         return self.error is not None
 
     def close(self, *, wait: bool = True) -> None:
-        """End the connection, and a server that was started for it."""
+        """Close the connection, and end a server that was started for it."""
         self.error = self.error or ConnectionError("it was closed")
-        with contextlib.suppress(RuntimeError):  # the loop is closed already
+        with contextlib.suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._end)
         if wait:
             with contextlib.suppress(Exception, asyncio.CancelledError):
@@ -122,7 +122,7 @@ class Connection:
             self._serving.cancel()
 
     async def _serve(self) -> None:
-        """Hold the connection open: what opens it must close it in the same task."""
+        """Hold the connection open: the task that opens it must close it."""
         try:
             async with _open(self._server, self._stderr, self._lose) as session:
                 self._session = session
@@ -137,7 +137,7 @@ class Connection:
                 raise
 
     def _lose(self) -> None:
-        """Note that the server says no more: it ended, or it was closed."""
+        """Record that the server has ended or was closed."""
         self.error = self.error or ConnectionError("it ended")
         self._stop.set()
 
@@ -146,7 +146,7 @@ class Connection:
             await asyncio.wait_for(self._session.send_ping(), _PING_LIMIT_S)
         except TimeoutError:
             return
-        except Exception as error:  # noqa: BLE001  # whatever the SDK says of a server that is gone
+        except Exception as error:  # noqa: BLE001  # any error that the SDK raises for a lost server
             if getattr(getattr(error, "error", None), "code", None) != _METHOD_NOT_FOUND:
                 self.error = self.error or error
 
@@ -172,7 +172,7 @@ class Connection:
 
 
 class _Stderr:
-    """The stderr of a server's program, kept off the terminal: its lines are logged, and errors show the last ones.
+    """The stderr of a server's program, kept off the terminal: its lines are logged, and errors include the last ones.
 
     Attributes:
         file: The end that the program writes to; closed here once the program has it.
@@ -186,7 +186,7 @@ class _Stderr:
         self._thread.start()
 
     def tail(self) -> str:
-        """Give the last lines; those of a program that ended are waited for."""
+        """Return the last lines, after a short wait for those of a program that ended."""
         self._thread.join(_LAST_WORDS_S)
         return visible("".join([*self._lines]))[-_TAIL_LENGTH:].strip()
 
@@ -198,7 +198,7 @@ class _Stderr:
 
 
 class Connections:
-    """An environment's connections in this process, on an event loop of their own."""
+    """An environment's connections in this process, on a separate event loop."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -209,7 +209,7 @@ class Connections:
         self._thread: threading.Thread | None = None
 
     def shared(self, server: McpServer) -> Connection:
-        """Give the connection that all sessions share, opened at first and where it was lost.
+        """Return the connection that all sessions share, opened at first use and after a loss.
 
         Raises:
             EnvError: The server cannot be started.
@@ -235,12 +235,12 @@ class Connections:
         return connection
 
     def release(self, connection: Connection) -> None:
-        """Close a session's own connection, without waiting for the server to end."""
+        """Close a session's private connection, without waiting for the server to end."""
         self._opened.discard(connection)
         connection.close(wait=False)
 
     def close(self) -> None:
-        """Close every connection and end the loop; nothing in a process that was forked off, where no loop runs."""
+        """Close every connection and end the loop; does nothing in a forked process, which has no running loop."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -270,7 +270,7 @@ class Connections:
 
 
 async def _end_tasks() -> None:
-    """Let the connections that are closing end, and cancel what is left."""
+    """Let the closing connections finish, and cancel the rest."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     if tasks:
         _, left = await asyncio.wait(tasks, timeout=_CLOSING_S - 1.0)
@@ -281,7 +281,7 @@ async def _end_tasks() -> None:
 
 
 class _WatchedStream:
-    """The stream of a server's messages, which says when it ends: the SDK itself says so only to calls."""
+    """A server's message stream that reports its end; the SDK itself reports it only to calls."""
 
     def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
         self._stream, self._ended = stream, ended
@@ -309,7 +309,7 @@ class _WatchedStream:
 
 @contextlib.asynccontextmanager
 async def _open(server: McpServer, stderr: _Stderr | None, ended: Callable[[], None]) -> AsyncGenerator[Any]:
-    """Open a session with a server and begin the conversation."""
+    """Open a session with a server and initialize it."""
     mcp = SPEC.load("mcp")
     if server.server is not None:
         async with _in_memory(server.server) as session:
@@ -326,7 +326,7 @@ def _in_memory(server: Any) -> contextlib.AbstractAsyncContextManager[Any]:
     made = server() if callable(server) else server
     if hasattr(mcp, "Client"):
         return cast("contextlib.AbstractAsyncContextManager[Any]", mcp.Client(made))
-    from mcp.shared import memory  # noqa: PLC0415  # an extra
+    from mcp.shared import memory  # noqa: PLC0415  # optional dependency
 
     untyped: Any = memory
     return untyped.create_connected_server_and_client_session(made)
@@ -345,7 +345,7 @@ async def _streams(server: McpServer, stderr: _Stderr | None) -> AsyncGenerator[
                 stderr.file.close()
                 yield streams
         return
-    from mcp.client import streamable_http  # noqa: PLC0415  # an extra
+    from mcp.client import streamable_http  # noqa: PLC0415  # optional dependency
 
     untyped: Any = streamable_http
     if hasattr(untyped, "streamable_http_client"):
@@ -358,7 +358,7 @@ async def _streams(server: McpServer, stderr: _Stderr | None) -> AsyncGenerator[
 
 
 async def _list_tools(session: Any, server: McpServer) -> list[dict[str, Any]]:
-    """Give the schemas of the server's tools, page by page."""
+    """Return the schemas of the server's tools, page by page."""
     found: list[dict[str, Any]] = []
     cursor: str | None = None
     for _ in range(_MOST_PAGES):
@@ -386,7 +386,7 @@ def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _result(answer: Any) -> ToolResult:
-    """Read what a tool answered: its texts in order, and a word for what is no text."""
+    """Convert a tool's response: its texts in order, and a placeholder for any other content."""
     fields: dict[str, Any] = answer.model_dump(by_alias=True)
     parts = cast("list[dict[str, Any]]", fields.get("content") or [])
     content = "\n".join(str(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in parts)
@@ -397,7 +397,7 @@ def _result(answer: Any) -> ToolResult:
 
 
 def _is_gone(error: BaseException) -> bool:
-    """Whether the server cannot be reached any more, rather than that it refused one call."""
+    """Whether the server can no longer be reached, rather than having refused one call."""
     if getattr(getattr(error, "error", None), "code", None) == _CONNECTION_CLOSED:
         return True
     closed = type(error).__module__.partition(".")[0] == "anyio"  # its streams are closed or broken
@@ -405,7 +405,7 @@ def _is_gone(error: BaseException) -> bool:
 
 
 def _root(error: BaseException) -> BaseException:
-    """The first cause in groups of exceptions."""
+    """The first root cause in nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error

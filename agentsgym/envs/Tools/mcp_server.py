@@ -1,4 +1,4 @@
-"""Say how an MCP server is reached; nothing is opened here."""
+"""Describe how an MCP server is reached; nothing is opened here."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from agentsgym.texts import shown
 
 @dataclass(frozen=True, kw_only=True)
 class McpServer:
-    """An MCP server whose tools an environment offers: a command (stdio), a URL (HTTP), or an object in this process.
+    """An MCP server whose tools an environment offers: a command (stdio), a URL (HTTP), or an in-process object.
 
-    It is opened when a process first needs it and closed with the environment. Needs ``agentsgym[mcp]``.
+    It is opened at first use in each process and closed with the environment. Requires ``agentsgym[mcp]``.
 
     Attributes:
-        command: Program and arguments of a server that speaks over stdin and stdout.
-        url: Address of a server that speaks streamable HTTP.
-        server: A server object of the MCP SDK, or a function that makes one (which a process pool can be sent).
-        env: Environment variables for ``command``, beside the few that the SDK passes on.
-        cwd: Where ``command`` runs; None for here.
-        headers: Sent with every request to ``url``.
-        per_session: Whether each session opens a server of its own, which keeps the state of servers that have one
-            apart; else all sessions of a process share one.
+        command: The program and arguments of a server that communicates over stdin and stdout.
+        url: The address of a server with streamable HTTP.
+        server: A server object of the MCP SDK, or a function that makes one (required for a process pool).
+        env: Environment variables for ``command``, in addition to the few that the SDK passes on.
+        cwd: The working directory of ``command``; None for the current one.
+        headers: HTTP headers of every request to ``url``.
+        per_session: Whether each session opens a separate server, which isolates the state of stateful servers;
+            otherwise all sessions of a process share one.
         tools: The names of the tools to offer; None for all.
-        start_timeout_s: How long it may take until it has named its tools.
+        start_timeout_s: The time limit for starting the server and listing its tools.
     """
 
     command: Sequence[str] | None = None
@@ -55,12 +55,12 @@ class McpServer:
         require("McpServer.start_timeout_s", self.start_timeout_s, is_positive_number, "a positive number")
 
     def __deepcopy__(self, memo: Any) -> Self:
-        """A server object is shared: it cannot be copied, and each environment opens connections of its own."""
+        """Share the server object: it cannot be copied, and each environment opens separate connections."""
         return self
 
     @property
     def label(self) -> str:
-        """What errors call it."""
+        """The server's name in errors."""
         if self.url is not None:
             return f"the MCP server at {self.url}"
         return f"the MCP server {shown([*self.command] if self.command else self.server, 100)}"

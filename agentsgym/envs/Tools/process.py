@@ -1,4 +1,4 @@
-"""Hold what an environment needs in one process: threads, open servers, and each session's tools."""
+"""An environment's resources in one process: threads, open servers, and each session's tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Made = TypeVar("_Made")
 
 
 class _Session:
-    """The tools of one session and what closes them."""
+    """The tools of one session and the functions that close them."""
 
     __slots__ = ("closers", "tools")
 
@@ -30,38 +30,38 @@ class _Session:
 
 
 class Process:
-    """Made at first use in each process, and never sent to another one.
+    """The resources of one process, made at first use and never sent to another one.
 
     Attributes:
-        pid: The process it belongs to.
-        runner: Threads for calls.
-        tools: The environment's tools, as :class:`~agentsgym.envs.Tools.env.ToolEnv` gave them.
+        pid: The id of the process.
+        runner: The threads for calls.
+        tools: The environment's tools, as returned by :class:`~agentsgym.envs.Tools.env.ToolEnv`.
     """
 
     def __init__(
         self, tools: Sequence[Source | Mapping[str, Any]], limit_s: float | None = None, parallel_names: Names = ()
     ) -> None:
-        """Take what the environment was given.
+        """Take the environment's tools and limits.
 
         Args:
-            tools: Where tools come from; a bare schema has nothing here that makes its calls.
-            limit_s: How long making, and closing, a session's object may take.
-            parallel_names: The tools whose calls run side by side beside those marked so, or ``"all"``.
+            tools: The sources of tools; the calls of a bare schema are not made here.
+            limit_s: The time limit of making, and of closing, a session's object.
+            parallel_names: The tools whose calls run concurrently in addition to those marked parallel, or ``"all"``.
         """
         self.pid = os.getpid()
         self.runner = Runner("calls of tools", "env_config['tool_timeout_s']")
         self.tools = tools
         self._sources = [one for one in tools if isinstance(one, SessionTools | McpServer)]
-        self._functions: dict[str, Tool] | None = None  # once there is a session: by then they were checked
+        self._functions: dict[str, Tool] | None = None  # set at the first session, after validation
         self._limit_s, self._parallel_names = limit_s, parallel_names
         self._connections = Connections()
         self._sessions: dict[str, _Session] = {}
 
     def schemas_of(self, server: McpServer) -> list[dict[str, Any]]:
-        """Ask a server for the schemas of its tools.
+        """Fetch the schemas of a server's tools.
 
         Raises:
-            ConfigError: It cannot be started.
+            ConfigError: The server cannot be started.
         """
         try:
             return self._connections.shared(server).schemas
@@ -69,10 +69,10 @@ class Process:
             raise ConfigError(sentence_of(error)) from error
 
     def begin(self, session_id: str, task_data: dict[str, Any], generator: random.Random) -> None:
-        """Make a session's tools: its own objects, its own or the shared servers.
+        """Make a session's tools: its objects, and its private or the shared servers.
 
         Raises:
-            EnvError: A server cannot be started, or an object is not made within the limit of time.
+            EnvError: A server cannot be started, or an object is not made within the time limit.
         """
         self.end(session_id)
         if self._functions is None:
@@ -90,10 +90,10 @@ class Process:
             raise
 
     def tool(self, session_id: str, name: str) -> Tool:
-        """Find a session's tool.
+        """Return a session's tool.
 
         Raises:
-            EnvError: Nothing makes the calls of it.
+            EnvError: Nothing makes the calls of this tool.
         """
         tool = self.tool_or_none(session_id, name)
         if tool is None:
@@ -101,17 +101,17 @@ class Process:
         return tool
 
     def tool_or_none(self, session_id: str, name: str) -> Tool | None:
-        """Find a session's tool; None if a class makes the calls of it by itself."""
+        """Return a session's tool; None if a subclass makes its calls itself."""
         session = self._sessions.get(session_id)
         return None if session is None else session.tools.get(name)
 
     def is_parallel(self, session_id: str, name: str) -> bool:
-        """Whether a tool's calls may run side by side: as the tool was made, by its name where a class makes them."""
+        """Whether a tool's calls may run concurrently: by the tool's mark, or by name if a subclass makes them."""
         tool = self.tool_or_none(session_id, name)
         return is_named(name, self._parallel_names) if tool is None else tool.is_parallel
 
     def end(self, session_id: str) -> None:
-        """Close what a session has of its own; whatever one of them raises, all are closed."""
+        """Close a session's resources; all are closed even if one raises."""
         session = self._sessions.pop(session_id, None)
         errors: list[Exception] = []
         for closer in session.closers if session else ():
@@ -123,7 +123,7 @@ class Process:
             raise errors[0]
 
     def close(self) -> None:
-        """End servers and threads; nothing in a process that was forked off, where neither is."""
+        """End servers and threads; does nothing in a forked process, which has neither."""
         if self.pid != os.getpid():
             return
         self._sessions.clear()
@@ -150,7 +150,7 @@ class Process:
         session.closers.append(closer)
 
     def _within(self, work: Callable[[], _Made], name: str) -> _Made:
-        """Do some work of a session's object, in another thread where there is a limit of time."""
+        """Run setup or teardown of a session's object, in another thread if there is a time limit."""
         if self._limit_s is None:
             return work()
         try:

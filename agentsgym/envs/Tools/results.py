@@ -1,4 +1,4 @@
-"""Turn whatever a tool returns or raises into a text of bounded length for the agent."""
+"""Convert any return value or exception of a tool into text of bounded length for the agent."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any, cast
 from agentsgym.texts import sentence_of, shown
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_MOST_ITEMS = 1000  # of an iterator, which may have no end
+_MOST_ITEMS = 1000  # from an iterator, which may be infinite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What came of one call.
+    """The result of one call.
 
     Attributes:
-        content: What the agent reads.
-        reward: What the call itself is paid, beside ``_reward_call``.
-        done: Whether it ends the episode.
+        content: The text for the agent.
+        reward: The reward of the call itself, in addition to ``_reward_call``.
+        done: Whether the call ends the episode.
         failed: Whether the call failed: the tool raised or took too long, or the call could not be made.
-        success: Whether the task is solved, where a call that ends the episode knows; None if it does not say.
+        success: Whether the task is solved, if a call that ends the episode determines it; None otherwise.
     """
 
     content: str
@@ -50,9 +50,9 @@ def raised(error: BaseException, max_length: int | None = None) -> ToolResult:
 
 
 def as_text(value: Any) -> str:
-    r"""Write a tool's return value: a str as it is, everything else as JSON, as ``repr`` where JSON has no form.
+    r"""Convert a return value to text: a str unchanged, else JSON, or ``repr`` if JSON has no form for it.
 
-    What an iterator gives is read, the first 1000 of it; addresses in memory, which no two plays share, are left out.
+    Iterators are consumed, up to 1000 items; memory addresses, which differ between runs, are left out.
 
     >>> as_text({"price": 3, "sizes": (1, 2)}), as_text(None), as_text("3\n")
     ('{"price": 3, "sizes": [1, 2]}', 'null', '3\n')
@@ -63,7 +63,7 @@ def as_text(value: Any) -> str:
         read = [*islice(cast("Iterator[Any]", value), _MOST_ITEMS)] if isinstance(value, Iterator) else value
         try:
             text = _ENCODER.encode(read)
-        except (TypeError, ValueError, RecursionError):  # keys that are no text, circles
+        except (TypeError, ValueError, RecursionError):  # keys that are not strings, cycles
             text = _as_repr(read, 10_000)
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()  # half a surrogate pair
 
@@ -72,11 +72,11 @@ def _as_repr(value: Any, limit: int = 200) -> str:
     return _ADDRESS.sub("", shown(value, limit))
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_as_repr)  # made once: that takes longer than a short text
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_as_repr)  # made once: slower than encoding a short text
 
 
 def cut(text: str, max_length: int | None) -> str:
-    r"""Cut a text to its first ``max_length`` characters, and say so behind them.
+    r"""Cut a text to its first ``max_length`` characters, and append a note.
 
     >>> cut("abcdef", 4)
     'abcd\n[cut: the first 4 of 6 characters]'

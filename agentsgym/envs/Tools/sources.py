@@ -1,4 +1,4 @@
-"""Where tools come from: functions, the methods of an object that each episode has of its own, servers; by name."""
+"""The sources of tools: functions, the methods of a per-episode object, servers; by name."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Names = Literal["all"] | Sequence[str]
 
 _PARALLEL = "_agentsgym_parallel"
-_NO_OBJECT = object()  # a method's schema is to be without its self
-_CLOSE = "close"  # of a session's object: called when its episode ends, and no tool
+_NO_OBJECT = object()  # stands in for self, which a schema leaves out
+_CLOSE = "close"  # method of a session's object, called when its episode ends; not a tool
 
 
 class Tool(NamedTuple):
-    """One tool as a session calls it.
+    """One tool, bound to a session.
 
     Attributes:
-        call: Takes the arguments by name, and the limit of time.
-        is_parallel: Whether it may run beside other calls of its turn.
-        keeps_time: Whether it keeps the limit of time by itself.
+        call: The function of the arguments by name, and of the time limit.
+        is_parallel: Whether it may run concurrently with other calls of its turn.
+        keeps_time: Whether it enforces the time limit itself.
     """
 
     call: Callable[[Mapping[str, Any], float | None], Any]
@@ -40,7 +40,7 @@ class Tool(NamedTuple):
 
 
 def parallel(function: Function) -> Function:
-    """Mark a tool whose calls may run side by side within a turn; it must be safe in several threads.
+    """Mark a tool whose calls may run concurrently within a turn; it must be thread-safe.
 
     >>> @parallel
     ... def look_up(word: str) -> str: ...
@@ -50,7 +50,7 @@ def parallel(function: Function) -> Function:
 
 
 def is_parallel(function: Callable[..., Any], names: Names) -> bool:
-    """Whether calls of a tool may run side by side: it is marked so, or ``env_config["parallel_tools"]`` names it.
+    """Whether calls of a tool may run concurrently: it is marked, or ``env_config["parallel_tools"]`` names it.
 
     Args:
         function: The tool.
@@ -60,7 +60,7 @@ def is_parallel(function: Callable[..., Any], names: Names) -> bool:
 
 
 def is_named(name: str, names: Names) -> bool:
-    """Whether a tool's name is among those that are given."""
+    """Whether a tool's name is among the given ones."""
     return names == "all" or name in names
 
 
@@ -68,13 +68,14 @@ def is_named(name: str, names: Names) -> bool:
 class SessionTools:
     """Tools with a state: the public methods of an object that is made for each episode.
 
-    Static methods are tools too. Methods whose names begin with an underscore are none, and neither are class methods,
-    which rather make objects, and ``close``, which is called when the episode ends. A call that comes while an earlier
-    one still runs (it was given up for time) fails, those of parallel tools aside.
+    Static methods are tools as well. Methods whose names begin with an underscore are not, and neither are class
+    methods, which usually construct objects, and ``close``, which is called when the episode ends. A call that arrives
+    while an earlier one is still running (after its timeout) fails, except for parallel tools.
 
     Attributes:
-        tools_class: The class, whose typed methods give the schemas.
-        make: Makes the object from the task and the session's generator; None calls the class with the two.
+        tools_class: The class whose typed methods define the schemas.
+        make: The function that makes the object from the task and the session's generator; None calls the class with
+            the two.
     """
 
     tools_class: type[Any]
@@ -87,7 +88,7 @@ class SessionTools:
             raise ConfigError(f"SessionTools: {self.tools_class.__name__} has no public methods to use as tools")
 
     def methods(self) -> list[Callable[..., Any]]:
-        """Give the methods that are tools, bound to nothing, in the order in which they are defined."""
+        """Return the unbound methods that are tools, in definition order."""
         names = dict.fromkeys(name for base in reversed(self.tools_class.__mro__) for name in vars(base))
         public = [name for name in names if not name.startswith("_") and name != _CLOSE]
         found = {name: inspect.getattr_static(self.tools_class, name) for name in public}
@@ -102,12 +103,12 @@ class SessionTools:
     def begin(
         self, task_data: dict[str, Any], generator: random.Random, parallel_names: Names = ()
     ) -> tuple[dict[str, Tool], Callable[[], None]]:
-        """Make one episode's object; returns its tools and what closes it.
+        """Make one episode's object; returns its tools and the function that closes it.
 
         Args:
             task_data: The task.
-            generator: The session's.
-            parallel_names: As for :func:`is_parallel`.
+            generator: The session's random generator.
+            parallel_names: Names of tools, or ``"all"``, as for :func:`is_parallel`.
         """
         holder = (self.make or self.tools_class)(task_data, generator)
         busy = threading.Lock()
@@ -127,14 +128,14 @@ _registered: dict[str, tuple[Source, ...]] = {}
 
 
 def register_tools(name: str, tools: Sources) -> None:
-    """Let ``env_config["tools"]`` name tools, so that dataset rows can: a row is plain JSON and imports no code.
+    """Register tools for ``env_config["tools"]``, so that dataset rows can name them: a row is JSON without code.
 
     Args:
-        name: What rows call them.
+        name: The name for dataset rows.
         tools: One or several functions, :class:`SessionTools` and :class:`McpServer`.
 
     Raises:
-        ConfigError: These are no tools, or other tools have that name.
+        ConfigError: The tools are invalid, or the name is taken by other tools.
     """
     sources = as_sources(tools, f"register_tools({name!r}) takes")
     if _registered.get(name, sources) != sources:
@@ -143,10 +144,10 @@ def register_tools(name: str, tools: Sources) -> None:
 
 
 def registered_tools(names: str | Sequence[str] | None) -> tuple[Source, ...]:
-    """Find the tools of some names.
+    """Look up registered tools by name.
 
     Raises:
-        ConfigError: One is not registered in this process.
+        ConfigError: A name is not registered in this process.
     """
     chosen = [names] if isinstance(names, str) else [*(names or ())]
     for name in chosen:
@@ -159,14 +160,14 @@ def registered_tools(names: str | Sequence[str] | None) -> tuple[Source, ...]:
 
 
 def as_sources(tools: Any, who: str) -> tuple[Source, ...]:
-    """Check what was given as tools.
+    """Validate tools that were passed in.
 
     Args:
         tools: One or several.
-        who: How the sentence of an error begins: ``"ToolEnv(tools=…) takes"``.
+        who: The beginning of the error message: ``"ToolEnv(tools=…) takes"``.
 
     Raises:
-        ConfigError: Something is no tool.
+        ConfigError: One of them is not a tool.
     """
     given = (tools,) if _is_source(tools) else tools
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
@@ -188,7 +189,7 @@ def _is_source(value: Any) -> bool:
 
 
 def _typed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a function that takes its arguments as JSON has them; itself where it takes nothing else."""
+    """Wrap a function so that it accepts JSON values; returned unchanged if its types need no conversion."""
     hints = typed_hints(function)
 
     def call(**arguments: Any) -> Any:
@@ -197,14 +198,14 @@ def _typed(function: Callable[..., Any]) -> Callable[..., Any]:
     return call if hints else function
 
 
-def _call(function: Callable[..., Any], arguments: Mapping[str, Any], limit_s: float | None) -> Any:  # noqa: ARG001  # the caller keeps it
-    """Call a tool; one that is a coroutine function runs on an event loop of its own."""
+def _call(function: Callable[..., Any], arguments: Mapping[str, Any], limit_s: float | None) -> Any:  # noqa: ARG001  # for the caller
+    """Call a tool; a coroutine function runs on a separate event loop."""
     value = function(**arguments)
     return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
 def _call_alone(busy: threading.Lock) -> Callable[..., Any]:
-    """Call an object's method, unless an earlier call of it has not come back."""
+    """Call an object's method, unless an earlier call is still running."""
 
     def call(function: Callable[..., Any], arguments: Mapping[str, Any], limit_s: float | None) -> Any:
         if not busy.acquire(blocking=False):
@@ -218,8 +219,8 @@ def _call_alone(busy: threading.Lock) -> Callable[..., Any]:
 
 
 class BusyError(Exception):
-    """An earlier call of a session's object has not come back."""
+    """An earlier call of a session's object is still running."""
 
 
 def _nothing() -> None:
-    """Nothing is to be closed."""
+    """Do nothing, for tools that need no closing."""

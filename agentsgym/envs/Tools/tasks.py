@@ -19,16 +19,16 @@ COLUMNS = {"question": "question", "answer": "answer"}
 
 
 class DatasetOptions(CommonOptions, total=False):
-    """Options of the rows that are made.
+    """Options of the generated rows.
 
     Attributes:
         data: The table: a path of a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict of arguments of
             ``datasets.load_dataset``.
         columns: The columns that the keys of a task are read from; see :func:`tasks_from`.
-        size: Number of rows; by default one for each question.
-        seed: Orders the questions and makes the tasks' seeds; it never moves one between training and evaluation.
-        split: ``"disjoint"``: training and evaluation share no question; ``"all"``: both have all.
-        eval_fraction: What ``"disjoint"`` keeps for evaluation, in (0, 1).
+        size: The number of rows; by default one per question.
+        seed: The seed of the order of questions and of the tasks' seeds; it never moves a question between the splits.
+        split: ``"disjoint"`` if training and evaluation share no question, ``"all"`` if both have all.
+        eval_fraction: The share that ``"disjoint"`` reserves for evaluation, in (0, 1).
     """
 
     data: Any
@@ -38,10 +38,10 @@ class DatasetOptions(CommonOptions, total=False):
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make the rows of a part, with ``env_config`` as it is given.
+    """Make the rows of a split, with ``env_config`` unchanged.
 
     Raises:
-        ConfigError: There is no table, it lacks a column or has no rows, or an option is not valid.
+        ConfigError: There is no table, it lacks a column or has no rows, or an option is invalid.
     """
     settings = checked_options(options, questions.OPTIONS)
     if settings["data"] is None:
@@ -56,15 +56,15 @@ def tasks_from(data: Any, columns: Mapping[str, str] | None = None) -> list[dict
     """Read tasks from a table, in its order.
 
     Args:
-        data: What :func:`~agentsgym.envs.datasets.sources.read_rows` reads.
-        columns: For each key of a task the column that it is read from, ``{"question": "prompt", "answer": "gold"}``;
-            None for columns of the same names. Further keys go into the task as they are.
+        data: Any table that :func:`~agentsgym.envs.datasets.sources.read_rows` accepts.
+        columns: The column for each key of a task, ``{"question": "prompt", "answer": "gold"}``; None for columns of
+            the same names. Further keys are copied into the task unchanged.
 
     Returns:
-        One ``task_data`` a row.
+        One ``task_data`` per row.
 
     Raises:
-        ConfigError: It is no table, has no rows, or lacks a column.
+        ConfigError: The data are not a table, have no rows, or lack a column.
     """
     chosen = dict(COLUMNS if columns is None else columns)
     if "question" not in chosen:

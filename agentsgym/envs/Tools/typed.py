@@ -1,4 +1,4 @@
-"""Turn the JSON values of a call into what a function's type hints say: members of an Enum, tuples."""
+"""Convert the JSON values of a call to a function's annotated types: members of an Enum, tuples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 
 def typed_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Give the hints of the arguments whose JSON values are to be turned; none where the hints cannot be read."""
+    """Return the hints of the arguments that need conversion; none if the hints cannot be resolved."""
     try:
         hints = typing.get_type_hints(function)
     except Exception:  # noqa: BLE001  # a hint may be any expression
@@ -19,12 +19,12 @@ def typed_hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def typed(arguments: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the arguments of a call that fits its schema."""
+    """Convert the arguments of a call that fits its schema."""
     return {name: as_hinted(value, hints[name]) if name in hints else value for name, value in arguments.items()}
 
 
 def as_hinted(value: Any, hint: Any) -> Any:
-    """Turn one value; what fits no hint stays as it is.
+    """Convert one value; a value that fits no hint is returned unchanged.
 
     >>> as_hinted([[1, 2], [3, 4]], list[tuple[int, int]])
     [(1, 2), (3, 4)]
@@ -48,7 +48,7 @@ def as_hinted(value: Any, hint: Any) -> Any:
 
 
 def _differs(hint: Any) -> bool:
-    """Whether a value of the hint may be none that JSON has."""
+    """Whether a value of the hint may have no direct JSON form."""
     if hint is tuple or typing.get_origin(hint) is tuple or (isinstance(hint, type) and issubclass(hint, enum.Enum)):
         return True
     if typing.get_origin(hint) is typing.Literal:

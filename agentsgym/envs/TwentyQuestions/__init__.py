@@ -1,4 +1,4 @@
-"""Twenty Questions: find out by questions what object the gamemaster thinks of."""
+"""Twenty Questions: identify the gamemaster's secret object by asking questions."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Keep the objects that fit all answers as the bits of an int: bit i stands for object i."""
+"""Represent the objects that fit all answers as the bits of an int: bit i is object i."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Candidates:
 
     Args:
         knowledge: The facts.
-        objects: Names in the order of their bits.
-        properties: Keys of the properties that are asked about.
+        objects: The names in the order of their bits.
+        properties: The keys of the properties in the game.
     """
 
     def __init__(self, knowledge: KnowledgeBase, objects: Sequence[str], properties: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ class Candidates:
         return [name for name in self.objects if mask & self.bit[name]]
 
     def twins(self) -> tuple[str, str] | None:
-        """Two objects that no property tells apart; None if there are none."""
+        """Two objects with equal properties; None if there are none."""
         seen: dict[tuple[bool, ...], str] = {}
         for name in self.objects:
             row = tuple(

@@ -1,4 +1,4 @@
-"""Twenty Questions: the agent finds out what object the gamemaster thinks of."""
+"""Twenty Questions: the agent identifies the gamemaster's secret object."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ _SWITCH = Field(default=False, expected="True or False", valid=is_bool)
 class TwentyQuestionsEnv(MultistepEnv):
     """Twenty Questions over a knowledge base of everyday objects.
 
-    A task is ``{"solution": str, "seed": int}``; any solution can be played. For one that the knowledge base does not
-    know the guess is recognized and every property is "I don't know.".
+    A task is ``{"solution": str, "seed": int}``; any solution is allowed. If the knowledge base does not contain it, a
+    right guess is recognized and the answer about every property is "I don't know.".
 
     Keys of ``env_config`` beside the common ones:
 
-    - ``objects``: ``"all"`` or a list of names: what the secret may be. It is what information is measured against.
-    - ``properties``: ``"all"`` or a list of keys: what the gamemaster answers about.
-    - ``hardcore``: keep only those of ``objects`` that are marked as harder.
+    - ``objects``: ``"all"`` or a list of names: the possible secrets, relative to which information is measured.
+    - ``properties``: ``"all"`` or a list of keys: the properties that the gamemaster knows.
+    - ``hardcore``: whether only the objects marked as harder are kept.
     - ``final_guess``: whether a wrong guess ends the game, lost; otherwise it is a question answered "No.".
     - ``reward_scheme``: ``"win_plus_information"`` (default), ``"win"`` or ``"lmrl"``; see
       :mod:`agentsgym.envs.TwentyQuestions.rewards`.
-    - ``invalid_penalty``, ``repeat_penalty``: what an invalid action and a repeated question cost, in any scheme; by
-      default 0.1 and 0.05 under ``win_plus_information`` and nothing under the others, which stay as they are defined.
-    - ``unknown_penalty``: what a question answered "I don't know." costs; by default nothing.
-    - ``gamemaster``: any callable ``(solution, question) -> str`` in the place of the built-in one. It is given the
-      solution as the task writes it and what the agent said; guesses are judged by the game. An answer that the
-      knowledge base does not confirm rules no object out.
+    - ``invalid_penalty``, ``repeat_penalty``: the costs of an invalid action and a repeated question, in any scheme; by
+      default 0.1 and 0.05 under ``win_plus_information`` and 0 under the others, which keep their definitions.
+    - ``unknown_penalty``: the cost of a question answered "I don't know."; 0 by default.
+    - ``gamemaster``: any callable ``(solution, question) -> str`` in place of the built-in one. Its arguments are the
+      solution as the task writes it and the agent's text; guesses are judged by the environment. An answer that the
+      knowledge base does not confirm rules out no object.
     """
 
     spec = SPEC
@@ -94,7 +94,7 @@ class TwentyQuestionsEnv(MultistepEnv):
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
     ) -> None:
-        """Check the configuration and take from the knowledge base what it names; arguments as for every environment.
+        """Check the configuration and select its part of the knowledge base; arguments as for every environment.
 
         Raises:
             ConfigError: As for every environment; or ``objects`` and ``properties`` do not make a game.
@@ -119,7 +119,7 @@ class TwentyQuestionsEnv(MultistepEnv):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the knowledge, which another process loads once for all its environments."""
+        """Leave out the knowledge base, which another process loads once for all its environments."""
         loaded = [id(load()) for load in _LOADED.values()]
         state = super().__getstate__()
         return {key: one for key, one in state.items() if not (id(one) in loaded or isinstance(one, Gamemaster))}
@@ -141,7 +141,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         self._check_task(task_data)
         solution = self._reader.canonical(task_data["solution"])
         is_candidate = solution in self.candidates.bit
-        # a secret that is none of the objects gets a bit of its own, so that a candidate is always left
+        # a secret outside the objects gets a separate bit, so that a candidate is always left
         secret_bit = self.candidates.bit[solution] if is_candidate else self.candidates.all + 1
         return {
             "solution": solution,
@@ -171,14 +171,14 @@ class TwentyQuestionsEnv(MultistepEnv):
         return self._answer(state, move, action)
 
     def _state_key(self, state: dict[str, Any]) -> Hashable:
-        """The objects that fit all answers: where they are the same, so is what is left to find out."""
+        """The objects that fit all answers: if they are equal, so is what remains to be found."""
         return state["candidates"]
 
     def _potential(self, state: dict[str, Any]) -> float:
-        """Minus the fraction of information that is missing, ``-log2(n) / log2(n_0)``, where n objects fit all answers.
+        """Minus the fraction of information that is missing, ``-log2(n) / log2(n_0)``, if n objects fit all answers.
 
-        Shaping with it, without discount, rewards a turn with exactly the fraction of information that it brings, and
-        the last turn of a game with what is missing before it, won or lost: over a game it always comes to 1.
+        Undiscounted shaping with it rewards a turn with exactly the fraction of information gained, and the last turn
+        of a game with the rest, won or lost: the sum over a game is always 1.
         """
         return -information_fraction(state["candidates"].bit_count(), 1, state["num_at_start"])
 
@@ -227,7 +227,7 @@ class TwentyQuestionsEnv(MultistepEnv):
     def _learn(
         self, state: dict[str, Any], topic: str, *, kept: int, penalty: float, is_rewarded: bool = True
     ) -> tuple[dict[str, Any], Outcome]:
-        """Rule out what is not ``kept`` and note the topic as asked."""
+        """Rule out the objects that are not ``kept`` and record the topic."""
         before: int = state["candidates"]
         after = before & kept
         fraction = information_fraction(before.bit_count(), after.bit_count(), state["num_at_start"])
@@ -236,9 +236,9 @@ class TwentyQuestionsEnv(MultistepEnv):
         return next_state, Outcome(information=fraction if is_rewarded else 0.0, penalty=repeat + penalty)
 
     def vocabulary_texts(self) -> list[str]:
-        """Every text that the game says, and every question and guess in its own words.
+        """Every message of the environment, and every question and guess in canonical wording.
 
-        A word-level tokenizer built from these reads and writes whole games.
+        A word-level tokenizer built from these encodes and decodes whole games.
         """
         says = [*REPLIES, *(fault.value for fault in Fault)]
         own = self.env_config["system_prompt"]
@@ -252,11 +252,11 @@ class TwentyQuestionsEnv(MultistepEnv):
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
         """Rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
 
-        A row is plain JSON and cannot hold a ``gamemaster``. Called on an environment that has one, this gives rows
-        without it: that environment plays them with its own gamemaster, one built from a row with the built-in one.
+        A row is JSON and cannot hold a ``gamemaster``. Called on an environment that has one, this returns rows without
+        it: that environment uses its own gamemaster, an environment built from a row uses the built-in one.
 
         Raises:
-            ConfigError: The configuration or an option is not valid, or ``env_config`` has a ``gamemaster``.
+            ConfigError: The configuration or an option is invalid, or ``env_config`` has a ``gamemaster``.
         """
         return task_dataset(cls, env_config, "train", options)
 

@@ -1,7 +1,7 @@
-"""The built-in gamemaster: which property a question is about, and the answer.
+"""The built-in gamemaster: match a question to a property, and answer it.
 
-A question is understood when, normalized, it is one of the frames below around one of a property's phrases, from its
-first word to its last. Everything else is "I don't know.": better no answer than a wrong one.
+A question is understood if, normalized, it is one of the frames below around one of a property's phrases, from its
+first word to its last. The answer to anything else is "I don't know.": better no answer than a wrong one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REPLIES = (YES, NO, SOMETIMES, UNKNOWN)
 _REPLY_OF_VALUE = {"yes": YES, "no": NO, "sometimes": SOMETIMES}
 _OPPOSITE = {YES: NO, NO: YES}
 
-# the empty choice stands last: what comes first is tried first
+# the empty choice is last: alternatives are tried in order
 _BLOCKS: dict[str, tuple[str, ...]] = {
     "adverb": ("usually ", "normally ", "typically ", "generally ", "commonly ", ""),
     "thing": ("something ", "a thing ", "an object ", "an item "),
@@ -36,7 +36,7 @@ _BLOCKS: dict[str, tuple[str, ...]] = {
         for link in ("if ", "whether ", "that ", "")
     ),
 }  # fmt: skip
-# (the form of the phrase, what stands around it)
+# (the form of the phrase, the text around it)
 _FRAMES: tuple[tuple[str, str], ...] = (
     ("is", "is it {adverb}{phrase}"),
     ("is", "is it {thing}{adverb}{phrase}"),
@@ -73,7 +73,7 @@ _KIND_OF = re.compile(r"(?:a|some) (?:kind|type|sort|form) of (?:an? )?(?P<what>
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """The property that a question is about, and whether it asks for the opposite."""
+    """The property that a question is about, and whether it is negated."""
 
     key: str
     opposite: bool = False
@@ -92,7 +92,7 @@ class Language:
         self.understand = functools.lru_cache(maxsize=8192)(self._understand)
 
     def meanings(self, question: str) -> set[Meaning]:
-        """Every property that the question may be about; more than one is a fault of the files."""
+        """Every property that the question may be about; more than one is a defect of the data files."""
         text = core(normalize(question))
         found: set[Meaning] = set()
         for form, pattern in self._frames:
@@ -117,13 +117,13 @@ class Language:
 
 @functools.cache
 def load_language() -> Language:
-    """The language of the knowledge base that comes with the game."""
+    """The language of the bundled knowledge base."""
     return Language(load_knowledge())
 
 
 @functools.cache
 def load_reader() -> Reader:
-    """The reader of actions for the knowledge base that comes with the game."""
+    """The reader of actions for the bundled knowledge base."""
     language = load_language()
     return Reader(load_knowledge(), lambda question: language.understand(question) is not None)
 
@@ -133,7 +133,7 @@ class Gamemaster:
 
     Args:
         knowledge: The facts.
-        properties: The keys that it answers about; the others are "I don't know.".
+        properties: The keys of the known properties; the answer about others is "I don't know.".
     """
 
     def __init__(self, knowledge: KnowledgeBase, language: Language, properties: Collection[str]) -> None:
@@ -142,7 +142,7 @@ class Gamemaster:
         self._properties = frozenset(properties)
 
     def __call__(self, solution: str, question: str) -> str:
-        """One of :data:`REPLIES`; ``solution`` is an object's name in the knowledge base, or one it does not know."""
+        """One of :data:`REPLIES`; ``solution`` is the name of an object, which the knowledge base may not contain."""
         meaning = self._language.understand(question)
         if meaning is None or meaning.key not in self._properties:
             return UNKNOWN
@@ -152,7 +152,7 @@ class Gamemaster:
 
 
 def phrases(entry: Property) -> Iterator[tuple[str, str, bool]]:
-    """Every phrase of a property in every form that a frame takes, and whether it means the opposite."""
+    """Every phrase of a property in every form that a frame takes, and whether it is negated."""
     for kind, texts in entry.phrases.items():
         for marked in texts:
             phrase, opposite = normalize(marked.removeprefix("!").replace("_", "%")), marked.startswith("!")
@@ -161,7 +161,7 @@ def phrases(entry: Property) -> Iterator[tuple[str, str, bool]]:
 
 
 def paraphrases(entry: Property) -> Iterator[tuple[str, bool]]:
-    """Every question that is understood as this property, frame by frame, and whether it asks for the opposite."""
+    """Every question that is understood as this property, frame by frame, and whether it is negated."""
     by_form: dict[str, list[tuple[str, bool]]] = {}
     for form, phrase, opposite in phrases(entry):
         by_form.setdefault(form, []).append((phrase, opposite))

@@ -1,8 +1,7 @@
-"""Read what the game knows: ``knowledge.csv`` (objects and facts) and ``properties.csv`` (how properties are asked).
+"""Read the knowledge base: ``knowledge.csv`` (objects and facts) and ``properties.csv`` (wordings of questions).
 
-Both files are for reading and mending by hand; ``python -m tools.check_knowledge`` checks
-them. A value says what is typical of the object: ``sometimes`` where it varies from one to the next or where readers
-would not agree.
+Both files are meant to be read and edited by hand; ``python -m tools.check_knowledge`` checks them. A value is what is
+typical of the object: ``sometimes`` if it varies between instances or if readers would disagree.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ OBJECT_COLUMNS = ("object", "article", "plural", "aliases", "hard")
 PHRASE_KINDS = ("is", "does", "can", "people_do", "people_can")
 VALUES = ("yes", "no", "sometimes")
 
-#: A game that a very small model can hold: short questions whose last word tells them apart, every row distinct.
+#: A game for very small models: short questions that differ in their last word, every object distinct.
 DEMO_OBJECTS = (
     "airplane", "apple", "backpack", "ball", "banana", "bed", "bee", "candle", "car", "carrot", "cat",
     "chicken", "clock", "computer", "cow", "dog", "fish", "hat", "knife", "lamp", "mirror", "newspaper",
@@ -41,11 +40,11 @@ class KnownObject:
     """One row of ``knowledge.csv``.
 
     Attributes:
-        name: The object, in the singular where it has one.
+        name: The object, in the singular if it has one.
         article: ``"a"``, ``"an"`` or ``""`` (bread, scissors).
         plural: The plural.
-        aliases: Other names that mean the same object.
-        hard: Whether it is one of the harder ones.
+        aliases: Other names of the same object.
+        hard: Whether the object is one of the harder ones.
         values: ``"yes"``, ``"no"`` or ``"sometimes"`` by property.
     """
 
@@ -58,12 +57,12 @@ class KnownObject:
 
     @property
     def guess(self) -> str:
-        """The guess in the game's own words, as in ``"Is it a clock?"``."""
+        """The guess in canonical wording, such as ``"Is it a clock?"``."""
         return f"Is it {self.article} {self.name}?" if self.article else f"Is it {self.name}?"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name it goes by, plurals included."""
+        """Every name of the object, plurals included."""
         return (self.name, self.plural, *self.aliases)
 
 
@@ -72,10 +71,10 @@ class Property:
     """One row of ``properties.csv``.
 
     Attributes:
-        key: Its name in configurations and in ``knowledge.csv``.
-        question: The question in the game's own words.
-        phrases: The phrases that mean it, by kind: what follows "is it", "does it", "can it", "do you" and "can you",
-            the last two with ``_`` in the place of the object; a leading ``!`` marks the opposite.
+        key: The name in configurations and in ``knowledge.csv``.
+        question: The question in canonical wording.
+        phrases: The phrases for the property, by kind: the text after "is it", "does it", "can it", "do you" and "can
+            you", the last two with ``_`` in place of the object; a leading ``!`` marks the negation.
     """
 
     key: str
@@ -93,7 +92,7 @@ class KnowledgeBase:
     categories: frozenset[str]
 
     def value(self, name: str, key: str) -> str | None:
-        """Look up a property of an object; None if the knowledge base does not know the object or the property."""
+        """Look up a property of an object; None if the knowledge base lacks the object or the property."""
         known = self.objects.get(name)
         return None if known is None else known.values.get(key)
 
@@ -110,12 +109,12 @@ def expand(phrase: str) -> list[str]:
 
 
 def split_list(cell: str) -> tuple[str, ...]:
-    """The entries of a cell that holds several, separated by semicolons."""
+    """The entries of a cell with several values, separated by semicolons."""
     return tuple(entry.strip() for entry in cell.split(";") if entry.strip())
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file; row ``i`` stands in line ``i + 2``."""
+    """The rows of a CSV file; row ``i`` is line ``i + 2``."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -133,7 +132,7 @@ def object_of(row: Mapping[str, str]) -> KnownObject:
 
 
 def property_of(row: Mapping[str, str]) -> Property:
-    """Read one row of ``properties.csv``, its alternatives written out."""
+    """Read one row of ``properties.csv``, with its alternatives expanded."""
     phrases = {
         kind: tuple(text for entry in split_list(row[kind]) for text in _expand_entry(entry)) for kind in PHRASE_KINDS
     }
@@ -141,7 +140,7 @@ def property_of(row: Mapping[str, str]) -> Property:
 
 
 def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPERTIES_FILE) -> KnowledgeBase:
-    """Read the files as they are; ``check_knowledge`` says whether they are in order."""
+    """Read the files without validation, which is left to ``check_knowledge``."""
     objects = [object_of(row) for row in read_rows(objects_path)]
     properties = [property_of(row) for row in read_rows(properties_path)]
     return KnowledgeBase(
@@ -154,7 +153,7 @@ def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PR
 
 @functools.cache
 def load_knowledge() -> KnowledgeBase:
-    """The knowledge base that comes with the game, read once."""
+    """The bundled knowledge base, read once."""
     return read_knowledge()
 
 

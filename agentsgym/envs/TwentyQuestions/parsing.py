@@ -1,6 +1,6 @@
-"""Read what an agent said as one move: a question, a guess, or an invalid action.
+"""Parse an agent's text as one move: a question, a guess, or an invalid action.
 
-Everything here works on whole words and whole sentences; nothing is found by substring.
+All matching is on whole words and whole sentences, never on substrings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase
 
 
 class Fault(StrEnum):
-    """Why an action is invalid, in the words that the agent reads."""
+    """Why an action is invalid, worded for the agent."""
 
     EMPTY = "You said nothing: ask one yes-or-no question."
     SEVERAL = "One question at a time: ask one yes-or-no question."
@@ -32,7 +32,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """An object named: the knowledge base's name for it, or the agent's word for one that it does not know."""
+    """A named object: the knowledge base's name for it, or the agent's word for an unknown one."""
 
     name: str
 
@@ -89,7 +89,7 @@ _ASKED_GUESS = re.compile(
 
 
 def normalize(text: str) -> str:
-    """Lower case, one space between words, plain quotes, no markup, contractions and "the object" written as "it".
+    """Lower case, single spaces, plain quotes, no markup, contractions expanded and "the object" replaced by "it".
 
     >>> normalize("Is the object you're thinking of  *man-made*?")
     'is it man made?'
@@ -103,7 +103,7 @@ def normalize(text: str) -> str:
 
 
 def core(sentence: str) -> str:
-    """A normalized sentence without what comes before its question ("Okay, next question: …") and after its end.
+    """A normalized sentence without the text before its question ("Okay, next question: …") and after its end.
 
     >>> core("okay, my next question is: is it alive?")
     'is it alive'
@@ -117,11 +117,11 @@ def core(sentence: str) -> str:
 
 
 class Reader:
-    """Reads actions with the knowledge base's names in mind.
+    """Parses actions with the names of a knowledge base.
 
     Args:
-        knowledge: The names, and the words for categories that are no guess ("a mammal").
-        is_property: Whether a normalized question asks about a property; such a question is never a guess.
+        knowledge: The names, and the words for categories that are not a guess ("a mammal").
+        is_property: Whether a normalized question is about a property; such a question is never a guess.
     """
 
     def __init__(self, knowledge: KnowledgeBase, is_property: Callable[[str], bool]) -> None:
@@ -133,16 +133,16 @@ class Reader:
                 self._names.setdefault(plural, target)
 
     def canonical(self, name: str) -> str:
-        """The one name under which an object is compared: the knowledge base's, else the words as normalized."""
+        """The name under which an object is compared: the knowledge base's, else the normalized words."""
         words = _without_article(core(normalize(name)))
         return self._names.get(words, words)
 
     def read(self, action: str, solution: str = "") -> Move:
-        """Find the one move in an action.
+        """Parse the single move in an action.
 
         Args:
-            action: What the agent said; thinking up to ``</think>``, or that goes on, is not read.
-            solution: The canonical name of the secret, which the knowledge base may not know.
+            action: The agent's text; thoughts up to ``</think>``, or without an end, are ignored.
+            solution: The canonical name of the secret, which the knowledge base may not contain.
         """
         text = normalize(without_thoughts(action))
         if not core(text):
@@ -197,7 +197,7 @@ class Reader:
         return bare if is_one_thing and not self._is_category(bare) else None
 
     def _named(self, words: str, solution: str) -> Guess:
-        """A guess that says it is one: whatever it names is the guess."""
+        """A guess marked as such: its object is the guess, known or not."""
         return Guess(name=self._known(words, solution) or _without_article(words))
 
     def _known(self, words: str, solution: str) -> str | None:

@@ -1,6 +1,6 @@
-"""Players to measure against and to learn from, and what no player can beat.
+"""Players to measure against and to learn from, and a bound that no player can beat.
 
-A player reads what the gamemaster said in the conversation and nothing else of the game.
+A player reads the gamemaster's messages in the conversation and nothing else of the environment.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Notes(scripted_player.Notes):
 
     Attributes:
         candidates: The objects that fit all answers.
-        unasked: Properties not asked yet.
-        left: What each possible answer to the last turn leaves of the candidates, as a mask.
-        num_questions: How many questions to ask before naming an object; -1 if that is not fixed.
-        tried: The objects named so far.
+        unasked: The properties that have not been asked about.
+        left: The candidates left after each possible answer to the last turn, as masks.
+        num_questions: The number of questions before the first guess; -1 if it is not fixed.
+        tried: The objects guessed so far.
     """
 
     candidates: int
@@ -40,11 +40,11 @@ class Notes(scripted_player.Notes):
 
 
 class Player(scripted_player.ScriptedPlayer[Notes]):
-    """A player that knows the facts; subclasses choose what to say.
+    """A player that knows the facts; subclasses choose the actions.
 
     Args:
-        env: The game, whose objects, properties and number of turns it plays with.
-        seed: Makes the random stream of every conversation.
+        env: The environment, which defines the objects, the properties and the number of turns.
+        seed: The seed of every conversation's random stream.
     """
 
     def __init__(self, env: TwentyQuestionsEnv, seed: int = 0) -> None:
@@ -85,7 +85,7 @@ class Player(scripted_player.ScriptedPlayer[Notes]):
         return self._knowledge.objects[name].guess
 
     def _guess_any(self, notes: Notes) -> str:
-        """Name a random object that fits all answers; any untried one if none does (a secret outside the game)."""
+        """Guess a random object that fits all answers; any untried one if none does (a secret outside the game)."""
         fitting = self._table.names(notes.candidates)
         untried = [name for name in self._table.objects if name not in notes.tried]
         return self._guess(notes, notes.generator.choice(fitting or untried or list(self._table.objects)))
@@ -101,9 +101,9 @@ class RandomPlayer(Player):
 
 
 class GreedyPlayer(Player):
-    """Takes the question with the most expected information, a guess being one too; a strong upper reference.
+    """Picks the question with the most expected information, guesses included; a strong upper reference.
 
-    Ties go to a guess, then to the first property. Where a wrong guess ends the game it asks until one object is left.
+    Ties go to a guess, then to the first property. If a wrong guess ends the game it asks until one object is left.
     """
 
     def _choose(self, notes: Notes) -> str:
@@ -125,11 +125,11 @@ class GreedyPlayer(Player):
 
 
 class ImitationPlayer(Player):
-    """Asks random questions that some object still in play would answer otherwise, and after a while names one.
+    """Asks random questions that split the remaining candidates, and after a while guesses one.
 
     The demonstrator of a warm start: it shows every question in every order and guesses at every stage, so that a
     policy learns which object fits which answers; that its questions depend on the answers is what reinforcement
-    learning then sharpens. How many it asks is drawn for each game, from half the turns to all but the last.
+    learning then sharpens. The number of questions is drawn per game, from half the turns to all but the last.
     """
 
     def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
@@ -148,16 +148,16 @@ class ImitationPlayer(Player):
 
 
 def lower_bound_questions(num_objects: int, *, answers: int = 2) -> float:
-    """Turns that the best player needs on average if every question could be asked, the right guess included.
+    """Expected turns of the best player if every question were possible, the right guess included.
 
-    With f(n) the sum over n equally likely objects: f(0) = 0, f(1) = 1 and
-    ``f(n) = n + min(f(n-1), min f(i) + f(j))`` over i + j = n, both smaller than n; a guess leaves n - 1. With three
-    answers ("Sometimes." is one) the inner minimum is over three parts. The bound is f(n) / n; a knowledge base, which
-    only has its own questions, cannot do better.
+    With f(n) the sum over n equally likely objects: f(0) = 0, f(1) = 1 and ``f(n) = n + min(f(n-1), min f(i) + f(j))``
+    over i + j = n, both smaller than n; a guess leaves n - 1. With three answers ("Sometimes." is one) the inner
+    minimum is over three parts. The bound is f(n) / n; a knowledge base, with its limited set of questions, cannot do
+    better.
 
     Args:
-        num_objects: How many objects the secret may be, at least 1.
-        answers: 2 (yes, no) or 3 (and sometimes).
+        num_objects: The number of possible secrets, at least 1.
+        answers: The number of possible answers: 2 (yes, no) or 3 (and sometimes).
 
     Raises:
         ConfigError: A number is out of range.
@@ -169,7 +169,7 @@ def lower_bound_questions(num_objects: int, *, answers: int = 2) -> float:
         raise ConfigError(f"num_objects must be at least 1 and answers 2 or 3, got {num_objects!r} and {answers!r}")
     total = [0, 1]
     for n in range(2, num_objects + 1):
-        # of two parts, each smaller than n
+        # in two parts, each smaller than n
         split = [min(total[i] + total[m - i] for i in range(max(0, m - n + 1), m // 2 + 1)) for m in range(n + 1)]
         best = split[n] if answers == 2 else min(total[i] + split[n - i] for i in range(n))
         total.append(n + min(total[n - 1], best))

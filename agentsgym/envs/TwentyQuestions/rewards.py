@@ -1,4 +1,4 @@
-"""Reward a turn, by ``reward_scheme``."""
+"""Reward a turn, according to ``reward_scheme``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Outcome:
     """The outcome of a turn.
 
     Attributes:
-        right: It was the right guess.
-        information: Fraction of the game's information that it brought, in [0, 1].
-        penalty: What is taken off, at least 0.
+        right: Whether it was the right guess.
+        information: The fraction of the game's information gained, in [0, 1].
+        penalty: The amount to subtract, at least 0.
     """
 
     right: bool = False
@@ -23,7 +23,7 @@ class Outcome:
 
 
 def information_fraction(before: int, after: int, at_start: int) -> float:
-    """Measure what ruling out objects was worth, ``log2(n_k / n_{k+1}) / log2(n_0)``.
+    """Measure the information gained by ruling out objects, ``log2(n_k / n_{k+1}) / log2(n_0)``.
 
     ``n_k`` counts the objects that fit all answers before turn k; the sum over a game that leaves one object is 1.
 
@@ -44,17 +44,17 @@ def lmrl(outcome: Outcome) -> float:
 
 
 def win_plus_information(outcome: Outcome) -> float:
-    """1 for the right guess, else the fraction of information that the turn brought."""
+    """1 for the right guess, else the fraction of information that the turn gained."""
     return (1.0 if outcome.right else outcome.information) - outcome.penalty
 
 
-#: The default comes first.
+#: The default is the first.
 REWARD_SCHEMES: dict[str, Callable[[Outcome], float]] = {
     "win_plus_information": win_plus_information,
     "win": win,
     "lmrl": lmrl,
 }
-#: What an invalid action and a repeated question cost where the configuration says nothing.
+#: The default costs of an invalid action and a repeated question, by scheme.
 DEFAULT_PENALTIES: dict[str, tuple[float, float]] = {
     "win_plus_information": (0.1, 0.05),
     "win": (0.0, 0.0),

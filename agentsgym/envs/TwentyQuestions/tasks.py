@@ -1,4 +1,4 @@
-"""Make tasks as dataset rows: some objects are secrets of training, the others of evaluation."""
+"""Make tasks as dataset rows: some objects are training secrets, the others evaluation secrets."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 
 class DatasetOptions(CommonOptions, total=False):
-    """Options of the rows that are made.
+    """Options of the generated rows.
 
     Attributes:
-        size: Number of rows; by default one for each secret.
-        seed: Orders the secrets and draws the tasks' seeds; it never moves a secret between training and evaluation.
-        split: ``"disjoint"``: training and evaluation share no secret; ``"all"``: both have every secret, with task
-            seeds that never meet.
-        eval_fraction: Fraction of the secrets that ``"disjoint"`` keeps for evaluation, in (0, 1).
+        size: The number of rows; by default one per secret.
+        seed: The seed of the order of secrets and of the tasks' seeds; it never moves a secret between the splits.
+        split: ``"disjoint"`` if training and evaluation share no secret; ``"all"`` if both have every secret, with
+            disjoint task seeds.
+        eval_fraction: The fraction of the secrets that ``"disjoint"`` reserves for evaluation, in (0, 1).
     """
 
 
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Rows of ``env_class_path``, ``env_config`` and ``task_data``, every secret as often as the others, ± 1.
+    """Rows of ``env_class_path``, ``env_config`` and ``task_data``, with equal numbers of every secret, ± 1.
 
     Raises:
-        ConfigError: An option is unknown or not valid, or there are too few secrets to share out.
+        ConfigError: An option is unknown or invalid, or there are too few secrets to split.
     """
     settings = checked_options(options, COMMON_OPTIONS)
     secrets: Sequence[str] = row_env(env_class, env_config, "gamemaster").candidates.objects

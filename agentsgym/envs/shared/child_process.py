@@ -1,4 +1,4 @@
-"""Run foreign code in a Python process of its own, which answers requests, a JSON object a line.
+"""Run foreign code in a separate Python process that serves requests, one JSON object per line.
 
 Started by a module's name, so that a script needs no ``if __name__ == "__main__":`` for it. ``ChildProcess`` is the
 owner's side, ``serve`` the process's own.
@@ -19,15 +19,15 @@ from typing import Any
 
 from agentsgym.errors import EnvError
 
-_CHUNK_BYTES = 1 << 16  # what a pipe holds
+_CHUNK_BYTES = 1 << 16  # the capacity of a pipe
 
 
 class ChildEndedError(Exception):
-    """The process ended without an answer.
+    """The process ended without a response.
 
     Attributes:
-        was_killed: Whether that was for time.
-        returncode: As of :class:`subprocess.Popen`.
+        was_killed: Whether it was killed for exceeding its time limit.
+        returncode: The return code, as for :class:`subprocess.Popen`.
     """
 
     def __init__(self, returncode: int | None, *, was_killed: bool) -> None:
@@ -37,22 +37,22 @@ class ChildEndedError(Exception):
 
     @property
     def how(self) -> str:
-        """What ended it, for a sentence."""
+        """The way in which it ended, for an error message."""
         return _how_it_ended(self.returncode)
 
 
 class ChildProcess:
-    """A process that answers one request after the other; its owner sees to it that threads take turns."""
+    """A process that serves one request after the other; its owner must serialize access by threads."""
 
     def __init__(self, module: str, name: str) -> None:
-        """Start it, without waiting until it has imported anything.
+        """Start it, without waiting for its imports.
 
         Args:
-            module: What it runs, as ``python -m`` does: a module that calls :func:`serve`.
-            name: What it is called in errors.
+            module: The module to run, as with ``python -m``; it must call :func:`serve`.
+            name: The name of the process in errors.
 
         Raises:
-            EnvError: It cannot be started.
+            EnvError: The process cannot be started.
         """
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
@@ -73,15 +73,15 @@ class ChildProcess:
         return self._process.pid
 
     def ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """Send a request and wait for the answer.
+        """Send a request and wait for the response.
 
         Args:
-            request: JSON values.
+            request: The request, JSON values.
             limit_s: Seconds after which the process is killed.
 
         Raises:
-            ChildEndedError: It ended, by itself or for time; so it does, whatever else breaks the wait off, since the
-                next request must not read this one's answer.
+            ChildEndedError: The process ended, by itself or at the time limit. Any other interruption of the wait also
+                ends it, since the next request must not read this one's response.
         """
         process, killed = self._process, threading.Event()
         line = json.dumps(request).encode() + b"\n"
@@ -95,7 +95,7 @@ class ChildProcess:
         timer.start()
         try:
             line = self._exchange(line)
-        except (OSError, ValueError):  # a broken pipe, or one that another thread closed when it ended the process
+        except (OSError, ValueError):  # a broken pipe, or one closed by another thread that ended the process
             line = b""
         except BaseException:
             self.end()
@@ -103,12 +103,12 @@ class ChildProcess:
         finally:
             timer.cancel()
         if not line.endswith(b"\n"):
-            self.end(wait_s=1.0)  # where it ended by itself, this tells how
+            self.end(wait_s=1.0)  # gets the return code if it ended by itself
             raise ChildEndedError(process.returncode, was_killed=killed.is_set())
         return json.loads(line)
 
     def end(self, wait_s: float = 0.0) -> None:
-        """Kill the process, if it is not over within so many seconds, and close what leads to it."""
+        """Kill the process, unless it ends within ``wait_s`` seconds, and close its pipes."""
         process = self._process
         if wait_s:
             with suppress(subprocess.TimeoutExpired):
@@ -118,12 +118,12 @@ class ChildProcess:
         self._close_pipes()
 
     def forget(self) -> None:
-        """Leave the process to the process that started it, of which this one is a fork."""
-        self._process.returncode = 0  # else it is waited for, and is no child of this process
+        """Drop the process without ending it, after a fork: it belongs to the parent."""
+        self._process.returncode = 0  # otherwise it is waited for, although not a child of this process
         self._close_pipes()
 
     def _exchange(self, request: bytes) -> bytes:
-        """Send a line and read one, which has no end where the process ended."""
+        """Send a line and read one, which is unterminated if the process ended."""
         sent, received = self._process.stdin, self._process.stdout
         if sent is None or received is None:
             raise AssertionError(self._process)
@@ -153,20 +153,20 @@ def _how_it_ended(returncode: int | None) -> str:
 
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer requests until the input ends, which it does with the owner.
+    """Serve requests until the input ends, which happens when the owner ends.
 
-    What libraries print, in Python or below it, goes nowhere: no line of theirs is an answer.
+    Output that libraries print, in Python or below it, is discarded: it must not be taken for a response.
 
     Args:
-        answer: Given a request, JSON values; gives the answer, JSON values.
+        answer: The function from a request to its response, both JSON values.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner
     with Path(os.devnull).open("w") as nowhere:
         replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(nowhere.fileno(), 1)
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     with Path(os.devnull).open() as nothing:
-        os.dup2(nothing.fileno(), 0)  # nor does a library read requests
+        os.dup2(nothing.fileno(), 0)  # libraries must not read requests either
     for line in requests:
         replies.write(json.dumps(answer(json.loads(line))) + "\n")
         replies.flush()

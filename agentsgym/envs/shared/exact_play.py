@@ -1,4 +1,4 @@
-"""Solve a finite decision problem over a horizon: what optimal and random play are worth, exactly."""
+"""Solve a finite decision problem over a horizon: the exact values of optimal and random play."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: What an action may lead to: probability, next state, reward, and whether the episode ends with it.
+#: The outcomes of an action: probability, next state, reward, and whether the episode ends with it.
 Outcome = tuple[float, int, float, bool]
 
 _TIE = 1e-12
@@ -16,13 +16,13 @@ _TIE = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueTable:
-    """The exact values of a finite decision problem, by the number of turns that are left.
+    """The exact values of a finite decision problem, by the number of remaining turns.
 
     Attributes:
-        optimal: The expected sum of rewards under the best play, (H + 1, S); row h for h turns left.
-        random: Likewise where every legal action is equally likely.
-        policy: The index of the best legal action, (H + 1, S); among equals the one that ends the episode soonest, then
-            the first. Row 0 says nothing.
+        optimal: The expected return under optimal play, (H + 1, S); row h for h remaining turns.
+        random: The expected return if every legal action is equally likely, (H + 1, S).
+        policy: The index of the best legal action, (H + 1, S); ties go to the one that ends the episode soonest, then
+            to the first. Row 0 is meaningless.
     """
 
     optimal: NDArray[np.float64]
@@ -35,15 +35,15 @@ def value_table(
     horizon: int,
     at_limit: Sequence[float] | None = None,
 ) -> ValueTable:
-    """Solve it by backward induction.
+    """Solve a problem by backward induction.
 
     ``Q_{h+1}(s, a) = Σ p (r + [not ended] V_h(s'))``; ``V_h`` is the maximum over the legal actions for optimal play
     and their mean for random play (Puterman 1994, section 4.3).
 
     Args:
-        transitions: For each state, for each of its legal actions (at least one), the outcomes.
-        horizon: The most turns, H.
-        at_limit: ``V_0``, what a state is paid when the turns are spent, (S,); None for nothing.
+        transitions: The outcomes, for each state and each of its legal actions (at least one).
+        horizon: The maximum number of turns, H.
+        at_limit: ``V_0``, the final reward of a state at the turn limit, (S,); None for zeros.
 
     >>> walk = [[[(1.0, 1, 0.0, False)], [(1.0, 0, 0.0, False)]], [[(1.0, 1, 1.0, True)], [(1.0, 0, 0.0, False)]]]
     >>> table = value_table(walk, horizon=2)
@@ -53,7 +53,7 @@ def value_table(
     num_states = len(transitions)
     num_actions = np.array([len(actions) for actions in transitions])  # (S,)
     starts = np.concatenate([[0], np.cumsum(num_actions)[:-1]])  # the first cell of each state, (S,)
-    state_of = np.repeat(np.arange(num_states), num_actions)  # one cell a state and action, (C,)
+    state_of = np.repeat(np.arange(num_states), num_actions)  # one cell per state and action, (C,)
     cells = (outcomes for actions in transitions for outcomes in actions)
     rows = [(cell, *outcome) for cell, outcomes in enumerate(cells) for outcome in outcomes]
     cell, p, following, reward, ended = (np.array(column) for column in zip(*rows, strict=True))  # (N,)
@@ -66,7 +66,7 @@ def value_table(
     optimal = np.zeros((horizon + 1, num_states))
     random = np.zeros((horizon + 1, num_states))
     policy = np.zeros((horizon + 1, num_states), dtype=np.int64)
-    num_turns = np.zeros(num_states)  # that the best play still takes
+    num_turns = np.zeros(num_states)  # remaining under optimal play
     if at_limit is not None:
         optimal[0] = random[0] = at_limit
     for h in range(1, horizon + 1):
@@ -82,5 +82,5 @@ def value_table(
 
 
 def _sums(cell: NDArray[np.int64], values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """Add up the values of each cell, (C,)."""
+    """Sum the values of each cell, (C,)."""
     return np.bincount(cell, values, size).astype(np.float64)

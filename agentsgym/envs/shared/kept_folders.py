@@ -1,4 +1,4 @@
-"""Keep what was costly to make in folders on disk: whole or not at all, checksummed, for many processes at once."""
+"""Cache expensive results in folders on disk: atomic, checksummed, safe for concurrent processes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _MANIFEST = "manifest.json"
 
 
 def cache_folder(name: str, given: str | None = None) -> Path:
-    """Give the folder where things of a kind are kept: the one that is named, else ``agentsgym/name`` in the cache."""
+    """Return the folder for a kind of results: the given one, else ``agentsgym/name`` in the user's cache."""
     if given is not None:
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentsgym" / name
 
 
 def is_whole(folder: Path, what: str) -> bool:
-    """Whether everything that was kept in a folder is still as it was; a damaged one is removed, with a warning.
+    """Whether every file of a cached folder is unchanged; a damaged folder is removed, with a warning.
 
     Args:
-        folder: As it was given to :func:`keep`.
-        what: What is kept there, for the warning: ``"the index"``.
+        folder: The folder that was passed to :func:`keep`.
+        what: A name for its contents in the warning: ``"the index"``.
     """
     if not folder.is_dir():
         return False
@@ -40,7 +40,7 @@ def is_whole(folder: Path, what: str) -> bool:
         expected = cast("dict[str, str]", json.loads((folder / _MANIFEST).read_text()))
         found = {name: _checksum(folder / name) for name in expected}
         if found != expected or not expected:
-            raise ValueError("its checksums differ")  # noqa: TRY301  # damaged in whatever way, it is made anew
+            raise ValueError("its checksums differ")  # noqa: TRY301  # any damage leads to a rebuild
     except Exception as error:  # noqa: BLE001  # a damaged file may raise anything
         remove_damaged(folder, what, error)
         return False
@@ -48,20 +48,20 @@ def is_whole(folder: Path, what: str) -> bool:
 
 
 def remove_damaged(folder: Path, what: str, error: BaseException) -> None:
-    """Remove a folder that cannot be used, with a warning that says why."""
+    """Remove a folder that cannot be used, with a warning that includes the reason."""
     logger.warning("%s in %s cannot be used and is made anew: %s", what, folder, sentence_of(error))
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def keep(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder, whole or not at all; where another process was faster, its folder stays.
+    """Write a folder atomically; if another process was faster, its folder is kept.
 
     Args:
-        folder: Where it is to stand.
-        write: Writes the files into the empty folder that it is given.
+        folder: The destination.
+        write: The function that writes the files into the given empty folder.
 
     Raises:
-        OSError: The disk does not take it.
+        OSError: The folder cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as made:
@@ -79,7 +79,7 @@ def _move(unfinished: Path, folder: Path) -> None:
         unfinished.rename(folder)
     except OSError:
         if not folder.is_dir():
-            raise  # else another process was faster, and what it made is the same
+            raise  # otherwise another process was faster, with the same contents
 
 
 def _checksum(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Read the plain numbers of answers exactly, with or without words behind them."""
+"""Parse the plain numbers of answers exactly, with or without units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fractions import Fraction
 
 
 def without_thoughts(text: str) -> str:
-    """Give what the agent says behind its thoughts; nothing while it is still thinking.
+    """Return the agent's text after its thoughts; empty for unfinished thoughts.
 
     >>> without_thoughts("<think>Is it 3?</think>4"), without_thoughts("<think>Is it 3?"), without_thoughts("4")
     ('4', '', '4')
@@ -21,9 +21,9 @@ def without_thoughts(text: str) -> str:
 
 
 _MAX_LENGTH = 400
-_MAX_EXPONENT = 400  # beyond what a float holds, and no more digits than are read in no time
+_MAX_EXPONENT = 400  # beyond the range of a float, yet fast to parse
 _TOLERANCE = Fraction(1, 10**6)
-_RELATIVE_TOLERANCE = Fraction(1, 10**4)  # else 0 would be equal to all that is small
+_RELATIVE_TOLERANCE = Fraction(1, 10**4)  # relative, since otherwise 0 would equal every small number
 _GAP = r",|[ \u2009\u202f\xa0]|\\,|\{,\}"  # between thousands
 _PLAIN = re.compile(
     rf"[-+]?(?:\d+|\d{{1,3}}(?P<gap>{_GAP})\d{{3}}(?:(?P=gap)\d{{3}})*)(?P<decimals>\.\d*)?"
@@ -33,7 +33,7 @@ _SCIENTIFIC = re.compile(r"(?P<digits>[-+]?(?:\d+\.?\d*|\.\d+))[eE](?P<exponent>
 _RATIO = re.compile(r"(?P<over>[-+]?\d+)\s*/\s*(?P<under>\d+)|(?P<sign>[-+]?)\\[dt]?frac\{(?P<a>-?\d+)\}\{(?P<b>\d+)\}")
 _GAPS = re.compile(_GAP)
 _SIGN = re.compile(r"\A(?:\\?\$)?\s*([-+]?)\s*(?:\\?\$)?\s*")
-#: What scales a number: "2 million" is 2,000,000. "dozen" is left out: "how many dozen?" is answered with "3 dozen".
+#: The words that scale a number: "2 million" is 2,000,000. Not "dozen": the answer to "how many dozen?" is "3 dozen".
 SCALE_WORD = r"(?i:(?:hundred|thousand|million|billion|trillion)s?)"
 _SCALED = re.compile(rf"(?P<digits>.*?[\d.}}])(?P<scales>(?:(?:\s|\\[,;:! ]|~)*{SCALE_WORD})+)")
 _DECIMAL_COMMA = re.compile(r"(\d),(?=\d{1,2}\Z)")  # "1,5" alone may be two numbers; "1,5 million" is one
@@ -56,15 +56,15 @@ class Number:
     """A plain number.
 
     Attributes:
-        value: Exactly what is written.
-        is_rounded: Whether it is written with decimals, and so may be rounded.
+        value: The exact value, as written.
+        is_rounded: Whether it is written with decimals, and may therefore be rounded.
     """
 
     value: Fraction
     is_rounded: bool
 
     def equals(self, other: Number) -> bool:
-        """Compare exactly, or, where one of them may be rounded, to six decimals and at least four digits."""
+        """Compare exactly, or, if one of them may be rounded, to six decimals and at least four digits."""
         if not (self.is_rounded or other.is_rounded):
             return self.value == other.value
         size = max(abs(self.value), abs(other.value))
@@ -72,10 +72,10 @@ class Number:
 
 
 def as_number(text: str) -> Number | None:
-    r"""Read a whole number, a decimal (``2.5``, ``1e-3``) or a ratio (``3/4``, ``\frac{3}{4}``); None for else.
+    r"""Parse an integer, a decimal (``2.5``, ``1e-3``) or a ratio (``3/4``, ``\frac{3}{4}``); None for anything else.
 
-    A sign may stand in front of a dollar or behind it, and apart from its digits. Behind the number may stand
-    "thousand", "million" and the like; there a comma before one or two last digits is a decimal comma.
+    A sign may precede or follow a dollar sign, and may be separated from the digits. "thousand", "million" and the like
+    may follow the number; a comma before its last one or two digits is then a decimal comma.
 
     >>> as_number("$1,250.50"), as_number("2 million")
     (Number(value=Fraction(2501, 2), is_rounded=True), Number(value=Fraction(2000000, 1), is_rounded=False))
@@ -107,10 +107,10 @@ def _unscaled(text: str) -> Number | None:
 
 
 def quantities(text: str) -> tuple[Number, ...]:
-    """Give what a number with words behind it may be meant as; nothing for a text of another form.
+    """Return the possible values of a number followed by words; empty for a text of another form.
 
-    Words that do arithmetic are no units: there is nothing for "5 or 6", "5 and a half", "5 x". "thousand" and the like
-    multiply, and a percentage is written for its number and for the hundredth of it.
+    Words that do arithmetic are not units: "5 or 6", "5 and a half" and "5 x" give nothing. "thousand" and the like
+    multiply, and a percentage is either its number or a hundredth of it.
 
     >>> [str(one.value) for one in quantities("5 percent of it")], quantities("5 or 6")
     (['5', '1/20'], ())
@@ -129,7 +129,7 @@ def quantities(text: str) -> tuple[Number, ...]:
 
 
 def _multiple(words: Sequence[str]) -> int | None:
-    """What the words behind a number multiply it with; None if one of them is no unit."""
+    """The factor that the words after a number stand for; None if one of them is not a unit."""
     multiple = 1
     for word in words:
         bare = word.strip("(,.;)").casefold()
@@ -140,7 +140,7 @@ def _multiple(words: Sequence[str]) -> int | None:
 
 
 def canonical(answer: str) -> str:
-    """Write an answer so that equal ones mostly are equal texts: for votes, and to compare texts.
+    """Normalize an answer so that equivalent ones are usually equal texts: for votes, and to compare texts.
 
     >>> canonical(" 1,000.0 "), canonical("North  West")
     ('1000', 'north west')

@@ -1,8 +1,8 @@
-"""Run calls of foreign code, tools and retrievers, in threads, each within a limit of time.
+"""Run calls of foreign code, tools and retrievers, in threads, each within a time limit.
 
-Python cannot end a thread. A call that runs past its limit is given up: its thread goes on until the code returns, what
-it returns is dropped, and no later call waits for it, since a thread is started wherever none is idle. All threads are
-daemons, so that a call that never returns does not keep the process alive.
+Python cannot end a thread. A call that exceeds its limit is abandoned: its thread continues until the code returns, the
+result is dropped, and no later call waits for it, since a thread is started if none is idle. All threads are daemons,
+so that a call that never returns does not keep the process alive.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 from agentsgym.errors import EnvError
 
-MOST_GIVEN_UP = 64  # calls that still run past their limit, in one environment
-_IDLE_S = 10.0  # how long a thread waits for another call before it ends
+MOST_GIVEN_UP = 64  # abandoned calls that are still running, per environment
+_IDLE_S = 10.0  # how long an idle thread waits before it ends
 
 
 class CallTimeoutError(Exception):
-    """A call ran past its limit of time; never raised out of the call itself."""
+    """A call exceeded its time limit; never raised from within the call itself."""
 
 
 class Job:
-    """One call: what it runs and, once that is done, what it gave."""
+    """One call: its function and, once it is done, its result."""
 
     __slots__ = ("_is_over", "error", "result", "work")
 
@@ -32,32 +32,32 @@ class Job:
         self.work = work
         self.result: Any = None
         self.error: BaseException | None = None
-        self._is_over = threading.Lock()  # quicker than an Event, which a call would pay for
+        self._is_over = threading.Lock()  # faster than an Event
         self._is_over.acquire()
 
     def run(self) -> None:
-        """Do the work, in the thread that took it."""
+        """Run the function, in the worker's thread."""
         try:
             self.result = self.work()
-        except BaseException as error:  # noqa: BLE001  # foreign code; it is raised again where the call waits
+        except BaseException as error:  # noqa: BLE001  # foreign code; re-raised in the waiting thread
             self.error = error
         self._is_over.release()
 
     def wait(self, limit_s: float | None) -> bool:
-        """Wait until it is over; False if that takes longer than ``limit_s``."""
+        """Wait until it is done; False if that takes longer than ``limit_s``."""
         return self._is_over.acquire(timeout=-1 if limit_s is None else limit_s)
 
 
 class Worker(threading.Thread):
-    """A thread that runs one job after another and ends when none comes for a while."""
+    """A thread that runs one job after another and ends after an idle period."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(name="agentsgym-call", daemon=True)
-        self.jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: no more
+        self.jobs: SimpleQueue[Job | None] = SimpleQueue()  # None ends the thread
         self._runner = runner
 
     def run(self) -> None:
-        """Run jobs until the runner lets the worker go."""
+        """Run jobs until the runner releases the worker."""
         while True:
             try:
                 job = self.jobs.get(timeout=_IDLE_S)
@@ -68,16 +68,16 @@ class Worker(threading.Thread):
             if job is None:
                 return
             job.run()
-            del job  # else it would hold its result until the next one
+            del job  # otherwise its result is held until the next one
             self._runner.take_back(self)
 
 
 class Runner:
-    """Threads for calls, as many as run at once.
+    """Threads for calls, as many as run concurrently.
 
     Args:
-        what: The calls, as errors name them.
-        limit_name: The setting that limits a call.
+        what: The name of the calls in errors.
+        limit_name: The name of the setting that limits a call.
     """
 
     def __init__(self, what: str, limit_name: str) -> None:
@@ -88,10 +88,10 @@ class Runner:
         self._given_up: list[Job] = []
 
     def start(self, work: Callable[[], Any]) -> Job:
-        """Begin a call.
+        """Start a call.
 
         Raises:
-            EnvError: Too many earlier calls have run past their limit and still run.
+            EnvError: Too many abandoned calls are still running.
         """
         job = Job(work)
         with self._lock:
@@ -109,10 +109,10 @@ class Runner:
         return job
 
     def finish(self, job: Job, limit_s: float | None) -> Any:
-        """Wait for a call and give what it returned, or raise what it raised.
+        """Wait for a call and return its result, or re-raise its exception.
 
         Raises:
-            CallTimeoutError: It takes longer than ``limit_s``; it is given up.
+            CallTimeoutError: The call takes longer than ``limit_s``, and is abandoned.
         """
         if not job.wait(limit_s):
             with self._lock:
@@ -123,7 +123,7 @@ class Runner:
         return job.result
 
     def take_back(self, worker: Worker) -> None:
-        """Keep a worker that has nothing to do for the next call."""
+        """Keep an idle worker for the next call."""
         with self._lock:
             if not self._is_closed:
                 self._idle.append(worker)
@@ -131,7 +131,7 @@ class Runner:
         worker.jobs.put(None)
 
     def lets_go(self, worker: Worker) -> bool:
-        """Whether an idle worker may end; not if a job was just given to it."""
+        """Whether an idle worker may end; not if it was just assigned a job."""
         with self._lock:
             if worker in self._idle:
                 self._idle.remove(worker)

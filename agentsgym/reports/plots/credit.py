@@ -1,4 +1,4 @@
-"""Where credit went: along the tokens of one rollout, and over the rollouts of one task."""
+"""Credit assignment: along the tokens of one rollout, and over the rollouts of one task."""
 
 # pyright: reportUnknownMemberType=false
 # matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
@@ -46,20 +46,19 @@ def credit_along(
     path: str | Path | None = None,
     title: str | None = None,
 ) -> Picture:
-    """Draw one rollout along its tokens: whose they are, what they were paid, and which advantage they got.
+    """Draw one rollout along its tokens: their source, rewards and advantages.
 
-    The agent's turns are shaded and numbered. What is positive is blue and stands above the line, what is negative is
-    vermilion and stands below it.
+    The agent's turns are shaded and numbered. Positive values are blue and above the line, negative ones are vermilion
+    and below it.
 
     Args:
-        trajectory: The rollout, with tokens; ``store.record(i)`` brings its advantages along.
-        advantages: (T,), one a token; None for those of a stored rollout; without any that panel is left
-            out.
-        path: Where to write a PNG too; its folder is made if needed.
+        trajectory: The rollout, with tokens; ``store.record(i)`` includes its advantages.
+        advantages: The advantages, (T,); None for those of a stored rollout; without any that panel is left out.
+        path: The path of an optional PNG; its folder is created if needed.
         title: The headline; None for the rollout's own.
 
     Raises:
-        ConfigError: The rollout has no tokens, or there is not one advantage a token.
+        ConfigError: The rollout has no tokens, or the number of advantages differs from that of its tokens.
     """
     if isinstance(trajectory, StoredRollout):
         advantages = trajectory.advantages if advantages is None else advantages
@@ -96,19 +95,19 @@ def rollout_group(
     path: str | Path | None = None,
     title: str | None = None,
 ) -> Picture:
-    """Draw the rollouts of one task side by side: what each turn was paid, and its advantage where that is given.
+    """Draw the rollouts of one task side by side: the reward of each turn, and its advantage if available.
 
-    Of more than 16 rollouts the first 16 are drawn, and the headline says so.
+    At most the first 16 rollouts are drawn; the headline notes any omission.
 
     Args:
         trajectories: Rollouts of the same task; of a store, which is filtered to them, the columns that are drawn.
         advantages: (T,) for each of them; a turn's is the mean over its tokens. None for those of a store; where there
             are none, rewards only are drawn.
-        path: Where to write a PNG too; its folder is made if needed.
+        path: The path of an optional PNG; its folder is created if needed.
         title: The headline; None for the task's index.
 
     Raises:
-        ConfigError: There is no rollout, they are of several tasks, or some advantage is missing.
+        ConfigError: There are no rollouts, they are of several tasks, or an advantage is missing.
     """
     drawn = turns_of(trajectories)
     rollouts = drawn.rollouts
@@ -178,7 +177,7 @@ def _number_turns(axes: Axes, trajectory: Trajectory) -> None:
 
 
 def _draw_rollout(axes: Axes, rollout: DrawnRollout, advantages: Sequence[float] | None) -> list[float]:
-    """Draw a rollout, and give the heights of its bars."""
+    """Draw a rollout, and return the heights of its bars."""
     draw_frame(axes, "", "", "")
     rewards = [turn.reward for turn in rollout.turns]
     spans = [] if advantages is None else [advantages[turn.start : turn.stop] for turn in rollout.turns]

@@ -1,4 +1,4 @@
-"""What the plots read of a rollout store: the columns that they draw, in pieces, and none of the others."""
+"""Read only the plotted columns of a rollout store, in chunks."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Rollouts = Sequence[Trajectory]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnRollout:
-    """What a plot needs of a rollout.
+    """The plotted fields of a rollout.
 
     Attributes:
-        outcome: As ``Trajectory.outcome``.
-        final_reward: Its reward.
-        num_turns: Its turns.
-        num_tokens: Its tokens, T.
-        task: Equal for rollouts of one task, or in training of one task group of one batch.
-        rollout_index: Which rollout of its task it is.
-        turns: Spans and rewards of its turns; empty where lengths alone are drawn.
-        logprobs: (T,), None where they are not known or not drawn.
+        outcome: The outcome, as in ``Trajectory.outcome``.
+        final_reward: The final reward.
+        num_turns: The number of turns.
+        num_tokens: The number of tokens, T.
+        task: A key shared by rollouts of one task, or in training of one task group of one batch.
+        rollout_index: The index among the rollouts of its task.
+        turns: The spans and rewards of its turns; empty if only lengths are drawn.
+        logprobs: The log-probabilities, (T,); None if they are unknown or not drawn.
     """
 
     outcome: str

@@ -1,4 +1,4 @@
-"""What all pictures have in common: size, ink, grid, and how they are written and shown."""
+"""The common style of all plots: size, ink, grid, and how they are saved and shown."""
 
 # pyright: reportUnknownMemberType=false
 # matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
@@ -35,10 +35,10 @@ class Picture(Figure):
         super().__init__(figsize=(WIDTH_INCHES, height_inches), dpi=_DOTS_PER_INCH, layout="constrained")
 
     def save(self, path: str | Path) -> None:
-        """Write it as a PNG, in one move, so that whoever looks at the file meanwhile sees a whole picture.
+        """Save the figure as a PNG, atomically, so that a concurrent reader sees a complete picture.
 
         Args:
-            path: The PNG; its folder is made if needed.
+            path: The PNG; its folder is created if needed.
 
         Raises:
             ConfigError: The name does not end in ``.png``.
@@ -61,10 +61,10 @@ class Picture(Figure):
 
 
 def check_path(path: str | Path) -> Path:
-    """Give a path to which a picture can be written.
+    """Validate the path of a picture.
 
     Raises:
-        ConfigError: Its name does not end in ``.png``.
+        ConfigError: The name does not end in ``.png``.
     """
     if Path(path).suffix.lower() != ".png":
         raise ConfigError(f"plots are saved as PNG: the file name must end in .png, got {str(path)!r}")
@@ -72,7 +72,7 @@ def check_path(path: str | Path) -> Path:
 
 
 def finished(picture: Picture, path: str | Path | None) -> Picture:
-    """Write a picture if it is to be written, and hand it on."""
+    """Save a picture if a path is given, and return it."""
     if path is not None:
         picture.save(path)
     return picture
@@ -102,7 +102,7 @@ def draw_legend(axes: Axes, **options: Any) -> None:
 
 
 def plain(text: str) -> str:
-    """Write a text so that matplotlib reads no formula in it."""
+    """Escape a text so that matplotlib does not parse math in it."""
     return text.replace("$", r"\$")
 
 
@@ -135,7 +135,7 @@ def check_values(name: str, values: TokenValues | None, nums_tokens: Sequence[in
     """Raise unless there is one value for each token of each rollout.
 
     Raises:
-        ConfigError: There is not.
+        ConfigError: The numbers of values and tokens differ.
     """
     if values is None:
         return

@@ -1,4 +1,4 @@
-"""What rollouts look like by turn: reward, advantage, entropy, length."""
+"""Rollouts by turn: reward, advantage, entropy, length."""
 
 # pyright: reportUnknownMemberType=false
 # matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
@@ -42,14 +42,14 @@ _HATCHES = {"won": "", "lost": "///", "played": "", "failed": "xxx"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMeans:
-    """A quantity by turn index, over the rollouts that got so far.
+    """A quantity by turn index, over the rollouts that have such a turn.
 
     Attributes:
-        turns: (K,), the turn indices at which it is known.
-        means: (K,), over rollouts.
-        lows: (K,), where the interval over tasks begins; the mean itself where only one task got so far.
-        highs: (K,), where it ends.
-        counts: (K,), of how many rollouts.
+        turns: The turn indices with known values, (K,).
+        means: The means over rollouts, (K,).
+        lows: The lower ends of the intervals over tasks, (K,); the mean itself for a single task.
+        highs: The upper ends of the intervals, (K,).
+        counts: The numbers of rollouts, (K,).
     """
 
     turns: list[int]
@@ -74,10 +74,11 @@ def by_turn(
     sampled from. Failed rollouts are left out; of longer ones the first 50 turns are drawn.
 
     Args:
-        trajectories: The rollouts. Of a store the columns that are drawn are read, and no others.
-        advantages: (T,) for each of them; None for those of a store, which leaves that panel out where there are none.
-        entropies: (T,) for each of them.
-        path: Where to write a PNG too; its folder is made if needed.
+        trajectories: The rollouts. For a store, only the plotted columns are read.
+        advantages: The advantages, (T,) for each rollout; None for those of a store, without which that panel is left
+            out.
+        entropies: The entropies, (T,) for each rollout.
+        path: The path of an optional PNG; its folder is created if needed.
         title: The headline.
 
     Raises:
@@ -119,15 +120,15 @@ def lengths(
     path: str | Path | None = None,
     title: str = "Lengths of rollouts",
 ) -> Picture:
-    """Draw how many turns and how many tokens rollouts have, by how they ended.
+    """Draw the numbers of turns and tokens of rollouts, by stop reason.
 
     Args:
-        trajectories: The rollouts. Of a store the columns that are drawn are read, and no others.
-        path: Where to write a PNG too; its folder is made if needed.
+        trajectories: The rollouts. For a store, only the plotted columns are read.
+        path: The path of an optional PNG; its folder is created if needed.
         title: The headline.
 
     Raises:
-        ConfigError: There is no rollout.
+        ConfigError: There are no rollouts.
     """
     rollouts = lengths_of(trajectories)
     if not rollouts:
@@ -148,8 +149,8 @@ def turn_means(
 
     Args:
         rollouts: The rollouts.
-        rows: The indices of those that count.
-        value: Gives it for a rollout (by its index) and a turn; None where it is not known.
+        rows: The indices of the rollouts to include.
+        value: The function of a rollout (by its index) and a turn that returns the quantity; None if it is unknown.
     """
     found: dict[int, list[tuple[int, float]]] = {}
     for row in rows:

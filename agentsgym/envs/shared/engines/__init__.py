@@ -1,4 +1,4 @@
-"""Run the engines of games in processes of their own, since engines hang, crash and share state between threads."""
+"""Run game engines in separate processes, since engines hang, crash and share state between threads."""
 
 from agentsgym.envs.shared.engines.engine import Engine
 from agentsgym.envs.shared.engines.memory import RememberingProcesses

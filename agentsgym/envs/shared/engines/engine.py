@@ -1,4 +1,4 @@
-"""What an engine is: one game in play, in a worker process."""
+"""The engine protocol: one active episode in a worker process."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any, Protocol
 
 
 class Engine(Protocol):
-    """One game in play at a time; made without arguments, in a worker process, and used again for the next game.
+    """One active episode at a time; made without arguments, in a worker process, and reused for the next episode.
 
-    The same game and commands must give the same answers: a session whose process ended through another's fault is
+    The same game and commands must give the same responses: a session whose process was ended by another's fault is
     replayed. All values are JSON.
     """
 
     def start(self, game: dict[str, Any]) -> dict[str, Any]:
-        """Load a game and begin it."""
+        """Load a game and start it."""
         ...
 
     def step(self, command: str) -> dict[str, Any]:
-        """Play one command."""
+        """Run one command."""
         ...
 
     def close(self) -> None:
-        """Free what the engine holds; it is not used any more."""
+        """Release the engine's resources; it is not used afterwards."""
         ...

@@ -1,4 +1,4 @@
-"""A process of engines: each request names a slot, and the engine in it answers."""
+"""A process of engines: each request names a slot, whose engine responds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class _Slots:
         self._engines: dict[int, Engine] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a request; an engine that raised is not used again."""
+        """Respond to a request; an engine that raised is not reused."""
         try:
             if "load" in request:
                 module, _, name = request["load"].partition(":")
                 self._make = getattr(importlib.import_module(module), name)
                 return {"answer": {}}
             return {"answer": self._of_engine(request)}
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code; told to the owner
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code; reported to the owner
             engine = self._engines.pop(request.get("slot", -1), None)
             with suppress(Exception):
                 if engine is not None:
@@ -49,7 +49,7 @@ class _Slots:
 
 
 def main() -> None:
-    """Answer until the input ends, then close the engines."""
+    """Serve requests until the input ends, then close the engines."""
     slots = _Slots()
     try:
         serve(slots.answer)

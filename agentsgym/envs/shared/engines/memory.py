@@ -1,12 +1,12 @@
-"""Remember what engines answered, so that the rollouts of a task group do not ask for the same thing again and again.
+"""Cache engine responses, so that the rollouts of a task group do not repeat identical requests.
 
-An engine gives the same answers to the same game and commands. So the answers of a game are a tree of commands; where
-an engine names its states, positions that are equal are one, and the tree is a graph::
+An engine gives the same responses to the same game and commands. The responses of a game are therefore a tree of
+commands; if an engine identifies its states, equal positions are merged, and the tree is a graph::
 
     game ─▶ start ── "go to desk 1" ─▶ position ── "open drawer 1" ─▶ position
                  └─ "look" ─▶ start
 
-A session moves along what is known without an engine. At the first unknown command an engine begins the game and plays
+A session follows the cached graph without an engine. At the first unknown command an engine starts the game and runs
 the commands so far.
 """
 
@@ -22,19 +22,19 @@ from agentsgym.envs.shared.engines.processes import EngineProcesses
 from agentsgym.errors import EnvError
 
 STATE = "state_key"
-_BYTES_BESIDE = 400  # what an answer takes beside its text: its position, the command, the names
+_BYTES_BESIDE = 400  # the size of a response besides its text: its position, the command, the names
 
 
 @dataclass(eq=False, slots=True)
 class _Position:
-    """Where commands lead from one position: for each the answer, as JSON, and the next position."""
+    """A position and its outgoing commands: for each the response, as JSON, and the next position."""
 
     steps: dict[str, tuple[str, _Position]] = field(default_factory=dict[str, "tuple[str, _Position]"])
 
 
 @dataclass(eq=False, slots=True)
 class _Game:
-    """What is known of a game."""
+    """The cached graph of a game."""
 
     start: tuple[str, _Position] | None = None
     named: dict[str, _Position] = field(default_factory=dict[str, _Position])
@@ -43,7 +43,7 @@ class _Game:
 
 @dataclass(eq=False, slots=True)
 class _Session:
-    """Where a session is, and the commands that its engine has not been told; None where it has no engine yet."""
+    """A session's position, and the commands not yet sent to its engine; None if it has no engine yet."""
 
     game: dict[str, Any]
     known: _Game
@@ -53,22 +53,22 @@ class _Session:
 
 
 class RememberingProcesses:
-    """Plays as :class:`~agentsgym.envs.shared.engines.processes.EngineProcesses` does, and asks no engine twice.
+    """Like :class:`~agentsgym.envs.shared.engines.processes.EngineProcesses`, with cached responses.
 
-    An engine may name the position after each answer under ``"state_key"``: equal keys must mean equal answers to all
-    commands from there on. Without, only equal commands from the start lead to equal positions.
+    An engine may identify the position after each response under ``"state_key"``: equal keys must imply equal responses
+    to all later commands. Without keys, only equal commands from the start lead to equal positions.
 
     Attributes:
-        num_asked: Answers that an engine gave, replayed commands left out.
-        num_remembered: Answers that none was needed for.
+        num_asked: The number of responses by an engine, replayed commands excluded.
+        num_remembered: The number of responses from the cache.
     """
 
     def __init__(self, processes: EngineProcesses, max_mb: float) -> None:
-        """Remember nothing so far.
+        """Start with an empty cache.
 
         Args:
-            processes: Where engines run.
-            max_mb: Megabytes of answers above which the games that were not begun for longest are forgotten.
+            processes: The processes in which engines run.
+            max_mb: The cache limit in megabytes, beyond which the least recently started games are evicted.
         """
         self._processes = processes
         self._max_bytes = int(max_mb * 1e6)
@@ -79,11 +79,11 @@ class RememberingProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes that run."""
+        """The ids of the running processes."""
         return self._processes.pids
 
     def begin(self, session_id: str, game: dict[str, Any]) -> dict[str, Any]:
-        """Begin a game; arguments, result and errors as of the processes' own method."""
+        """Start an episode; arguments, result and errors as for the processes' own method."""
         self.end(session_id)
         known = self._game(json.dumps(game, sort_keys=True))
         if known.start is not None:
@@ -97,7 +97,7 @@ class RememberingProcesses:
         return given
 
     def step(self, session_id: str, command: str) -> dict[str, Any]:
-        """Play a command; result and errors as of the processes' own method."""
+        """Run a command; result and errors as for the processes' own method."""
         session = self._sessions.get(session_id)
         if session is None:
             raise EnvError(f"the engine has no game of the session {session_id!r}: it was not begun, or has ended")
@@ -113,7 +113,7 @@ class RememberingProcesses:
         return given
 
     def end(self, session_id: str) -> None:
-        """End a session, if it is in play."""
+        """End a session, if it is active."""
         session = self._sessions.pop(session_id, None)
         if session is not None and session.has_engine:
             self._processes.end(session_id)
@@ -123,7 +123,7 @@ class RememberingProcesses:
         self._processes.close()
 
     def forget(self) -> None:
-        """Start anew in a process that was forked off; what is remembered stays."""
+        """Start afresh in a forked process; the cache is kept."""
         self._lock = threading.Lock()
         self._sessions = {}
         self._processes.forget()
@@ -146,7 +146,7 @@ class RememberingProcesses:
     def _game(self, key: str) -> _Game:
         with self._lock:
             if key in self._games:
-                self._games.move_to_end(key)  # begun last, and forgotten last
+                self._games.move_to_end(key)  # most recently started, evicted last
             num_bytes = sum(game.num_bytes for game in self._games.values())
             while num_bytes > self._max_bytes:
                 _, oldest = self._games.popitem(last=False)
@@ -154,7 +154,7 @@ class RememberingProcesses:
             return self._games.setdefault(key, _Game())
 
     def _keep(self, known: _Game, given: dict[str, Any]) -> tuple[str, _Position]:
-        """Note an answer of a game; the position after it is the one of that name, if it has been seen."""
+        """Cache a response of a game; a position with a known key is reused."""
         answer = json.dumps(given)
         with self._lock:
             name = given.get(STATE)

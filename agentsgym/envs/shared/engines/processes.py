@@ -1,4 +1,4 @@
-"""Sessions in processes of engines: placed, replayed where another's fault ended their process, and freed."""
+"""Sessions in engine processes: placed, replayed if another's fault ended their process, and freed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentsgym.texts import shown
 
 @dataclass(eq=False, slots=True)
 class _Session:
-    """One game in play: what it takes to replay it, where it lives, and whether it has been begun there."""
+    """One active episode: the data to replay it, its worker, and whether it has started there."""
 
     game: dict[str, Any]
     commands: list[str] = field(default_factory=list[str])
@@ -24,11 +24,11 @@ class _Session:
 
 
 class EngineProcesses:
-    """Plays games in processes of engines, many sessions in each; may be called by many threads at once.
+    """Runs episodes in engine processes, many sessions in each; thread-safe.
 
-    Processes start at first use, and another one where all are busy, up to a number. One that dies or takes too long
-    fails the call that it worked on, and that session with it; its other sessions go on in another process, where
-    their commands are replayed.
+    Processes start at first use, and another one if all are busy, up to a limit. One that dies or takes too long fails
+    its current call, and that session with it; its other sessions continue in another process, where their commands are
+    replayed.
     """
 
     def __init__(
@@ -41,39 +41,40 @@ class EngineProcesses:
         max_games_per_process: int | None = None,
         max_sessions_per_process: int | None = None,
     ) -> None:
-        """Set up; nothing is started.
+        """Set up; no process is started.
 
         Args:
             engine: The class of the engines, as ``"module:Class"``: see :class:`~agentsgym.envs.shared.engines.Engine`.
-            num_processes: The most processes; more are started where all are full.
-            step_timeout_s: Seconds that a command may take.
-            start_timeout_s: Seconds that loading and beginning a game may take.
-            max_games_per_process: Games after which a process is replaced, once its sessions are over; None for never.
-            max_sessions_per_process: Sessions that live in a process at once; None for any number.
+            num_processes: The maximum number of processes; more are started if all are full.
+            step_timeout_s: The time limit of a command in seconds.
+            start_timeout_s: The time limit of loading and starting a game in seconds.
+            max_games_per_process: The number of episodes after which a process is replaced, once its sessions end; None
+                for never.
+            max_sessions_per_process: The maximum number of concurrent sessions per process; None for no limit.
         """
         self._engine = engine
         self._num_processes = num_processes
         self._step_timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
         self._max_games, self._max_sessions = max_games_per_process, max_sessions_per_process
-        self._lock = threading.Lock()  # of the lists; a worker's own is held while it works
+        self._lock = threading.Lock()  # guards the lists; a worker's own lock is held while it works
         self._workers: list[Worker] = []
         self._sessions: dict[str, _Session] = {}
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes that run."""
+        """The ids of the running processes."""
         with self._lock:
             return [worker.pid for worker in self._workers if worker.pid is not None and not worker.is_over]
 
     def begin(self, session_id: str, game: dict[str, Any]) -> dict[str, Any]:
-        """Begin a game, in an engine that is idle where there is one.
+        """Start an episode, in an idle engine if there is one.
 
         Args:
-            session_id: A name for the session; one of that name that is in play ends.
-            game: What the engine's ``start`` takes, JSON values.
+            session_id: A name for the session; an active session of that name ends.
+            game: The argument of the engine's ``start``, JSON values.
 
         Returns:
-            The engine's answer.
+            The engine's response.
 
         Raises:
             EnvError: The engine raised, its process died or took too long, or none can be started.
@@ -85,35 +86,35 @@ class EngineProcesses:
         return self._guarded(session_id, session, None)
 
     def step(self, session_id: str, command: str) -> dict[str, Any]:
-        """Play a command of a session; arguments, result and errors as of :meth:`begin`."""
+        """Run a command in a session; arguments, result and errors as for :meth:`begin`."""
         session = self._sessions.get(session_id)
         if session is None:
             raise EnvError(f"the engine has no game of the session {session_id!r}: it was not begun, or has ended")
         return self._guarded(session_id, session, command)
 
     def end(self, session_id: str) -> None:
-        """End a session, if it is in play; its engine is used for another one."""
+        """End a session, if it is active; its engine is reused."""
         with self._lock:
             session = self._sessions.pop(session_id, None)
             if session is not None:
                 self._leave(session)
 
     def close(self) -> None:
-        """End all processes; the sessions in play go on in new ones."""
+        """End all processes; the active sessions continue in new ones."""
         with self._lock:
             workers, self._workers = self._workers, []
         for worker in workers:
             worker.end()
 
     def forget(self) -> None:
-        """Start anew in a process that was forked off; nothing of what runs belongs to it."""
+        """Start afresh in a forked process; the running processes belong to the parent."""
         self._lock = threading.Lock()
         workers, self._workers, self._sessions = self._workers, [], {}
         for worker in workers:
             worker.forget()
 
     def _guarded(self, session_id: str, session: _Session, command: str | None) -> dict[str, Any]:
-        """Play; whatever is raised, the session is over."""
+        """Run a command; any exception ends the session."""
         doing = "when the game was begun" if command is None else f"at the command {shown(command)}"
         try:
             return self._play(session, command)
@@ -130,12 +131,12 @@ class EngineProcesses:
             raise
 
     def _play(self, session: _Session, command: str | None) -> dict[str, Any]:
-        """Begin the session where it lives, unless it is begun, and play one more command, if there is one."""
+        """Start the session in its worker, unless it has started, and run one more command, if there is one."""
         while True:
             worker = self._place(session)
             with worker.lock:
                 if worker.is_over:
-                    continue  # ended while this thread waited for its turn
+                    continue  # ended while this thread waited for the lock
                 slot, answer = {"slot": session.slot}, dict[str, Any]()
                 if not session.is_begun:
                     answer = worker.ask({**slot, "game": session.game}, self._start_timeout_s)
@@ -148,7 +149,7 @@ class EngineProcesses:
                 return answer
 
     def _place(self, session: _Session) -> Worker:
-        """Find the session's process, or another one where that has ended."""
+        """Return the session's worker, or another one if that has ended."""
         with self._lock:
             if session.worker is None or session.worker.is_over:
                 self._workers = [worker for worker in self._workers if not worker.is_over]

@@ -1,4 +1,4 @@
-"""The settings that environments over engines share: those of their processes."""
+"""The process settings shared by environments that use engines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SECONDS = "a positive number of seconds"
 
 
 def process_fields(num_processes: int) -> dict[str, Field]:
-    """Give the keys of ``env_config`` that set up processes, with how many there are by default."""
+    """Return the keys of ``env_config`` that configure processes, with the given default number."""
     return {
         "num_processes": Field(default=num_processes, expected="a positive int", valid=is_int(1)),
         "step_timeout_s": Field(default=60.0, expected=_SECONDS, valid=is_positive_number),

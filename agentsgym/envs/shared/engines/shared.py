@@ -1,4 +1,4 @@
-"""The processes of engines that a Python process has, by engine and settings."""
+"""The engine processes shared within a Python process, by engine and settings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _shared_lock = threading.Lock()
 def shared_processes(
     engine: str, *, remember_mb: float = 0.0, **settings: Any
 ) -> EngineProcesses | RememberingProcesses:
-    """Find this process's processes of an engine and settings, made at first use and ended at exit.
+    """Return this process's shared engine processes, made at first use and ended at exit.
 
-    An environment calls this whenever it needs them and keeps nothing, so that it can be pickled and forked.
+    An environment calls this at every use and stores nothing, so that it can be pickled and forked.
 
     Args:
-        engine: As of :class:`EngineProcesses`.
-        remember_mb: Megabytes of answers that are remembered: see :class:`RememberingProcesses`; 0 for none.
-        **settings: As of :class:`EngineProcesses`.
+        engine: The engine, as for :class:`EngineProcesses`.
+        remember_mb: Megabytes of cached responses: see :class:`RememberingProcesses`; 0 for none.
+        **settings: Further arguments of :class:`EngineProcesses`.
     """
     key = (engine, remember_mb, *sorted(settings.items()))
     with _shared_lock:
@@ -35,13 +35,13 @@ def shared_processes(
 
 
 def close_shared() -> None:
-    """End all shared processes of engines; the next game starts new ones."""
+    """End all shared engine processes; the next episode starts new ones."""
     for processes in [*_shared.values()]:
         processes.close()
 
 
 def _forget_shared() -> None:
-    global _shared_lock  # noqa: PLW0603  # a thread of the other process may hold it
+    global _shared_lock  # noqa: PLW0603  # a thread of the parent may hold it
     _shared_lock = threading.Lock()
     for processes in _shared.values():
         processes.forget()

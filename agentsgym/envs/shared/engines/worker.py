@@ -1,4 +1,4 @@
-"""One process of engines, as its owner sees it: the slots that are free, and the sessions that live in the others."""
+"""One process of engines, from its owner's side: the free slots, and the sessions in the others."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _LOAD_LIMIT_S = 180.0  # imports, on a busy machine
 
 
 class EngineError(Exception):
-    """What an engine raised, in its process."""
+    """An exception that an engine raised in its process."""
 
 
 class Worker:
     """A process of engines.
 
     Attributes:
-        lock: Held while the process works; threads take turns.
-        is_over: Whether the process has ended; its sessions are to be replayed in another one.
-        num_games: Games begun so far.
+        lock: The lock that is held while the process works; threads take turns.
+        is_over: Whether the process has ended; its sessions are then replayed in another one.
+        num_games: The number of episodes started so far.
     """
 
     def __init__(self, engine: str) -> None:
-        """Set up; the process starts with its first game.
+        """Set up; the process starts with its first episode.
 
         Args:
             engine: The class of the engines, as ``"module:Class"``.
@@ -42,12 +42,12 @@ class Worker:
 
     @property
     def num_sessions(self) -> int:
-        """How many sessions live here."""
+        """The number of sessions in this process."""
         return len(self._taken)
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None where it has not started."""
+        """The id of the process; None before it has started."""
         return None if self._child is None else self._child.pid
 
     def take_slot(self) -> int:
@@ -59,13 +59,13 @@ class Worker:
         return slot
 
     def free_slot(self, slot: int) -> None:
-        """Give a slot back; its engine waits for the next game."""
+        """Return a slot; its engine waits for the next episode."""
         if slot in self._taken:
             self._taken.remove(slot)
             self._free.append(slot)
 
     def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Ask the process, whose lock the caller holds.
+        """Send a request; the caller must hold the lock.
 
         Raises:
             EngineError: The engine raised.
@@ -80,7 +80,7 @@ class Worker:
         except EngineError:
             raise
         except BaseException:
-            self.end()  # whatever broke the wait off: an answer that nobody has read would be taken for the next one
+            self.end()  # an unread response would be taken for the next request's
             raise
 
     def _answer(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Worker:
             self._child.end()
 
     def forget(self) -> None:
-        """Leave the process to the process that started it, of which this one is a fork."""
+        """Drop the process without ending it, after a fork: it belongs to the parent."""
         self.is_over = True
         if self._child is not None:
             self._child.forget()

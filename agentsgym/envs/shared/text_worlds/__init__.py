@@ -1,1 +1,1 @@
-"""What the text worlds have in common: commands that are read, and players that follow a walkthrough."""
+"""Shared parts of the text worlds: parsing of commands, and players that follow a walkthrough."""

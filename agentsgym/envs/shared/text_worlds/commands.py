@@ -1,4 +1,4 @@
-"""Read a command out of what the agent said."""
+"""Parse a command from the agent's text."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import re
 
 from agentsgym.envs.shared.numbers import without_thoughts
 
-MOST_CHARS = 200  # of a command
+MOST_CHARS = 200  # in a command
 _TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.S | re.I)
 
 
 def read_command(text: str) -> str | None:
-    r"""Give the command that the agent says; None where it says none.
+    r"""Return the command in the agent's text; None if there is none.
 
-    Thoughts do not count. The last ``<action>…</action>``, which the end of the text may close, goes before all else,
-    then the last line of which something is left without a prompt sign in front, and quotes, stars, brackets and a full
-    stop around it; spaces are single. What cannot be printed counts as a space: an interpreter may end at a NUL.
+    Thoughts are ignored. The last ``<action>…</action>``, which the end of the text may close, takes precedence;
+    otherwise the last line that is not empty after removing a leading prompt sign and surrounding quotes, stars,
+    brackets and a full stop; spaces are single. Unprintable characters count as spaces: an interpreter may stop at a
+    NUL.
 
     >>> read_command("I will try.\n> go east."), read_command("<action>open  door</action>"), read_command("<think>Hm")
     ('go east', 'open door', None)
@@ -31,7 +32,7 @@ def read_command(text: str) -> str | None:
 
 
 def listed(commands: list[str]) -> str:
-    """Write the commands that can be given, for a prompt.
+    """Format the admissible commands for a prompt.
 
     >>> listed(["go east", "look"])
     'Possible commands: go east, look'

@@ -1,4 +1,4 @@
-"""What the environments over engines of text worlds share: sessions in processes, prompts, commands, rewards."""
+"""The common base of environments over text-world engines: sessions in processes, prompts, commands, rewards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def engine_fields(*, admissible_commands: bool, num_processes: int) -> dict[str, Field]:
-    """Give the keys of ``env_config`` that every such environment has, with the defaults of one."""
+    """Return the keys of ``env_config`` common to all such environments, with one environment's defaults."""
     return {
         "admissible_commands": Field(default=admissible_commands, expected="True or False", valid=is_bool),
         **process_fields(num_processes),
@@ -30,11 +30,11 @@ def engine_fields(*, admissible_commands: bool, num_processes: int) -> dict[str,
 
 
 class TextWorldBase(MultistepEnv):
-    """An environment whose game an engine plays, in a process of its own.
+    """An environment whose episodes run in an engine, in a separate process.
 
-    An engine's answers have ``text``, ``admissible`` (the commands that can be given; empty where they are not
-    listed), ``policy`` (commands that win from here, where they are known), ``won``, ``lost``, ``score`` and
-    ``progress`` (1 when won) and ``key``; that of ``start`` also ``walkthrough``, that of ``step`` ``understood``.
+    An engine's responses have ``text``, ``admissible`` (the admissible commands; empty if they are not listed),
+    ``policy`` (commands that win from here, if known), ``won``, ``lost``, ``score`` and ``progress`` (1 when won) and
+    ``key``; that of ``start`` also ``walkthrough``, that of ``step`` ``understood``.
 
     Attributes:
         engine: The engine's class, as ``"module:Class"``.
@@ -59,7 +59,7 @@ class TextWorldBase(MultistepEnv):
         super().__setstate__({**state, "_name": uuid.uuid4().hex})
 
     def _in_engine(self, session_id: str) -> str:
-        """Name a session among those of all environments that share the processes."""
+        """Return a session id that is unique among all environments that share the processes."""
         return f"{self._name} {session_id}"
 
     def _check_installed(self) -> None:
@@ -71,19 +71,19 @@ class TextWorldBase(MultistepEnv):
         return shared_processes(self.engine, **{key: config[key] for key in keys}, **self._process_limits())
 
     def _process_limits(self) -> dict[str, Any]:
-        """Give further limits of :class:`~agentsgym.envs.shared.engines.EngineProcesses`."""
+        """Return further limits for :class:`~agentsgym.envs.shared.engines.EngineProcesses`."""
         return {}
 
     @abstractmethod
     def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
-        """Say which game a task is, for the engine."""
+        """Return the engine's description of a task's game."""
 
     def _refusal(self, state: State, command: str) -> str | None:
-        """Say why a command is not handed to the engine; None if it is."""
+        """Return why a command is not passed to the engine; None if it is."""
         return None
 
     def _paid(self, answer: Mapping[str, Any]) -> float:
-        """What has been earned up to here; a turn is paid how much more it is than at the turn before, from 0 on."""
+        """The return so far, from 0 on; a turn's reward is its increase."""
         return answer["score"]
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
@@ -134,11 +134,11 @@ class TextWorldBase(MultistepEnv):
         return next_state, paid - state["paid"], done, info
 
     def _state_key(self, state: State) -> Hashable:
-        """The facts of the world and the score, hashed: with equal keys, the same is left to do."""
+        """The facts of the world and the score, hashed: equal keys imply that the same remains to be done."""
         return state["answer"]["key"]
 
     def _potential(self, state: State) -> float | None:
-        """The progress: 1 at the end of the game, where it is won."""
+        """The progress: 1 at the end of a won episode."""
         return state["answer"]["progress"]
 
     def _close_episode(self, session_id: str, state: State) -> None:
@@ -150,7 +150,7 @@ def _info(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _followed(state: State, command: str, answer: Mapping[str, Any]) -> int | None:
-    """How many commands of the walkthrough have been given; None where something else was done to the world."""
+    """The number of walkthrough commands followed so far; None after a command off the walkthrough."""
     followed: int | None = state["followed"]
     if followed is None:
         return None

@@ -1,7 +1,7 @@
-"""Players of text worlds: one that leaves it to chance, one that knows the way, one that shows it to a learner.
+"""Players of text worlds: a random one, one that follows the solution, one that demonstrates it to a learner.
 
-They know more than the conversation: they read the state of their session in the environment, so that they play where
-it lives, in line or in threads.
+They use more than the conversation: they read the session's state in the environment, so they run in its process, in
+line or in threads.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
 
 _LOOK = "look"
-_HARMLESS = {"go", "examine", "look", "inventory", "open", "close"}  # what can be undone, and loses no game
+_HARMLESS = {"go", "examine", "look", "inventory", "open", "close"}  # reversible, and never fails the task
 
 
 class WorldPlayer(ScriptedPlayer[NotesT]):
-    """Chooses a command by the state of the session.
+    """Chooses a command based on the session's state.
 
     Args:
-        env: The environment that is played.
-        seed: Makes the random stream of every conversation.
+        env: The environment.
+        seed: The seed of every conversation's random stream.
     """
 
     def __init__(self, env: MultistepEnv, seed: int = 0) -> None:
@@ -33,10 +33,10 @@ class WorldPlayer(ScriptedPlayer[NotesT]):
         self._env = env
 
     def _state(self, request: TurnRequest) -> dict[str, Any]:
-        """Find the state of a session.
+        """Return the state of a session.
 
         Raises:
-            AgentError: The session lives in another process, or in another environment.
+            AgentError: The session belongs to another process, or to another environment.
         """
         state = self._env.active_states.get(request.session_id)
         if state is None:
@@ -48,7 +48,7 @@ class WorldPlayer(ScriptedPlayer[NotesT]):
 
 
 class _Player(WorldPlayer[Notes]):
-    """Needs no notes beside the random stream."""
+    """A player without notes beyond the random stream."""
 
     def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
         return Notes(generator=generator)
@@ -61,14 +61,14 @@ class _Player(WorldPlayer[Notes]):
 
 
 class RandomPlayer(_Player):
-    """Gives one of the possible commands, each equally likely."""
+    """Picks each possible command with equal probability."""
 
     def _choose(self, state: dict[str, Any], stream: random.Random) -> str:
         return stream.choice(state["answer"]["admissible"] or [_LOOK])
 
 
 class ReferencePlayer(_Player):
-    """Follows the walkthrough; off it, the commands that the engine knows to win, where it knows them."""
+    """Follows the walkthrough; off it, the winning commands that the engine provides, if any."""
 
     def _choose(self, state: dict[str, Any], stream: random.Random) -> str:
         followed: int | None = state["followed"]
@@ -80,11 +80,11 @@ class ReferencePlayer(_Player):
 
 
 class ImitationPlayer(ReferencePlayer):
-    """Follows the walkthrough, and now and then does another harmless thing, where the engine knows the way back.
+    """Follows the walkthrough, with occasional harmless other commands if the engine knows the way back.
 
     Args:
-        env: The environment that is played.
-        seed: Makes the random stream of every conversation.
+        env: The environment.
+        seed: The seed of every conversation's random stream.
         noise: The probability of another command, in [0, 1].
     """
 
