@@ -92,8 +92,9 @@ def check_trainer(trainer: Any, *, by_turn: bool, rollouts_per_group: int | None
             raise ConfigError(f"GRPOConfig({name}={getattr(args, name)!r}) is refused with rollout_func: {reason}")
     if args.generation_kwargs and not args.use_vllm:
         raise ConfigError(
-            f"GRPOConfig(generation_kwargs={args.generation_kwargs!r}) is refused with rollout_func: without use_vllm "
-            "set temperature, top_p, top_k, min_p and repetition_penalty themselves, and stop_strings of rollout_func"
+            f"GRPOConfig(generation_kwargs={args.generation_kwargs!r}) is refused with rollout_func: without "
+            "use_vllm, set temperature, top_p, top_k, min_p and repetition_penalty themselves, and stop_strings of "
+            "rollout_func"
         )
     if by_turn:
         _check_turns(trainer, rollouts_per_group)

@@ -105,7 +105,7 @@ def test_what_a_scored_rollout_may_leave_out_has_an_entry_a_turn_if_it_is_there(
     plain = ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None])
     assert not getattr(plain, name)
     assert plain.role(0) is None
-    with pytest.raises(ValueError, match=f"{name} needs one entry a turn or none, got 2 of 1"):
+    with pytest.raises(ValueError, match=f"{name} needs one entry per turn or none, got 2 of 1"):
         ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None], **{name: [[0.0]] * 2})
 
 

@@ -195,5 +195,7 @@ def test_lengths_must_agree() -> None:
 
 
 def test_a_role_with_turns_needs_a_final_reward() -> None:
-    with pytest.raises(ValueError, match=r"final_rewards needs that of each role of the turns, and has none of {'O'}"):
+    with pytest.raises(
+        ValueError, match=r"final_rewards must have a reward for each role that took a turn, but has none for {'O'}"
+    ):
         credited_turn_rewards([1.0, 0.0], 1.0, [1, 1], "step", roles="XO", final_rewards={"X": 1.0})

@@ -188,7 +188,7 @@ def register_player(name: str, factory: Callable[..., Any]) -> None:
         ConfigError: The name is taken or none, or the factory cannot be called.
     """
     if name in ("random", "first", SELF) or not name:
-        raise ConfigError(f"the name of a player must be a new, non-empty text, got {shown(name)}")
+        raise ConfigError(f"the name of a player must be a new, non-empty string, got {shown(name)}")
     if not callable(factory):  # pyright: ignore[reportUnnecessaryComparison]
         raise ConfigError(f"register_player requires a function that returns an agent, got {shown(factory)}")
     _registered[name] = factory

@@ -95,7 +95,7 @@ def test_a_generator_of_one_question_cannot_be_shared_out() -> None:
         except ConfigError as error:
             refused.append(str(error))
     assert len(refused) == 1
-    assert "there are too few different questions to split; use split='all'" in refused[0]
+    assert "too few different questions to split; use split='all'" in refused[0]
 
 
 class Solver(Agent):
