@@ -43,7 +43,7 @@ Config = Annotated[
         "--config",
         "-c",
         metavar="KEY=VALUE",
-        help="Key of env_config; the value is parsed as JSON, else taken as text. Repeatable.",
+        help="Key of env_config; the value is parsed as JSON if possible, otherwise taken as a string. Repeatable.",
     ),
 ]
 ConfigFile = Annotated[

@@ -141,9 +141,10 @@ def _filled(text: str, parts: Mapping[str, str]) -> str:
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Class name, as in GuessAWord.", show_default=False)],
     folder: Annotated[Path, typer.Option("--folder", metavar="FOLDER", help="Folder to write the files to.")] = Path(),
-    tools: Annotated[bool, typer.Option("--tools", help="An environment whose agent calls tools.")] = False,
+    tools: Annotated[bool, typer.Option("--tools", help="Create an environment whose agent calls tools.")] = False,
     mcp: Annotated[
-        bool, typer.Option("--mcp", help="With --tools: the tools are those of an MCP server, written beside it.")
+        bool,
+        typer.Option("--mcp", help="With --tools: provide the tools by an MCP server, in a file of the same folder."),
     ] = False,
 ) -> None:
     """Create an environment that runs, its test, and a training configuration.

@@ -76,7 +76,7 @@ def escaped_string(text: str, start: int) -> tuple[str, int]:
     ("it's\nfine", 13)
 
     Raises:
-        MalformedCallError: It is not closed, or contains half of a surrogate pair.
+        MalformedCallError: It is not closed, or holds half of a surrogate pair.
     """
     found = _ESCAPED_STRING.match(text, start)
     if found is None:
