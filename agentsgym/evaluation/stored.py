@@ -116,7 +116,7 @@ class StoredEvaluation:
         env = self._envs[0]
         if type(env).rollout is not MultistepEnv.rollout:
             raise ConfigError(
-                f"{type(env).__name__} overrides rollout, so that single rollouts cannot be skipped: use resume=False"
+                f"{type(env).__name__} overrides rollout, so single rollouts cannot be skipped: use resume=False"
             )
         return partial(self._play_missing, env, num_rollouts)
 

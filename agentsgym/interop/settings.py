@@ -121,8 +121,8 @@ def _check_turns(trainer: Any, rollouts_per_group: int | None) -> None:
     if rollouts_per_group is None or rollouts_per_group >= num_rows:
         raise ConfigError(
             f"credit='turn' spends the rows of a task group (num_generations={num_rows}) on the turns of fewer "
-            f"rollouts and one row that balances their sum, so that rollouts_per_group must be an int below "
-            f"{num_rows}, got {rollouts_per_group!r}; rollouts_per_group * turns + 1 rows keep every turn's own"
+            f"rollouts and one row that balances their sum, so rollouts_per_group must be an int below {num_rows}, "
+            f"got {rollouts_per_group!r}; rollouts_per_group * turns + 1 rows keep every turn's own"
         )
     if len(trainer.reward_funcs) != 1:
         raise ConfigError(
