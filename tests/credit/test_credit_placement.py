@@ -120,7 +120,7 @@ def test_environment_tokens_get_the_fill() -> None:
 
 
 def test_advantages_that_do_not_fit_are_refused_by_that_name() -> None:
-    with pytest.raises(ValueError, match="expected one advantage a turn: 2 turns, got 1"):
+    with pytest.raises(ValueError, match="expected one advantage per turn: 2 turns, got 1"):
         token_advantages(trajectory(), [3.0], estimator=grpo)
     with pytest.raises(ValueError, match="turn 0 has 2 tokens, got 1 advantages for them"):
         token_advantages(trajectory(), [[3.0], 1.0], estimator=grpo)

@@ -84,7 +84,7 @@ def test_on_cpus_the_launcher_starts_deepspeed_and_the_settings_cannot(monkeypat
 def test_a_missing_compiler_is_told_before_deepspeed_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LAUNCHED, "true")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ConfigError, match="there is no 'no-such-compiler': install a C\\+\\+ compiler"):
+    with pytest.raises(ConfigError, match="'no-such-compiler' was not found: install a C\\+\\+ compiler"):
         zero.check_launch(given())
 
 

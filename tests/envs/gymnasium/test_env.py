@@ -128,7 +128,7 @@ def test_a_task_brings_a_map_of_its_own() -> None:
 def test_a_map_that_is_none_is_refused_before_anything_is_played(wrong: Any) -> None:
     with pytest.raises(TaskError, match="must be a list of equally long rows of the letters S, F, H and G"):
         GymnasiumEnv(None, DRY).rollout([{"map": wrong}], RandomAgent(["left"]))
-    with pytest.raises(TaskError, match="is for FrozenLake"):
+    with pytest.raises(TaskError, match="is only valid for FrozenLake"):
         GymnasiumEnv(None, {"id": "Taxi-v4"}).rollout([{"map": MAP}], RandomAgent(["left"]))
 
 
@@ -228,7 +228,7 @@ class Photographs(Corridor):
         ({"id": "os:Thing-v0"}, "must be an id without a module"),
         ({"id": "Pendulum-v1"}, "plays discrete actions, but this action space is Box"),
         ({"id": "Blackjack-v1", "render": "ansi"}, r"it renders in the modes \['human', 'rgb_array'\]"),
-        ({"make_kwargs": {"is_slipery": True}}, "cannot be made with"),
+        ({"make_kwargs": {"is_slipery": True}}, "cannot be created with"),
         ({"make_kwargs": {"map_name": None}}, "draws a map that does not depend on the seed"),
         ({"make_kwargs": {"render_mode": "human"}}, "must be 'ansi' or left out, got 'human'"),
         ({"id": lambda: 7}, "must make a gymnasium.Env, got 7"),

@@ -291,7 +291,7 @@ def test_no_redirect_is_followed_with_the_headers(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("settings_of_server", "problem"),
     [
-        ({}, "requires exactly one of url and command, got none"),
+        ({}, "requires exactly one of url and command, got neither"),
         ({"url": "http://x", "command": ["x"]}, "requires exactly one of url and command, got both"),
         ({"url": "x:80"}, "OpenEnvServer.url must be a URL such as"),
         ({"url": "http://x:port"}, "OpenEnvServer.url must be a URL such as"),
