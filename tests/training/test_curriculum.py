@@ -191,7 +191,7 @@ def test_a_resumed_training_draws_as_one_that_was_never_interrupted(tmp_path: Pa
     assert later == secrets[24:]
     assert resumed.curriculum.state_dict() == whole.curriculum.state_dict()
     other, _ = played(tmp_path / "whole", curriculum=curriculum_of(window=16))
-    with pytest.raises(ConfigError, match="is of a curriculum with"):
+    with pytest.raises(ConfigError, match="belongs to a curriculum with"):
         other.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     without, _ = played(tmp_path / "whole", curriculum=None)
     with pytest.raises(ConfigError, match="was saved with a curriculum"):
