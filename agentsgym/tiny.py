@@ -90,7 +90,7 @@ def _tasks(env: MultistepEnv, tasks: Any, num_episodes: int, seed: int) -> Seque
         try:
             tasks = env.get_train_dataset()
         except NotImplementedError as error:
-            raise ConfigError(f"words are recorded from episodes, and there are no tasks to play: {error}") from error
+            raise ConfigError(f"words are recorded from episodes, but there are no tasks to play: {error}") from error
     given = tasks_of_rows(env, tasks, "tasks")
     seeds = [derive_seed("recorded texts", seed, episode) for episode in range(num_episodes)]
     first = [task if task.get("seed") is not None else {**task, "seed": own} for task, own in zip(given, seeds)]  # noqa: B905  # the shorter
@@ -301,7 +301,7 @@ def _texts_of(source: Any, tasks: Any, agent: Any, num_episodes: int) -> Any:
     """Return the texts of a source of any kind; an invalid source is passed on, for the tokenizer to reject."""
     if isinstance(source, type):
         raise ConfigError(
-            f"a tiny policy is made from an environment, got a class: write {source.__name__}(None, config)"
+            f"a tiny policy is built from an environment, got a class: write {source.__name__}(None, config)"
         )
     if not isinstance(source, MultistepEnv):
         own = source.vocabulary_texts() if isinstance(source, HasVocabulary) else source

@@ -49,8 +49,8 @@ class Agent:
         name = type(self).__name__
         if type(self).act is not Agent.act:
             raise NotImplementedError(
-                f"{name} has no get_action: it answers whole requests, whose token ids an environment with a tokenizer "
-                f"records, through {name}.act; play it with env.rollout(tasks, agent) or evaluate(env, agent, tasks)"
+                f"{name} has no get_action: it is called through {name}.act, with token ids: use env.rollout(tasks, "
+                "agent) or evaluate(env, agent, tasks), with an environment that has a tokenizer"
             )
         raise NotImplementedError(f"{name} must define get_action or act")
 

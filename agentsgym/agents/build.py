@@ -93,6 +93,6 @@ def refuse_prompt_learning(adapters: Iterable[Any]) -> None:
     for adapter in adapters:
         if adapter.is_prompt_learning:
             raise ConfigError(
-                f"a {type(adapter).__name__} prepends its own tokens to every prompt, so that no record would "
-                "be exact: use LoRA or another adapter inside the layers"
+                f"a {type(adapter).__name__} prepends its own tokens to every prompt, so no record would be exact: "
+                "use LoRA or another adapter inside the layers"
             )

@@ -88,16 +88,18 @@ class DirectOutputAgent(Agent):
         if self._generates and self._tokenizer is None:
             raise ConfigError(f"a model needs its tokenizer: DirectOutputAgent(model, tokenizer), got {name} alone")
         if not self._generates and self._tokenizer is not None:
-            raise ConfigError(f"a tokenizer is for a model with generate, got one beside {name}")
+            raise ConfigError(f"a tokenizer is only valid with a model, got one with {name}")
         if not callable(source) and self._engine is None:
             raise ConfigError(
                 f"a source must be a function of the messages, a model or a vLLM engine, got {shown(source)}"
             )
         if self._options and not self._generates:
-            raise ConfigError(f"generation options are for a model, got {sorted(self._options)} beside {name}")
+            raise ConfigError(
+                f"generation options are only valid with a model, got {sorted(self._options)} with {name}"
+            )
         refused = _REFUSED_OPTIONS if self._engine is None else Engine.REFUSED_OPTIONS
         if given := sorted(refused & self._options.keys()):
-            raise ConfigError(f"DirectOutputAgent needs one answer per prompt, ended by its own token, got {given}")
+            raise ConfigError(f"DirectOutputAgent needs one answer per prompt, with its end-of-turn token, got {given}")
         if not isinstance(self._max_new_tokens, int) or self._max_new_tokens < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"max_new_tokens must be an int of at least 1, got {shown(self._max_new_tokens)}")
 

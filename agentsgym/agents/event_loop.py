@@ -105,7 +105,9 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     thread = _thread
     if is_on_agents_loop():
         coroutine.close()
-        raise RuntimeError("an agent's coroutine must await another agent's aact, not call its act or get_action")
+        raise RuntimeError(
+            "an agent's coroutine must await another agent's aact instead of calling its act or get_action"
+        )
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result()

@@ -326,7 +326,8 @@ def _logprobs(choice: Mapping[str, Any], num_tokens: int) -> Sequence[float] | N
     values: Any = cast("Mapping[str, Any]", given).get("token_logprobs") if isinstance(given, Mapping) else None
     if not isinstance(values, list) or len(cast("list[Any]", values)) != num_tokens:
         raise RequestError(
-            f"its answer has {num_tokens} token ids but other log-probabilities: {shown(cast('object', given))}"
+            f"its answer has {num_tokens} token ids but log-probabilities for different ones: "
+            f"{shown(cast('object', given))}"
         )
     if not all(isinstance(value, int | float) for value in cast("list[Any]", values)):
         raise RequestError(f"its answer has log-probabilities that are not numbers: {shown(cast('object', values))}")

@@ -81,7 +81,7 @@ class Server:
         if key is None:
             raise ConfigError("OpenAI needs an api_key or the environment variable OPENAI_API_KEY, got neither")
         if not _is_sendable(key):
-            raise ConfigError("the api_key must be printable ASCII text, without spaces or line ends around it")
+            raise ConfigError("the api_key must be printable ASCII text, without surrounding spaces or line breaks")
         return key
 
     def __reduce__(self) -> tuple[Callable[..., Server], tuple[dict[str, Any]]]:

@@ -82,7 +82,7 @@ class RandomAgent(Agent):
         """
         texts: Any = choices  # foreign data: checked before it is believed
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
-            raise ConfigError(f"choices must be a list of at least one text, got {shown(texts)}")
+            raise ConfigError(f"choices must be a list of at least one string, got {shown(texts)}")
         self._choices = tuple(choices)
         self._seed = seed
         self._num_sessions = 0
@@ -118,4 +118,4 @@ def _as_action(action: Any, turn: int) -> Action:
         return Action(text=action)
     if isinstance(action, Action):
         return action
-    raise ConfigError(f"action {turn} of a script must be a text or an Action, got {shown(action)}")
+    raise ConfigError(f"action {turn} of a script must be a string or an Action, got {shown(action)}")

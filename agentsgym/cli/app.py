@@ -53,7 +53,7 @@ def agentsgym_command(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Environments, evaluation and training of language-model agents over many turns.
+    """Environments, evaluation and training for multi-turn language-model agents.
 
     Exit codes: 0 for success, 1 for failure, 2 for invalid usage.
     """

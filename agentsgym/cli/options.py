@@ -43,7 +43,7 @@ Config = Annotated[
         "--config",
         "-c",
         metavar="KEY=VALUE",
-        help="Key of env_config; the value is parsed as JSON, else taken as text. Repeatable.",
+        help="Key of env_config; the value is parsed as JSON if possible, otherwise taken as a string. Repeatable.",
     ),
 ]
 ConfigFile = Annotated[
@@ -142,7 +142,7 @@ def mapping_of_file(path: Path, option: str) -> dict[str, Any]:
         raise UsageError(f"{option}: {path} cannot be read: {error}") from error
     fields = cast("dict[Any, Any]", value) if isinstance(value, dict) else None
     if fields is None or not all(isinstance(key, str) for key in fields):
-        raise UsageError(f"{option}: {path} must contain a mapping with text keys")
+        raise UsageError(f"{option}: {path} must contain a mapping with string keys")
     return fields
 
 

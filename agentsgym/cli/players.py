@@ -145,7 +145,7 @@ def read_script(path: Path) -> list[str]:
     if not isinstance(actions, list):  # "7" is an action, not a list
         return text.splitlines()
     if not all(isinstance(action, str) for action in cast("list[Any]", actions)):
-        raise UsageError(f"the script {path} must be a JSON list of texts, or one action per line")
+        raise UsageError(f"the script {path} must be a JSON list of strings, or have one action per line")
     return cast("list[str]", actions)
 
 

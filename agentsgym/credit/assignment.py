@@ -203,8 +203,8 @@ class AdvantageAssigner:
             if turns is None:
                 raise ConfigError(
                     f"advantage_estimator {estimator.name!r} must return one finite number for each of the "
-                    f"{len(rollout.turn_rewards)} turns of rollout {i}, or for one of {list(rollout.token_counts)} "
-                    f"tokens a list of so many, got {shown(entries[i])}"
+                    f"{len(rollout.turn_rewards)} turns of rollout {i}, or a list of one per token for turns of "
+                    f"{list(rollout.token_counts)} tokens, got {shown(entries[i])}"
                 )
         return cast("TurnEntries", plain)
 

@@ -244,8 +244,8 @@ def _turn_values(rollout: ScoredRollout, discount: float) -> list[float]:
     """V before each turn, (K,)."""
     if len(rollout.values) != len(rollout.turn_rewards):
         raise ConfigError(
-            "turn_gae and bilevel_gae use the values of a value head, and the rollouts have none: set value_head "
-            "to 'shared' or 'separate', or choose another advantage_estimator"
+            "turn_gae and bilevel_gae use the values of a value head, but the rollouts have none: set value_head to "
+            "'shared' or 'separate', or choose another advantage_estimator"
         )
     values: list[float] = []
     following = 0.0

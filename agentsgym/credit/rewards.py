@@ -170,7 +170,9 @@ def check_final_rewards(roles: Iterable[Hashable], final_rewards: Mapping[Hashab
         ValueError: A role has none, and another has one.
     """
     if final_rewards and (missing := set(roles).difference(final_rewards)):
-        raise ValueError(f"final_rewards needs that of each role of the turns, and has none of {shown(missing)}")
+        raise ValueError(
+            f"final_rewards must have a reward for each role that took a turn, but has none for {shown(missing)}"
+        )
 
 
 def turns_by_role(roles: Sequence[Hashable]) -> dict[Hashable, list[int]]:
@@ -264,7 +266,7 @@ def token_counts(trajectory: Trajectory) -> list[int]:
 
 def _check_one_a_turn(trajectory: Trajectory, entries: Sequence[object], name: str) -> None:
     if len(entries) != len(trajectory.turns):
-        raise ValueError(f"expected one {name} a turn: {len(trajectory.turns)} turns, got {len(entries)}")
+        raise ValueError(f"expected one {name} per turn: {len(trajectory.turns)} turns, got {len(entries)}")
 
 
 def _check_name(option: str, name: str, known: Iterable[str]) -> None:

@@ -59,7 +59,9 @@ class ScoredRollout:
         for name in ("roles", "potentials", "token_counts", "values", "invalid"):
             given = getattr(self, name)
             if given and len(given) != len(self.turn_rewards):
-                raise ValueError(f"{name} needs one entry a turn or none, got {len(given)} of {len(self.turn_rewards)}")
+                raise ValueError(
+                    f"{name} needs one entry per turn or none, got {len(given)} of {len(self.turn_rewards)}"
+                )
         check_final_rewards(self.roles, self.final_rewards)
 
     @classmethod

@@ -159,10 +159,10 @@ def _part(rollout: ScoredRollout, role: Hashable, turns: Sequence[int], group: i
     if _is_untold(rollout):
         roles = " and ".join(shown(one) for one in turns_by_role(rollout.roles))
         raise ConfigError(
-            f"a rollout{of_environment(rollout.environment)} has turns of the roles {roles}, and its rewards do not "
-            "say whom they pay, so that every role would be credited with what the others won: return "
-            "info['rewards'] = {role: reward} from _step_episode in each step that pays (the same reward for all "
-            "roles that play together), or take advantage_estimator='reward'"
+            f"a rollout{of_environment(rollout.environment)} has turns of the roles {roles}, but its rewards are not "
+            "given by role, so every role would be credited with the rewards of the others: return info['rewards'] = "
+            "{role: reward} from _step_episode in each step with a reward (the same for all roles that play "
+            "together), or take advantage_estimator='reward'"
         )
     # In a game without a word about a role nobody was paid; one that failed is in no baseline.
     told: Mapping[Hashable, float] = rollout.final_rewards

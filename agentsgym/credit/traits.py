@@ -55,7 +55,7 @@ class EstimatorTraits:
 
     def __post_init__(self) -> None:
         for word in sorted(self.uses.difference(get_args(Use))):
-            raise ConfigError(f"uses has a word that is unknown: {word!r}{did_you_mean(word, get_args(Use))}")
+            raise ConfigError(f"uses has the unknown word {word!r}{did_you_mean(word, get_args(Use))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def estimator_traits(
     EstimatorTraits(uses=frozenset({'final_reward'}), compares_in_task_groups=False, per_token=False)
     """
     if isinstance(uses, str):
-        raise ConfigError(f"uses must be a list or a set of words, got the lone word {uses!r}")
+        raise ConfigError(f"uses must be a list or a set of words, got the single word {uses!r}")
     traits = EstimatorTraits(uses=frozenset(uses), compares_in_task_groups=compares_in_task_groups, per_token=per_token)
     return Declaration(traits_of=lambda _options: traits).on
 

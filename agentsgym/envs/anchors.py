@@ -29,6 +29,4 @@ class Anchors:
         if not (is_number()(self.random) and is_number()(self.optimal)):
             raise ConfigError(f"anchors must be finite numbers, got {shown(self.random)} and {shown(self.optimal)}")
         if self.optimal < self.random and not math.isclose(self.optimal, self.random, abs_tol=1e-9):
-            raise ConfigError(
-                f"optimal play earns at least what random play does, got {self.optimal!r} and {self.random!r}"
-            )
+            raise ConfigError(f"optimal must be at least random, got {self.optimal!r} and {self.random!r}")

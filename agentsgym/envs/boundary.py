@@ -319,7 +319,7 @@ def with_role_reward(role: Hashable, step: Step) -> Step:
         return step
     if rewards and role is None and None not in rewards:
         raise EnvError(
-            "_role must return the role that acted when _step_episode gives rewards by role, got None beside "
+            "_role must return the role that acted when _step_episode gives rewards by role, got None with "
             f"info['rewards'] = {shown(dict(rewards))}"
         )
     if role not in rewards:

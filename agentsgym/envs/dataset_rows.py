@@ -134,7 +134,7 @@ def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", 
     """
     path, own_path = row.get("env_class_path"), class_path(type(env))
     if path is not None and path != own_path:
-        raise ConfigError(f"{name} names the environment {shown(path)}, and this environment is {own_path!r}")
+        raise ConfigError(f"{name} names the environment {shown(path)}, but this environment is {own_path!r}")
     config = row.get("env_config")
     if config is None:
         return
@@ -146,7 +146,7 @@ def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", 
     try:
         is_configured = _is_configured(env, cast("DatasetRow", config))
     except ConfigError as error:
-        raise ConfigError(f"{name} has an env_config that is not valid: {sentence_of(error)}") from error
+        raise ConfigError(f"{name} has an invalid env_config: {sentence_of(error)}") from error
     except Exception as error:  # the user's constructor, which may need more than a row has
         raise ConfigError(refusal) from error
     if not is_configured:

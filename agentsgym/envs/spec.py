@@ -57,7 +57,9 @@ class EnvSpec:
             if name and not all(name.partition(":")):
                 raise ConfigError(f"EnvSpec.{field} must be written 'package.module:attribute', got {shown(name)}")
         if self.game_key and self.dataset_key:
-            raise ConfigError("EnvSpec takes either game_key or dataset_key, since one value follows the colon")
+            raise ConfigError(
+                "EnvSpec takes either game_key or dataset_key, not both, since only one value follows the colon"
+            )
 
     def known_games(self) -> Mapping[str, Mapping[str, Any]]:
         """The facts of each known game; empty where none are listed."""

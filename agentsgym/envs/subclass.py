@@ -48,8 +48,8 @@ def refuse_uncalled_overrides(env_class: type, base: type) -> None:
     for name, hooks in _NEVER_CALLED.items():
         if getattr(env_class, name) is not getattr(base, name):
             raise ConfigError(
-                f"{env_class.__name__}.{name} would never be called: evaluate and the trainer play episodes through "
-                f"the hooks alone; override {hooks}"
+                f"{env_class.__name__}.{name} would never be called: evaluate and the trainer play episodes only "
+                f"through the hooks; override {hooks}"
             )
 
 

@@ -63,8 +63,8 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
     for hook in vars(base):
         if hook.startswith("_") and not hook.startswith("__") and _is_async(inspect.getattr_static(env_class, hook)):
             raise ConfigError(
-                f"{name}.{hook} is async, and an environment's hooks are not awaited: write a plain def, and play "
-                "environments that wait for something in an EnvThreadPool"
+                f"{name}.{hook} is async, but an environment's hooks are not awaited: write a plain def, and use an "
+                "EnvThreadPool for environments that wait for something"
             )
     if isinstance(env_class.task_fields, str):
         wanted = f"must be a tuple of keys, as in ({shown(env_class.task_fields)},), or None"
@@ -92,7 +92,7 @@ def check_tokenizer(tokenizer: Any, env_class: type[Any]) -> None:
     if isinstance(tokenizer, Mapping):
         raise ConfigError(
             f"env_config is the second argument: write {name}(tokenizer, env_config), or {name}(env_config=...) for "
-            f"agents that need no tokens; got {shown(cast('object', tokenizer))} as the tokenizer"
+            f"agents that do not need tokens; got {shown(cast('object', tokenizer))} as the tokenizer"
         )
     if isinstance(tokenizer, str):
         built = f"transformers.AutoTokenizer.from_pretrained({shown(tokenizer)})"
@@ -126,9 +126,9 @@ def check_vocabularies(tokenizer: Any, agent: Any) -> None:
     strange = [name for name, token_id in tokenizer.get_vocab().items() if known.get(name) != token_id]
     if strange:
         raise ConfigError(
-            f"the environment has another tokenizer than {type(agent).__name__}, which reads its token ids: "
-            f"{len(strange)} tokens, such as {shown(strange[0])}, have other ids or none there; build the environment "
-            "with agent.tokenizer"
+            f"the environment's tokenizer differs from that of {type(agent).__name__}, which reads its token ids: "
+            f"{len(strange)} tokens, such as {shown(strange[0])}, have different ids or none there; build the "
+            "environment with agent.tokenizer"
         )
 
 
@@ -162,7 +162,7 @@ def check_initialized(env: Any, name: str = "_starts") -> None:
     if name in _SET_BY_BASE and "_starts" not in vars(env):
         read = "" if name.startswith("_") else f" before anything reads self.{name}"
         raise NotInitializedError(
-            f"{type(env).__name__}.__init__ must call super().__init__(tokenizer, env_config){read}, and it did not"
+            f"{type(env).__name__}.__init__ must call super().__init__(tokenizer, env_config){read}, but did not"
         )
 
 
@@ -175,9 +175,9 @@ def check_single_stream(env: Any, caller: str) -> None:
     check_initialized(env)
     if env.tokenizer is not None and env.env_config["history"] != "append":
         raise ConfigError(
-            f"{caller} gives one row of tokens per rollout, and env_config['history']="
-            f"{env.env_config['history']!r} makes a new one wherever it rewrites the history: "
-            "use generate(..., return_all_steps=True), which gives each turn its own prompt"
+            f"{caller} returns one row of tokens per rollout, but env_config['history']={env.env_config['history']!r} "
+            "starts a new row wherever it rewrites the history: use generate(..., return_all_steps=True), which "
+            "returns each turn with its own prompt"
         )
 
 

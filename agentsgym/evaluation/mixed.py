@@ -186,7 +186,7 @@ class _Players:
             except (ConfigError, TaskError) as error:
                 raise type(error)(f"row {index}: {error}") from error
         if not self.trials:
-            raise ConfigError("there must be at least one row to evaluate on, got none")
+            raise ConfigError("evaluation needs at least one row, got none")
 
     def _add(self, row: Any, num_rollouts: int) -> None:
         if not isinstance(row, Mapping) or not isinstance(cast("DatasetRow", row).get("task_data"), Mapping):

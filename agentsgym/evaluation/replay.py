@@ -170,8 +170,8 @@ def _replay(recorded: Trajectory, env: MultistepEnv) -> Replay:
         played, difference = other, later
     if difference is not None and _is_text_of_ids(recorded, env, _action_before(difference)):
         raise ConfigError(
-            f"the tool calls of turn {_action_before(difference)} are known only from its tokens: pass an environment "
-            "with the tokenizer that it was played with"
+            f"the tool calls of turn {_action_before(difference)} can be recovered only from its tokens: pass an "
+            "environment with the tokenizer it was played with"
         )
     return Replay(recorded=recorded, played=played.trajectory, difference=difference)
 
@@ -203,7 +203,7 @@ def _episodes(recorded: Trajectory, env: MultistepEnv) -> range | None:
 
 def _check_task(recorded: Trajectory, env: MultistepEnv) -> None:
     if type(env).rollout is not MultistepEnv.rollout:
-        raise ConfigError(f"{type(env).__name__} overrides rollout, which records do not describe")
+        raise ConfigError(f"{type(env).__name__} overrides rollout, which cannot be reproduced from records")
     if recorded.seed is None:
         raise TaskError("the record does not contain the task with its seed")
     unkept = _unkept(recorded.task_data)

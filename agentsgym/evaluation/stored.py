@@ -116,7 +116,7 @@ class StoredEvaluation:
         env = self._envs[0]
         if type(env).rollout is not MultistepEnv.rollout:
             raise ConfigError(
-                f"{type(env).__name__} overrides rollout, so that single rollouts cannot be skipped: use resume=False"
+                f"{type(env).__name__} overrides rollout, so single rollouts cannot be skipped: use resume=False"
             )
         return partial(self._play_missing, env, num_rollouts)
 
@@ -209,7 +209,7 @@ def _check(store: Any, resume: Any, agent_name: str | None) -> None:
     if not isinstance(store, str | Path | RolloutWriter | None):
         raise ConfigError(f"store must be a folder or a writer from RolloutStore.writer, got {shown(store)}")
     require("resume", resume, lambda value: value is True or value is False or value == "failed", "a bool or 'failed'")
-    require("agent_name", agent_name, or_none(is_str), "a text or None")
+    require("agent_name", agent_name, or_none(is_str), "a string or None")
     if store is None:
         raise ConfigError("resume requires store, the folder to resume from")
     if resume and agent_name is None:

@@ -188,7 +188,7 @@ def rollout_func(  # noqa: PLR0913  # keywords, mostly left at their defaults
         ConfigError: A value is invalid.
     """
     require("max_turn_tokens", max_turn_tokens, is_int(1), "a positive int")
-    require("stop_strings", stop_strings, is_strings, "a list of texts")
+    require("stop_strings", stop_strings, is_strings, "a list of strings")
     require("max_failed_fraction", max_failed_fraction, is_fraction, "a number in [0, 1]")
     require("discount", discount, is_fraction, "a number in [0, 1]")
     require("rollouts_per_group", rollouts_per_group, or_none(is_int(1)), "a positive int or None")
@@ -245,7 +245,7 @@ def environment_reward(
     """
     if row_reward is None:
         raise ConfigError(
-            "environment_reward needs the rows that agentsgym's rollout_func plays: pass "
+            "environment_reward needs the rows returned by agentsgym's rollout_func: pass "
             "GRPOTrainer(rollout_func=agentsgym.training.rollout_func(...))"
         )
     log_metric = columns.get("log_metric")

@@ -290,5 +290,7 @@ def _environment(env: Any, tokenizer: Any) -> MultistepEnv | None:
         return env
     made = env(tokenizer) if callable(env) else None
     if not isinstance(made, MultistepEnv):
-        raise ConfigError(f"env must be a MultistepEnv, a function from a tokenizer to one, or None, got {shown(env)}")
+        raise ConfigError(
+            f"env must be a MultistepEnv, a function that returns one given a tokenizer, or None, got {shown(env)}"
+        )
     return made

@@ -92,8 +92,9 @@ def check_trainer(trainer: Any, *, by_turn: bool, rollouts_per_group: int | None
             raise ConfigError(f"GRPOConfig({name}={getattr(args, name)!r}) is refused with rollout_func: {reason}")
     if args.generation_kwargs and not args.use_vllm:
         raise ConfigError(
-            f"GRPOConfig(generation_kwargs={args.generation_kwargs!r}) is refused with rollout_func: without use_vllm "
-            "set temperature, top_p, top_k, min_p and repetition_penalty themselves, and stop_strings of rollout_func"
+            f"GRPOConfig(generation_kwargs={args.generation_kwargs!r}) is refused with rollout_func: without "
+            "use_vllm, set temperature, top_p, top_k, min_p and repetition_penalty themselves, and stop_strings of "
+            "rollout_func"
         )
     if by_turn:
         _check_turns(trainer, rollouts_per_group)
@@ -120,8 +121,8 @@ def _check_turns(trainer: Any, rollouts_per_group: int | None) -> None:
     if rollouts_per_group is None or rollouts_per_group >= num_rows:
         raise ConfigError(
             f"credit='turn' spends the rows of a task group (num_generations={num_rows}) on the turns of fewer "
-            f"rollouts and one row that balances their sum, so that rollouts_per_group must be an int below "
-            f"{num_rows}, got {rollouts_per_group!r}; rollouts_per_group * turns + 1 rows keep every turn's own"
+            f"rollouts and one row that balances their sum, so rollouts_per_group must be an int below {num_rows}, "
+            f"got {rollouts_per_group!r}; rollouts_per_group * turns + 1 rows keep every turn's own"
         )
     if len(trainer.reward_funcs) != 1:
         raise ConfigError(

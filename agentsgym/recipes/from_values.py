@@ -22,7 +22,7 @@ SettingsT = TypeVar("SettingsT")
 
 # Types wider than the hints, which have one type per setting for the command line.
 _WIDER: dict[str, Any] = dict.fromkeys(("resume_from_checkpoint", "fsdp"), bool | str | None)
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 class FieldError(ConfigError):

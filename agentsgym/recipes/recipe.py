@@ -55,7 +55,7 @@ class EnvironmentPart:
     weight: float = field(default=1.0, metadata=must_be("a number above 0", is_positive_number))
     label: str | None = field(
         default=None,
-        metadata=must_be("a text without '/', or null", or_none(lambda one: _is_name(one) and "/" not in one)),
+        metadata=must_be("a string without '/', or null", or_none(lambda one: _is_name(one) and "/" not in one)),
     )
 
     def __post_init__(self) -> None:
@@ -160,7 +160,7 @@ class Recipe:
     num_train_tasks: int = field(default=10_000, metadata=must_be(_WHOLE, is_int(1)))
     evaluation: EvaluationPart = field(default_factory=EvaluationPart)
     folder: Path = Path()
-    name: str = field(default="run", metadata=must_be("a text", is_str))
+    name: str = field(default="run", metadata=must_be("a string", is_str))
 
     def __post_init__(self) -> None:
         check_section(self)

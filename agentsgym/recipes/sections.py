@@ -86,7 +86,7 @@ def as_mapping(values: Any) -> dict[str, Any]:
     given = cast("Mapping[Any, Any]", values)
     for one in given:
         if not isinstance(one, str):
-            raise PlacedError((), f"must have texts as keys, got {shown(one)}")
+            raise PlacedError((), f"must have strings as keys, got {shown(one)}")
     return dict(given)
 
 

@@ -106,7 +106,7 @@ def _text(content: Any, where: str) -> str:
     if _is_list(content):
         return "".join(_part(one, f"{where}[{index}]") for index, one in enumerate(content))
     if not isinstance(content, str):
-        raise ConfigError(f"{where} must be a text, a list of parts of text or null, got {shown(content)}")
+        raise ConfigError(f"{where} must be a string, a list of text parts or null, got {shown(content)}")
     try:
         content.encode()
     except UnicodeEncodeError as error:
@@ -118,7 +118,7 @@ def _part(part: Any, where: str) -> str:
     text = _get(part, "text") if isinstance(part, Mapping) else part
     if not isinstance(text, str):
         raise ConfigError(
-            f"{where} must be a part of text, {{'type': 'text', 'text': …}}, got {shown(cast('object', part))}"
+            f"{where} must be a text part, {{'type': 'text', 'text': …}}, got {shown(cast('object', part))}"
         )
     return _text(text, where)
 

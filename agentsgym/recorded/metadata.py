@@ -47,7 +47,7 @@ _VALID: Final[Mapping[str, tuple[Check, str]]] = {
         lambda value: value in _REASONS,
         f"one of {', '.join(one for one in StopReason if one != 'failed')}",
     ),
-    "session_id": (is_str, "a text"),
+    "session_id": (is_str, "a string"),
     "task_index": (is_int(0), "an int from 0 on"),
     "rollout_index": (is_int(0), "an int from 0 on"),
     "task_data": (_is_dict, "a dict"),

@@ -85,7 +85,7 @@ def _numbered(rows: Any) -> Iterator[tuple[str, _Row]]:
         yield from _lines(Path(rows))
         return
     if not isinstance(rows, Iterable):
-        raise ConfigError(f"rows must be a file of JSON lines, or rows, got {shown(rows)}")
+        raise ConfigError(f"rows must be the path of a JSON Lines file, or a list of rows, got {shown(rows)}")
     for index, row in enumerate(cast("Iterable[Any]", rows)):
         yield f"row {index}", _as_row(row, f"row {index}")
 

@@ -218,7 +218,7 @@ def _checked(turn: Any, where: str, vocabulary_size: float) -> _Call:
     fields = cast("Mapping[str, Any]", turn)
     _check_fields(fields, _TURN_FIELDS, ("node_id", *_LISTS), where)
     if not isinstance(fields["node_id"], str) or not fields["node_id"]:
-        raise ConfigError(f"{where}['node_id'] must be a text, got {shown(fields['node_id'])}")
+        raise ConfigError(f"{where}['node_id'] must be a string, got {shown(fields['node_id'])}")
     for name in _LISTS:
         if not isinstance(fields[name], list | tuple):
             raise ConfigError(f"{where}[{name!r}] must be a list, got {shown(fields[name])}")

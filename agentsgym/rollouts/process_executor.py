@@ -230,9 +230,9 @@ class ProcessExecutor:
         num_allowed = _MAX_DEATHS_WITHOUT_PROGRESS * (len(self._trials) + self._workers.size)
         if num_failed > _MAX_FAILED_STARTS * self._workers.size or num_deaths > num_allowed:
             raise AgentsGymError(
-                f"the last {max(num_failed, num_deaths)} processes of an EnvProcessPool "
-                f"ended one after the other ({worker.how_it_ended()}) and no session made progress: check that "
-                f"there is memory for num_workers = {self._workers.size} of them, and that nothing else kills processes"
+                f"the last {max(num_failed, num_deaths)} processes of an EnvProcessPool ended one after another "
+                f"({worker.how_it_ended()}) without progress in any session: check that there is enough memory for "
+                f"num_workers = {self._workers.size} of them, and that nothing else kills them"
             )
 
     def _judge(self, worker: WorkerHandle, residents: list[RemoteTrial], suspect: RemoteTrial | None) -> None:
@@ -380,7 +380,7 @@ class ProcessExecutor:
                 if is_interruption(error):
                     raise
                 raise ConfigError(
-                    f"an EnvProcessPool sends environments to its processes, and {type(env).__name__} cannot be "
+                    f"an EnvProcessPool sends environments to its processes, but {type(env).__name__} cannot be "
                     f"pickled: {sentence_of(error)}"
                 ) from error
             known = self._envs[id(env)] = (hashlib.sha256(dumped).hexdigest(), dumped)

@@ -113,7 +113,7 @@ class EnvProcessPool:
             ConfigError: The pool is in use.
         """
         if not self._in_use.acquire(blocking=False):
-            raise ConfigError("an EnvProcessPool plays one rollout at a time, and this one is in use: make another")
+            raise ConfigError("an EnvProcessPool plays one rollout at a time, but this one is in use: create another")
         try:
             executor = ProcessExecutor(self._workers, self.limits, port, self._in_use.release)
             self._workers.start(executor.on_message)

@@ -199,7 +199,8 @@ def _row_groups(metadata: pq.FileMetaData) -> tuple[int, ...]:
 
 def _refuse_size(file: Path, held: int, expected: int) -> NoReturn:
     raise StoreError(
-        f"{file} contains {held} rollouts, but {expected} according to its name: rename it back, or {_GO_ON}"
+        f"{file} contains {held} rollouts, but should contain {expected} according to its name: rename it back, "
+        f"or {_GO_ON}"
     )
 
 

@@ -68,7 +68,7 @@ class StoredRollout:
         if trajectory.stop_reason not in set(StopReason):
             raise ConfigError(f"a trajectory's stop_reason must be a StopReason, got {shown(trajectory.stop_reason)}")
         for name in OWN_TEXTS:
-            require(name, getattr(self, name), or_none(is_str), "a text or None")
+            require(name, getattr(self, name), or_none(is_str), "a string or None")
         for name in OWN_INTS:
             require(name, getattr(self, name), or_none(_is_int64), "an int below 2**63 or None")
         require("created_at", self.created_at, _is_moment, "a datetime with its time zone")

@@ -82,7 +82,7 @@ def tokenizer_of(folder: Path, name: str) -> Tokenizer | None:
         StoreError: The file is damaged, or the name is invalid.
     """
     if not _NAME.fullmatch(name):
-        raise StoreError(f"the tokenizer of a rollout must be named by 16 digits, got {shown(name)}")
+        raise StoreError(f"the tokenizer of a rollout must be named by 16 hexadecimal digits, got {shown(name)}")
     path = tokenizer_path(folder, name)
     return read_tokenizer(path) if path.exists() else None
 

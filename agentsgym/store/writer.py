@@ -288,7 +288,7 @@ class RolloutWriter:
             with contextlib.suppress(FileExistsError):
                 write_part(self.path, part_name(self._id, self._num_parts, part.num_rollouts), part.data)
                 return
-        raise OSError(f"{_MOST_NAMES} names of parts are taken")
+        raise OSError(f"{_MOST_NAMES} names of part files are already taken")
 
     def _complain(self, error: OSError) -> None:
         if not self._has_complained:

@@ -258,7 +258,7 @@ class ChatFormat:
             TemplateError: The tokenizer has no template, or it cannot print the conversation.
         """
         if self._template is None:
-            raise TemplateError("without a chat template nothing is printed around messages")
+            raise TemplateError("the tokenizer has no chat template, which is needed to render messages")
         return self._template.whole(self.for_template(messages), add_prompt=True)
 
     def for_template(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:

@@ -32,7 +32,7 @@ from agentsgym.tokens.sentinels import (
 
 T = TypeVar("T")
 OTHER_TEMPLATE = "set tokenizer.chat_template to one that prints every message once and unchanged, or trimmed"
-RERENDER = 'set env_config["history"] = "rerender", which renders the whole conversation anew each turn'
+RERENDER = 'set env_config["history"] = "rerender", which re-renders the whole conversation each turn'
 _NO_SYSTEM = 'set env_config["system_prompt"] = "", which leaves the system message out'
 ANOTHER_TIME = "another time"
 _LITERAL = r"""(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
@@ -249,7 +249,7 @@ class Template:
         before, found, after = self.render(messages, add_prompt=add_prompt, **self.frozen).partition(ANSWER)
         if not found or ANSWER in before + after:
             raise TemplateError(
-                f"the chat template must print the agent's answer once and unchanged, it printed "
+                "the chat template must print the agent's answer once and unchanged, but printed "
                 f"{(before + found + after)!r} for the answer {ANSWER!r}"
             )
         return before, after

@@ -156,14 +156,14 @@ class ToolTemplate:
             # Gemma 4 moves the text of a call after the results, where the agent did not see it at this point.
             is_same = other[cut:].startswith(up_to_last(text, roles)) if "text" in place else other[cut:] == text
             if not is_same:
-                raise TemplateError(f"the chat template prints different text around results of tools {place}")
+                raise TemplateError(f"the chat template prints different text around tool results {place}")
         new = self._messages(roles, answered)
         later = self._render([QUESTION, call, *new, REPLY, QUESTION])
         start = self._end_in(later)
         if not later[start:].startswith(up_to_last(text, roles)):
-            raise TemplateError("the chat template prints results of tools differently once a conversation continues")
+            raise TemplateError("the chat template prints tool results differently once the conversation continues")
         if ANOTHER_TIME in text:
-            raise TemplateError("the chat template prints the time around results of tools")
+            raise TemplateError("the chat template prints the time around tool results")
         self._check_prompt([QUESTION, call, *new], text)
         return printed
 
@@ -331,6 +331,6 @@ class ToolTemplate:
         whole, _, _ = self._render([*before, ANSWERED]).partition(ANSWER)
         if not whole.endswith(text):
             raise TemplateError(
-                "the chat template prints no generation prompt after results of tools, and begins the answer to them "
+                "the chat template prints no generation prompt after tool results, and begins the answer to them "
                 "with different text in history"
             )

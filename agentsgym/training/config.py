@@ -347,9 +347,9 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
             every = int(given) if given >= 1 else math.ceil(given * self.max_steps)
             if every % cycle or rounded % every:
                 raise ConfigError(
-                    f"load_best_model_at_end requires saving at every evaluation, possible only at multiples of "
-                    f"the generation cycle ({cycle}): set eval_steps ({every}) and save_steps ({steps:g}) to the same "
-                    "multiple"
+                    "load_best_model_at_end requires saving at every evaluation, which is possible only at multiples "
+                    f"of the generation cycle ({cycle}): set eval_steps ({every}) and save_steps ({steps:g}) to the "
+                    "same multiple"
                 )
         if rounded == self.save_steps:
             return self

@@ -124,7 +124,9 @@ class Curriculum:
         """
         level = self._level(row) if callable(self._level) else self._named(row, name, self._level)
         if not isinstance(level, str | int | float) or (isinstance(level, float) and not math.isfinite(level)):
-            raise ConfigError(f"{name} has the level {shown(level)}: a level must be a text, a finite number or a bool")
+            raise ConfigError(
+                f"{name} has the level {shown(level)}: a level must be a string, a finite number or a bool"
+            )
         return level
 
     def draw(self, *seed_parts: str | int) -> int:
@@ -165,7 +167,7 @@ class Curriculum:
         self._num_silent = 0 if any(success is not None for _, success in played) else self._num_silent + len(played)
         if self._num_silent >= self._window:
             raise ConfigError(
-                f"a curriculum goes by win rates, and of {self._num_silent} rollouts none has an info['success']"
+                f"a curriculum needs win rates, but none of {self._num_silent} rollouts has info['success']"
             )
         for row, success in played:
             self._results.setdefault(self.level_of(row), deque(maxlen=self._window)).append(bool(success))

@@ -130,7 +130,7 @@ def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool
     rows = [row for trajectory in trajectories if not trajectory.failed for row in _rows(trajectory, observation_loss)]
     if not rows:
         raise ConfigError(
-            f"imitation needs at least one trajectory that did not fail, got {len(trajectories)} of which none is left"
+            f"imitation needs at least one trajectory that did not fail, got {len(trajectories)}, all of which failed"
         )
     return rows
 
@@ -224,7 +224,7 @@ def _check_ids(rows: Sequence[dict[str, list[int]]], model: PreTrainedModel) -> 
     num_rows: int = model.config.get_text_config().vocab_size
     if largest >= num_rows:
         raise ConfigError(
-            f"a trajectory has the token id {largest} and the model has embeddings for {num_rows} ids: record the "
+            f"a trajectory has the token id {largest}, but the model has embeddings for {num_rows} ids: record the "
             "demonstrations with the model's own tokenizer"
         )
 
@@ -232,7 +232,7 @@ def _check_ids(rows: Sequence[dict[str, list[int]]], model: PreTrainedModel) -> 
 def _check_length(longest: int, args: SFTConfig) -> None:
     if args.max_length is not None and longest > args.max_length:
         raise ConfigError(
-            f"a trajectory has {longest} tokens and args.max_length is {args.max_length}: raise it, or leave long "
+            f"a trajectory has {longest} tokens, but args.max_length is {args.max_length}: raise it, or leave long "
             "trajectories out (a truncated one would lose its end)"
         )
 
@@ -241,8 +241,8 @@ def _rows(trajectory: Trajectory, observation_loss: bool) -> list[dict[str, list
     mask = trajectory.agent_token_mask
     if 1 not in mask:
         raise ConfigError(
-            "imitation needs agent tokens, and one trajectory has none "
-            f"(session {trajectory.session_id!r}, {len(mask)} tokens): record it from an environment with a tokenizer"
+            f"imitation needs agent tokens, but one trajectory has none (session {trajectory.session_id!r}, "
+            f"{len(mask)} tokens): record it from an environment with a tokenizer"
         )
     parts = [
         (list(trajectory.token_ids[part.start : part.stop]), mask[part.start : part.stop])

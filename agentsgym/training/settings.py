@@ -112,7 +112,7 @@ def options_in(name: str, given: Any) -> dict[str, Any]:
     if options is not None and not isinstance(options, dict):
         raise ConfigError(f"GRPOEnvConfig.{name} must be a dict, or a JSON object from a command line, got {given!r}")
     if unnamed := [key for key in options or () if not isinstance(key, str)]:
-        raise ConfigError(f"GRPOEnvConfig.{name} must have texts as keys, got {unnamed[0]!r}")
+        raise ConfigError(f"GRPOEnvConfig.{name} must have strings as keys, got {unnamed[0]!r}")
     return dict(cast("dict[str, Any]", options or {}))
 
 

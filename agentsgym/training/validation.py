@@ -125,8 +125,9 @@ def check_environment(env: MultistepEnv, args: Any) -> None:
     traits = _traits(args)
     if config["turn_credit"] == "repeat_final" and traits is not None and "turn_rewards" in traits.uses:
         raise ConfigError(
-            "env_config['turn_credit']='repeat_final' gives every turn the final reward, which advantage_estimator="
-            f"{args.estimator().name!r} would count repeatedly, since it sums turn rewards: use turn_credit='final'"
+            "env_config['turn_credit']='repeat_final' gives every turn the final reward, which "
+            f"advantage_estimator={args.estimator().name!r} would count several times, since it sums turn rewards: "
+            "use turn_credit='final'"
         )
 
 

@@ -51,19 +51,19 @@ def check_launch(args: Any) -> None:
         return
     if not by_launcher:
         raise ConfigError(
-            "GRPOEnvConfig.deepspeed starts DeepSpeed on accelerators alone, and this run has none: leave it out, and "
+            "GRPOEnvConfig.deepspeed starts DeepSpeed only on accelerators, but this run has none: leave it out, and "
             "start with `accelerate launch --use_deepspeed --deepspeed_config_file FILE`, which works on CPUs too"
         )
     if args.use_cpu:
         raise ConfigError(
-            "(use_cpu=True) accelerate leaves DeepSpeed aside where it is set, so that each rank would train a model "
-            "of its own: leave it out, and on a machine that has accelerators too set DS_ACCELERATOR=cpu"
+            "(use_cpu=True) accelerate ignores DeepSpeed with this setting, so each rank would train its own model: "
+            "leave it out, and set DS_ACCELERATOR=cpu on a machine that also has accelerators"
         )
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         raise ConfigError(
-            f"DeepSpeed compiles what its ranks exchange gradients with on CPUs, and there is no {compiler!r}: install "
-            "a C++ compiler (Debian and Ubuntu: apt-get install g++), or train without DeepSpeed"
+            f"DeepSpeed compiles its gradient communication for CPUs, but {compiler!r} was not found: install a C++ "
+            "compiler (Debian and Ubuntu: apt-get install g++), or train without DeepSpeed"
         )
     args.ddp_backend = args.ddp_backend or "gloo"  # else accelerate finds none, and believes in one process
 
@@ -81,20 +81,19 @@ def check_config(args: TrainingArguments, plugin: Any) -> None:
     config: dict[str, Any] = plugin.hf_ds_config.config
     if plugin.zero_stage not in {1, 2, 3}:
         raise ConfigError(
-            f"the config of DeepSpeed has ZeRO stage {plugin.zero_stage}, which shards nothing: leave DeepSpeed out, "
-            "or set stage 1, 2 or 3"
+            f"the DeepSpeed config has ZeRO stage {plugin.zero_stage}, which shards nothing: leave DeepSpeed out, or "
+            "set stage 1, 2 or 3"
         )
     if config.get("tensor_parallel", {}).get("autotp_size", 1) > 1:
         raise ConfigError(
-            "the config of DeepSpeed has tensor_parallel.autotp_size above 1: ranks that share a row would each play "
-            "rollouts of their own: leave it out"
+            "the DeepSpeed config has tensor_parallel.autotp_size above 1: ranks that share a row would each play "
+            "their own rollouts: leave it out"
         )
     if mismatches := plugin.hf_ds_config.mismatches:
         conflicts = "; ".join(one.removeprefix("- ds ").replace(" vs hf ", " there, and ") for one in mismatches)
         raise ConfigError(
-            f"the config of DeepSpeed and the settings conflict: {conflicts} in the settings. Write 'auto' "
-            "there, and the settings' value is taken (accelerate writes 1 where a file has no "
-            "gradient_accumulation_steps)"
+            f"the DeepSpeed config and the settings conflict: {conflicts} in the settings. Write 'auto' there to use "
+            "the settings' value (accelerate writes 1 where a file has no gradient_accumulation_steps)"
         )
     # DeepSpeed would take what is missing for 0, no clipping, and refuse to start.
     config.setdefault("gradient_clipping", args.max_grad_norm)
@@ -103,8 +102,8 @@ def check_config(args: TrainingArguments, plugin: Any) -> None:
     saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
     if plugin.zero_stage == 3 and saves and not config["zero_optimization"].get(_WHOLE):
         logger.warning(
-            "the config of DeepSpeed has no %s=true: its checkpoints can be resumed, but contain no full model, "
-            "which DeepSpeed's zero_to_fp32.py makes of them",
+            "the DeepSpeed config lacks %s=true: its checkpoints can be resumed, but contain no full model, which "
+            "DeepSpeed's zero_to_fp32.py can build from them",
             _WHOLE,
         )
 

@@ -88,7 +88,7 @@ class ViewerServer(ThreadingHTTPServer):
         except OSError as error:
             raise ConfigError(_why_no_port(port, error)) from error
         except OverflowError as error:
-            raise ConfigError(f"a port is a number from 0 to 65535, got {port}") from error
+            raise ConfigError(f"a port must be a number from 0 to 65535, got {port}") from error
         self.url = f"http://{HOST}:{self.server_port}/"
         self.hosts = {f"{name}:{self.server_port}" for name in _NAMES}
         if self.server_port == 80:

@@ -206,7 +206,7 @@ class WhatIf:
             beyond = next((paid for paid in rewards if not abs(paid) < _HUGE), None)
             if beyond is None:
                 raise
-            raise ConfigError(f"advantages cannot be computed where a reward is {beyond:g}") from error
+            raise ConfigError(f"advantages cannot be computed if a reward is {beyond:g}") from error
         laid = found.entries
         if reads_token_rewards(assigner.estimator.traits):
             on_tokens = functools.partial(_token_entries, request=request, estimator=assigner.estimator)

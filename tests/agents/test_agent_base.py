@@ -20,8 +20,8 @@ REQUEST = TurnRequest(session_id="s", messages=[], token_ids=())
 def test_an_agent_that_answers_requests_says_how_it_is_played() -> None:
     agent = PolicyAgent(*tiny_policy(["Guess"]))
     sentence = (
-        "PolicyAgent has no get_action: it answers whole requests, whose token ids an environment with a tokenizer "
-        "records, through PolicyAgent.act; play it with env.rollout(tasks, agent) or evaluate(env, agent, tasks)"
+        "PolicyAgent has no get_action: it is called through PolicyAgent.act, with token ids: "
+        "use env.rollout(tasks, agent) or evaluate(env, agent, tasks), with an environment that has a tokenizer"
     )
     with pytest.raises(NotImplementedError, match=re.escape(sentence)):
         agent.get_action([{"role": "user", "content": "hello"}], None)

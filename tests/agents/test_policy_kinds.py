@@ -54,7 +54,7 @@ def test_greedy_turns_are_those_of_generate_on_the_whole_prompt(kind: str, caplo
 def test_a_model_that_sees_what_is_to_come_is_refused() -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = BertLMHeadModel(BertConfig(vocab_size=len(TOKENIZER), initializer_range=0.3, is_decoder=False, **sizes))
-    with pytest.raises(ConfigError, match="BertLMHeadModel cannot be sampled: no way of running it token by token"):
+    with pytest.raises(ConfigError, match="BertLMHeadModel cannot be sampled: no way of decoding token by token"):
         play(PolicyAgent(model, TOKENIZER), [Session(0)], 3)
 
 

@@ -80,7 +80,7 @@ def test_a_script_must_be_a_list(script: Any) -> None:
 
 
 def test_a_script_holds_texts_and_actions_only() -> None:
-    with pytest.raises(ConfigError, match="action 1 of a script must be a text or an Action, got 5"):
+    with pytest.raises(ConfigError, match="action 1 of a script must be a string or an Action, got 5"):
         ScriptedAgent(["up", 5])  # type: ignore[list-item]
 
 
@@ -139,5 +139,5 @@ def test_finish_forgets_sessions_and_the_next_rollout_draws_afresh() -> None:
 
 @pytest.mark.parametrize("choices", ["yes", [], ["yes", 1], None])
 def test_choices_must_be_texts(choices: Any) -> None:
-    with pytest.raises(ConfigError, match="choices must be a list of at least one text, got"):
+    with pytest.raises(ConfigError, match="choices must be a list of at least one string, got"):
         RandomAgent(choices)

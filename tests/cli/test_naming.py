@@ -72,7 +72,7 @@ def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) ->
         ("agentsgym.envs.TwentyQuestions.TwentyQuestionEnv", "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"),
         ("no.such.module.Env", "No module named 'no'"),
         ("json.JSONDecoder", "must name a subclass of MultistepEnv"),
-        ("Search:Wordle-v0", "'Search' has no games to choose with a colon"),
+        ("Search:Wordle-v0", "'Search' does not take a game after a colon"),
         ("nowhere/game.py:Game", "there is no file 'nowhere/game.py'"),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_file_that_is_not_right_says_what_is_wrong(game: Path, source: str, cl
 
 def test_a_file_does_not_take_the_place_of_a_loaded_module(tmp_path: Path) -> None:
     (tmp_path / "random.py").write_text(GAME)
-    with pytest.raises(UsageError, match="has the name of another module, 'random'"):
+    with pytest.raises(UsageError, match="has the same name as the module 'random'"):
         find_env(f"{tmp_path / 'random.py'}:Guess")
 
 
@@ -147,7 +147,7 @@ def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
         (["--agent", "scripted"], "the agent must be scripted:FILE"),
         (["--agent", "random:3"], "the agent must be random, without a colon"),
         (["--agent", "scripted:nowhere.txt"], "the script nowhere.txt cannot be read"),
-        (["--agent", "policy:./nowhere"], "there is no folder './nowhere' to load a policy from"),
+        (["--agent", "policy:./nowhere"], "the folder './nowhere', from which to load a policy, does not exist"),
         (["--agent", "openai:m"], "key"),
     ],
 )

@@ -105,7 +105,7 @@ def test_what_a_scored_rollout_may_leave_out_has_an_entry_a_turn_if_it_is_there(
     plain = ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None])
     assert not getattr(plain, name)
     assert plain.role(0) is None
-    with pytest.raises(ValueError, match=f"{name} needs one entry a turn or none, got 2 of 1"):
+    with pytest.raises(ValueError, match=f"{name} needs one entry per turn or none, got 2 of 1"):
         ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None], **{name: [[0.0]] * 2})
 
 
@@ -120,7 +120,7 @@ def test_environment_tokens_get_the_fill() -> None:
 
 
 def test_advantages_that_do_not_fit_are_refused_by_that_name() -> None:
-    with pytest.raises(ValueError, match="expected one advantage a turn: 2 turns, got 1"):
+    with pytest.raises(ValueError, match="expected one advantage per turn: 2 turns, got 1"):
         token_advantages(trajectory(), [3.0], estimator=grpo)
     with pytest.raises(ValueError, match="turn 0 has 2 tokens, got 1 advantages for them"):
         token_advantages(trajectory(), [[3.0], 1.0], estimator=grpo)

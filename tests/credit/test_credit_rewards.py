@@ -190,10 +190,12 @@ def test_unknown_names_are_refused_by_the_parts_too() -> None:
 def test_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match="got 1 and 2"):
         credited_turn_rewards([1.0], 1.0, [1, 2], "step")
-    with pytest.raises(ValueError, match="expected one amount a turn: 1 turns, got 2"):
+    with pytest.raises(ValueError, match="expected one amount per turn: 1 turns, got 2"):
         place_on_tokens(drawn("A", [1.0], 1.0), [1.0, 2.0], "each")
 
 
 def test_a_role_with_turns_needs_a_final_reward() -> None:
-    with pytest.raises(ValueError, match=r"final_rewards needs that of each role of the turns, and has none of {'O'}"):
+    with pytest.raises(
+        ValueError, match=r"final_rewards must have a reward for each role that took a turn, but has none for {'O'}"
+    ):
         credited_turn_rewards([1.0, 0.0], 1.0, [1, 1], "step", roles="XO", final_rewards={"X": 1.0})

@@ -275,9 +275,9 @@ def test_per_token_rewards_take_the_place_of_what_an_estimator_of_ones_own_retur
 
 
 def test_words_that_are_unknown_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^uses has a word that is unknown: 'value'; did you mean 'values'\?$"):
+    with pytest.raises(ConfigError, match=r"^uses has the unknown word 'value'; did you mean 'values'\?$"):
         estimator_traits(uses=["discount", "value"])
-    with pytest.raises(ConfigError, match=r"^uses must be a list or a set of words, got the lone word 'values'$"):
+    with pytest.raises(ConfigError, match=r"^uses must be a list or a set of words, got the single word 'values'$"):
         estimator_traits(uses="values")
 
 

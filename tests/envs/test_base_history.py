@@ -266,9 +266,9 @@ def test_episodes_that_share_a_conversation_share_its_rewriting() -> None:
 @pytest.mark.parametrize("history", ["rerender", last(2)])
 def test_one_row_of_tokens_is_refused_where_there_are_several(history: Any) -> None:
     env = GuessEnv(TOKENIZER, {"history": history})
-    with pytest.raises(ConfigError, match=r"run_trial gives one row .* use generate"):
+    with pytest.raises(ConfigError, match=r"run_trial returns one row .* use generate"):
         env.run_trial(tasks(1), Counting())
-    with pytest.raises(ConfigError, match=r"_run_complete_episode gives one row"):
+    with pytest.raises(ConfigError, match=r"_run_complete_episode returns one row"):
         env._run_complete_episode("s", Counting())
     assert GuessEnv(None, {"history": history}).run_trial(tasks(1), Counting())["final_rewards"] == [1.0]
     assert len(env.generate(tasks(2), Counting(), return_all_steps=True)["ids"][0]) == 2

@@ -56,7 +56,7 @@ def test_rows_and_tables_of_rows_are_played_as_their_tasks(how: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        (row(path="my.game"), ConfigError, f"[1] names the environment 'my.game', and this environment is '{PATH}'"),
+        (row(path="my.game"), ConfigError, f"[1] names the environment 'my.game', but this environment is '{PATH}'"),
         (
             row({"highest": 6}),
             ConfigError,
@@ -221,7 +221,7 @@ def test_a_row_that_leaves_out_what_was_given_is_built_with_the_environments_tok
     check_row(Filling(tokenizer, {"highest": own}), row({}, path=path))
     with pytest.raises(ConfigError, match="was built from"):
         check_row(Filling(tokenizer, {"highest": 9}), row({}, path=path))  # 9 is the field's default
-    with pytest.raises(ConfigError, match=r"has an env_config that is not valid: env_config\['highest'\] must be"):
+    with pytest.raises(ConfigError, match=r"has an invalid env_config: env_config\['highest'\] must be"):
         check_row(Filling(tokenizer, {}), row({"highest": -1}, path=path))
 
 

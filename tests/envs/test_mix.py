@@ -123,7 +123,7 @@ ROW = {"env_class_path": "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv", "t
         ([SayTheColor], {}, "at least one source by name"),
         ({"a/b": SayTheColor}, {}, "a str without '/'"),
         ({"a": SayTheColor}, {"weights": {"b": 1}}, "weights has 'b', which is not a source"),
-        ({"a": SayTheColor, "b": Guess}, {"weights": {"a": 1}}, "weights has no number for the source 'b'"),
+        ({"a": SayTheColor, "b": Guess}, {"weights": {"a": 1}}, "weights has no weight for the source 'b'"),
         ({"a": SayTheColor}, {"weights": {"a": 0}}, "must be a number above 0"),
         ({"a": SayTheColor}, {"weights": {"a": float("nan")}}, "must be a number above 0"),
         ({"a": SayTheColor}, {"weights": [1]}, "weights must be a dict"),

@@ -81,5 +81,5 @@ def test_anchors_are_of_the_game_as_it_is_played() -> None:
     assert anchors_of(TextArenaEnv(env_config={"game": "Wordle-v0"})) is None
     strange = TextArenaEnv(env_config={"game": "TicTacToe-v0", "opponent": "first"})
     assert anchors_of(strange) is None
-    with pytest.raises(ConfigError, match="exact values are known of games against the opponent 'random'"):
+    with pytest.raises(ConfigError, match="exact values are known only for games against the opponent 'random'"):
         reference_player(strange)

@@ -115,7 +115,7 @@ def test_register_is_a_decorator() -> None:
 @pytest.mark.parametrize("path", ["my.game", "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"])
 def test_a_path_that_is_taken_is_refused(path: str) -> None:
     register(Near, "my.game")
-    with pytest.raises(ConfigError, match=f"'{path}' is taken by another class"):
+    with pytest.raises(ConfigError, match=f"'{path}' is already registered for another class"):
         register(Other, path)
 
 

@@ -20,7 +20,7 @@ from agentsgym.fields import Field, is_int
     ("name", "hooks"), [("run_trial", "_step_episode, _final_reward"), ("_run_complete_episode", "_initialize_episode")]
 )
 def test_an_override_that_nothing_calls_is_refused_with_the_hooks_to_use(name: str, hooks: str) -> None:
-    sentence = f"Own.{name} would never be called: evaluate and the trainer play episodes through the hooks alone"
+    sentence = f"Own.{name} would never be called: evaluate and the trainer play episodes only through the hooks"
     with pytest.raises(ConfigError, match=rf"{re.escape(sentence)}; override {hooks}"):
         type("Own", (GuessEnv,), {name: lambda self, *arguments: {}})
     mixin = type("Mixin", (), {name: lambda self, *arguments: {}})

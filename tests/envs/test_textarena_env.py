@@ -165,8 +165,8 @@ def test_nltks_words_are_asked_for_with_the_command_that_fetches_them(monkeypatc
         ({"game": "ThreePlayerTicTacToe-v0", "seat": 0, "opponent": {"1": "first"}}, "got none for seat 2"),
         ({"game": "TicTacToe-v0", "seat": 1, "opponent": {"0": "first", "1": "first"}}, "which is the agent's own"),
         ({"game": "TicTacToe-v0", "opponent": {"1": "self"}}, "plays all seats"),
-        ({"game": "KuhnPoker-v0", "opponent": "self", "shared_conversation": True}, "what the others hide"),
-        ({"game": "KuhnPoker-v0", "opponent": "self", "history": "rerender"}, "kept apart"),
+        ({"game": "KuhnPoker-v0", "opponent": "self", "shared_conversation": True}, "hide from each other"),
+        ({"game": "KuhnPoker-v0", "opponent": "self", "history": "rerender"}, "conversations apart"),
         ({"game": "Wordle-v0", "word_list": "mine"}, "one of 'hunspell', 'nltk'"),
     ],
 )

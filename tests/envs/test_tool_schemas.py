@@ -119,7 +119,7 @@ def of_an_object(env: pytest.Config) -> str:
         ({"description": "?"}, "needs a name of letters"),
         ({"name": "two words"}, "needs a name of letters, digits, .* got 'two words'"),
         ({"type": "retrieval", "function": {"name": "f"}}, 'must be {"type": "function"'),
-        ({"name": "f", "description": 3}, "its description must be a text, got 3"),
+        ({"name": "f", "description": 3}, "its description must be a string, got 3"),
         ({"name": "f", "parameters": {"type": "string"}}, 'must be a JSON schema of the type "object"'),
         ({"name": "f", "parameters": {"properties": {"a": "integer"}}}, "properties must be a dict of JSON schemas"),
         ({"name": "f", "parameters": {"required": ["a"]}}, r"required must be a list of its properties, got \['a'\]"),

@@ -157,7 +157,7 @@ def test_a_hook_that_returns_no_result_and_a_schema_without_a_hook_are_named() -
         def _tools(self) -> list[Any]:
             return [{"name": "climb"}]
 
-    with pytest.raises(ConfigError, match="only the schema of the tool 'climb'"):
+    with pytest.raises(ConfigError, match="only a schema for the tool 'climb'"):
         play(Bare(), "7")
 
 
@@ -196,7 +196,7 @@ def test_tools_may_come_from_the_class(tools: Any) -> None:
 
     env = Adds()
     if tools in ({"name": "add"}, None, []):
-        with pytest.raises(ConfigError, match=r"^Adds has (no tools|only the schema of the tool 'add')"):
+        with pytest.raises(ConfigError, match=r"^Adds has (no tools|only a schema for the tool 'add')"):
             play(env, "7")
         return
     assert results(play(env, ADD, "7")) == ["7"]
@@ -404,7 +404,7 @@ def test_threads_that_use_an_environment_first_share_what_the_process_holds(monk
 
 @pytest.mark.parametrize("answer", [[], {}, [None], [[7]]])
 def test_an_answer_that_can_never_be_right_is_refused(answer: Any) -> None:
-    with pytest.raises(TaskError, match="must be a text, a number or a list of such"):
+    with pytest.raises(TaskError, match="must be a string, a number or a list of these"):
         ToolEnv(tools=add).check_task({"question": "What?", "answer": answer})
 
 

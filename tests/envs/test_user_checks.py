@@ -22,7 +22,7 @@ from agentsgym.errors import ConfigError, TaskError
         (
             {"max_steps_per_episode": 3},
             "env_config is the second argument: write GuessEnv(tokenizer, env_config), or GuessEnv(env_config=...) for "
-            "agents that need no tokens; got {'max_steps_per_episode': 3} as the tokenizer",
+            "agents that do not need tokens; got {'max_steps_per_episode': 3} as the tokenizer",
         ),
         (
             "Qwen/Qwen3-0.6B",
@@ -52,7 +52,7 @@ def test_an_async_hook_is_refused_with_the_class(hook: str) -> None:
     async def waiting(self: Any, *arguments: Any) -> Any:
         return None
 
-    with pytest.raises(ConfigError, match=rf"Mine\.{hook} is async, and an environment's hooks are not awaited"):
+    with pytest.raises(ConfigError, match=rf"Mine\.{hook} is async, but an environment's hooks are not awaited"):
         type("Mine", (GuessEnv,), {hook: waiting})
 
 
@@ -74,7 +74,7 @@ def test_an_async_hook_is_refused_however_it_is_written_and_wherever_it_comes_fr
     mixin = type("Mixin", (), {"_close_episode": hook})
     for bases, body in (((GuessEnv,), {"_close_episode": hook}), ((mixin, GuessEnv), {})):
         with pytest.raises(
-            ConfigError, match=r"^Mine\._close_episode is async, and an environment's hooks are not awai"
+            ConfigError, match=r"^Mine\._close_episode is async, but an environment's hooks are not awai"
         ):
             type("Mine", bases, body)
 
@@ -120,7 +120,7 @@ def test_whatever_needs_supers_constructor_names_it() -> None:
     sentence = r"^Forgetful\.__init__ must call super\(\)\.__init__\(tokenizer, env_config\)"
     env: Any = Forgetful()
     for name in ("tokenizer", "env_config", "given_config", "chat_format", "active_states"):
-        with pytest.raises(ConfigError, match=rf"{sentence} before anything reads self\.{name}, and it did not$"):
+        with pytest.raises(ConfigError, match=rf"{sentence} before anything reads self\.{name}, but did not$"):
             getattr(env, name)
         assert not hasattr(env, name)
     calls = (

@@ -301,7 +301,7 @@ def test_a_later_pass_over_a_stream_is_refused(tmp_path: Path) -> None:
     stream = IterableDataset.from_generator(partial(iter, rows))
     straight = run(tmp_path, dataset=stream, max_steps=6)
     assert_equal(run(tmp_path / "resumed", str(tmp_path / "checkpoint-2"), dataset=stream, max_steps=6), straight)
-    with pytest.raises(ConfigError, match="checkpoint-4 lies in pass 2 over a stream of rows"):
+    with pytest.raises(ConfigError, match="checkpoint-4 is in pass 2 over a stream of rows"):
         run(tmp_path / "refused", str(tmp_path / "checkpoint-4"), dataset=stream, max_steps=6)
 
 

@@ -150,7 +150,7 @@ def test_sharding_is_switched_on_as_in_python(tmp_path: Path) -> None:
     for given, kept in ((True, True), (False, False), (None, None)):
         args = training_settings({"fsdp": given, "use_cpu": True}, output_dir=str(tmp_path))
         assert args.fsdp is kept
-    with pytest.raises(ConfigError, match="fsdp must be true or false or a text or null, got 2"):
+    with pytest.raises(ConfigError, match="fsdp must be true or false or a string or null, got 2"):
         training_settings({"fsdp": 2}, output_dir=str(tmp_path))
 
 
@@ -185,5 +185,5 @@ def test_a_key_that_stands_twice_is_refused_and_one_that_replaces_a_merged_one_i
 
 def test_keys_that_are_no_texts_are_named(file: Path) -> None:
     file.write_text(FILE + "3: x\n")
-    with pytest.raises(ConfigError, match=r"must have texts as keys, got 3"):
+    with pytest.raises(ConfigError, match=r"must have strings as keys, got 3"):
         read_recipe(file)

@@ -143,13 +143,13 @@ def test_without_a_template_texts_are_put_together_and_a_warning_says_so(caplog:
         (CHAT[:2], 1.0, {}, "messages must contain an assistant message"),
         ([*CHAT[:2], "x"], 1.0, {}, r"messages\[2\] must be a dict with 'role' and 'content', got 'x'"),
         ([{"role": "robot", "content": "x"}], 1.0, {}, r"messages\[0\] must have a role of system, .*got 'robot'"),
-        ([{"role": "user", "content": 3}], 1.0, {}, r"messages\[0\]\['content'\] must be a text, .*got 3"),
+        ([{"role": "user", "content": 3}], 1.0, {}, r"messages\[0\]\['content'\] must be a string, .*got 3"),
         ([{"role": "user", "content": "\ud800"}], 1.0, {}, r"messages\[0\]\['content'\] must be valid Unicode"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
             1.0,
             {},
-            r"messages\[0\]\['content'\]\[0\] must be a part of text",
+            r"messages\[0\]\['content'\]\[0\] must be a text part",
         ),
         (
             [*CHAT[:2], {"role": "assistant", "refusal": "No."}],

@@ -164,7 +164,7 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     file.write_text(f"{json.dumps(ROWS[0])}\n{{\n")
     with pytest.raises(ConfigError, match=r"chats.jsonl, line 2: it must be a JSON object: "):
         trajectories_from_messages(chat_tokenizer(), file)
-    with pytest.raises(ConfigError, match="rows must be a file of JSON lines, or rows, got None"):
+    with pytest.raises(ConfigError, match="rows must be the path of a JSON Lines file, or a list of rows, got None"):
         trajectories_from_messages(chat_tokenizer(), None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"none.jsonl cannot be read: .*No such file"):
         trajectories_from_messages(chat_tokenizer(), tmp_path / "none.jsonl")

@@ -175,7 +175,7 @@ def test_calls_of_tools_are_shown_as_messages_hold_them() -> None:
         (trace({**FIRST, "logps": []}), r"turns\[0\] has no field 'logps' in schema 1"),
         (trace({**FIRST, 3: 4}), r"turns\[0\] has no field 3 in schema 1"),
         (trace({"node_id": "a"}), r"turns\[0\] must have 'prompt_token_ids', got only 'node_id'"),
-        (trace({**FIRST, "node_id": ""}), r"turns\[0\]\['node_id'\] must be a text, got ''"),
+        (trace({**FIRST, "node_id": ""}), r"turns\[0\]\['node_id'\] must be a string, got ''"),
         (
             trace({**FIRST, "response": {"choices": [{"message": "x"}]}}),
             r"turns\[0\]\['response'\]\['choices'\]\[0\]\['message'\] must be a dict, got 'x'",

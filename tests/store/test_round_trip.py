@@ -261,7 +261,7 @@ def test_a_text_that_nobody_wrote_is_an_error_with_the_text(text: str) -> None:
         ({"stepp": 1}, "a stored rollout has no 'stepp'; did you mean 'step'?"),
         ({"step": "one"}, "step must be an int below 2"),
         ({"advantages": [1.0]}, "advantages must have one value per token, got 1 for 2 tokens"),
-        ({"agent": 3}, "agent must be a text or None"),
+        ({"agent": 3}, "agent must be a string or None"),
         ({"created_at": "today"}, "created_at must be a datetime with its time zone"),
         ({"created_at": datetime(2026, 1, 1)}, "created_at must be a datetime with its time zone"),
     ],

@@ -51,7 +51,7 @@ def read(tokenizer: Any, text: str) -> Action:
         ('{"name": "look", "arguments": {"days": NaN}}', "the call is not valid JSON: NaN is not a JSON number"),
         ('{"name": "look", "arguments": {"days": -Infinity}}', "-Infinity is not a JSON number"),
         ('{"name": "look", "arguments": {"days": 1e999}}', "1e999 is not a JSON number"),
-        ('{"name": "look", "arguments": {"days": ' + "9" * 5000 + "}}", "holds a number of too many digits"),
+        ('{"name": "look", "arguments": {"days": ' + "9" * 5000 + "}}", "contains a number with too many digits"),
         ('{"name": "look", "arguments": {"city": "\\ud800"}}', "half of a surrogate pair"),
         ('{"name": "look", "arguments": {"x": ' + "[" * 3000 + "]" * 3000 + "}}", f"nested more than {MAX_DEPTH} deep"),
         ('{"name": "look", "arguments": {"x": ' + "[" * 100 + "]" * 100 + "}}", f"nested more than {MAX_DEPTH} deep"),
@@ -234,7 +234,7 @@ def test_an_escaped_string_is_read_as_python_reads_it(text: str, character: str)
 
 def test_half_of_a_surrogate_pair_is_no_string() -> None:
     [call] = python_calls(r"[f(a='\ud800')]", escaped_string)
-    assert call.error == "the call has a string that holds half of a surrogate pair"
+    assert call.error == "the call has a string that contains half of a surrogate pair"
 
 
 @given(text=st.text(alphabet="ab,()='\"[] \n"))

@@ -181,7 +181,7 @@ def test_where_a_template_of_trl_is_refused_its_training_twin_is_too() -> None:
             "or elsewhere, once the conv.*rerender",
         ),
         ("tool results first", ("user",), ("tool",), "different first prompt when tool comes later.*rerender"),
-        ("deepseekv3", ("user",), ("tool",), "different text around results of tools in a second round.*rerender"),
+        ("deepseekv3", ("user",), ("tool",), "different text around tool results in a second round.*rerender"),
         ("numbered turns", ("user",), ("user",), "different text around user in the second turn.*rerender"),
         ("time of each message", ("user",), ("user",), "prints the time around user in later turns.*rerender"),
     ],

@@ -144,7 +144,7 @@ def test_an_environment_is_asked_to_be_ready_for_all_that_may_be_live_in_each_ba
 
 def test_weights_that_cannot_be_copied_are_refused_with_what_helps(tmp_path: Path) -> None:
     trainer = ahead(tmp_path, peft_config=LoraConfig(r=2, target_modules=["q_proj"]))
-    with pytest.raises(ConfigError, match="give the PeftModel itself to agent and trainer"):
+    with pytest.raises(ConfigError, match="pass the PeftModel itself to agent and trainer"):
         trainer.train()
 
 

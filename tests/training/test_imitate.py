@@ -88,7 +88,7 @@ def test_failed_trajectories_are_left_out() -> None:
     ("trajectories", "complaint"),
     [
         ([], "at least one trajectory"),
-        ([drawn("..A", stop_reason=StopReason.FAILED)], "1 of which none is left"),
+        ([drawn("..A", stop_reason=StopReason.FAILED)], "got 1, all of which failed"),
         ([drawn("..A"), drawn("...")], "has none"),
         ([drawn("")], "environment with a tokenizer"),
     ],

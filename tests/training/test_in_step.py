@@ -150,5 +150,5 @@ def test_sharding_that_accelerate_would_leave_aside_is_refused(tmp_path: Path, m
 def test_what_shards_cannot_hold_is_refused_where_the_launcher_shards(changes: dict[str, Any], tmp_path: Path) -> None:
     accelerator: Any = SimpleNamespace(distributed_type=DistributedType.FSDP, is_fsdp2=True)
     args = settings(tmp_path, **changes)
-    with pytest.raises(ConfigError, match="has not been proven with sharded weights"):
+    with pytest.raises(ConfigError, match="is untested with sharded weights"):
         check_parts(*policy(), args, accelerator, has_aux_loss=False, has_own_scheduler=False)

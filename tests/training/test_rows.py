@@ -237,7 +237,7 @@ def test_a_row_may_name_the_environment_given_and_its_configuration_in_part(conf
     [
         (
             {"env_class_path": BLUE, "task_data": {}},
-            f"a dataset row names the environment '{BLUE}', and this environment is '{GUESS}'",
+            f"a dataset row names the environment '{BLUE}', but this environment is '{GUESS}'",
         ),
         ({"env_config": {"max_steps_per_episode": 3}, "task_data": {}}, "env_config.*leave env=None"),
         ({"env_config": {"max_step": 3}, "task_data": {}}, "max_step"),

@@ -241,7 +241,7 @@ def test_tools_and_further_rewards_are_refused(tmp_path: Path) -> None:
         name: values for name, values in rollout_func(GuessNumber(trainer.processing_class))(prompts, trainer).items()
         if name != "row_reward"
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="needs the rows that agentsgym's rollout_func plays"):
+    with pytest.raises(ConfigError, match="needs the rows returned by agentsgym's rollout_func"):
         other.train()
 
 
@@ -255,7 +255,7 @@ def test_tools_and_further_rewards_are_refused(tmp_path: Path) -> None:
         ({"advantage_estimator": "return_too_go"}, "return_to_go"),
         ({"scale_rewards": True}, "none, group or batch"),
         ({"advantage_estimator": "turn_gae"}, "requires a value head"),
-        ({"stop_strings": "stop"}, "stop_strings.*a list of texts"),
+        ({"stop_strings": "stop"}, "stop_strings.*a list of strings"),
     ],
 )
 def test_arguments_are_checked_when_the_function_is_made(arguments: dict[str, Any], reason: str) -> None:

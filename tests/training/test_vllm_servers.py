@@ -153,7 +153,7 @@ def test_a_request_that_is_refused_fails_its_own_session_in_the_servers_words(se
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"prompt_token_ids": [4]}, "must answer the prompt it is given, but answered another"),
+        ({"prompt_token_ids": [4]}, "must answer the prompt it is given, but answered a different one"),
         ({"token_ids": None}, "is malformed"),
         ({"finish_reason": "error"}, "is malformed"),
     ],
@@ -280,7 +280,9 @@ def test_a_push_that_fails_names_server_and_cause_and_is_tried_again(server: Stu
 def test_a_server_with_another_tokenizer_is_refused(server: StubServer) -> None:
     server.encode = lambda text: [1, 2, 3]
     agent = agent_of(server)
-    with pytest.raises(ConfigError, match=r"'org/tiny' with another tokenizer than the trainer's: it .* as \[1, 2"):
+    with pytest.raises(
+        ConfigError, match=r"'org/tiny' with a tokenizer that differs from the trainer's: it .* as \[1, 2"
+    ):
         agent.prepare(started(0))
     assert pushes(agent) == []
     tokenizer = agent.tokenizer

@@ -176,7 +176,7 @@ def test_a_part_that_vanishes_is_said_and_the_rest_goes_on(server: ViewerServer,
 def test_a_port_in_use_names_the_port_and_the_way_out(server: ViewerServer) -> None:
     with pytest.raises(ConfigError, match=rf"port {server.server_port} is in use: give another --port"):
         ViewerServer(server.answers, server.server_port)
-    with pytest.raises(ConfigError, match="a port is a number from 0 to 65535, got 70000"):
+    with pytest.raises(ConfigError, match="a port must be a number from 0 to 65535, got 70000"):
         ViewerServer(server.answers, 70_000)
 
 

@@ -91,15 +91,15 @@ SEATS = [Turn(start=1, stop=2, reward=0.0, role="X"), Turn(start=2, stop=4, rewa
         *(
             (
                 {"final_reward": reward, "turns": [Turn(start=1, stop=4, reward=reward)]},
-                rf"advantages cannot be computed where a reward is {re.escape(f'{reward:g}')}",
+                rf"advantages cannot be computed if a reward is {re.escape(f'{reward:g}')}",
             )
             for reward in (1e200, -1e200, 1.7e308)
         ),
         (
             {"turns": SEATS, "final_rewards": {"X": 1.0}},
-            r"rollout 0 of task 0 cannot be given advantages: final_rewards needs that of each role .* none of \{'O'\}",
+            r"rollout 0 of task 0 cannot be given advantages: final_rewards must have .* none for \{'O'\}",
         ),
-        ({"turns": SEATS[:1], "final_rewards": {"O": 1.0}}, r"none of \{'X'\}"),
+        ({"turns": SEATS[:1], "final_rewards": {"O": 1.0}}, r"none for \{'X'\}"),
     ],
 )
 def test_rollouts_whose_advantages_cannot_be_computed_are_written_without_what_ifs(

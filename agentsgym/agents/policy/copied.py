@@ -69,9 +69,9 @@ class CopiedPolicyAgent(PolicyAgent):
         is_sharded = any(hasattr(tensor, "full_tensor") for tensor in theirs)
         if is_sharded or [tensor.shape for tensor in own] != [tensor.shape for tensor in theirs]:
             raise ConfigError(
-                "CopiedPolicyAgent cannot copy the weights: the model's parameters changed since it was given. With "
-                "adapters, give the PeftModel itself to agent and trainer, without peft_config; with sharded weights, "
-                "sample with a vLLM server"
+                "CopiedPolicyAgent cannot copy the weights: the model's parameters have changed since it was passed. "
+                "With adapters, pass the PeftModel itself to agent and trainer, without peft_config; with sharded "
+                "weights, sample with a vLLM server"
             )
         with torch.no_grad():
             for one, other in zip(own, theirs, strict=True):

@@ -80,8 +80,8 @@ def _choose(forward: Forward) -> tuple[str, bool]:
             return name, grouped.grouped and _reason_against(name, grouped) is None
         reasons.append(reason)
     raise ConfigError(
-        f"{forward.name} cannot be sampled: no way of running it token by token gives the logits of one forward pass "
-        f"over the whole row: {'; '.join(reasons)}"
+        f"{forward.name} cannot be sampled: no way of decoding token by token reproduces the logits of one forward "
+        f"pass over the whole row: {'; '.join(reasons)}"
     )
 
 

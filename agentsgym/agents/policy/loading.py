@@ -53,7 +53,7 @@ def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
         ConfigError: The folder or name does not exist, or has no causal language model with a tokenizer.
     """
     if not Path(name_or_path).is_dir() and not _HUB_NAME.fullmatch(name_or_path):
-        raise ConfigError(f"there is no folder {shown(name_or_path)} to load a policy from")
+        raise ConfigError(f"the folder {shown(name_or_path)}, from which to load a policy, does not exist")
     try:
         model, tokenizer = load_model(name_or_path, dtype="auto")
     except (OSError, ValueError, KeyError) as error:

@@ -141,7 +141,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         seen, completions, logprobs, _ = self.generation.generate(prompts=prompts, images=None, num_generations=1)
         if list(map(list, seen)) != prompts or len(completions) != len(prompts):
             raise RuntimeError(
-                f"vLLM must answer the {len(prompts)} prompts it is given, in order, but answered others"
+                f"vLLM must answer the {len(prompts)} prompts it is given, in order, but answered different ones"
             )
         if logprobs is None:
             return [(list(ids), None) for ids in completions]

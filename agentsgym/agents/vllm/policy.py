@@ -82,9 +82,7 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
             self._weights = ServerWeights(generation, self._engine, tokenizer, limit_s, pauses=pauses)
             return
         if generation.tensor_parallel_size > 1:
-            raise ConfigError(
-                "an engine that spreads over several ranks samples in lockstep: use LockstepVLLMPolicyAgent"
-            )
+            raise ConfigError("an engine that spans several ranks samples in lockstep: use LockstepVLLMPolicyAgent")
         self._engine, self._weights = SteppedEngine(self.sampling), EngineWeights(generation)
 
     def forget(self, session_ids: Sequence[str]) -> None:

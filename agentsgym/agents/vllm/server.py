@@ -94,7 +94,9 @@ class VLLMServer:
         answer = await self._get(session, "/v1/models")
         models: Any = answer.get("data") if answer is not None else None
         if not isinstance(models, list) or not models or "id" not in models[0]:
-            raise PassingError(f"its /v1/models is not that of a vLLM server: {shown(answer)}", is_connection=False)
+            raise PassingError(
+                f"its /v1/models is not the response of a vLLM server: {shown(answer)}", is_connection=False
+            )
         model = cast("dict[str, Any]", models[0])
         self.model, self.root = str(model["id"]), str(model.get("root") or model["id"])
         context = model.get("max_model_len")
@@ -165,7 +167,9 @@ class VLLMServer:
         if reason not in ("stop", "length") or not isinstance(ids, list):
             raise AgentError(f"the answer of the vLLM server at {self.url} is malformed: {shown(choice or answer)}")
         if choice.get("prompt_token_ids") != prompt:
-            raise AgentError(f"the vLLM server at {self.url} must answer the prompt it is given, but answered another")
+            raise AgentError(
+                f"the vLLM server at {self.url} must answer the prompt it is given, but answered a different one"
+            )
         told: Any = choice.get("logprobs")
         logprobs = None if told is None else [_known_or_nan(value) for value in told["token_logprobs"]]
         return Sampled(token_ids=cast("list[int]", ids), logprobs=logprobs, step=step)

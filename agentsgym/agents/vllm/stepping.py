@@ -177,7 +177,7 @@ def _read(output: Any, one: _Open) -> Any:
     answer = output.outputs[0]
     ids = list(answer.token_ids)
     if list(output.prompt_token_ids) != one.prompt:
-        return RuntimeError("vLLM must answer the prompt it is given, but answered another")
+        return RuntimeError("vLLM must answer the prompt it is given, but answered a different one")
     if answer.finish_reason not in ("stop", "length"):
         return AgentError(f"the vLLM engine ended an answer with an unexpected finish reason: {answer.finish_reason!r}")
     return ids, sampled_logprobs(answer.logprobs, ids)

@@ -216,9 +216,9 @@ class ServerWeights:
             raise AgentsGymError(f"the vLLM server at {server.url} cannot be used: {error}") from error
         if theirs is not None and theirs != ids:
             raise ConfigError(
-                f"the vLLM server at {server.url} serves {server.root!r} with another tokenizer than the trainer's: it "
-                f"encodes {shown(text, 80)} as {shown(theirs, 80)}, the trainer's as {shown(ids, 80)}; start it with "
-                "the model that is trained"
+                f"the vLLM server at {server.url} serves {server.root!r} with a tokenizer that differs from the "
+                f"trainer's: it encodes {shown(text, 80)} as {shown(theirs, 80)}, the trainer's as {shown(ids, 80)}; "
+                "start it with the model that is trained"
             )
         name = getattr(getattr(self._generation.model, "config", None), "name_or_path", "") or ""
         if name and server.root.rstrip("/").rpartition("/")[2] != name.rstrip("/").rpartition("/")[2]:

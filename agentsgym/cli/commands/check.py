@@ -40,7 +40,7 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Play some tasks of an environment in every way, and report what would break training.
+    """Run some tasks of an environment in several ways, and report what would break training.
 
     The exit code is 1 if anything is found.
     """

@@ -55,7 +55,7 @@ def compare(  # noqa: PLR0913, PLR0917  # options of a command
     from agentsgym.evaluation.compare import compare as compared  # noqa: PLC0415
 
     if (run_b is None or run_b.resolve() == run_a.resolve()) and (where_a or []) == (where_b or []):
-        raise UsageError("both runs are the same rollouts: give a second store, or select with --where-a and --where-b")
+        raise UsageError("both runs are the same rollouts: pass a second store, or select with --where-a and --where-b")
     first = open_store(run_a, [*(where or ()), *(where_a or ())])
     second = open_store(run_b or run_a, [*(where or ()), *(where_b or ())])
     comparison = compared(first, second, seed=seed)

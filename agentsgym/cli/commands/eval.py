@@ -49,10 +49,10 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         float,
         typer.Option(
             "--max-failed",
-            metavar="SHARE",
+            metavar="FRACTION",
             min=0.0,
             max=1.0,
-            help="Stop when a larger fraction of the episodes has failed.",
+            help="Stop once more than this fraction of the episodes has failed.",
         ),
     ] = 0.1,
     max_concurrent: Annotated[
@@ -73,7 +73,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option("--store", metavar="PATH", help="Folder of a rollout store in which every episode is kept."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Play only episodes that are missing or failed in the store.")
+        bool, typer.Option("--resume", help="Play only episodes that are missing from the store, or failed there.")
     ] = False,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,

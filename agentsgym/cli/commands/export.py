@@ -47,7 +47,7 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--min-reward",
             metavar="R",
-            help="Count a rollout as won from this reward on, not by the environment's verdict; for sft and kto.",
+            help="Count rollouts with at least this reward as won, whatever info['success'] is; for sft and kto.",
         ),
     ] = None,
     project: Annotated[
@@ -62,7 +62,7 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
 ) -> None:
     """Export stored rollouts: whole, as fine-tuning data, or for Inspect or trackio.
 
-    jsonl: whole rollouts. sft: the conversations that were won. dpo: for each task, the answers in which a better and a
+    jsonl: whole rollouts. sft: the conversations that were won. dpo: for each task, the answers at which a better and a
     worse rollout first differ. kto: every answer, labeled by whether its rollout was won. inspect: conversations and
     scores, for `inspect view`. trackio: metrics by step, and every rollout as a trace, in trackio's database on this
     machine. Nothing is overwritten or sent anywhere.

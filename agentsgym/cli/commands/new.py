@@ -68,11 +68,13 @@ def names_from(name: str) -> NewNames:
         word for part in re.split(r"[\s_-]+", name) for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", part)
     ]
     if "".join(words) != re.sub(r"[\s_-]+", "", name) or not words or not words[0][0].isalpha():
-        raise UsageError(f"a name has letters and digits, and begins with a letter, as in GuessAWord; got {name!r}")
+        raise UsageError(
+            f"a name must consist of letters and digits and begin with a letter, as in GuessAWord; got {name!r}"
+        )
     class_name = "".join(word[0].upper() + word[1:] for word in words)
     module = "_".join(word.lower() for word in words)
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module == "agentsgym":
-        raise UsageError(f"{module}.py would stand in the way of Python's own {module!r}: choose another name")
+        raise UsageError(f"{module}.py would shadow Python's own module {module!r}: choose another name")
     return NewNames(class_name=class_name, module=module)
 
 
@@ -113,7 +115,7 @@ def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
     paths = [folder / name for name in files]
     there = [str(path) for path in paths if path.exists()]
     if there:
-        raise FailureError(f"nothing is overwritten, and there is already {', '.join(there)}")
+        raise FailureError(f"existing files are not overwritten: {', '.join(there)}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, files.values(), strict=True):
@@ -139,9 +141,10 @@ def _filled(text: str, parts: Mapping[str, str]) -> str:
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Class name, as in GuessAWord.", show_default=False)],
     folder: Annotated[Path, typer.Option("--folder", metavar="FOLDER", help="Folder to write the files to.")] = Path(),
-    tools: Annotated[bool, typer.Option("--tools", help="An environment whose agent calls tools.")] = False,
+    tools: Annotated[bool, typer.Option("--tools", help="Create an environment whose agent calls tools.")] = False,
     mcp: Annotated[
-        bool, typer.Option("--mcp", help="With --tools: the tools are those of an MCP server, written beside it.")
+        bool,
+        typer.Option("--mcp", help="With --tools: provide the tools by an MCP server, in a file of the same folder."),
     ] = False,
 ) -> None:
     """Create an environment that runs, its test, and a training configuration.

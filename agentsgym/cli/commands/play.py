@@ -50,7 +50,7 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     """Play an environment in the terminal, or watch --agent play it.
 
     Type an answer and press Enter; a line that ends with a backslash continues on the next. Tools are called as
-    name(argument=value), or as JSON. Ctrl-D or Ctrl-C leaves.
+    name(argument=value), or as JSON. Ctrl-D or Ctrl-C quits.
     """
     from agentsgym.cli.display import show_summary  # noqa: PLC0415
     from agentsgym.cli.naming import find_env  # noqa: PLC0415

@@ -32,8 +32,8 @@ def replay(  # options of a command
         typer.Option(
             "--env",
             metavar="ENV",
-            help="Environment to play in, with each record's configuration; by default the one that the record "
-            "names, if it is a packaged or registered one.",
+            help="Environment to replay in, with each record's configuration; by default the one that the record "
+            "names, if it is packaged or registered.",
         ),
     ] = None,
     config: options.Config = None,

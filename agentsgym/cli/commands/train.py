@@ -32,17 +32,17 @@ def train(
             "-s",
             metavar="KEY=VALUE",
             help="Replace a value of CONFIG, as in training.max_steps=20 or environments.0.env_config.highest=8; "
-            "the value is parsed as JSON, else taken as text. Repeatable.",
+            "the value is parsed as JSON if possible, otherwise taken as a string. Repeatable.",
         ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Train a policy: evaluate, imitate, train, evaluate again.
 
-    A progress bar shows step, reward, win rate and time left; without a terminal, a line is printed every
-    logging_steps. Everything is written to output_dir; each evaluation as soon as it is done. Ctrl-C during the warm
-    start or training keeps the policy as it is then; the final evaluation and the files are still written, and the exit
-    code is 1.
+    A progress bar shows step, reward, win rate and remaining time; without a terminal, one line is printed every
+    logging_steps. All results are written to output_dir, each evaluation as soon as it ends. Ctrl-C during the warm
+    start or training keeps the policy trained so far; the final evaluation and the files are still written, and
+    the exit code is 1.
 
     On several processes or GPUs: accelerate launch -m agentsgym.cli.app train CONFIG.
     """

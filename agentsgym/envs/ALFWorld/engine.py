@@ -34,8 +34,8 @@ def read_game(path: Path) -> dict[str, Any]:
     missing = [part for part in PARTS if not isinstance(parts.get(part), str)]
     if missing:
         raise ValueError(
-            f"the game file {path} must be a JSON object with the texts {', '.join(PARTS)}; of these it "
-            f"lacks {', '.join(missing)}"
+            f"the game file {path} must be a JSON object with the string fields {', '.join(PARTS)}; it lacks "
+            f"{', '.join(missing)}"
         )
     return parts
 

@@ -155,7 +155,7 @@ class ALFWorldEnv(TextWorldBase):
         before, after = self._potential(state), self._potential(next_state)
         if before is None or after is None:
             raise TaskError(
-                f"reward='progress' needs a goal whose conditions can be counted, which {state['game']} has not"
+                f"reward='progress' needs a goal whose conditions can be counted, unlike that of {state['game']}"
             )
         return after - before
 

@@ -138,10 +138,12 @@ def game_file(data: Path, path: Any) -> Path:
         TaskError: The path leaves the data folder, or the file does not exist.
     """
     if not isinstance(path, str) or not path:
-        raise TaskError(f"task_data['game'] must be the path of a {GAME} from the data folder on, got {shown(path)}")
+        raise TaskError(
+            f"task_data['game'] must be the path of a {GAME} relative to the data folder, got {shown(path)}"
+        )
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts:
-        raise TaskError(f"task_data['game'] must be a path inside of the data folder, got {shown(path)}")
+        raise TaskError(f"task_data['game'] must be a path inside the data folder, got {shown(path)}")
     file = data / parts
     if not file.is_file():
         raise TaskError(f"task_data['game'] names {shown(path)}, which is not in the data folder {data}")

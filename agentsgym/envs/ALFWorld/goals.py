@@ -103,7 +103,7 @@ def read_goal(problem: str, objects: Mapping[str, str], facts: Collection[Fact],
         raise ValueError("the PDDL problem has no (:goal …)")
     goal = _Reader(objects, facts, changing).read(goals[0][1], {}, is_true=True)
     if goal is None:
-        raise ValueError("the goal of the PDDL problem cannot be reached with the objects that there are")
+        raise ValueError("the goal of the PDDL problem cannot be reached with the objects in the game")
     return goal
 
 
@@ -125,7 +125,7 @@ class _Reader:
             parts = [self.read(node[2], {**bound, **one}, is_true=is_true) for one in self._choices(node[1])]
             return _any(parts) if (head == "exists") == is_true else _every(parts)
         if not all(isinstance(name, str) for name in node):
-            raise ValueError(f"the goal of the PDDL problem has {head!r} in it, which cannot be read")
+            raise ValueError(f"the goal of the PDDL problem contains {head!r}, which is not supported")
         fact = (head, *(bound.get(name, name) for name in node[1:]))
         if head in self.changing:
             return _Holds(fact, is_true)

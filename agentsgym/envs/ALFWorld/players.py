@@ -90,9 +90,9 @@ class ReferencePlayer(_Player):
 
     def _choose(self, notes: Notes, commands: Sequence[str]) -> str:
         if not notes.left:
-            raise AgentError("the walkthrough of the game is at its end, and the task is not solved")
+            raise AgentError("the walkthrough of the game ended without solving the task")
         if notes.left[0] not in commands:
-            raise AgentError(f"the walkthrough of the game goes on with {notes.left[0]!r}, which cannot be done here")
+            raise AgentError(f"the next command of the walkthrough, {notes.left[0]!r}, is not possible here")
         return notes.left.pop(0)
 
 

@@ -34,7 +34,10 @@ class ActionTable:
     def __post_init__(self) -> None:
         folded = {_fold(name): number for name, number in self.by_name.items()}
         if len(folded) != len(self.by_name):
-            raise ConfigError(f"env_config['actions'] must have names that differ in letters, got {[*self.by_name]}")
+            raise ConfigError(
+                "env_config['actions'] must have names that differ in more than case and spacing, got "
+                f"{[*self.by_name]}"
+            )
         longest_first = sorted(folded, key=len, reverse=True)
         pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
         object.__setattr__(self, "_folded", folded)
@@ -71,7 +74,7 @@ class ActionTable:
         if hasattr(number, "item"):
             number = number.item()  # a numpy number
         if not is_int(min(self.by_name.values()))(number) or number not in self.by_name.values():
-            raise EnvError(f"env_config['actions'] must give one of {[*self.values]} or None, got {shown(number)}")
+            raise EnvError(f"env_config['actions'] must return one of {[*self.values]} or None, got {shown(number)}")
         return number
 
     def as_hint(self) -> str:
@@ -125,8 +128,8 @@ def _bounds(space: Any) -> tuple[int, int]:
 
     if not isinstance(space, Discrete):
         raise ConfigError(
-            f"GymnasiumEnv plays discrete actions, and this action space is {shown(space)}: wrap the environment so "
-            "that it has a Discrete one, and give a callable that makes it as env_config['id']"
+            f"GymnasiumEnv plays discrete actions, but this action space is {shown(space)}: wrap the environment so "
+            "that it has a Discrete one, and pass a callable that creates it as env_config['id']"
         )
     discrete: Any = cast("Any", space)
     return int(discrete.start), int(discrete.n)

@@ -31,8 +31,8 @@ def spec_of(game_id: str) -> Any:
         )
     if game_id not in gymnasium.registry:
         raise ConfigError(
-            f"env_config['id'] must be a registered environment of Gymnasium's, got {shown(game_id)}"
-            f"{did_you_mean(game_id, gymnasium.registry)}"
+            "env_config['id'] must be an environment registered with Gymnasium, got "
+            f"{shown(game_id)}{did_you_mean(game_id, gymnasium.registry)}"
         )
     return gymnasium.registry[game_id]
 
@@ -79,7 +79,7 @@ def make_game(game_id: Any, kwargs: Mapping[str, Any]) -> Any:
         raise _missing(error) from error
     except Exception as error:  # foreign code: an unknown argument, a missing package
         raise ConfigError(
-            f"env_config['id'] = {shown(name)} cannot be made with {shown(dict(kwargs))}: {sentence_of(error)}"
+            f"env_config['id'] = {shown(name)} cannot be created with {shown(dict(kwargs))}: {sentence_of(error)}"
         ) from error
     if not all(hasattr(game, one) for one in ("reset", "step", "action_space", "unwrapped")):
         raise ConfigError(f"env_config['id'] must make a gymnasium.Env, got {shown(game)}")

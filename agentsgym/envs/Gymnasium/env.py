@@ -143,13 +143,13 @@ class GymnasiumEnv(MultistepEnv):
         modes = render_modes(spec_of(config["id"]))
         if self._ready and self._ready.has_maps and kwargs.get("map_name", "4x4") is None and "desc" not in kwargs:
             raise ConfigError(
-                "env_config['make_kwargs']['map_name'] = None draws a map that no seed decides: give tasks with a "
-                "'map', as get_train_dataset(random_maps=True) does"
+                "env_config['make_kwargs']['map_name'] = None draws a map that does not depend on the seed: use "
+                "tasks with a 'map', such as those of get_train_dataset(random_maps=True)"
             )
         if config["render"] == "ansi" and "ansi" not in modes:
             raise ConfigError(
                 f"env_config['render'] must be 'observation' or a callable for {config['id']!r}: it renders in the "
-                f"modes {shown(list(modes))}, and 'ansi' is none of them"
+                f"modes {shown(list(modes))}, but not in 'ansi'"
             )
         mode: Any = kwargs.get("render_mode", "ansi")
         if mode != "ansi":
@@ -232,7 +232,9 @@ class GymnasiumEnv(MultistepEnv):
         if desc is None:
             return
         if not (self._ready and self._ready.has_maps):
-            raise TaskError(f"task_data['map'] is for FrozenLake, and this is {shown(self.env_config['id'])}")
+            raise TaskError(
+                f"task_data['map'] is only valid for FrozenLake, but this is {shown(self.env_config['id'])}"
+            )
         check_map(desc)
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:

@@ -66,5 +66,5 @@ class OptimalPlayer(Agent):
         if exact is not None and frame not in exact.frames and env.has_maps:
             exact = env.exact(rows_of_frame(frame))  # the task's custom map
         if exact is None:
-            raise AgentError(f"no values are known of what {shown(frame)} shows")
+            raise AgentError(f"no values are known for the state shown as {shown(frame)}")
         return exact

@@ -56,7 +56,7 @@ def frame_of(game: Any) -> str:
     if hasattr(frame, "getvalue"):
         frame = frame.getvalue()  # a StringIO, which Gymnasium allows
     if not isinstance(frame, str):
-        raise EnvError(f"render() must give a str in the mode 'ansi', got {shown(frame)}")
+        raise EnvError(f"render() must return a str in the mode 'ansi', got {shown(frame)}")
     return frame
 
 

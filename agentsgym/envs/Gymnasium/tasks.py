@@ -59,10 +59,10 @@ def task_dataset(
     config = dict(env_config or {})
     game_id = config.get("id", "FrozenLake-v1")
     if callable(game_id):
-        raise ConfigError("a row is plain JSON: its env_config['id'] must be a registered id, got a callable")
+        raise ConfigError("dataset rows are plain JSON: env_config['id'] must be a registered id, got a callable")
     ready = described_game(str(game_id))
     if settings["random_maps"] and not (ready and ready.has_maps):
-        raise ConfigError(f"random_maps=True is for FrozenLake, and the id is {shown(game_id)}")
+        raise ConfigError(f"random_maps=True is only valid for FrozenLake, but the id is {shown(game_id)}")
     maps = random_maps(part, settings) if settings["random_maps"] else None
     tasks: list[dict[str, Any]] = []
     for row in range(settings["size"]):
@@ -92,7 +92,8 @@ def random_maps(part: Part, settings: Mapping[str, Any]) -> Iterator[list[str]]:
                 break
         else:
             raise ConfigError(
-                f"no map for {part} was found with map_size={size} and frozen_probability={ice}: there are too few maps"
+                f"no map for the part {part} was found with map_size={size} and frozen_probability={ice}: too few "
+                "maps exist"
             )
 
 

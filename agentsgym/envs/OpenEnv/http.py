@@ -60,5 +60,5 @@ def _read(response: HTTPResponse, most: int, deadline: float) -> bytes:
     while len(raw) < most and (part := response.read1(most - len(raw))):
         raw += part
         if time.monotonic() > deadline:
-            raise TimeoutError("its answer was not complete in time")
+            raise TimeoutError("its answer did not arrive completely in time")
     return raw

@@ -55,7 +55,7 @@ class OpenEnvServer:
     def __post_init__(self) -> None:
         if (self.url is None) == (self.command is None):
             raise ConfigError(
-                f"OpenEnvServer requires exactly one of url and command, got {'both' if self.url else 'none'}"
+                f"OpenEnvServer requires exactly one of url and command, got {'both' if self.url else 'neither'}"
             )
         if self.url is not None:
             _check_url(self.url)
@@ -63,7 +63,7 @@ class OpenEnvServer:
             given = shown(self.command)
             raise ConfigError(f"OpenEnvServer.command must be a list of program and arguments, got {given}")
         for name in ("env", "headers"):
-            require(f"OpenEnvServer.{name}", getattr(self, name), _are_texts, "a dict of texts")
+            require(f"OpenEnvServer.{name}", getattr(self, name), _are_texts, "a dict of strings")
         require(
             "OpenEnvServer.headers", self.headers, _are_headers, "a dict with header names (without spaces) as keys"
         )
@@ -98,7 +98,7 @@ class OpenEnvServer:
                 ) from None
             if not _HEADER_TEXT.fullmatch(filled[name]):  # found here, since other errors would show the secret
                 raise ConfigError(
-                    f"OpenEnvServer.headers[{name!r}] is not one line of printable ASCII once its variables are "
+                    f"OpenEnvServer.headers[{name!r}] must be one line of printable ASCII once its variables are "
                     "filled in: does one of them end with a line break?"
                 )
         return filled

@@ -117,7 +117,7 @@ class ReasoningEvalsEnv(MultistepEnv):
         for name in ("question", "answer"):
             value = task_data.get(name)
             if not (isinstance(value, str) and value.strip()):
-                raise TaskError(f"task_data[{name!r}] must be a text, got {shown(value)}")
+                raise TaskError(f"task_data[{name!r}] must be a string, got {shown(value)}")
         choices = task_data.get("choices")
         if choices is not None:
             _check_choices(choices, task_data["answer"])
@@ -242,7 +242,7 @@ class ReasoningEvalsEnv(MultistepEnv):
 
 def _check_choices(choices: Any, answer: str) -> None:
     if not are_choices(choices):
-        raise TaskError(f"task_data['choices'] must be a list of 2 to 26 texts, got {shown(choices)}")
+        raise TaskError(f"task_data['choices'] must be a list of 2 to 26 strings, got {shown(choices)}")
     letters = string.ascii_uppercase[: len(choices)]
     if answer.strip() not in [*letters]:
         raise TaskError(f"task_data['answer'] must be the letter of a choice, one of {letters}, got {shown(answer)}")

@@ -68,8 +68,8 @@ def are_choices(value: Any) -> bool:
 
 _COLUMNS = {
     "question": questions.QUESTION,
-    "answer": Column(default="answer", valid=_is_answer, expected="a text or a number"),
-    "choices": Column(default="choices", valid=are_choices, expected="a list of 2 to 26 texts", is_optional=True),
+    "answer": Column(default="answer", valid=_is_answer, expected="a string or a number"),
+    "choices": Column(default="choices", valid=are_choices, expected="a list of 2 to 26 strings", is_optional=True),
 }
 
 
@@ -146,5 +146,5 @@ def _item(task: Mapping[str, Any], part: Part, settings: Mapping[str, Any], inde
             return item
     raise ConfigError(
         f"none of {num_tries} problems of {task['task']!r} at the difficulty {shown(task['difficulty'])} is in the "
-        f"{part} split: there are too few different questions to split; use split='all'"
+        f"{part} split: too few different questions to split; use split='all'"
     )

@@ -91,7 +91,7 @@ class ScienceWorldEnv(TextWorldBase):
         variation: Any = task_data.get("variation")
         if not isinstance(name, str) or name not in TASKS:
             hint = did_you_mean(name, TASKS) if isinstance(name, str) else ""
-            raise TaskError(f"task_data['task'] must be the name of a task of ScienceWorld's, got {shown(name)}{hint}")
+            raise TaskError(f"task_data['task'] must be the name of a ScienceWorld task, got {shown(name)}{hint}")
         most = TASKS[name].num
         if variation is not None and not (is_int(0)(variation) and variation < most):
             raise TaskError(
@@ -99,7 +99,7 @@ class ScienceWorldEnv(TextWorldBase):
             )
         if "noElectricalAction" in self.env_config["simplifications"] and any(word in name for word in _ELECTRICAL):
             raise TaskError(
-                f"the task {name!r} needs wires, which env_config['simplifications'] with 'noElectricalAction' removes"
+                f"the task {name!r} needs wires, which 'noElectricalAction' in env_config['simplifications'] removes"
             )
 
     def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:

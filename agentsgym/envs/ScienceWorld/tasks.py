@@ -124,7 +124,7 @@ def _tasks(settings: Mapping[str, Any], split: str) -> list[dict[str, Any]]:
     names: Sequence[str] = [*TASKS] if settings["tasks"] is None else settings["tasks"]
     for name in names:
         if name not in TASKS:
-            raise ConfigError(f"tasks must be names of ScienceWorld's tasks, got {name!r}{did_you_mean(name, TASKS)}")
+            raise ConfigError(f"tasks must be names of ScienceWorld tasks, got {name!r}{did_you_mean(name, TASKS)}")
     if not names:
         raise ConfigError("tasks must name at least one of ScienceWorld's tasks, got []")
     most = settings["num_variations"]

@@ -177,9 +177,9 @@ class SearchEnv(ToolEnv):
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         question, answers = task_data.get("question"), task_data.get("answers")
         if not is_text(question):
-            raise TaskError(f"task_data['question'] must be a text, got {shown(question)}")
+            raise TaskError(f"task_data['question'] must be a string, got {shown(question)}")
         if not (is_strings(answers) and answers and all(map(is_text, answers))):
-            raise TaskError(f"task_data['answers'] must be a list of at least one text, got {shown(answers)}")
+            raise TaskError(f"task_data['answers'] must be a list of at least one string, got {shown(answers)}")
         evidence = task_data.get("evidence")
         if evidence is not None and not is_strings(evidence):
             raise TaskError(f"task_data['evidence'] must be a list of titles or None, got {shown(evidence)}")

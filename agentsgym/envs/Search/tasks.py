@@ -59,7 +59,7 @@ def _is_answers(value: Any) -> bool:
 
 _COLUMNS = {
     "question": questions.QUESTION,
-    "answers": Column(default="answers", valid=_is_answers, expected="a text or a list of at least one text"),
+    "answers": Column(default="answers", valid=_is_answers, expected="a string or a list of at least one string"),
     "evidence": Column(default="evidence", valid=is_strings, expected="a list of titles", is_optional=True),
 }
 

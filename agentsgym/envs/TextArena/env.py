@@ -132,13 +132,13 @@ class TextArenaEnv(MultistepEnv):
             return False
         if wanted and not is_public:
             raise ConfigError(
-                f"env_config['shared_conversation'] would show the players of {self.game} what the others hide: "
-                "leave it out, and each sees its own conversation"
+                f"env_config['shared_conversation'] would reveal what the players of {self.game} hide from each "
+                "other: leave it out, so that each sees only its own conversation"
             )
         if wanted or (wanted is None and is_public):
             return True
         if self.env_config["history"] != "append":
-            raise ConfigError("env_config['history'] is how the players' conversations are kept apart: leave it out")
+            raise ConfigError("env_config['history'] already keeps the players' conversations apart: leave it out")
         self.env_config["history"] = last_view
         return False
 
@@ -188,8 +188,8 @@ class TextArenaEnv(MultistepEnv):
             if not state["game"].done:
                 return state
         raise EnvError(
-            f"{self.game} ended before the agent's first turn, {_MOST_STARTS} times, most likely since an opponent "
-            "found no legal move: give one that knows the game, or the seat that moves first"
+            f"{self.game} ended before the agent's first turn, {_MOST_STARTS} times, probably because an opponent "
+            "found no legal move: use one that knows the game, or the seat that moves first"
         )
 
     def _start(self, session_id: str, rng: random.Random, seat: int) -> dict[str, Any]:

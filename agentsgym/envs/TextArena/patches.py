@@ -292,7 +292,7 @@ class _Gamemaster:
     def __call__(self, prompt: str) -> str:
         context = current_context()
         if context is None or context.gamemaster is None:
-            raise RuntimeError("the game used its gamemaster outside of its context")
+            raise RuntimeError("the game used its gamemaster outside its context")
         return context.gamemaster(prompt)
 
 

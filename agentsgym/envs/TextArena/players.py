@@ -189,7 +189,7 @@ def register_player(name: str, factory: Callable[..., Any]) -> None:
         ConfigError: The name is reserved or invalid, or the factory is not callable.
     """
     if name in ("random", "first", SELF) or not name:
-        raise ConfigError(f"the name of a player must be a new, non-empty text, got {shown(name)}")
+        raise ConfigError(f"the name of a player must be a new, non-empty string, got {shown(name)}")
     if not callable(factory):  # pyright: ignore[reportUnnecessaryComparison]
         raise ConfigError(f"register_player requires a function that returns an agent, got {shown(factory)}")
     _registered[name] = factory

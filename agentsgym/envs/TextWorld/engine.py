@@ -123,10 +123,12 @@ class TextWorldEngine:
 
 def _check_file(path: Path) -> None:
     if not path.is_file():
-        raise ValueError(f"there is no game {path}")
+        raise ValueError(f"the game {path} does not exist")
     with path.open("rb") as file:
         first = file.read(1)
     if first != bytes([_VERSION]):
-        raise ValueError(f"{path} is no game for the Z-machine of version {_VERSION}, which tw-make writes as .z8")
+        raise ValueError(
+            f"{path} is not a game for version {_VERSION} of the Z-machine (a .z8 file, as written by tw-make)"
+        )
     if not path.with_suffix(".json").is_file():
-        raise ValueError(f"{path} has no {path.with_suffix('.json').name} beside it, in which tw-make describes it")
+        raise ValueError(f"{path} must have tw-make's description {path.with_suffix('.json').name} next to it")

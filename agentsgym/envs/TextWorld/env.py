@@ -72,7 +72,8 @@ class TextWorldEnv(TextWorldBase):
             _check_file(file)
         elif file is not None:
             raise TaskError(
-                f"task_data['file'] is for env_config['kind'] = 'files', and this is {self.env_config['kind']!r}"
+                "task_data['file'] is only valid for env_config['kind'] = 'files', but this is "
+                f"{self.env_config['kind']!r}"
             )
         if seed is not None and not (is_int(0)(seed) and seed < 2**32):
             raise TaskError(f"task_data['game_seed'] must be an int from 0 to 2**32 - 1, got {shown(seed)}")
@@ -139,4 +140,4 @@ def _check_file(file: Any) -> None:
     if path.suffix != ".z8" or not path.is_file():
         raise TaskError(f"task_data['file'] must be the path of a .z8 game, as tw-make writes it, got {shown(file)}")
     if not path.with_suffix(".json").is_file():
-        raise TaskError(f"task_data['file'] = {shown(file)} needs its description {path.stem}.json beside it")
+        raise TaskError(f"task_data['file'] = {shown(file)} needs its description {path.stem}.json next to it")

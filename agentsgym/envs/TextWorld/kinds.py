@@ -102,11 +102,14 @@ def checked_game_options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _check_cooking(options: Mapping[str, Any]) -> None:
     if options["take"] > options["recipe"]:
         raise ConfigError(
-            "env_config['options']['take'] counts those of the recipe's ingredients that must be found: at most "
+            "env_config['options']['take'] is the number of the recipe's ingredients that must be found: at most "
             f"{options['recipe']}, got {options['take']}"
         )
     if options["recipe_seed"] and not options["take"]:
-        raise ConfigError("env_config['options']['recipe_seed'] needs take of at least 1: it draws what is to be taken")
+        raise ConfigError(
+            "env_config['options']['recipe_seed'] requires a 'take' of at least 1, since it draws the ingredients to "
+            "find"
+        )
 
 
 def _check_coin_collector(options: Mapping[str, Any]) -> None:

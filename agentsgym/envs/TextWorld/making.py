@@ -75,8 +75,8 @@ def _make(kind: str, options: Mapping[str, Any], seed: int, path: Path) -> None:
         generator.compile_game(game, settings)
     except generator.CouldNotCompileGameError as error:  # its first line is empty
         raise ValueError(
-            f"TextWorld's compiler does not take the game of kind {kind!r} that it made with the options "
-            f"{dict(options)}: a smaller one may do"
+            f"TextWorld's compiler rejected the game of kind {kind!r} generated with the options {dict(options)}: try "
+            "a smaller one"
         ) from error
     for extra in [*path.parent.iterdir()]:
         if extra.suffix not in (".z8", ".json"):

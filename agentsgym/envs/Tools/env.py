@@ -192,7 +192,7 @@ class ToolEnv(MultistepEnv):
         is_valid = bool(options) and all(isinstance(one, str | int | float) for one in options)
         if answer is not None and not is_valid:
             raise TaskError(
-                f"task_data['answer'] must be a text, a number or a list of such, got {shown(task_data['answer'])}"
+                f"task_data['answer'] must be a string, a number or a list of these, got {shown(task_data['answer'])}"
             )
 
     # The hooks of an environment
@@ -315,12 +315,14 @@ class ToolEnv(MultistepEnv):
         parallel = self.env_config["parallel_tools"]
         for name in () if parallel == "all" else parallel:
             if name not in names:
-                raise ConfigError(f"env_config['parallel_tools'] names {shown(name)}{did_you_mean(name, names)}")
+                raise ConfigError(
+                    f"env_config['parallel_tools'] names the unknown tool {shown(name)}{did_you_mean(name, names)}"
+                )
         bare: list[Any] = [] if self._makes_calls() else [one for one in tools if isinstance(one, Mapping)]
         for schema in schemas_of(bare, self._name):
             raise ConfigError(
-                f"{self._name} has only the schema of the tool {schema['function']['name']!r}: override _call_tool "
-                "to implement it"
+                f"{self._name} has only a schema for the tool {schema['function']['name']!r}: override _call_tool to "
+                "implement it"
             )
 
     def _play_calls(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:

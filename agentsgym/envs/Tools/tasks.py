@@ -45,9 +45,7 @@ def task_dataset(
     """
     settings = checked_options(options, questions.OPTIONS)
     if settings["data"] is None:
-        raise ConfigError(
-            f"{env_class.__name__} has no built-in tasks: pass data=…, a table with questions and answers"
-        )
+        raise ConfigError(f"{env_class.__name__} has no built-in tasks: pass data=…, a table of questions and answers")
     tasks = questions.of_part(tasks_from(settings["data"], settings["columns"]), part, settings)
     return rows_of(tasks, class_path(env_class), env_config, part, settings)
 

@@ -135,7 +135,7 @@ class TwentyQuestionsEnv(MultistepEnv):
             raise TaskError(f"task_data needs a 'solution' (str), got the keys {sorted(map(str, task_data))}")
         solution = task_data["solution"]
         if not (isinstance(solution, str) and self._reader.canonical(solution)):
-            raise TaskError(f"task_data['solution'] must be a word or words, got {shown(solution)}")
+            raise TaskError(f"task_data['solution'] must be one or more words, got {shown(solution)}")
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         self._check_task(task_data)
@@ -278,13 +278,15 @@ def _chosen_objects(config: Mapping[str, Any]) -> list[str]:
     chosen = list(known.objects) if config["objects"] == "all" else list(config["objects"])
     for i, name in enumerate(chosen):
         if name not in known.objects:
-            raise ConfigError(f"env_config['objects'] has {shown(name)}{did_you_mean(name, known.objects)}")
+            raise ConfigError(
+                f"env_config['objects'] has the unknown object {shown(name)}{did_you_mean(name, known.objects)}"
+            )
         if name in chosen[:i]:
             raise ConfigError(f"env_config['objects'] must name each object once, got {shown(name)} again")
     if config["hardcore"]:
         chosen = [name for name in chosen if known.objects[name].hard]
     if not chosen:
-        raise ConfigError("env_config['hardcore'] must leave an object, got no hard one among env_config['objects']")
+        raise ConfigError("env_config['hardcore'] requires at least one hard object in env_config['objects'], got none")
     return chosen
 
 
@@ -293,7 +295,9 @@ def _chosen_properties(config: Mapping[str, Any]) -> list[str]:
     chosen = list(known) if config["properties"] == "all" else list(config["properties"])
     for i, key in enumerate(chosen):
         if key not in known:
-            raise ConfigError(f"env_config['properties'] has {shown(key)}{did_you_mean(key, known)}")
+            raise ConfigError(
+                f"env_config['properties'] has the unknown property {shown(key)}{did_you_mean(key, known)}"
+            )
         if key in chosen[:i]:
             raise ConfigError(f"env_config['properties'] must name each property once, got {shown(key)} again")
     return chosen

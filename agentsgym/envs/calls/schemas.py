@@ -127,14 +127,14 @@ def _completed(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
     copied = _json_copy(schema, name)
     function = copied.get("function", copied)
     if copied.get("type", "function") != "function" or not isinstance(function, dict):
-        raise ConfigError(f'{name} must be {{"type": "function", "function": {{…}}}} or what stands in its "function"')
+        raise ConfigError(f'{name} must be {{"type": "function", "function": {{…}}}} or the value of its "function"')
     fields = cast("dict[str, Any]", function)
     fields = {key: value for key, value in fields.items() if key != "type"} if fields is copied else fields
     tool, description = fields.get("name"), fields.get("description")
     if not isinstance(tool, str) or not _NAME.fullmatch(tool):
         raise ConfigError(f"{name} needs a name of letters, digits, '_', '-', '.' and '/', got {shown(tool)}")
     if not isinstance(description, str | None):
-        raise ConfigError(f"{name}: its description must be a text, got {shown(description)}")
+        raise ConfigError(f"{name}: its description must be a string, got {shown(description)}")
     rest = {key: value for key, value in fields.items() if key not in {"name", "description", "parameters"}}
     parameters = _parameters(fields.get("parameters"), name)
     function = {"name": tool, "description": description or "", "parameters": parameters, **rest}

@@ -42,7 +42,7 @@ def time_limit(limit_s: float | None) -> Generator[None]:
         return
     require("limit_s", limit_s, is_positive_number, "a positive number or None")
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        raise ConfigError("limit_s needs the signal of a timer, which only the main thread of a Unix process gets")
+        raise ConfigError("limit_s needs a timer signal, which is available only in the main thread of a Unix process")
 
     def stop(_: int, frame: FrameType | None) -> None:
         raise OutOfTimeError("" if frame is None else _own_place(frame))

@@ -175,8 +175,8 @@ def _check_options(env: MultistepEnv, template_options: Mapping[str, Any]) -> No
     if own != template_options:
         raise ConfigError(
             f"GRPOEnvConfig(chat_template_kwargs={shown(template_options)}) and env, which was built with "
-            f"env_config['chat_template_kwargs']={shown(own)}, differ: give the environment the same, or leave it out "
-            "of the settings, for the environment writes every prompt"
+            f"env_config['chat_template_kwargs']={shown(own)}, differ: give the environment the same options, or "
+            "leave them out of GRPOEnvConfig, since the environment renders every prompt"
         )
 
 

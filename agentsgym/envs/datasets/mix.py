@@ -140,7 +140,7 @@ def _whole_weights(sources: Mapping[str, Any], weights: Any) -> dict[str, int]:
             raise ConfigError(f"weights has {shown(name)}, which is not a source{did_you_mean(str(name), sources)}")
     for name in sources:
         if name not in given:
-            raise ConfigError(f"weights has no number for the source {shown(name)}")
+            raise ConfigError(f"weights has no weight for the source {shown(name)}")
         require(f"weights[{name!r}]", given[name], is_positive_number, "a number above 0; leave out an unused source")
     exact = {name: Fraction(given[name]) for name in sources}
     scale = math.lcm(*(weight.denominator for weight in exact.values()))
@@ -185,8 +185,8 @@ def _tasks_of_instance(env: MultistepEnv, split: str) -> Iterable[Any]:
     parts: list[str] = vars(env)["_called_parts"]
     if parts:
         raise ConfigError(
-            f"it was built with {', '.join(parts)}, which cannot be stored in a row, and a mixture holds only rows: "
-            "build it from JSON values alone, or give a subclass that needs nothing else"
+            f"it was built with {', '.join(parts)}, which cannot be stored in a row, but a mixture holds only rows: "
+            "build it from JSON values alone, or pass a subclass that needs nothing else"
         )
     return _own_tasks(type(env), env.given_config, {}, split)
 
@@ -242,7 +242,7 @@ def _registered_path(env_class: type[MultistepEnv]) -> str:
     except ConfigError:
         known = register(env_class)
     if known is not env_class:
-        raise ConfigError(f"env_class_path {shown(path)} is taken by another class")
+        raise ConfigError(f"env_class_path {shown(path)} is already registered for another class")
     return path
 
 
@@ -253,8 +253,8 @@ def _row(source: str, row: Any, name: str) -> Row:
     path, config = fields.get("env_class_path"), fields.get("env_config")
     if not isinstance(path, str):
         raise ConfigError(
-            f"{name} has no 'env_class_path' (it has {shown(sorted(map(str, fields)))}): where all tasks are of one "
-            "class, give (class, env_config, tasks)"
+            f"{name} has no 'env_class_path' (it has {shown(sorted(map(str, fields)))}): if all tasks belong to one "
+            "class, pass (class, env_config, tasks)"
         )
     try:
         json.dumps(fields)

@@ -75,7 +75,7 @@ def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
         options = {spec.dataset_key: game.split(",")}
         return NamedEnv(name=name, env_class=env_class, env_config=given, dataset_options=options)
     if not (key := spec.game_key):
-        raise ConfigError(f"{shown(path)} has no games to choose with a colon, got {shown(name)}")
+        raise ConfigError(f"{shown(path)} does not take a game after a colon, got {shown(name)}")
     if given.get(key, game) != game:
         raise ConfigError(f"the game is given twice: {shown(game)} in {shown(name)}, and {key}={given[key]!r}")
     return NamedEnv(name=name, env_class=env_class, env_config={**given, key: game})
@@ -191,7 +191,7 @@ def _module_of_file(path: Path) -> Any:
     if known is not None:
         if _is_file_of(known, path):
             return known
-        raise ConfigError(f"{path} has the name of another module, {name!r}, that is loaded already: rename the file")
+        raise ConfigError(f"{path} has the same name as the module {name!r}, which is already loaded: rename the file")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} cannot be imported as Python")

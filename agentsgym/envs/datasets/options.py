@@ -77,7 +77,9 @@ def row_env(env_class: Callable[..., Env], env_config: Mapping[str, Any] | None,
     env = env_class(env_config=env_config)
     for key in keys:
         if callable(env.env_config[key]):
-            raise ConfigError(f"env_config[{key!r}] cannot be in a dataset row: give it to the environment itself")
+            raise ConfigError(
+                f"env_config[{key!r}] cannot be stored in a dataset row: pass it to the environment itself"
+            )
     return env
 
 

@@ -26,7 +26,7 @@ def is_text(value: Any) -> bool:
     return is_str(value) and bool(value.strip())
 
 
-QUESTION = Column(default="question", valid=is_text, expected="a text")
+QUESTION = Column(default="question", valid=is_text, expected="a string")
 
 
 def read(settings: Mapping[str, Any], columns: Mapping[str, Column]) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ def register(env_class: type[MultistepEnv], path: str | None = None) -> type[Mul
         raise ConfigError(f"register takes a subclass of MultistepEnv, got {shown(env_class)}")
     key = path or class_path(env_class)
     if registered_classes().get(key, env_class) is not env_class or key in PACKAGED.values():
-        raise ConfigError(f"env_class_path {shown(key)} is taken by another class")
+        raise ConfigError(f"env_class_path {shown(key)} is already registered for another class")
     registered_classes()[key] = env_class
     return env_class
 

@@ -109,8 +109,8 @@ def _read_row(row: Any, index: int, places: Mapping[str, tuple[str, Column, bool
         if place not in fields:
             hint = did_you_mean(place, map(str, fields))
             raise ConfigError(
-                f"{name}[{index}] has no column {place!r}, from which {key!r} is read{hint} (another one is named by "
-                f"the setting for columns, as in {{{key!r}: '…'}})"
+                f"{name}[{index}] has no column {place!r}, from which {key!r} is read{hint} (to read another column, "
+                f"set columns={{{key!r}: '…'}})"
             )
         if not column.valid(value):
             raise ConfigError(f"{name}[{index}][{place!r}] must be {column.expected}, got {shown(value)}")

@@ -99,8 +99,8 @@ class Runner:
             num_stuck = len(self._still_running()) if self._given_up else 0
         if num_stuck >= MOST_GIVEN_UP:
             raise EnvError(
-                f"{num_stuck} {self._what} have run past {self._limit_name} and still run: no further one is started "
-                "until some of them return (give them a limit of time of their own)"
+                f"{num_stuck} {self._what} have exceeded {self._limit_name} and are still running: no more are "
+                "started until some of them return (give them their own time limit)"
             )
         if worker is None:
             worker = Worker(self)

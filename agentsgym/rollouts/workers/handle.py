@@ -273,7 +273,7 @@ class WorkerHandle:
         what, since = self._progress
         overdue = time.monotonic() - max(self._sent_at, since) > GRACE_S
         if self.is_busy and what == IS_WAITING and overdue and not self._channel.num_unread():
-            raise BrokenChannelError("a message that was sent to it was read by something else")
+            raise BrokenChannelError("another reader consumed a message that was sent to it")
 
     def _await_end(self) -> None:
         """Wait until the process has ended; one that has only lost its connection is killed."""

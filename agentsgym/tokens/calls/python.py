@@ -83,7 +83,7 @@ def escaped_string(text: str, start: int) -> tuple[str, int]:
         raise MalformedCallError("has a string that is not closed")
     value = _ESCAPE.sub(_unescaped, found[0][1:-1])
     if not value.isascii() and _HALF_PAIR.search(value):
-        raise MalformedCallError("has a string that holds half of a surrogate pair")
+        raise MalformedCallError("has a string that contains half of a surrogate pair")
     return value, found.end()
 
 
@@ -120,7 +120,7 @@ def _argument(text: str, start: int, arguments: dict[str, Any], read_string: Rea
     arguments[key[1]], place = _value(text, key.end(), read_string)
     separator = _SEPARATOR.match(text, place)
     if separator is None:
-        raise MalformedCallError(f"has no ',' or ')' behind its argument {key[1]!r}")
+        raise MalformedCallError(f"has no ',' or ')' after its argument {key[1]!r}")
     return separator.end()
 
 

@@ -52,13 +52,13 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
         place = f"at character {error.pos - begin} of it"
         raise MalformedCallError(f"is not valid JSON: {error.msg} {place}") from error
     except UnicodeEncodeError as error:
-        raise MalformedCallError("is not valid JSON: it holds half of a surrogate pair") from error
+        raise MalformedCallError("is not valid JSON: it contains half of a surrogate pair") from error
     except RecursionError as error:
         raise MalformedCallError(f"is nested more than {MAX_DEPTH} deep") from error
     except MalformedCallError:
         raise
     except ValueError as error:  # an int of more digits than Python reads
-        raise MalformedCallError("is not valid JSON: it holds a number of too many digits") from error
+        raise MalformedCallError("is not valid JSON: it contains a number with too many digits") from error
     check_depth(value)
     return value, end
 

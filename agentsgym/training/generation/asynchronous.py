@@ -73,11 +73,13 @@ class AsyncRolloutGenerator(RolloutGenerator):
         num_rows = args.per_device_train_batch_size * cast("int", args.steps_per_generation)  # TRL has filled it in
         if num_rows % cast("int", args.num_generations):
             raise ConfigError(
-                f"max_staleness above 0 has each rank play whole task groups of its own: per_device_train_batch_size * "
+                "max_staleness above 0 has each rank play its own whole task groups: per_device_train_batch_size * "
                 f"steps_per_generation must be a multiple of num_generations ({args.num_generations}), got {num_rows}"
             )
         if isinstance(dataset, IterableDataset):
-            raise ConfigError("max_staleness plays tasks ahead, which a stream of rows does not allow: use 0")
+            raise ConfigError(
+                "max_staleness plays tasks ahead of training, which a stream of rows does not allow: use 0"
+            )
         self.order = self._tasks = TaskOrder(len(dataset), args.seed, shuffle=args.shuffle_dataset is not False)
         self._ahead: RolloutsAhead | None = None
         self._ahead_pool = args.make_env_pool()
@@ -91,9 +93,9 @@ class AsyncRolloutGenerator(RolloutGenerator):
         """
         if not as_trained_policy(agent).plays_through_updates:
             raise ConfigError(
-                f"max_staleness above 0 needs a sampler with weights of its own, which samples while the policy is "
-                f"trained: use_vllm=True with vllm_mode='server', agent=CopiedPolicyAgent(model, tokenizer), or a "
-                f"TrainedPolicy whose plays_through_updates is True, got {agent.__class__.__name__}"
+                "max_staleness above 0 needs a sampler with its own copy of the weights, which samples while the "
+                "policy is trained: use_vllm=True with vllm_mode='server', agent=CopiedPolicyAgent(model, "
+                f"tokenizer), or a TrainedPolicy whose plays_through_updates is True, got {agent.__class__.__name__}"
             )
         self._end_ahead()
         super().play_with(agent)

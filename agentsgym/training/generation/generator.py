@@ -80,7 +80,9 @@ class RolloutGenerator:
                 agent has only some members of the interface of a policy in training.
         """
         if args.zero_variance_groups == "resample" and isinstance(dataset, IterableDataset):
-            raise ConfigError("zero_variance_groups='resample' draws tasks anew, which a stream of rows does not allow")
+            raise ConfigError(
+                "zero_variance_groups='resample' draws replacement tasks, which a stream of rows does not allow"
+            )
         self._environments = environments
         self.play_with(agent)
         self._args = args

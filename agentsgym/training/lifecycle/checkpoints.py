@@ -46,20 +46,22 @@ def load_checkpoint(folder: Path, estimator: BoundEstimator | PotentialShaping, 
     if value_model is not None:
         value_model.load(folder)
     elif (folder / FILE_NAME).is_file():
-        raise ConfigError(f"{folder} was saved with a value head, which value_head=None would lose: set it as it was")
+        raise ConfigError(
+            f"{folder} was saved with a value head, which value_head=None would lose: set value_head as in that run"
+        )
     path = folder / _ESTIMATOR_FILE
     if estimator.state is None:
         return
     if not path.is_file():
-        raise ConfigError(f"{path} is missing: cannot resume {estimator.name!r} without the averages that it held")
+        raise ConfigError(f"{path} is missing: cannot resume {estimator.name!r} without the averages that it contained")
     try:
         state = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is damaged, resume from another checkpoint: {error}") from error
     if (state["estimator"], state["options"]) != (estimator.name, _plain_options(estimator)):
         raise ConfigError(
-            f"{path} holds the state of {state['estimator']!r} with the options {state['options']}, and the run would "
-            f"go on with {estimator.name!r} and {_plain_options(estimator)}"
+            f"{path} contains the state of {state['estimator']!r} with the options {state['options']}, but the run "
+            f"would continue with {estimator.name!r} and {_plain_options(estimator)}"
         )
     estimator.state.load_state_dict(state["memory"])
 
@@ -80,16 +82,18 @@ def load_curriculum(folder: Path, curriculum: Curriculum | None) -> None:
     path = folder / _CURRICULUM_FILE
     if curriculum is None:
         if path.is_file():
-            raise ConfigError(f"{folder} was saved with a curriculum, and this run has none: give it the same one")
+            raise ConfigError(f"{folder} was saved with a curriculum, but this run has none: pass the same one")
         return
     if not path.is_file():
-        raise ConfigError(f"{path} is missing: cannot resume a curriculum without the win rates that it had")
+        raise ConfigError(f"{path} is missing: cannot resume a curriculum without the win rates that it contained")
     try:
         state = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is damaged, resume from another checkpoint: {error}") from error
     if state["options"] != curriculum.options:
-        raise ConfigError(f"{path} is of a curriculum with {state['options']}, and this run has {curriculum.options}")
+        raise ConfigError(
+            f"{path} belongs to a curriculum with {state['options']}, but this run has {curriculum.options}"
+        )
     curriculum.load_state_dict(state["results"])
 
 

@@ -149,7 +149,7 @@ def _find(
         if folder is None and requested == "auto" and not passed_over:
             return ResumePoint()
         if folder is None:
-            remedy = "move them away to begin anew" if passed_over else "resume_from_checkpoint='auto' begins a run"
+            remedy = "move them away to start over" if passed_over else "resume_from_checkpoint='auto' begins a run"
             raise ConfigError(
                 f"{run_folder} has no checkpoint to resume from{': ' * bool(passed_over)}"
                 f"{'; '.join(passed_over)} ({remedy})"
@@ -184,8 +184,8 @@ def _check_pass(folder: Path, state: Mapping[str, Any], facts: Mapping[str, Any]
     """Refuse to look for a place in a stream that begins anew: transformers knows no passes of unknown length."""
     if facts["order"]["num_rows"] is None and state["epoch"] > 1:
         raise ConfigError(
-            f"{folder} lies in pass {int(state['epoch']) + 1} over a stream of rows, of which only the first pass can "
-            "be resumed: use a dataset with a length, or start a new run with this checkpoint as its model"
+            f"{folder} is in pass {int(state['epoch']) + 1} over a stream of rows, but only the first pass can be "
+            "resumed: use a dataset with a length, or start a new run with this checkpoint as its model"
         )
 
 
@@ -205,8 +205,8 @@ def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
     for name, value in now["order"].items():
         if then["order"].get(name) != value:
             raise ConfigError(
-                f"{folder} was saved with {name}={then['order'].get(name)!r} and this run has {value!r}, so that it "
-                "would play other tasks from there on: set it as it was, or start a new run with this checkpoint as "
+                f"{folder} was saved with {name}={then['order'].get(name)!r} but this run has {value!r} and would "
+                "play different tasks from there on: restore that value, or start a new run with this checkpoint as "
                 "its model"
             )
     before, after = then["settings"], now["settings"]
@@ -282,8 +282,8 @@ def check_passes(args: GRPOEnvConfig, num_microbatches: int, max_steps: int) -> 
         raise ConfigError(
             f"gradient_accumulation_steps={accumulation} divides neither the {args.micro_steps_per_generation} "
             f"micro-batches that a generation batch is trained on nor the {num_microbatches} of a pass over the "
-            "dataset, so that checkpoints could not be resumed from exactly: make it a divisor of "
-            "steps_per_generation * num_iterations"
+            "dataset, so checkpoints could not be resumed exactly: make it a divisor of steps_per_generation * "
+            "num_iterations"
         )
 
 

@@ -54,8 +54,8 @@ def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None)
     refuse_prompt_learning(adapters)
     if args.beta != 0.0 and not adapters and not isinstance(model, str) and not model.config.name_or_path:
         raise ConfigError(
-            "beta needs a reference model, which TRL loads from the model's path, and this model has none: "
-            "save it with save_pretrained and load it with from_pretrained first"
+            "beta needs a reference model, which TRL loads from the model's path, but this model has none: save it "
+            "with save_pretrained and load it with from_pretrained first"
         )
 
 
@@ -69,7 +69,7 @@ def check_sharding(args: GRPOEnvConfig) -> None:
     if (args.fsdp or is_launched) and state.distributed_type in {DistributedType.NO, DistributedType.MULTI_CPU}:
         raise ConfigError(
             f"{f'fsdp={args.fsdp!r}' if args.fsdp else 'FSDP, which the launcher set,'} shards weights over processes "
-            f"that have an accelerator each, and here (processes: {state.num_processes}, device: {state.device.type}) "
+            f"with one accelerator each, but here (processes: {state.num_processes}, device: {state.device.type}) "
             "every process would hold all of them: start with `accelerate launch` on accelerators, or leave FSDP out"
         )
 
@@ -97,13 +97,13 @@ def check_parts(
     for name in ("value_head", "sync_ref_model"):
         if is_sharded(accelerator) and getattr(args, name):  # by the launcher's word: `fsdp`'s is refused before
             raise ConfigError(
-                f"{name} has not been proven with sharded weights: leave it out, or train without FSDP and ZeRO-3"
+                f"{name} is untested with sharded weights: leave it out, or train without FSDP and ZeRO-3"
             )
     if zero_stage(accelerator):
         if args.value_head is not None:
             raise ConfigError(
-                "value_head adds weights to the optimizer, and DeepSpeed's steps those of the policy alone: take "
-                "another advantage_estimator, or train without DeepSpeed"
+                "value_head adds weights to the optimizer, but DeepSpeed's optimizer updates only the policy's: "
+                "choose another advantage_estimator, or train without DeepSpeed"
             )
         check_config(args, accelerator.state.deepspeed_plugin)
     shared_vocabulary_size(model, tokenizer)

@@ -207,7 +207,9 @@ class ValueModel(nn.Module):
         for name in sorted(found.keys() | own.keys()):
             expected, given = (_shape_of(tensors.get(name)) for tensors in (own, found))
             if expected != given:
-                raise ConfigError(f"{path} is of another value head or model: {name} must be {expected}, got {given}")
+                raise ConfigError(
+                    f"{path} belongs to a different value head or model: {name} must be {expected}, got {given}"
+                )
         self.load_state_dict(found)
 
     @property
@@ -241,8 +243,8 @@ def _trunk_of(model: PreTrainedModel) -> nn.Module:
     trunk = model.base_model if model.base_model is not model else model.get_decoder()
     if trunk is model:
         raise ConfigError(
-            f"a value head needs a causal language model with a trunk of its own (base_model or get_decoder()), "
-            f"got a {type(model).__name__}"
+            "a value head needs a causal language model with a separate trunk (base_model or get_decoder()), got a "
+            f"{type(model).__name__}"
         )
     return trunk
 
@@ -250,8 +252,8 @@ def _trunk_of(model: PreTrainedModel) -> nn.Module:
 def _trainable_copy(model: PreTrainedModel, trunk: nn.Module) -> nn.Module:
     if getattr(model, "is_quantized", False):
         raise ConfigError(
-            "value_head='separate' trains a copy of the policy's weights, and those of this policy are quantized: use "
-            "value_head='shared', or load the policy unquantized"
+            "value_head='separate' trains a copy of the policy's weights, but this policy's weights are quantized: "
+            "use value_head='shared', or load the policy unquantized"
         )
     return copy.deepcopy(trunk).requires_grad_(True).train()
 

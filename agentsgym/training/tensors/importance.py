@@ -58,7 +58,9 @@ class ImportanceCorrection:
 
     def __post_init__(self) -> None:
         if self.mode not in CORRECTIONS:
-            raise ConfigError(f"an importance sampling mode must be one of {', '.join(CORRECTIONS)}, got {self.mode!r}")
+            raise ConfigError(
+                f"the importance sampling mode must be one of {', '.join(CORRECTIONS)}, got {self.mode!r}"
+            )
 
     @property
     def bounds(self) -> tuple[float, float]:

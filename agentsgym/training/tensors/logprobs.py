@@ -85,8 +85,8 @@ class LogprobPlan:
         correction = args.importance_correction
         if correction is not None and "none" in known and not args.use_vllm:
             raise ConfigError(
-                "vllm_importance_sampling_correction=True needs an agent that gives the log-probabilities of its "
-                "tokens, and the one that plays does not"
+                "vllm_importance_sampling_correction=True needs an agent that returns the log-probabilities of its "
+                "tokens, and this one does not"
             )
         return cls(
             correction=correction,

@@ -64,9 +64,9 @@ def test_a_space_that_starts_below_zero_may_be_named() -> None:
         ({"fly": 4}, Discrete(4), r"must name actions from 0 to 3, got \{'fly': 4\}"),
         (["a", "b", "c"], Discrete(2), "must name actions from 0 to 1"),
         (None, Discrete(1000), "there are 1000"),
-        (None, MultiDiscrete([2, 2]), r"plays discrete actions, and this action space is MultiDiscrete"),
+        (None, MultiDiscrete([2, 2]), r"plays discrete actions, but this action space is MultiDiscrete"),
         (None, Box(0, 1, (2,)), "plays discrete actions"),
-        ({"Up": 0, "up": 1}, Discrete(2), "must have names that differ in letters"),
+        ({"Up": 0, "up": 1}, Discrete(2), "must have names that differ in more than case and spacing"),
     ],
 )
 def test_a_table_that_cannot_be_made_says_why(given: Any, space: Any, sentence: str) -> None:
@@ -78,7 +78,7 @@ def test_a_parser_reads_in_the_place_of_the_table() -> None:
     table = action_table(lambda text: len(text) if text else None, Discrete(4), None)
     assert table.read("ab") == 2
     assert table.read("") is None
-    with pytest.raises(EnvError, match=r"must give one of \[0, 1, 2, 3\] or None, got 5"):
+    with pytest.raises(EnvError, match=r"must return one of \[0, 1, 2, 3\] or None, got 5"):
         table.read("hello")
 
 

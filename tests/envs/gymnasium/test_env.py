@@ -128,7 +128,7 @@ def test_a_task_brings_a_map_of_its_own() -> None:
 def test_a_map_that_is_none_is_refused_before_anything_is_played(wrong: Any) -> None:
     with pytest.raises(TaskError, match="must be a list of equally long rows of the letters S, F, H and G"):
         GymnasiumEnv(None, DRY).rollout([{"map": wrong}], RandomAgent(["left"]))
-    with pytest.raises(TaskError, match="is for FrozenLake"):
+    with pytest.raises(TaskError, match="is only valid for FrozenLake"):
         GymnasiumEnv(None, {"id": "Taxi-v4"}).rollout([{"map": MAP}], RandomAgent(["left"]))
 
 
@@ -226,10 +226,10 @@ class Photographs(Corridor):
         ({"id": "FrozenLak-v1"}, r"got 'FrozenLak-v1'; did you mean 'FrozenLake-v1'\?"),
         ({"id": "Taxi-v3"}, r"did you mean 'Taxi-v4'\?"),
         ({"id": "os:Thing-v0"}, "must be an id without a module"),
-        ({"id": "Pendulum-v1"}, "plays discrete actions, and this action space is Box"),
+        ({"id": "Pendulum-v1"}, "plays discrete actions, but this action space is Box"),
         ({"id": "Blackjack-v1", "render": "ansi"}, r"it renders in the modes \['human', 'rgb_array'\]"),
-        ({"make_kwargs": {"is_slipery": True}}, "cannot be made with"),
-        ({"make_kwargs": {"map_name": None}}, "draws a map that no seed decides"),
+        ({"make_kwargs": {"is_slipery": True}}, "cannot be created with"),
+        ({"make_kwargs": {"map_name": None}}, "draws a map that does not depend on the seed"),
         ({"make_kwargs": {"render_mode": "human"}}, "must be 'ansi' or left out, got 'human'"),
         ({"id": lambda: 7}, "must make a gymnasium.Env, got 7"),
         ({"id": Photographs}, "an observation has 12288 numbers"),
@@ -278,7 +278,7 @@ def test_a_package_that_a_game_needs_is_named_with_its_command(monkeypatch: pyte
     ("config", "says"),
     [
         ({"idd": "CartPole-v1"}, r"env_config\['idd'\] is unknown; did you mean 'id'"),
-        ({"id": "CartPole-v77"}, "must be a registered environment of Gymnasium's, got 'CartPole-v77'"),
+        ({"id": "CartPole-v77"}, "must be an environment registered with Gymnasium, got 'CartPole-v77'"),
         ({"max_steps_per_episode": 0}, "max_steps_per_episode"),
     ],
 )

@@ -235,7 +235,7 @@ def test_an_answer_in_drops_is_not_waited_for() -> None:
         threading.Thread(target=drip.serve_forever).start()
         server = OpenEnvServer(url=f"http://127.0.0.1:{drip.server_port}", connect_timeout_s=0.1)
         try:
-            with pytest.raises(ConfigError, match="its answer was not complete in time"):
+            with pytest.raises(ConfigError, match="its answer did not arrive completely in time"):
                 OpenEnvEnv(None, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
         finally:
             drip.shutdown()
@@ -266,7 +266,7 @@ def test_a_header_that_cannot_be_sent_is_not_shown(
 ) -> None:
     monkeypatch.setenv("STUB_TOKEN", token)
     server = OpenEnvServer(url="http://127.0.0.1:1", headers={"Authorization": "Bearer ${STUB_TOKEN}"})
-    with pytest.raises(ConfigError, match=r"headers\['Authorization'\] is not one line of printable ASCII") as raised:
+    with pytest.raises(ConfigError, match=r"headers\['Authorization'\] must be one line of printable ASCII") as raised:
         OpenEnvEnv(None, config, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
     assert "s3cret" not in "".join(traceback.format_exception(raised.value))
 
@@ -291,7 +291,7 @@ def test_no_redirect_is_followed_with_the_headers(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("settings_of_server", "problem"),
     [
-        ({}, "requires exactly one of url and command, got none"),
+        ({}, "requires exactly one of url and command, got neither"),
         ({"url": "http://x", "command": ["x"]}, "requires exactly one of url and command, got both"),
         ({"url": "x:80"}, "OpenEnvServer.url must be a URL such as"),
         ({"url": "http://x:port"}, "OpenEnvServer.url must be a URL such as"),
@@ -301,7 +301,7 @@ def test_no_redirect_is_followed_with_the_headers(monkeypatch: pytest.MonkeyPatc
         ({"command": "python server.py"}, "command must be a list"),
         ({"command": []}, "command must be a list"),
         ({"url": "http://x", "step_timeout_s": 0}, "step_timeout_s must be a positive number, got 0"),
-        ({"url": "http://x", "headers": {"a": 3}}, "headers must be a dict of texts"),
+        ({"url": "http://x", "headers": {"a": 3}}, "headers must be a dict of strings"),
         ({"url": "http://x", "headers": {"a b": "3"}}, "headers must be a dict with header names"),
         ({"url": "http://x", "max_message_bytes": 0}, "max_message_bytes must be a positive int"),
     ],

@@ -149,7 +149,7 @@ def test_accuracy_pass_and_majority_are_told_apart() -> None:
         ({"question": "?"}, "'answer'"),
         ({"question": "?", "answer": 7}, "'answer'"),
         ({**CHOICE, "answer": "C"}, "one of AB, got 'C'"),
-        ({**CHOICE, "choices": ["x"]}, "2 to 26 texts"),
+        ({**CHOICE, "choices": ["x"]}, "2 to 26 strings"),
         ({"task": "leg_count"}, "did you mean 'leg_counting'"),
         ({"task": "leg_counting", "question": "?"}, "must not have both"),
         ({"task": "leg_counting", "item": -1}, "'item'"),

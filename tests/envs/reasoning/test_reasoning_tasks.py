@@ -95,7 +95,7 @@ def test_a_generator_of_one_question_cannot_be_shared_out() -> None:
         except ConfigError as error:
             refused.append(str(error))
     assert len(refused) == 1
-    assert "there are too few different questions to split; use split='all'" in refused[0]
+    assert "too few different questions to split; use split='all'" in refused[0]
 
 
 class Solver(Agent):
@@ -145,7 +145,7 @@ def test_data_and_generators_are_not_mixed() -> None:
         ReasoningEvalsEnv.get_train_dataset(task="gdc")
     with pytest.raises(ConfigError, match="no option 'taks'; did you mean 'task'"):
         ReasoningEvalsEnv.get_train_dataset(**{"taks": "gcd"})  # type: ignore[misc]
-    with pytest.raises(ConfigError, match=r"env_config\['grader'\] cannot be in a dataset row"):
+    with pytest.raises(ConfigError, match=r"env_config\['grader'\] cannot be stored in a dataset row"):
         ReasoningEvalsEnv.get_train_dataset({"grader": max})
 
 

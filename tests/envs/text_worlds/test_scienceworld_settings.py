@@ -40,9 +40,9 @@ def env(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("config", "task", "problem"),
     [
-        ({}, {"task": "boyl"}, r"must be the name of a task of ScienceWorld's, got 'boyl'; did you mean 'boil'\?"),
-        ({}, {}, "must be the name of a task of ScienceWorld's, got None"),
-        ({}, {"task": ["boil"]}, r"must be the name of a task of ScienceWorld.s, got \['boil'\]"),
+        ({}, {"task": "boyl"}, r"must be the name of a ScienceWorld task, got 'boyl'; did you mean 'boil'\?"),
+        ({}, {}, "must be the name of a ScienceWorld task, got None"),
+        ({}, {"task": ["boil"]}, r"must be the name of a ScienceWorld task, got \['boil'\]"),
         ({}, {"task": "boil", "variation": 30}, r"of 'boil' must be an int from 0 to 29, got 30"),
         ({}, {"task": "boil", "variation": True}, r"of 'boil' must be an int from 0 to 29, got True"),
         ({"simplifications": ["noElectricalAction"]}, {"task": "test-conductivity"}, "needs wires, which"),

@@ -30,7 +30,7 @@ from agentsgym.errors import ConfigError, TaskError
         ({"kind": "coin_collector", "options": {"level": 151}}, "has 102 rooms, and TextWorld makes at most 100"),
         ({"kind": "cooking", "options": {"take": 2}}, "must be found: at most 1, got 2"),
         ({"kind": "cooking", "options": {"go": 2}}, "env_config['options']['go'] must be 1, 6, 9 or 12, got 2"),
-        ({"kind": "cooking", "options": {"recipe_seed": 1}}, "recipe_seed'] needs take of at least 1"),
+        ({"kind": "cooking", "options": {"recipe_seed": 1}}, "recipe_seed'] requires a 'take' of at least 1"),
         ({"kind": "files", "options": {"level": 1}}, "env_config['options']['level'] is unknown for kind 'files'"),
         ({"reward": "dense"}, "env_config['reward'] must be one of 'score', 'win', got 'dense'"),
         ({"progress_share": 1.5}, "env_config['progress_share'] must be a number in [0, 1], got 1.5"),
@@ -114,7 +114,7 @@ def env(monkeypatch: pytest.MonkeyPatch) -> Any:
         ({}, {"game_seed": -1}, r"task_data\['game_seed'\] must be an int from 0 to 2\*\*32 - 1, got -1"),
         ({}, {"game_seed": "3"}, r"must be an int from 0 to 2\*\*32 - 1, got '3'"),
         ({}, {"game_sed": 3}, r"'game_sed'\] is unknown; did you mean 'game_seed'\?"),
-        ({}, {"file": "a.z8"}, r"is for env_config\['kind'\] = 'files', and this is 'custom'"),
+        ({}, {"file": "a.z8"}, r"is only valid for env_config\['kind'\] = 'files', but this is 'custom'"),
         ({"kind": "files"}, {}, r"task_data\['file'\] must be the path of a .z8 game, got None"),
         ({"kind": "files"}, {"file": "gone.z8"}, "as tw-make writes it, got 'gone.z8'"),
     ],
@@ -128,7 +128,7 @@ def test_tasks_that_cannot_be_played_are_refused(
 
 def test_a_game_needs_its_description(env: Any, tmp_path: Path) -> None:
     (tmp_path / "a.z8").write_bytes(b"\x08")
-    with pytest.raises(TaskError, match=r"needs its description a\.json beside it"):
+    with pytest.raises(TaskError, match=r"needs its description a\.json next to it"):
         env({"kind": "files"}).check_task({"file": str(tmp_path / "a.z8")})
 
 

@@ -91,7 +91,9 @@ class BanditValues:
             )
             codes = np.unique(_codes(following))
             if len(codes) > _MOST_STATES:
-                raise ConfigError(f"the optimum of Bandit takes at most {_MOST_STATES} states after a press, got more")
+                raise ConfigError(
+                    f"the optimum of Bandit supports at most {_MOST_STATES} states after a press, got more"
+                )
             self._levels.append(_states(codes, num_buttons))
         self._codes = [_codes(states) for states in self._levels]
         self.values = [self._choice_values(self._levels[-1]).max(axis=1)]  # by presses that are left
@@ -170,8 +172,8 @@ class Bandit(Reference):
         self.pay_for_best, self.pay_of_regret = pay_for_best_button(), pay_of_regret()
         if rules.max_steps <= self.presses:
             raise ConfigError(
-                f"Bandit takes {self.presses} presses and a choice: max_steps_per_episode must be at least "
-                f"{self.presses + 1}, got {rules.max_steps}"
+                f"Bandit needs a turn for each of {self.presses} presses and one for the choice: "
+                f"max_steps_per_episode must be at least {self.presses + 1}, got {rules.max_steps}"
             )
 
     def anchors(self, seat: int | None = None) -> Anchors:

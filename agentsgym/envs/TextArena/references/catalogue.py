@@ -82,8 +82,8 @@ def anchors_of(env: MultistepEnv) -> Reference | None:
 def _reference_of(config: Mapping[str, Any]) -> Reference:
     if config["opening_moves"] or config["opponent"] != "random":
         raise ConfigError(
-            "exact values are known of games against the opponent 'random' from their first move on, got "
-            f"opponent {config['opponent']!r} and opening_moves {config['opening_moves']!r}"
+            "exact values are known only for games against the opponent 'random', from the first move, got opponent "
+            f"{config['opponent']!r} and opening_moves {config['opening_moves']!r}"
         )
     options = {"max_steps_per_episode": config["max_steps_per_episode"], "seat": config["seat"]}
     return reference_for(config["game"], config["game_options"], **options)

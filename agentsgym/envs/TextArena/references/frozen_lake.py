@@ -58,7 +58,7 @@ def solvable_maps(size: int, num_holes: int) -> NDArray[np.bool_]:
     inner = range(1, size * size - 1)
     chosen = list(itertools.islice(itertools.combinations(inner, num_holes), _MOST_MAPS + 1))
     if len(chosen) > _MOST_MAPS:
-        raise ConfigError(f"the exact reference of FrozenLake takes at most {_MOST_MAPS} maps, got more")
+        raise ConfigError(f"the exact reference of FrozenLake supports at most {_MOST_MAPS} maps, got more")
     holes = np.zeros((len(chosen), size * size), dtype=bool)
     holes[np.arange(len(chosen))[:, None], np.array(chosen, dtype=np.int64).reshape(len(chosen), num_holes)] = True
     holes = holes.reshape(-1, size, size)

@@ -63,7 +63,7 @@ def best_expected_guesses(length: int, num_numbers: int, *, duplicates: bool) ->
     """
     codes = all_codes(length, num_numbers, duplicates=duplicates)
     if len(codes) > _MOST_SEARCHED:
-        raise ConfigError(f"the search over strategies takes at most {_MOST_SEARCHED} codes, got {len(codes)}")
+        raise ConfigError(f"the search over strategies supports at most {_MOST_SEARCHED} codes, got {len(codes)}")
     table = [[int(one) for one in row] for row in feedback_table(codes)]
     solved = length * (length + 1)
 
@@ -153,7 +153,7 @@ def greedy_tree(length: int, num_numbers: int, *, duplicates: bool) -> GreedyTre
     """
     num_codes = num_numbers**length if duplicates else math.perm(num_numbers, length)
     if num_codes > _MOST_CODES:
-        raise ConfigError(f"the exact reference of Mastermind takes at most {_MOST_CODES} codes, got {num_codes}")
+        raise ConfigError(f"the exact reference of Mastermind supports at most {_MOST_CODES} codes, got {num_codes}")
     return GreedyTree(all_codes(length, num_numbers, duplicates=duplicates))
 
 
@@ -206,8 +206,8 @@ class Mastermind(Reference):
         worst = int(self._tree.guesses.max())
         if self.num_turns < worst:
             raise ConfigError(
-                f"the optimum of Mastermind is known only from {worst} turns on, which suffice for every code; "
-                f"max_steps_per_episode and max_turns leave {self.num_turns}"
+                f"the optimum of Mastermind is known only for {worst} or more turns, which suffice for every code; "
+                f"max_steps_per_episode and max_turns allow {self.num_turns}"
             )
         value = random_value(self.length, self.num_numbers, self.num_turns, duplicates=self.duplicates)
         return Anchors(random=value, optimal=1.0)

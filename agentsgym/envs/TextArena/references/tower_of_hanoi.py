@@ -61,7 +61,7 @@ def hanoi_values(num_disks: int, turns: int) -> tuple[ValueTable, dict[Position,
         ConfigError: There are more than 8 disks.
     """
     if num_disks > _MOST_DISKS:
-        raise ConfigError(f"the exact reference of TowerOfHanoi takes at most {_MOST_DISKS} disks, got {num_disks}")
+        raise ConfigError(f"the exact reference of TowerOfHanoi supports at most {_MOST_DISKS} disks, got {num_disks}")
     numbers = {position: number for number, position in enumerate(itertools.product(range(3), repeat=num_disks))}
     done = (2,) * num_disks
     transitions: list[list[list[Outcome]]] = []

@@ -100,7 +100,7 @@ class RememberingProcesses:
         """Run a command; result and errors as for the processes' own method."""
         session = self._sessions.get(session_id)
         if session is None:
-            raise EnvError(f"the engine has no game of the session {session_id!r}: it was not begun, or has ended")
+            raise EnvError(f"the engine has no game for the session {session_id!r}: it was never started, or has ended")
         step = session.position.steps.get(command)
         if step is None:
             given = self._ask(session_id, session, command)

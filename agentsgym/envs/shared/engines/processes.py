@@ -89,7 +89,7 @@ class EngineProcesses:
         """Run a command in a session; arguments, result and errors as for :meth:`begin`."""
         session = self._sessions.get(session_id)
         if session is None:
-            raise EnvError(f"the engine has no game of the session {session_id!r}: it was not begun, or has ended")
+            raise EnvError(f"the engine has no game for the session {session_id!r}: it was never started, or has ended")
         return self._guarded(session_id, session, command)
 
     def end(self, session_id: str) -> None:

@@ -41,8 +41,9 @@ class WorldPlayer(ScriptedPlayer[NotesT]):
         state = self._env.active_states.get(request.session_id)
         if state is None:
             raise AgentError(
-                f"{type(self).__name__} reads the state of its session in the environment, and {request.session_id} is "
-                "not in play there: let it play in line or with an EnvThreadPool, in the environment it was made for"
+                f"{type(self).__name__} reads the state of its session in the environment, but {request.session_id} "
+                "is not being played there: use it without a pool or with an EnvThreadPool, in the environment it "
+                "was created for"
             )
         return state
 
