@@ -44,7 +44,7 @@ def trajectory_from_messages(
         history: The form of an answer's prompt: ``"append"``, everything recorded before it, or ``"rerender"``, the
             whole conversation rendered again, as servers do: if the template drops old thinking, a new segment begins.
         **about: The rollout's metadata: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``,
-        ``task_data`` and ``info``, see :class:`~agentsgym.recorded.metadata.About`.
+            ``task_data`` and ``info``, see :class:`~agentsgym.recorded.metadata.About`.
 
     Raises:
         ConfigError: A message is invalid, none is the assistant's, an answer has nothing before it, the rewards do not

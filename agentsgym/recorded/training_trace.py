@@ -75,7 +75,7 @@ def trajectory_from_training_trace(
         tokenizer: The model's tokenizer; validates the ids, and decodes the messages of a trace without ``request`` and
             ``response``.
         **about: The rollout's metadata: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``,
-        ``task_data`` and ``info``, see :class:`~agentsgym.recorded.metadata.About`.
+            ``task_data`` and ``info``, see :class:`~agentsgym.recorded.metadata.About`.
 
     Raises:
         ConfigError: The trace is invalid or of another version, a field is unknown, missing or invalid, lengths do not

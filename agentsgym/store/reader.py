@@ -131,7 +131,7 @@ class RolloutStore(Sequence["Trajectory"]):
             expression: An expression over columns that are not lists, such as ``pyarrow.compute.field("final_reward") >
                 0``.
             **columns: The wanted value by column (None: unknown), or a predicate of the column's value; the value of a
-            JSON column is the parsed text, such as the dict ``task_data``.
+                JSON column is the parsed text, such as the dict ``task_data``.
 
         Raises:
             ConfigError: A column is unknown, or the expression cannot be evaluated.
