@@ -63,7 +63,7 @@ def test_faults_are_not_remembered_and_end_their_session(
     for name in "ab":
         with pytest.raises(EnvError, match="SIGSEGV"):
             engines.step(name, "crash")
-        with pytest.raises(EnvError, match="has no game of the session"):
+        with pytest.raises(EnvError, match="has no game for the session"):
             engines.step(name, "1")
     assert engines.step("c", "1")["total"] == 6
 

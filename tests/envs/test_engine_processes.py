@@ -57,7 +57,7 @@ def test_a_fault_costs_its_own_session(engines: EngineProcesses, command: str, p
     with pytest.raises(EnvError, match=f"^{problem}$"):
         engines.step("b", command)
     assert [engines.step(name, "2")["total"] for name in "ac"] == [13, 13]
-    with pytest.raises(EnvError, match="the engine has no game of the session 'b'"):
+    with pytest.raises(EnvError, match="the engine has no game for the session 'b'"):
         engines.step("b", "1")
     assert engines.begin("b", {})["total"] == 0
 

@@ -106,8 +106,9 @@ def stand_ins(folder: Path, **scripts: str) -> dict[str, str]:
     """Programs of these names that write how they are called to ``calls``; an environment in which they come first."""
     note = f"""#!{sys.executable}
 import json, os, sys
+CALLS = {str(folder / "calls")!r}
 def note(**more):
-    with open({str(folder / "calls")!r}, "a") as file:
+    with open(CALLS, "a") as file:
         file.write(json.dumps({{"program": os.path.basename(sys.argv[0]), "arguments": sys.argv[1:], **more}}) + "\\n")
 """
     programs = folder / "programs"
@@ -136,6 +137,9 @@ start = next(index for index, one in enumerate(sys.argv) if index and not one.st
 note(pid=os.getpid())
 if "vllm-serve" in sys.argv:
     time.sleep(60)
+until = time.monotonic() + 30
+while "vllm-serve" not in open(CALLS).read() and time.monotonic() < until:  # training outlasts a server's start
+    time.sleep(0.05)
 count = int(next(one.partition("=")[2] for one in own if one.startswith("--ntasks=")))
 tasks = [subprocess.Popen(sys.argv[start:], env={**os.environ, "SLURM_PROCID": str(rank)}) for rank in range(count)]
 import signal

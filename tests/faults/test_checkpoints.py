@@ -308,11 +308,11 @@ def test_a_later_pass_over_a_stream_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"num_generations": 2}, r"num_generations=4 and this run has 2"),
-        ({"seed": 1}, r"seed=42 and this run has 1"),
-        ({"per_device_train_batch_size": 4}, r"generation_batch_size=8 and this run has 4"),
-        ({"gradient_accumulation_steps": 3, "steps_per_generation": 1}, r"rollouts_per_step=8 and this run has 24"),
-        ({"dataset": Dataset.from_list([{"task_data": {}}] * 8)}, r"num_rows=6 and this run has 8"),
+        ({"num_generations": 2}, r"num_generations=4 but this run has 2"),
+        ({"seed": 1}, r"seed=42 but this run has 1"),
+        ({"per_device_train_batch_size": 4}, r"generation_batch_size=8 but this run has 4"),
+        ({"gradient_accumulation_steps": 3, "steps_per_generation": 1}, r"rollouts_per_step=8 but this run has 24"),
+        ({"dataset": Dataset.from_list([{"task_data": {}}] * 8)}, r"num_rows=6 but this run has 8"),
     ],
 )
 def test_a_run_that_would_play_other_tasks_is_refused(

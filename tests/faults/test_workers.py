@@ -105,7 +105,7 @@ def test_a_signal_to_the_process_that_workers_are_forked_from_costs_no_session(k
 
 def test_processes_that_are_killed_whatever_they_do_end_the_run_with_a_sentence() -> None:
     """Or else each session fails; nothing goes on forever."""
-    with EnvProcessPool(2) as pool, killing_all(pool), pytest.raises(AgentsGymError, match="ended one after the other"):
+    with EnvProcessPool(2) as pool, killing_all(pool), pytest.raises(AgentsGymError, match="ended one after another"):
         BreakingEnv().rollout(tasks(None, None), GoOn(), pool=pool)
 
 

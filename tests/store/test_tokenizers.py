@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_no_part_of_it_and_stops_nothing(
 def test_no_other_file_is_ever_read_as_one(tmp_path: Path) -> None:
     (tmp_path / "secret.json").write_text("{}")
     for name in ("../secret", "x", "0" * 17, ""):
-        with pytest.raises(StoreError, match="must be named by 16 digits"):
+        with pytest.raises(StoreError, match="must be named by 16 hexadecimal digits"):
             tokenizer_of(tmp_path, name)
     assert tokenizer_of(tmp_path, "0" * 16) is None
     with pytest.raises(StoreError, match="cannot load a tokenizer from"):

@@ -362,7 +362,7 @@ def test_settings_that_do_not_suit_its_traits_are_refused(
 
 def test_the_final_reward_for_every_turn_is_refused_by_its_traits(tmp_path: Path) -> None:
     changes = {"env_config": {"turn_credit": "repeat_final"}, "value_head": "shared"}
-    with pytest.raises(ConfigError, match="advantage_estimator='critical' would count repeatedly"):
+    with pytest.raises(ConfigError, match="advantage_estimator='critical' would count several times"):
         trainer_of(tmp_path, advantage_estimator=critical, **changes)
     trainer_of(tmp_path, advantage_estimator=silent, **changes)
 

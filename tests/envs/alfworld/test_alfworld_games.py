@@ -194,8 +194,8 @@ def test_configurations_that_cannot_be(data: Path, installed: None, config: dict
     [
         (None, "must be the path of a game.tw-pddl"),
         (3, "must be the path of a game.tw-pddl"),
-        ("/etc/passwd", "inside of the data folder"),
-        ("../secret/game.tw-pddl", "inside of the data folder"),
+        ("/etc/passwd", "inside the data folder"),
+        ("../secret/game.tw-pddl", "inside the data folder"),
         ("json_2.1.1/train/nothing/game.tw-pddl", "is not in the data folder"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_subset_keeps_its_order() -> None:
         ({"objects": "some"}, "'all' or a list of object names, got 'some'"),
         ({"objects": []}, "'all' or a list of object names"),
         ({"objects": ["dog", 3]}, "'all' or a list of object names"),
-        ({"objects": ["dog", "clok"]}, "has 'clok'; did you mean 'clock'"),
+        ({"objects": ["dog", "clok"]}, "has the unknown object 'clok'; did you mean 'clock'"),
         ({"objects": ["dog", "cat", "dog"]}, "got 'dog' again"),
         ({"properties": ["alive", "alive"]}, "got 'alive' again"),
         ({"properties": ["alife"]}, "did you mean 'alive'"),
