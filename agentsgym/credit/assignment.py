@@ -93,7 +93,7 @@ class TurnAdvantages:
         split: How they were taken apart by role.
         seen: The rollouts of one role each, as the estimator saw them.
         trained: The same, those that are in baselines and not in the loss marked as dropped.
-        metrics: Of filters and advantages; empty in evaluation.
+        metrics: Metrics of filters and advantages; empty in evaluation.
     """
 
     entries: Sequence[Sequence[Any]]

@@ -31,7 +31,7 @@ class SeatSplit:
     Attributes:
         rollouts: The parts, each of one role, rollout after rollout and in each by the roles' first turns, (P,).
         whole: The batch as it was, (N,).
-        places: Of each part the rollout that it was taken from, and its turns there, (P,).
+        places: For each part, the rollout that it comes from, and its turns there, (P,).
     """
 
     rollouts: Sequence[ScoredRollout]

@@ -30,7 +30,7 @@ class EnvSpec:
         game_key: The key of ``env_config`` whose value follows the colon in ``NAME:GAME``.
         dataset_key: The option of the dataset whose values, separated by commas, follow the colon instead.
         games: Dotted name of the known games: names, a mapping from names to facts, or a function that returns either.
-            Of the facts, ``note``, ``min_players``, ``max_players`` and ``status`` are listed by ``agentsgym envs``.
+            The facts ``note``, ``min_players``, ``max_players`` and ``status`` are listed by ``agentsgym envs``.
         has_only_listed_games: Whether ``games`` is complete.
         random: Dotted name of the random player, called as ``player(env, seed=seed)``.
         reference: The best player, likewise.

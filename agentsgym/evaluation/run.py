@@ -65,7 +65,7 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
         num_rollouts: Rollouts of each task.
         cluster_by: The ``task_data`` key whose equal values are one task to the intervals, say ``"solution"``; by
             default each row of ``tasks`` is a task of its own.
-        seed: Of the bootstrap, and of the tasks that come without a seed: with an agent that always answers alike,
+        seed: Random seed for the bootstrap and for tasks without one: with an agent that always answers alike,
             equal arguments give equal episodes. An agent's own random generator runs on from one call to the next.
         max_failed_fraction: The fraction of all rollouts that may fail, in [0, 1]; as soon as more have failed, the
             evaluation ends with an error. None for no limit: failed rollouts are counted, the others go on.

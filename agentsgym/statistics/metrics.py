@@ -179,8 +179,8 @@ def summarize(
         clusters: What belongs together, one key a trajectory; default is each one's ``task_index``. Rows of a task
             list count as tasks of their own, so give, say, the secrets if the list repeats them with other seeds and
             the question is how the agent would do on other secrets.
-        seed: Of the bootstrap; equal input and seed give equal intervals.
-        confidence: Of the intervals, in (0, 1).
+        seed: Random seed for the bootstrap; equal input and seed give equal intervals.
+        confidence: Confidence of the intervals, in (0, 1).
         environments: What environment each one is of, by a name, for ``by_environment``; None if all are of one.
         anchors: What random and optimal play earn on each one's task; default is what its environment says of it.
 

@@ -244,7 +244,7 @@ def request_of(parameters: Mapping[str, str], run: CreditSettings | None) -> Req
     """Read what the page asks for; what it leaves out is as in the run, or else at its default.
 
     Args:
-        parameters: Of the address: ``estimator``, ``options`` (JSON), ``discount``, ``scale``, ``turn_credit``,
+        parameters: Query parameters: ``estimator``, ``options`` (JSON), ``discount``, ``scale``, ``turn_credit``,
             ``potential_weight``.
         run: How the stored advantages were made.
 

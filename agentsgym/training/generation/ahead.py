@@ -28,7 +28,7 @@ class Group:
 
     Attributes:
         number: Its own, in the order of tasks.
-        row_index: Of its row in the dataset.
+        row_index: Index of its row in the dataset.
         row: That row.
         trials: Its rollouts, not started.
     """

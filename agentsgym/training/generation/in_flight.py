@@ -29,7 +29,7 @@ class TaskOrder:
 
         Args:
             num_rows: Rows of the dataset.
-            seed: Of the order; each pass has its own.
+            seed: Random seed for the order, which differs in every pass.
             shuffle: Whether rows are shuffled.
         """
         self._num_rows, self._seed, self._shuffle = num_rows, seed, shuffle

@@ -32,8 +32,8 @@ class LakeValues:
     """What the fields of maps are worth with some number of turns left.
 
     Attributes:
-        optimal: Of the best play, (M, n, n).
-        random: Of random legal moves, likewise; a step against the border is none.
+        optimal: Value of optimal play, (M, n, n).
+        random: Value of random legal moves, likewise; a step against the border is illegal.
     """
 
     optimal: NDArray[np.float64]
