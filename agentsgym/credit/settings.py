@@ -79,11 +79,6 @@ class CreditSettings:
         always = {"advantage_estimator", "discount", "scale_rewards"}
         return {name: value for name, value in values.items() if name in always or value != getattr(plain, name)}
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether the estimator can be found by its name."""
-        return self.advantage_estimator in ESTIMATORS
-
     def estimator(self) -> BoundEstimator | PotentialShaping:
         """A fresh estimator.
 

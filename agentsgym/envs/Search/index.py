@@ -97,11 +97,6 @@ def forget_indexes() -> None:
     _indexes.clear()
 
 
-def default_cache_dir() -> Path:
-    """The default folder of indexes: ``agentsgym/bm25`` in the user's cache."""
-    return cache_folder("bm25")
-
-
 def _words(texts: list[str], options: IndexOptions) -> list[list[str]]:
     return SPEC.load("bm25s").tokenize(
         texts, token_pattern=_WORD, stopwords=options.stopwords or [], return_ids=False, show_progress=False

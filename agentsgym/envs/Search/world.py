@@ -47,7 +47,6 @@ QUESTIONS: Mapping[Path, str] = {
         "flows into",
     ): "Into which sea flows the river of the town where the employer of {} is based?",
 }
-MAX_HOPS = max(map(len, QUESTIONS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
