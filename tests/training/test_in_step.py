@@ -123,7 +123,7 @@ def test_nothing_is_run_or_sent_after_a_break() -> None:
     forward = LockstepForward(broken)
     with pytest.raises(ShardedForwardError, match="failed on rank 0: RuntimeError\\('out of memory'\\)"):
         forward(input_ids=[1])
-    with pytest.raises(ShardedForwardError, match="before"):
+    with pytest.raises(ShardedForwardError, match="already failed"):
         forward(input_ids=[1])
     forward.join(broken)
     assert calls == ["run"]
