@@ -20,11 +20,17 @@ def penalize_truncated(rollouts: Sequence[ScoredRollout], penalty: float) -> lis
     Returns:
         (B,).
     """
-    return [_penalized(rollout, penalty) if rollout.truncated else rollout for rollout in rollouts]
+    seen = list(rollouts)
+    for i, rollout in enumerate(rollouts):
+        if rollout.truncated:
+            rewards = list(rollout.turn_rewards)
+            rewards[-1:] = [reward - penalty for reward in rewards[-1:]]
+            seen[i] = replace(rollout, turn_rewards=rewards, final_reward=rollout.final_reward - penalty)
+    return seen
 
 
 def mask_truncated(rollouts: Sequence[ScoredRollout]) -> list[ScoredRollout]:
-    """Drop the rollouts that a budget ended: after an estimator, in whose baselines they stay.
+    """Drop the rollouts that a budget ended, after an estimator, so that they stay in its baselines.
 
     Args:
         rollouts: Those of all ranks, (B,).
@@ -64,9 +70,3 @@ def drop_groups(rollouts: Sequence[ScoredRollout], groups: Collection[int]) -> l
         (B,).
     """
     return [replace(rollout, dropped=True) if rollout.group in groups else rollout for rollout in rollouts]
-
-
-def _penalized(rollout: ScoredRollout, penalty: float) -> ScoredRollout:
-    rewards = list(rollout.turn_rewards)
-    rewards[-1:] = [reward - penalty for reward in rewards[-1:]]
-    return replace(rollout, turn_rewards=rewards, final_reward=rollout.final_reward - penalty)

@@ -1,4 +1,4 @@
-"""Keep with stored rollouts how their advantages were made, so that they can be made again, or otherwise."""
+"""Describe how the advantages of stored rollouts were estimated, so that they can be estimated again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from agentsgym.credit.registry import ESTIMATORS, get_estimator
-from agentsgym.credit.shaping import PotentialShaping
 
 if TYPE_CHECKING:
     from agentsgym.credit.assignment import AdvantageSettings
@@ -21,7 +20,7 @@ class CreditSettings:
     They are what :class:`~agentsgym.credit.assignment.AdvantageAssigner` reads.
 
     Attributes:
-        advantage_estimator: The name of one of ours; of another function its module and name, by which nobody finds it.
+        advantage_estimator: Name of a built-in one; for another function its module and name, for readers only.
         options: Its options.
         potential_weight: Weight of potential-based shaping; 0 for none.
         discount: γ over turns.
@@ -51,7 +50,7 @@ class CreditSettings:
     value_head: str | None = None
 
     @classmethod
-    def of(cls, args: AdvantageSettings, estimator: BoundEstimator | PotentialShaping) -> Self:
+    def of(cls, args: AdvantageSettings, estimator: BoundEstimator) -> Self:
         """Take them from the settings of a run and its estimator."""
         own = ESTIMATORS.get(estimator.name)
         module = getattr(estimator.function, "__module__", None) or type(estimator.function).__module__
@@ -62,25 +61,25 @@ class CreditSettings:
             max_completion_length=args.max_completion_length if args.loss_aggregation == "constant" else None,
             advantage_estimator=name,
             options=dict(estimator.options),
-            potential_weight=estimator.weight if isinstance(estimator, PotentialShaping) else 0.0,
+            potential_weight=estimator.potential_weight,
             **{one.name: getattr(args, one.name) for one in fields(cls) if one.name not in copied},
         )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` gave; what is unknown, of a later release, is left out."""
+        """Read what :meth:`as_dict` returned; unknown settings, as of a later release, are left out."""
         known = {one.name for one in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 
     def as_dict(self) -> dict[str, Any]:
-        """What is not at its default."""
+        """Return the settings that are not at their default, and always the three that matter most."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         plain = type(self)()
         always = {"advantage_estimator", "discount", "scale_rewards"}
         return {name: value for name, value in values.items() if name in always or value != getattr(plain, name)}
 
-    def estimator(self) -> BoundEstimator | PotentialShaping:
-        """A fresh estimator.
+    def estimator(self) -> BoundEstimator:
+        """Make a fresh estimator.
 
         Raises:
             ConfigError: Its name or an option is unknown or not valid.
