@@ -80,7 +80,7 @@ def or_none(check: Check) -> Check:
 
 
 def choice_field(*choices: str) -> Field:
-    """A key that takes one of ``choices``, the first by default."""
+    """Make a field with the valid values ``choices``, the first by default."""
     return Field(default=choices[0], expected="one of " + ", ".join(map(repr, choices)), valid=one_of(*choices))
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.credit.advantages import step_group_sizes, token_advantages, zero_variance_fraction
-from agentsgym.credit.filters import drop_groups, mask_truncated, penalize_truncated, uninformative_groups
+from agentsgym.credit.advantages import step_group_sizes, token_advantages
+from agentsgym.credit.filters import filter_rollouts
 from agentsgym.credit.rewards import scatter_to_tokens
 from agentsgym.credit.seats import SeatSplit, split_seats
 from agentsgym.credit.traits import reads_token_rewards
@@ -22,37 +22,11 @@ if TYPE_CHECKING:
     from agentsgym.credit._comparison import Scale
     from agentsgym.credit.bound import BoundEstimator
     from agentsgym.credit.scored import ScoredRollout
+    from agentsgym.credit.settings import AdvantageSettings
     from agentsgym.types import Trajectory
 
 TurnEntries = Sequence[Sequence[Any]]
 """One entry for each turn of each rollout: a float, or one float for each token of the turn."""
-
-
-class AdvantageSettings(Protocol):
-    """The settings that decide advantages; :class:`~agentsgym.training.config.GRPOEnvConfig` has them."""
-
-    discount: float
-    scale_rewards: str
-    loss_aggregation: str | None
-    max_completion_length: int | None
-    invalid_turns: str
-    zero_variance_groups: str
-    min_group_size: int
-    value_head: str | None
-
-    @property
-    def truncation(self) -> str:
-        """The treatment of truncated rollouts: ``"keep"``, ``"penalize"`` or ``"mask"``."""
-        ...
-
-    @property
-    def truncation_penalty(self) -> float:
-        """The amount that ``"penalize"`` subtracts."""
-        ...
-
-    def estimator(self) -> BoundEstimator:
-        """Make a fresh estimator."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +147,7 @@ class AdvantageAssigner:
         entries = self.turn_advantages(seen, is_training=is_training)
         trained = seen
         if is_training and args.truncation == "mask":  # they stay in the baselines
-            trained = mask_truncated(seen)
+            trained = [replace(rollout, dropped=True) if rollout.truncated else rollout for rollout in seen]
         weights: list[list[list[float]]] = []
         if args.loss_aggregation is not None:
             by_part = aggregation_weights(
@@ -223,44 +197,6 @@ class AdvantageAssigner:
                 )
             plain.append(turns)
         return plain
-
-
-def filter_rollouts(
-    rollouts: Sequence[ScoredRollout], args: AdvantageSettings
-) -> tuple[list[ScoredRollout], dict[str, float]]:
-    """Choose the rollouts of a training batch to train on.
-
-    Args:
-        rollouts: Those of all ranks, each of one role, (N,).
-        args: The settings.
-
-    Returns:
-        The rollouts, those left out marked as dropped; and the metrics ``groups/kept``, the fraction of groups that are
-        trained on, and ``frac_reward_zero_std``, the fraction without variance before any is dropped.
-    """
-    seen, dropped = _penalized_and_uninformative(rollouts, args)
-    groups = {rollout.group for rollout in rollouts}
-    metrics = {
-        "frac_reward_zero_std": zero_variance_fraction(seen),
-        "groups/kept": 1 - len(dropped) / len(groups) if groups else 0.0,
-    }
-    return drop_groups(seen, dropped), metrics
-
-
-def uninformative_task_groups(rollouts: Sequence[ScoredRollout], args: AdvantageSettings) -> set[int]:
-    """Find the task groups to drop or to resample: too small or without variance for every role."""
-    split = split_seats(rollouts, shared_rewards="keep")
-    return split.task_groups(_penalized_and_uninformative(split.rollouts, args)[1])
-
-
-def _penalized_and_uninformative(
-    rollouts: Sequence[ScoredRollout], args: AdvantageSettings
-) -> tuple[list[ScoredRollout], set[int]]:
-    """Penalize truncated rollouts, each of one role, and find the groups to drop."""
-    is_penalized = args.truncation == "penalize"
-    seen = penalize_truncated(rollouts, args.truncation_penalty) if is_penalized else list(rollouts)
-    drop = args.zero_variance_groups != "keep"
-    return seen, uninformative_groups(seen, min_group_size=args.min_group_size, drop_zero_variance=drop)
 
 
 def advantage_metrics(rollouts: Sequence[ScoredRollout], entries: TurnEntries, split: SeatSplit) -> dict[str, float]:

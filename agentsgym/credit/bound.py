@@ -94,7 +94,7 @@ class BoundEstimator:
     def value_targets(
         self, rollouts: Sequence[ScoredRollout], *, discount: float
     ) -> Sequence[Sequence[Sequence[float]]]:
-        """Return what a value head is trained towards; for an estimator of your own the discounted returns.
+        """Return the targets of a value head; for your own estimator the discounted returns.
 
         Args:
             rollouts: The batch, not shaped yet, with the values of a value head.

@@ -229,17 +229,15 @@ def _token_estimates(
     """The advantage of each token of each turn, unscaled; 0.0 in a turn that is not trained on."""
     check_number("token_discount", token_discount, 0, 1)
     check_number("token_gae_lambda", token_gae_lambda, 0, 1)
-
-    def of_tokens(advantage: float | None, values: Sequence[float]) -> list[float]:
-        if advantage is None:
-            return [0.0] * len(values)
-        rewards = [0.0] * (len(values) - 1) + [advantage + values[0]]
-        return gae(rewards, values, discount=token_discount, gae_lambda=token_gae_lambda)
-
-    return [
-        [of_tokens(number, values) for number, values in zip(numbers, rollout.values, strict=True)]
-        for rollout, numbers in zip(rollouts, _turn_estimates(rollouts, discount, gae_lambda), strict=True)
-    ]
+    estimated: list[list[list[float]]] = []
+    for rollout, numbers in zip(rollouts, _turn_estimates(rollouts, discount, gae_lambda), strict=True):
+        turns = [[0.0] * len(values) for values in rollout.values]
+        for k, (number, values) in enumerate(zip(numbers, rollout.values, strict=True)):
+            if number is not None:
+                rewards = [0.0] * (len(values) - 1) + [number + values[0]]
+                turns[k] = gae(rewards, values, discount=token_discount, gae_lambda=token_gae_lambda)
+        estimated.append(turns)
+    return estimated
 
 
 def _scaled(

@@ -44,7 +44,7 @@ _RETURNS: Final[tuple[Use, ...]] = ("discount", "turn_rewards")
 
 
 def discounted_returns(rewards: Sequence[float], *, discount: float) -> list[float]:
-    """Sum each turn's reward and what follows it, ``G_k = r_k + γ·G_{k+1}`` (Sutton & Barto 2018, eq. 3.9).
+    """Sum each turn's reward and the later ones, ``G_k = r_k + γ·G_{k+1}`` (Sutton & Barto 2018, eq. 3.9).
 
     Args:
         rewards: One a turn, (K,).

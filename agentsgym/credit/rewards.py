@@ -37,7 +37,7 @@ def _spread_final(_turn_rewards: Sequence[float], final_reward: float, token_cou
 
 
 TURN_CREDITS: Final[Mapping[str, TurnCredit]] = {
-    "step": lambda rewards, _final_reward, _counts: list(rewards),  # what the environment gave for the turn
+    "step": lambda rewards, _final_reward, _counts: list(rewards),  # as the environment gave them
     "final": lambda rewards, final_reward, _counts: [0.0] * (len(rewards) - 1) + [final_reward] if rewards else [],
     "repeat_final": lambda rewards, final_reward, _counts: [final_reward] * len(rewards),
     "spread_final": _spread_final,  # evenly over all agent tokens of the trajectory

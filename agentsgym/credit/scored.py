@@ -68,7 +68,7 @@ class ScoredRollout:
     def from_trajectory(
         cls, trajectory: Trajectory, *, group: int, turn_credit: str = "step", environment: Hashable = None
     ) -> Self:
-        """Take from a trajectory what the estimators need.
+        """Make it from a trajectory.
 
         Args:
             trajectory: One rollout.

@@ -60,7 +60,7 @@ class EstimatorTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """All that an estimator declares.
+    """The declarations of an estimator.
 
     Attributes:
         traits_of: Returns the traits that it has with some options.
@@ -107,7 +107,7 @@ def estimator_traits(
 
 
 def declaration_of(estimator: Callable[..., Any]) -> Declaration | None:
-    """What an estimator declares, by itself or within a ``partial``; None if it declares nothing."""
+    """What an estimator, or the function within a ``partial``, declares; None if it declares nothing."""
     declaration = getattr(estimator, "declaration", None)
     if isinstance(declaration, Declaration):
         return declaration

@@ -23,7 +23,7 @@ from agentsgym.fields import check_choice, check_number
 from agentsgym.store.values import to_json
 
 if TYPE_CHECKING:
-    from agentsgym.credit.assignment import AdvantageSettings
+    from agentsgym.credit.settings import AdvantageSettings
     from agentsgym.store.records import StoredRollout
     from agentsgym.types import Trajectory
 

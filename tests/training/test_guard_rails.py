@@ -15,7 +15,8 @@ from games import WORDS, correcting, logged, settings, tasks, trainer_of
 from test_trl_seam import ROWS, parameter_gradients, prepared
 
 from agentsgym.agents.base import Agent
-from agentsgym.credit.assignment import AdvantageAssigner, filter_rollouts
+from agentsgym.credit.assignment import AdvantageAssigner
+from agentsgym.credit.filters import filter_rollouts
 from agentsgym.credit.registry import ESTIMATORS, get_estimator
 from agentsgym.credit.returns import gigpo
 from agentsgym.credit.scored import ScoredRollout
