@@ -113,12 +113,7 @@ class FailureCount:
     """
 
     def __init__(self, policy: FailurePolicy, num_rollouts: int) -> None:
-        """Start counting.
-
-        Args:
-            policy: Sets how many may fail.
-            num_rollouts: Total number of rollouts.
-        """
+        """Start counting; ``policy`` sets how many of all rollouts may fail."""
         self.finished: list[Trajectory] = []
         self._limit = policy.max_failed_fraction
         self._num_rollouts = num_rollouts

@@ -49,15 +49,7 @@ if TYPE_CHECKING:
 def _recorded_texts(env: MultistepEnv, tasks: Any, agent: Any, num_episodes: int) -> list[str]:
     """Play episodes and return every text in them once: prompts, observations, tool results, answers and calls.
 
-    Args:
-        env: The environment.
-        tasks: ``task_data`` dicts or dataset rows, played in turn, when repeated with other seeds; None for the
-            environment's training tasks.
-        agent: Who plays; None for an :class:`~agentsgym.agents.exploring.ExploringAgent`.
-        num_episodes: How many episodes are played.
-
-    Raises:
-        ConfigError: There are no tasks, or every episode failed.
+    Tasks are played in turn, and with other seeds when they are repeated.
     """
     require("num_episodes", num_episodes, is_int(1), "a positive int")
     actor = as_agent(ExploringAgent(seed=0) if agent is None else agent)

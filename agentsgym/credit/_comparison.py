@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import Literal, get_args
 
@@ -81,7 +82,7 @@ def mean_of_others(samples: Sequence[Sample]) -> list[float] | None:
         own[sample.rollout_index].append(sample.value)
     if len(own) == 1:
         return None
-    total = math.fsum(sample.value for sample in samples)
+    total = math.fsum(chain.from_iterable(own.values()))
     means = {i: (total - math.fsum(values)) / (len(samples) - len(values)) for i, values in own.items()}
     return [means[sample.rollout_index] for sample in samples]
 

@@ -74,10 +74,10 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
     takes_state = _check_options(function, options)
     declaration = declaration_of(function)
     keeps_state = takes_state and (declaration is None or declaration.keeps_state(options))
-    bound = BoundEstimator(function, options, EMABaselines() if keeps_state else None, weight)
+    estimator = BoundEstimator(function, options, EMABaselines() if keeps_state else None, weight)
     if function in ESTIMATORS.values():
-        bound([], discount=1.0, scale="none")  # they check their options before they look at the rollouts
-    return bound
+        estimator([], discount=1.0, scale="none")  # they check their options before they look at the rollouts
+    return estimator
 
 
 def _function_and_options(

@@ -37,8 +37,8 @@ class EstimatorTraits:
 
     Attributes:
         uses: What it reads of a rollout and of its arguments.
-        compares_in_task_groups: Whether its baseline is of the other rollouts of the task.
-        per_token: Whether it may return one number a token, in the place of one a turn.
+        compares_in_task_groups: Whether its baseline comes from the other rollouts of the task.
+        per_token: Whether it may return one number for each token instead of each turn.
 
     Raises:
         ConfigError: ``uses`` has an unknown word.
@@ -85,11 +85,10 @@ def estimator_traits(
     """Declare the traits of your own estimator: a decorator for a function, or for a class of callables.
 
     Args:
-        uses: What it reads of a rollout and of its arguments, from ``"discount"``, ``"turn_rewards"``,
-            ``"final_reward"``, ``"per_token_rewards"``, ``"state_keys"``, ``"roles"``, ``"values"`` and
-            ``"turn_values"``.
-        compares_in_task_groups: Whether its baseline is of the other rollouts of the task.
-        per_token: Whether it may return one number a token, in the place of one a turn.
+        uses: Any of ``"discount"``, ``"turn_rewards"``, ``"final_reward"``, ``"per_token_rewards"``, ``"state_keys"``,
+            ``"roles"``, ``"values"`` and ``"turn_values"``.
+        compares_in_task_groups: As in :class:`EstimatorTraits`.
+        per_token: As in :class:`EstimatorTraits`.
 
     Raises:
         ConfigError: ``uses`` is a single word, or has an unknown word.

@@ -290,16 +290,10 @@ class ChatFormat:
             TemplateError: The template refuses these roles, changes their contents, or prints them differently or
                 elsewhere in later turns.
         """
-        template = self._template
-        today = "" if template is None else template.today(roles)
+        today = "" if self._template is None else self._template.today(roles)
         known = self._first.get(roles)
         if known is None or known[0] != today:
-            scaffold = (
-                self._bare(roles, self._observed)
-                if template is None
-                else self._scaffold(template, roles, None, first=True)
-            )
-            known = self._first[roles] = today, scaffold
+            known = self._first[roles] = today, self._scaffold(roles, None, first=True)
         return known[1]
 
     def later(self, roles: Roles, ended_by: int | None) -> Scaffold:
@@ -311,13 +305,7 @@ class ChatFormat:
         """
         scaffold = self._later.get((roles, ended_by))
         if scaffold is None:
-            template = self._template
-            scaffold = (
-                self._bare(roles, self._observed)
-                if template is None
-                else self._scaffold(template, roles, ended_by, first=False)
-            )
-            self._later[roles, ended_by] = scaffold
+            scaffold = self._later[roles, ended_by] = self._scaffold(roles, ended_by, first=False)
         return scaffold
 
     def _bare(self, roles: Roles, vocabulary: Vocabulary) -> Scaffold:
@@ -395,8 +383,10 @@ class ChatFormat:
         """Whether the template prints structured calls; else calls are part of an answer's text."""
         return self._tool_format is not None and self._tool_format.prints_calls
 
-    def _scaffold(self, template: Template, roles: Roles, ended_by: int | None, *, first: bool) -> Scaffold:
-        tools = self._tool_format
+    def _scaffold(self, roles: Roles, ended_by: int | None, *, first: bool) -> Scaffold:
+        template, tools = self._template, self._tool_format
+        if template is None:
+            return self._bare(roles, self._observed)
         # Whether the agent called a tool by a token that opens its results, so that the turn has no end yet.
         is_open = tools is not None and self._end.closes and tools.opens_results and ended_by == tools.call_end_id
 

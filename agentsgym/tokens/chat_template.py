@@ -328,13 +328,7 @@ class Template:
         return printed
 
     def _advise(self, find: Callable[[Roles], Printed], roles: Roles, conversation: Messages) -> Printed:
-        """Call ``find``; if it fails, add to its error the alternatives that work.
-
-        Args:
-            find: :meth:`_opening` or :meth:`_suffix`.
-            roles: Its argument.
-            conversation: One with messages of these roles in that place.
-        """
+        """Call :meth:`_opening` or :meth:`_suffix`; if it fails, add to its error the alternatives that work."""
         try:
             return find(roles)
         except TemplateError as error:
