@@ -65,11 +65,11 @@ class MissingDependencyError(AgentsGymError, ImportError):
 
 
 class CheckpointError(AgentsGymError, OSError):
-    """A checkpoint could not be written: a full disk, most often. Those before it are whole."""
+    """A checkpoint could not be written, most often for a full disk; earlier ones are complete."""
 
 
 class StoreError(AgentsGymError, OSError):
-    """A rollout store is missing or cannot be read, or its disk takes nothing more; the message names the file."""
+    """A rollout store is missing or cannot be read, or its disk is full; the message names the file."""
 
 
 class TooManyFailuresError(AgentsGymError):
@@ -98,8 +98,7 @@ class EpisodeError(AgentsGymError):
     Attributes:
         place: File and line of the user's code that raised, as in ``"guess.py:31"``, or that defines the hook which
             returned nonsense; empty if neither is known.
-        trace: The traceback of what was raised, without the library's own frames; empty if nothing was raised. Text,
-            since processes exchange it.
+        trace: The traceback as text, without the library's own frames; empty if nothing was raised.
     """
 
     place: str = ""
@@ -118,7 +117,7 @@ class AgentError(EpisodeError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Say which known word is nearest, as the end of an error message.
+    """Name the nearest known word, as the end of an error message.
 
     >>> did_you_mean("free_shot", ["free_shots", "history"])
     "; did you mean 'free_shots'?"
@@ -136,16 +135,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def check_options(
     given: Iterable[str], *functions: Callable[..., Any], relatives: Sequence[Callable[..., Any]] = ()
 ) -> None:
-    """Refuse keyword arguments that are not known, naming the nearest that is.
+    """Refuse unknown keyword arguments, and name the nearest known one.
 
     Args:
         given: Their names.
-        functions: The function that was called, and those that it hands its keyword arguments to. What one of
-            those requires, the first one gives it.
+        functions: The function that was called, and those that it passes keyword arguments to. Arguments that those
+            require are passed by the first.
         relatives: Functions that may have been meant instead.
 
     Raises:
-        TypeError: None of the functions has an argument of that name, as where Python itself finds it.
+        TypeError: None of the functions has an argument of that name.
     """
     called, *handed_to = (inspect.signature(function).parameters.values() for function in functions)
     optional = (one for parameters in handed_to for one in parameters if one.default is not one.empty)
@@ -165,18 +164,11 @@ def misspelled(word: str, known: Iterable[str]) -> str | None:
     >>> misspelled("valid", ["invalid", "success"]) is None
     True
     """
-    return next((name for name in known if word != name and _is_one_edit(word, name)), None)
-
-
-def _is_one_edit(one: str, other: str) -> bool:
-    start = _num_equal(one, other)
-    one, other = one[start:], other[start:]
-    end = _num_equal(one[::-1], other[::-1])
-    one, other = one[: len(one) - end], other[: len(other) - end]
-    return max(len(one), len(other)) == 1 or (len(one) == 2 and one == other[::-1])
-
-
-def _num_equal(one: str, other: str) -> int:
-    """Count the letters before the first that differs."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    for name in known:
+        pairs = enumerate(zip(word, name, strict=False))
+        start = next((place for place, (a, b) in pairs if a != b), min(len(word), len(name)))
+        one, other = word[start:], name[start:]
+        swapped = one[:2][::-1] + one[2:]
+        if word != name and (other in (one[1:], swapped) or other[1:] in (one, one[1:])):
+            return name
+    return None

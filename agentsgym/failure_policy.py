@@ -1,4 +1,4 @@
-"""Say what becomes of failed rollouts: how many end a run, which are played again, which groups count."""
+"""Decide what happens to failed rollouts: how many end a run, which are played again, which groups count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, cast, get_args
 
 from agentsgym.errors import ConfigError, TooManyFailuresError
-from agentsgym.fields import is_fraction, is_int, one_of, or_none, require
+from agentsgym.fields import Check, is_fraction, is_int, one_of, or_none, require
 from agentsgym.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 RetrySeed = Literal["same", "new"]
 RETRY_SEEDS: tuple[str, ...] = get_args(RetrySeed)
+_CHECKS: dict[str, tuple[Check, str]] = {
+    "max_failed_fraction": (or_none(is_fraction), "a number in [0, 1] or None"),
+    "max_retries": (is_int(0), "a non-negative int"),
+    "retry_seed": (one_of(*RETRY_SEEDS), " or ".join(map(repr, RETRY_SEEDS))),
+    "min_group_size": (is_int(0), "a non-negative int"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +42,7 @@ class FailurePolicy:
         retry_seed: ``"same"`` plays it again from the same start; ``"new"`` from a seed derived from the old one and
             the number of the attempt, so that its start may differ from those of its group, and be another task to a
             baseline.
-        min_group_size: Task groups of which fewer rollouts did not fail are left out; 0 leaves out none.
+        min_group_size: Task groups with fewer rollouts that did not fail are left out; 0 leaves out none.
     """
 
     max_failed_fraction: float | None = None
@@ -45,28 +51,25 @@ class FailurePolicy:
     min_group_size: int = 0
 
     def __post_init__(self) -> None:
-        name, fraction = "FailurePolicy.", or_none(is_fraction)
-        require(f"{name}max_failed_fraction", self.max_failed_fraction, fraction, "a number in [0, 1] or None")
-        require(f"{name}max_retries", self.max_retries, is_int(0), "a non-negative int")
-        require(f"{name}retry_seed", self.retry_seed, one_of(*RETRY_SEEDS), " or ".join(map(repr, RETRY_SEEDS)))
-        require(f"{name}min_group_size", self.min_group_size, is_int(0), "a non-negative int")
+        for name, (valid, expected) in _CHECKS.items():
+            require(f"FailurePolicy.{name}", getattr(self, name), valid, expected)
 
     @classmethod
     def fail_fast(cls) -> Self:
-        """End the run at the first failed rollout, with what it failed of."""
+        """End the run at the first failed rollout, with its error."""
         return cls(max_failed_fraction=0.0)
 
     @classmethod
     def retry(cls, max_retries: int, *, retry_seed: RetrySeed = "same", min_group_size: int = 0) -> Self:
-        """Play failed rollouts again; what fails to the last is kept, or its group left out if that is too small."""
+        """Play failed rollouts again; those that still fail are kept, or their group left out if that is too small."""
         return cls(max_retries=max_retries, retry_seed=retry_seed, min_group_size=min_group_size)
 
     def seed_of_retry(self, seed: int, attempt: int) -> int:
-        """Derive the seed of an attempt from that of the first one, equal for all rollouts that have it."""
+        """Derive the seed of an attempt from that of the first; equal seeds give equal ones."""
         return seed if self.retry_seed == "same" else derive_seed("retry", seed, attempt)
 
     def check_size(self, num_rollouts: int) -> None:
-        """Raise :class:`ConfigError` if no task group could have as many rollouts as count."""
+        """Raise :class:`ConfigError` if every task group would be too small."""
         if self.min_group_size > num_rollouts:
             raise ConfigError(
                 f"FailurePolicy.min_group_size={self.min_group_size} with num_rollouts={num_rollouts}: every task "
@@ -74,10 +77,10 @@ class FailurePolicy:
             )
 
     def without_small_groups(self, trajectories: list[Trajectory]) -> list[Trajectory]:
-        """Leave out the task groups of which too few rollouts did not fail.
+        """Leave out the task groups in which too few rollouts did not fail.
 
         Raises:
-            TooManyFailuresError: That is all of them.
+            TooManyFailuresError: No group is left.
         """
         if not self.min_group_size:
             return trajectories
@@ -93,7 +96,7 @@ class FailurePolicy:
 
 
 def as_policy(given: object) -> FailurePolicy:
-    """Take the policy that was given, and for None the default.
+    """Return the given policy, or the default for None.
 
     Raises:
         ConfigError: It is neither.
@@ -110,12 +113,7 @@ class FailureCount:
     """
 
     def __init__(self, policy: FailurePolicy, num_rollouts: int) -> None:
-        """Begin.
-
-        Args:
-            policy: Says how many may fail.
-            num_rollouts: Total number of rollouts.
-        """
+        """Start counting; ``policy`` sets how many of all rollouts may fail."""
         self.finished: list[Trajectory] = []
         self._limit = policy.max_failed_fraction
         self._num_rollouts = num_rollouts
@@ -123,10 +121,10 @@ class FailureCount:
         self._first: str | None = None
 
     def add(self, trajectory: Trajectory) -> None:
-        """Take a rollout that is finished.
+        """Count a finished rollout.
 
         Raises:
-            TooManyFailuresError: One too many failed; its ``trajectories`` are those that were finished.
+            TooManyFailuresError: More have failed than may; its ``trajectories`` are the finished ones.
         """
         self.finished.append(trajectory)
         if trajectory.failed:

@@ -51,18 +51,34 @@ _OTHER_KINDS = "other kinds of failures"
 def failure_of(
     kind: type[Failure], function: str, error: BaseException, hook: Callable[..., Any] | None = None
 ) -> Failure:
-    """Make the failure of an episode out of what the user's code raised.
+    """Make the failure of an episode from an exception of the user's code.
 
     Args:
         kind: Whose failure it is.
         function: Name of the called function, as in ``"Guess._step_episode"``.
         error: The exception, as it was caught.
-        hook: The function itself, whose definition is named where it did not even begin: its arguments do not fit.
+        hook: The function itself, whose definition is named if it was called with the wrong arguments.
     """
     failure = kind(f"{function} raised {type(error).__name__}: {sentence_of(error)}".removesuffix(": "))
     try:
         report = traceback.TracebackException.from_exception(error, max_group_width=4, max_group_depth=4)
-        failure.trace, failure.place = _trace_and_place(report, hook)
+        code = getattr(hook, "__code__", None)
+        files = [frame.filename for frame in report.stack]
+        if code is not None and not _is_own(code.co_filename) and all(map(_is_own, files)):  # it did not even begin
+            place = f"{code.co_filename}:{code.co_firstlineno}"
+            failure.trace, failure.place = _text(report.format_exception_only()), place
+        else:
+            _leave_out_own_frames(report)
+            # The innermost frame that is the user's own, not a package's that the user's code called.
+            user = [
+                frame
+                for frame in report.stack
+                if not frame.filename.startswith(("<frozen ", _STANDARD_LIBRARY))
+                and _INSTALLED.isdisjoint(Path(frame.filename).parts)
+            ]
+            user = user or report.stack[:1]
+            place = f"{user[-1].filename}:{user[-1].lineno}" if user else ""
+            failure.trace, failure.place = _text(report.format()), place
     except KeyboardInterrupt:
         raise
     except BaseException as other:  # noqa: BLE001  # foreign code: whatever a traceback reads of an error may raise
@@ -84,15 +100,15 @@ def describe(failure: EpisodeError, where: str) -> str:
 
 
 def headline(error: str) -> str:
-    """Say in one line what :func:`describe` wrote: where it failed, and why."""
+    """Shorten what :func:`describe` wrote to one line: where it failed, and why."""
     return shortened(visible(": ".join(error[:_HEADLINE_BYTES].splitlines()[:2])), _HEADLINE_BYTES, tail=0)
 
 
 def kind_of(error: str) -> str:
-    r"""Name the kind of a failure, given what :func:`describe` wrote: equal for those that have the same reason.
+    r"""Name the kind of a failure that :func:`describe` wrote: equal for failures of the same cause.
 
-    Where something was raised, that is its type, file and line. Else it is the sentence, without names of sessions,
-    numbers and what was given.
+    Where something was raised, that is its type, file and line; else the sentence, without names of sessions, numbers
+    and values.
 
     >>> kind_of("task 3, rollout 0, turn 2 of Guess\nEnvError: _final_reward must be a finite number, got nan")
     'EnvError: _final_reward must be a finite number'
@@ -116,7 +132,7 @@ class FailureLog:
     """
 
     def __init__(self, logger: logging.Logger, on_finish: Callable[[Trajectory], None] | None = None) -> None:
-        """Begin with nothing.
+        """Start without any failure.
 
         Args:
             logger: Logger for the failures, as warnings.
@@ -141,14 +157,14 @@ class FailureLog:
                 self._logger.warning("… and %d more %s %s", count - 1, alike, self._first[kind_])
 
     def note(self, trajectory: Trajectory) -> None:
-        """Take a finished rollout."""
+        """Log the failure of a finished rollout, if it failed."""
         if trajectory.error is not None:
             self._count(kind_of(trajectory.error), f"session {trajectory.session_id} failed", trajectory.error)
         if self._on_finish is not None:
             self._on_finish(trajectory)
 
     def note_close_error(self, session_id: str, error: str) -> None:
-        """Take what :func:`describe` wrote of an episode that did not close; no trajectory keeps its traceback."""
+        """Log, with its traceback, what :func:`describe` wrote of an episode that did not close."""
         trace = "".join(f"\n{rest}" for rest in error.split("\n", 2)[2:])
         self._count(f"closing: {kind_of(error)}", f"session {session_id} was not closed", error, trace)
 
@@ -161,14 +177,6 @@ class FailureLog:
                 self._first[kind] = headline(error)
                 line = f"{event}: {self._first[kind]}{visible(trace)}"
                 self._logger.warning("%s", shortened(line, _LOG_BYTES, tail=0.3))
-
-
-def _trace_and_place(report: traceback.TracebackException, hook: Callable[..., Any] | None) -> tuple[str, str]:
-    code = getattr(hook, "__code__", None)
-    if code is not None and not _is_own(code.co_filename) and all(_is_own(frame.filename) for frame in report.stack):
-        return _text(report.format_exception_only()), f"{code.co_filename}:{code.co_firstlineno}"
-    _leave_out_own_frames(report)
-    return _text(report.format()), _place(report.stack)
 
 
 def _text(pieces: Iterable[str]) -> str:
@@ -204,13 +212,3 @@ def _leave_out_own_frames(report: traceback.TracebackException) -> None:
 
 def _is_own(filename: str) -> bool:
     return filename in _FILES or str(Path(filename).parent) in _FOLDERS
-
-
-def _place(frames: traceback.StackSummary) -> str:
-    """File and line of the innermost frame that is the user's own, not a package's that the user's code called."""
-    user = [frame for frame in frames if not _is_installed(frame.filename)] or frames[:1]
-    return f"{user[-1].filename}:{user[-1].lineno}" if user else ""
-
-
-def _is_installed(filename: str) -> bool:
-    return filename.startswith(("<frozen ", _STANDARD_LIBRARY)) or not _INSTALLED.isdisjoint(Path(filename).parts)

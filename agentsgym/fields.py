@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from agentsgym.errors import ConfigError
+from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.texts import shown
 
 Check = Callable[[Any], bool]
@@ -51,7 +51,7 @@ def is_positive_number(value: Any) -> bool:
 
 def is_fraction(value: Any) -> bool:
     """Accept numbers in [0, 1]."""
-    return is_number(0)(value) and value <= 1
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def is_bool(value: Any) -> bool:
@@ -80,7 +80,7 @@ def or_none(check: Check) -> Check:
 
 
 def choice_field(*choices: str) -> Field:
-    """A key that takes one of ``choices``, the first by default."""
+    """Make a field with the valid values ``choices``, the first by default."""
     return Field(default=choices[0], expected="one of " + ", ".join(map(repr, choices)), valid=one_of(*choices))
 
 
@@ -102,3 +102,27 @@ def require(name: str, value: Any, valid: Check, expected: str) -> None:
     """
     if not valid(value):
         raise ConfigError(f"{name} must be {expected}, got {shown(value)}")
+
+
+def check_choice(option: str, given: Any, known: Iterable[str]) -> None:
+    """Refuse an unknown name.
+
+    Raises:
+        ConfigError: It is unknown.
+    """
+    names = tuple(known)
+    if given not in names:
+        raise ConfigError(f"{option} is unknown: {given!r}{did_you_mean(str(given), names)}")
+
+
+def check_number(option: str, given: Any, low: float = -math.inf, high: float = math.inf) -> None:
+    """Refuse anything but a finite number in [low, high].
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if is_number(low)(given) and given <= high:
+        return
+    above = f"a finite number >= {low:g}" if math.isinf(high) else f"a number in [{low:g}, {high:g}]"
+    expected = "a finite number" if math.isinf(low) else above
+    raise ConfigError(f"{option} must be {expected}, got {given!r}")

@@ -1,8 +1,8 @@
-"""Tell what ends a run from outside apart from what foreign code raises.
+"""Distinguish interruptions of a run from exceptions of foreign code.
 
-A hook of an environment and an agent may raise anything, ``SystemExit`` and ``GeneratorExit`` included, and each such
-fault is its own episode's. What comes from outside only passes through them: Ctrl-C, a handler of a signal that raises,
-and the library's own :class:`Interruption`.
+A hook of an environment and an agent may raise anything, ``SystemExit`` and ``GeneratorExit`` included, which fails
+their own episode. Interruptions only pass through them: Ctrl-C, a signal handler that raises, and the library's own
+:class:`Interruption`.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ import functools
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Generator
 from types import CodeType
 from typing import Any
 
 
 class Interruption(BaseException):
-    """Ends what runs, through whatever code it is raised in; no episode's fault."""
+    """Ends what runs, whatever code it is raised in; it fails no episode."""
 
 
 class Terminated(Interruption):
-    """SIGTERM came."""
+    """The process received SIGTERM."""
 
 
 @contextlib.contextmanager
 def raising_on_sigterm() -> Generator[None]:
-    """Raise :class:`Terminated` inside at the first SIGTERM, so that what is finished can be kept; pass over others.
+    """Raise :class:`Terminated` inside at the first SIGTERM, so that finished work can be kept; ignore later ones.
 
-    Nothing is changed on another thread than the main one, and where somebody handles the signal already.
+    Does nothing outside the main thread, or if the signal has a handler already.
     """
     owner, is_main = os.getpid(), threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
@@ -55,35 +56,25 @@ _EXITING = "the process exits"
 
 
 def process_exit() -> SystemExit:
-    """Make what ends a thread of a process that exits: Python writes no traceback of exactly this type."""
+    """Make the exception that ends a thread of a process that exits: Python prints no traceback for this type."""
     error = SystemExit()
     error.add_note(_EXITING)
     return error
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether an error that passed through foreign code is not its own, and must be raised again.
+    """Whether an error that passed through foreign code is an interruption, which must be raised again.
 
     >>> is_interruption(KeyboardInterrupt()), is_interruption(SystemExit())
     (True, False)
     """
     if isinstance(error, KeyboardInterrupt | Interruption) or _EXITING in vars(error).get("__notes__", ()):
         return True
-    return not isinstance(error, Exception) and _is_of_signal_handler(error)
-
-
-def _is_of_signal_handler(error: BaseException) -> bool:
-    """Whether it was raised in a handler that is installed: Python runs it in the midst of any code, a hook's too.
-
-    (An ``Exception`` is not inspected: a hook may set its own alarm, whose handler raises TimeoutError.)
-    """
+    if isinstance(error, Exception):  # as TimeoutError, which the handler of a hook's alarm may raise
+        return False
+    # Python runs the handler of a signal in the midst of any code, a hook's too.
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in handlers:
-            return True
-        trace = trace.tb_next
-    return False
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _code(handler: Any) -> CodeType | None:

@@ -29,11 +29,11 @@ class RolloutsAbortedError(Exception):
 
 
 def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> list[T]:
-    """Collective: the items of all ranks, in rank order, on every rank; ranks may hold different numbers of them.
+    """Collective: the items of all ranks, in rank order, on every rank; ranks may have different numbers of them.
 
     Args:
         items: This rank's.
-        error: The error of this rank, if any: it is raised here, and the other ranks raise that this rank failed.
+        error: The error of this rank, if any: it is raised here, and the other ranks raise that this one failed.
 
     Raises:
         AgentsGymError: Another rank has an error, or an item of some rank cannot be pickled; every rank raises.
@@ -58,11 +58,11 @@ def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> li
 def _packed(items: Sequence[Any], error: Exception | None, rank: int) -> tuple[bytes, str]:
     if isinstance(error, RolloutsAbortedError):
         return b"", _ABORTED
-    if error is not None:  # as text: an exception need not survive being sent
+    if error is not None:  # as text: an exception may not be picklable
         return b"", f"rank {rank} of the run failed: {type(error).__name__}: {error}"
     try:
         return pickle.dumps(list(items)), ""
-    except Exception as problem:  # noqa: BLE001  # the items' own error, which the ranks that wait must raise too
+    except Exception as problem:  # noqa: BLE001  # the items' own error, which the waiting ranks must raise too
         return b"", f"the results of rank {rank} cannot be pickled for the other ranks: {problem!r}"
 
 
@@ -84,7 +84,7 @@ def any_rank(flag: torch.Tensor) -> bool:
 
 
 def first_of_ranks(text: str) -> tuple[str, str]:
-    """Collective: the first text of a rank that is not empty, after that rank's number, which one rank leaves empty."""
+    """Collective: the number of the first rank whose text is not empty ("" with one rank), and that text."""
     texts = all_gather_objects([text])
     rank = next((rank for rank, found in enumerate(texts) if found), 0)
     return str(rank) if len(texts) > 1 else "", texts[rank]
@@ -92,10 +92,10 @@ def first_of_ranks(text: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def raise_on_all_ranks() -> Generator[None]:
-    """Collective: raise on all ranks if any of them raises inside, so that none is left waiting for it.
+    """Collective: raise on all ranks if any of them raises inside, so that none waits for it forever.
 
     Raises:
-        AgentsGymError: Another rank failed; the rank that did raises its own error.
+        AgentsGymError: Another rank failed; the failing rank raises its own error.
     """
     error: Exception | None = None
     try:
@@ -127,15 +127,14 @@ class DeferredError:
 def count_real_rollouts(dataloader: Any, num_rollouts: int) -> Generator[Callable[[], int | None]]:
     """Count the rollouts of an evaluation without those that only pad its last batch; not collective.
 
-    The last batch is padded with rows of the first, so that all ranks have the same number: those are played, but not
-    counted.
+    The last batch is padded with rows of the first, which are played but not counted.
 
     Args:
         dataloader: The evaluation's.
         num_rollouts: Number of rows per task of a dataset that is not a stream.
 
     Yields:
-        A function that returns the number once all batches are played, or None where all of them are real.
+        A function that returns the number once all batches are played, or None if all of them are real.
     """
     dataset = dataloader.dataset
     if isinstance(dataset, IterableDatasetShard):

@@ -1,7 +1,7 @@
 """Write values and errors of foreign code as short text that a terminal shows as it is, or as JSON.
 
-Values from an environment, an agent or a server may be megabytes long, may raise where it is turned into text,
-and may hold escape sequences.
+Values from an environment, an agent or a server may be megabytes long, may raise when they are turned into text, and
+may hold escape sequences.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, cast
 
 _MAX_DEPTH = 6  # of containers in containers, as reprlib has it
 _NOTE_BYTES = 60
+_PLAIN = (BaseException.__str__, KeyError.__str__)
 _MAX_JSON_DEPTH = 32
 _MAX_BITS = 3000  # of an int that is written out; Python itself refuses those of more than 4,300 digits
-# C0 and C1 but for tab and newline; what turns the order of the letters around, marks included; the line ends that only
-# some terminals obey; halves of surrogate pairs.
+# C0 and C1 except tab and newline; marks and overrides of the writing direction; line ends that only some terminals
+# obey; halves of surrogate pairs.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -54,7 +55,14 @@ def sentence_of(error: BaseException, limit: int = 1000) -> str:
     'gone'
     """
     try:
-        return _cut(visible(_text_of(error, limit + 1)[: limit + 1]), limit)
+        (argument,) = error.args if len(error.args) == 1 else (error.args,)
+        kind = type(error).__str__
+        is_long = isinstance(argument, dict | list | tuple | set) and error.args and kind in _PLAIN
+        if is_long or (isinstance(argument, str) and kind is KeyError.__str__):
+            text = shown(cast("object", argument), limit + 1)  # builds no more of it than is shown
+        else:
+            text = str(error)
+        return _cut(visible(text[: limit + 1]), limit)
     except KeyboardInterrupt:
         raise
     except BaseException as other:  # noqa: BLE001  # foreign code, as above
@@ -62,11 +70,11 @@ def sentence_of(error: BaseException, limit: int = 1000) -> str:
 
 
 def visible(text: str) -> str:
-    r"""Write what a terminal would obey, or not show, as the escape that Python has for it.
+    r"""Write characters that a terminal would obey, or not show, as Python's escapes.
 
-    Newlines and tabs stay. Everything else that moves the cursor, rings, colors or turns the order of the letters
-    around does not: control characters, escape sequences, bidirectional marks and overrides, line separators, and
-    halves of surrogate pairs.
+    Newlines and tabs stay. Everything else that moves the cursor, rings, colors or changes the writing direction is
+    escaped: control characters, escape sequences, bidirectional marks and overrides, line separators, and halves of
+    surrogate pairs.
 
     >>> print(visible("\x1b[31mred\x1b[0m"))
     \x1b[31mred\x1b[0m
@@ -74,22 +82,23 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
-def as_json(value: object) -> Any:
-    """Give a value as JSON has it: dicts with text keys, lists, text, whole and finite numbers, booleans, None.
+def as_json(value: object, inside: tuple[int, ...] = ()) -> Any:
+    """Convert a value to what JSON has: dicts with text keys, lists, text, whole and finite numbers, booleans, None.
 
-    NaN becomes None and an infinite number its name; an array or a scalar of numpy's becomes lists and numbers; a set
-    becomes a list. What JSON has no form for is written as text, as :func:`shown` does.
+    NaN becomes None and an infinite number its name; an array or a scalar of numpy becomes lists and numbers; a set
+    becomes a list. Values without a form in JSON are written as text, as :func:`shown` does.
+
+    Args:
+        value: Any value.
+        inside: The ids of the containers that it is in.
 
     >>> as_json({"won": True, 3: (1, float("nan")), "at": range(2)})
     {'won': True, '3': [1, None], 'at': 'range(0, 2)'}
     """
-    return _as_json(value, ())
-
-
-def _as_json(value: object, inside: tuple[int, ...]) -> Any:
-    """Do it for a value inside of the containers with these ids."""
     if isinstance(value, float):
-        return _finite_or_text(float(value))
+        if math.isnan(value):
+            return None
+        return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, str):
         return str.__str__(value)  # of an enum its value
     if value is None or isinstance(value, bool):
@@ -99,25 +108,17 @@ def _as_json(value: object, inside: tuple[int, ...]) -> Any:
     return _json_container(value, inside)
 
 
-def _finite_or_text(value: float) -> float | str | None:
-    if math.isnan(value):
-        return None
-    return value if math.isfinite(value) else str(value)
-
-
 def _json_container(value: Any, inside: tuple[int, ...]) -> Any:
     if id(value) in inside or len(inside) >= _MAX_JSON_DEPTH:
         return shown(value)
     within = (*inside, id(value))
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value).items()
-        return {
-            _as_json(key, ()) if isinstance(key, str) else shown(key): _as_json(item, within) for key, item in items
-        }
+        return {as_json(key) if isinstance(key, str) else shown(key): as_json(item, within) for key, item in items}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_as_json(item, within) for item in cast("Iterable[Any]", value)]
+        return [as_json(item, within) for item in cast("Iterable[Any]", value)]
     if callable(getattr(value, "tolist", None)):  # numpy's and torch's
-        return _as_json(value.tolist(), within)
+        return as_json(value.tolist(), within)
     return shown(value)
 
 
@@ -126,8 +127,8 @@ def shortened(text: str, max_bytes: int, *, tail: float = 0.5) -> str:
 
     Args:
         text: Any text.
-        max_bytes: The most bytes of what is returned; at least 64.
-        tail: The share of them that its end gets.
+        max_bytes: Maximum size of the result in bytes; at least 64.
+        tail: The share of them that the end of the text gets.
     """
     if len(text) * 4 <= max_bytes:
         return text
@@ -153,20 +154,6 @@ def _one_line(text: str) -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
-def _text_of(error: BaseException, limit: int) -> str:
-    """The text of an error, without building more of it than ``limit`` where its type does not write it itself."""
-    (argument,) = error.args if len(error.args) == 1 else (error.args,)
-    kind = type(error).__str__
-    if isinstance(argument, dict | list | tuple | set) and error.args and kind in _PLAIN:
-        return shown(cast("object", argument), limit)
-    if isinstance(argument, str) and kind is KeyError.__str__:
-        return shown(argument, limit)
-    return str(error)
-
-
-_PLAIN = (BaseException.__str__, KeyError.__str__)
-
-
 def _pieces(value: Any, limit: int, depth: int) -> Iterator[str]:
     """Write a value piece by piece, of which the first ``limit`` characters are wanted."""
     kind = cast("type[Any]", type(value))
@@ -177,16 +164,13 @@ def _pieces(value: Any, limit: int, depth: int) -> Iterator[str]:
     elif writer := _container(value, kind):
         yield from writer(value, limit, depth + 1) if depth < _MAX_DEPTH else "…"
     else:
-        yield _repr(value)
-
-
-def _repr(value: object) -> str:
-    try:
-        return str(repr(value))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001  # foreign code: it may raise anything
-        return _no_repr(value, error)
+        try:
+            written = str(repr(value))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  # foreign code: it may raise anything
+            written = _no_repr(value, error)
+        yield written
 
 
 def _no_repr(value: object, error: BaseException) -> str:
@@ -205,47 +189,35 @@ def _container(value: Any, kind: type[Any]) -> Callable[[Any, int, int], Iterato
 
 
 def _dict_pieces(value: dict[Any, Any], limit: int, depth: int) -> Iterator[str]:
-    def items() -> Iterator[Iterator[str]]:
-        for key, item in islice(value.items(), limit):
-            yield _pair(key, item)
-
-    def _pair(key: Any, item: Any) -> Iterator[str]:
-        yield from _pieces(key, limit, depth)
-        yield ": "
-        yield from _pieces(item, limit, depth)
-
-    yield from _joined("{", items(), "}")
+    pairs = (
+        chain(_pieces(key, limit, depth), (": ",), _pieces(item, limit, depth))
+        for key, item in islice(value.items(), limit)
+    )
+    yield from _joined("{", pairs, "}")
 
 
-def _sequence_pieces(value: Any, limit: int, depth: int) -> Iterator[str]:
-    is_list = isinstance(value, list)
-    values = cast("list[Any] | tuple[Any, ...]", value)
-    begin, end = ("[", "]") if is_list else ("(", ",)" if len(values) == 1 else ")")
-    yield from _joined(begin, _items(values, limit, depth), end)
-
-
-def _set_pieces(value: Any, limit: int, depth: int) -> Iterator[str]:
+def _item_pieces(value: Any, limit: int, depth: int) -> Iterator[str]:
     name = type(value).__name__
-    if not value:
-        yield f"{name}()"
-    elif name == "set":
-        yield from _joined("{", _items(value, limit, depth), "}")
+    if isinstance(value, list):
+        begin, end = "[", "]"
+    elif isinstance(value, tuple):
+        begin, end = "(", ",)" if len(cast("tuple[Any, ...]", value)) == 1 else ")"
     else:
-        yield from _joined(f"{name}({{", _items(value, limit, depth), "})")
+        begin, end = ("{", "}") if name == "set" else (f"{name}({{", "})")
+    if isinstance(value, list | tuple) or value:
+        items = cast("Iterable[Any]", value)
+        yield from _joined(begin, (_pieces(item, limit, depth) for item in islice(items, limit)), end)
+    else:
+        yield f"{name}()"
 
 
 def _dataclass_pieces(value: Any, limit: int, depth: int) -> Iterator[str]:
-    def field(name: str) -> Iterator[str]:
-        yield f"{name}="
-        yield from _pieces(getattr(value, name), limit, depth)
-
-    shown_fields = (field(one.name) for one in dataclasses.fields(value) if one.repr)
+    shown_fields = (
+        chain((f"{one.name}=",), _pieces(getattr(value, one.name), limit, depth))
+        for one in dataclasses.fields(value)
+        if one.repr
+    )
     yield from _joined(f"{type(value).__qualname__}(", shown_fields, ")")
-
-
-def _items(values: Iterable[Any], limit: int, depth: int) -> Iterator[Iterator[str]]:
-    for item in islice(values, limit):
-        yield _pieces(item, limit, depth)
 
 
 def _joined(begin: str, items: Iterable[Iterator[str]], end: str) -> Iterator[str]:
@@ -259,8 +231,8 @@ def _joined(begin: str, items: Iterable[Iterator[str]], end: str) -> Iterator[st
 
 _WRITERS: dict[type[Any], Callable[[Any, int, int], Iterator[str]]] = {
     dict: _dict_pieces,
-    list: _sequence_pieces,
-    tuple: _sequence_pieces,
-    set: _set_pieces,
-    frozenset: _set_pieces,
+    list: _item_pieces,
+    tuple: _item_pieces,
+    set: _item_pieces,
+    frozenset: _item_pieces,
 }

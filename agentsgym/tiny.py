@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -44,33 +44,16 @@ from agentsgym.seeding import derive_seed
 
 if TYPE_CHECKING:
     from datasets import Dataset
-if TYPE_CHECKING:
-    from agentsgym.envs.base import MultistepEnv
 
 
-CallText = Callable[[str, Mapping[str, Any]], str]
-
-
-def recorded_texts(
-    env: MultistepEnv, tasks: Any, agent: Any, num_episodes: int, call_text: CallText, *, seed: int = 0
-) -> list[str]:
+def _recorded_texts(env: MultistepEnv, tasks: Any, agent: Any, num_episodes: int) -> list[str]:
     """Play episodes and return every text in them once: prompts, observations, tool results, answers and calls.
 
-    Args:
-        env: The environment.
-        tasks: ``task_data`` dicts or dataset rows, played in turn, from the second time on with other seeds; None for
-            its own training tasks.
-        agent: Who plays; None for an :class:`~agentsgym.agents.exploring.ExploringAgent`.
-        num_episodes: How many episodes are played.
-        call_text: Writes a call of a tool as the chat template prints it.
-        seed: Seed of the agent, and of tasks without one.
-
-    Raises:
-        ConfigError: There are no tasks, or every episode failed.
+    Tasks are played in turn, and with other seeds when they are repeated.
     """
     require("num_episodes", num_episodes, is_int(1), "a positive int")
-    actor = as_agent(ExploringAgent(seed=seed) if agent is None else agent)
-    trajectories, scripts = record(env, _tasks(env, tasks, num_episodes, seed), actor, max_concurrent=256)
+    actor = as_agent(ExploringAgent(seed=0) if agent is None else agent)
+    trajectories, scripts = record(env, _tasks(env, tasks, num_episodes), actor, max_concurrent=256)
     if all(trajectory.failed for trajectory in trajectories):
         raise ConfigError(
             f"no words can be recorded, since every episode failed: {headline(trajectories[0].error or '')}"
@@ -85,14 +68,14 @@ def recorded_texts(
     return list(texts)
 
 
-def _tasks(env: MultistepEnv, tasks: Any, num_episodes: int, seed: int) -> Sequence[Mapping[str, Any]]:
+def _tasks(env: MultistepEnv, tasks: Any, num_episodes: int) -> Sequence[Mapping[str, Any]]:
     if tasks is None:
         try:
             tasks = env.get_train_dataset()
         except NotImplementedError as error:
             raise ConfigError(f"words are recorded from episodes, but there are no tasks to play: {error}") from error
     given = tasks_of_rows(env, tasks, "tasks")
-    seeds = [derive_seed("recorded texts", seed, episode) for episode in range(num_episodes)]
+    seeds = [derive_seed("recorded texts", 0, episode) for episode in range(num_episodes)]
     first = [task if task.get("seed") is not None else {**task, "seed": own} for task, own in zip(given, seeds)]  # noqa: B905  # the shorter
     again = [{**given[i % len(given)], "seed": seeds[i]} for i in range(len(given), num_episodes)]
     return [*first, *again][:num_episodes]
@@ -113,8 +96,7 @@ _CALL, _ARGUMENTS, _END_OF_CALL = '<tool_call>{"name": "', '", "arguments": {', 
 _CALL_MARKS = (_CALL, _ARGUMENTS, _END_OF_CALL, f'"{_END_OF_CALL}')  # the last: after a text
 _AROUND_CALLS = re.compile("|".join(map(re.escape, sorted(_CALL_MARKS, key=len, reverse=True))))
 
-# Every token of a turn is one more that attention must look past: the environment's text stands bare between the two
-# control tokens of the agent.
+# Fewer tokens are easier to attend over, so the environment's text has no control tokens of its own.
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
     f"{{% if message['role'] == 'assistant' %}}{ASSISTANT}{{{{ message['content'] }}}}{END}"
@@ -123,7 +105,7 @@ _CHAT_TEMPLATE = (
     "{% endfor %}"
     f"{{% if add_generation_prompt %}}{ASSISTANT}{{% endif %}}"
 )
-# A result stands bare after its call, as every observation does.
+# A result follows its call without control tokens, as every observation.
 _PRINTED_TOOLS = f"{{% for tool in tools or [] %}}{TOOL}{{{{ tool['function']['name'] }}}}{{% if loop.last %}}{END}"
 _PRINTED_CALLS = (
     "{% for call in message['tool_calls'] or [] %}"
@@ -144,17 +126,17 @@ class HasVocabulary(Protocol):
     def vocabulary_texts(self) -> Iterable[str]:
         """Return texts with every word of the environment: prompts, observations and possible answers.
 
-        None at all if it does not know them as it is configured.
+        Empty if they are unknown under its configuration.
         """
         ...
 
 
 def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Build a word-level chat tokenizer whose vocabulary is that of the texts.
+    """Build a word-level chat tokenizer with the vocabulary of some texts.
 
-    Every given text decodes to itself; case is kept; a word that no text holds becomes the unknown token. A token is
-    bound to what touches it: ``a clock?``, ``clock?`` and ``[clock]`` are three tokens. A turn costs two control
-    tokens: the agent's end-of-turn token (the EOS) and its opening one.
+    Every given text decodes to itself; case is kept; other words become the unknown token. A token includes adjacent
+    punctuation: ``a clock?``, ``clock?`` and ``[clock]`` are three tokens. A turn costs two control tokens: the agent's
+    end-of-turn token (the EOS) and its opening one.
 
     Args:
         texts: Prompts, observations and answers as the environment writes and reads them; their order does not matter.
@@ -221,7 +203,7 @@ def tiny_model(
     max_positions: int = 1024,
     seed: int = 0,
 ) -> LlamaForCausalLM:
-    """Make a small Llama with random weights, 0.09 million parameters as it stands, equal for equal seeds.
+    """Make a small Llama with random weights, 0.09 million parameters by default, equal for equal seeds.
 
     Args:
         tokenizer: Gives the vocabulary and the ids of EOS and padding.
@@ -274,9 +256,9 @@ def tiny_policy(
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Make a tiny model and its tokenizer from an environment, from rows of several environments, or from texts.
 
-    The words of an environment are those of its ``vocabulary_texts()``. One without them, or for which tasks or an
-    agent are given, is played, and every message and call of the recorded episodes counts. What no recorded
-    episode holds is the unknown token later: give an agent that writes what the policy should be able to write.
+    The words of an environment are those of its ``vocabulary_texts()``. Without them, or if tasks or an agent are
+    given, episodes are played, and the words of all their messages and calls count. Other words will be the unknown
+    token, so the agent should write everything that the policy should be able to write.
 
     Args:
         source: An environment; dataset rows, as :func:`agentsgym.mix` makes them, whose environments are built and
@@ -291,7 +273,7 @@ def tiny_policy(
         The model and its tokenizer.
 
     Raises:
-        ConfigError: The source is none of these, holds no word, or cannot be played.
+        ConfigError: The source is of another kind, has no words, or cannot be played.
     """
     tokenizer = tiny_tokenizer(_texts_of(source, tasks, agent, num_episodes))
     return tiny_model(tokenizer, **sizes), tokenizer
@@ -315,10 +297,10 @@ def _texts_of(source: Any, tasks: Any, agent: Any, num_episodes: int) -> Any:
 
 
 def environment_texts(env: MultistepEnv, tasks: Any = None, agent: Any = None, num_episodes: int = 256) -> list[str]:
-    """Give the texts whose words a tiny policy of an environment is made of, as :func:`tiny_policy` finds them."""
+    """Collect text with the words of an environment, as :func:`tiny_policy` does."""
     texts = list(env.vocabulary_texts()) if isinstance(env, HasVocabulary) else []
     if not texts or tasks is not None or agent is not None:
-        texts += recorded_texts(env, tasks, agent, num_episodes, call_text)
+        texts += _recorded_texts(env, tasks, agent, num_episodes)
     return texts
 
 

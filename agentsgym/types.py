@@ -32,7 +32,7 @@ READ_KEYS: Final = frozenset(
 """The keys of ``info`` with a fixed meaning: their values are not metrics, numbers or not."""
 
 _SHORT: Final = 80  # characters of a field in a repr
-_COUNTED: Final = {"messages", "token_ids", "logprobs", "tool_calls", "tools", "prompt_messages"}  # there: how many
+_COUNTED: Final = {"messages", "token_ids", "logprobs", "tool_calls", "tools", "prompt_messages"}  # only how many
 
 _html_of = deferred("agentsgym.reports.html", "trajectory_html")
 _of_messages = deferred("agentsgym.recorded.messages", "trajectory_from_messages")
@@ -98,7 +98,7 @@ class TurnRequest:
     """The observation that an agent answers in one turn of one session.
 
     ``messages`` and ``token_ids`` are live views that grow with the episode: read them, do not keep or change them
-    after the action is given back.
+    after the action is returned.
 
     Attributes:
         session_id: The session to answer.
@@ -314,10 +314,10 @@ class Trajectory:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Give all fields as plain JSON values, and ``success``, ``failed`` and ``agent_token_mask`` beside them.
+        """Return all fields as plain JSON values, and ``success``, ``failed`` and ``agent_token_mask`` beside them.
 
-        Unknown log-probabilities are None. Keys that are not text, as roles may be, are written as text; so
-        is what JSON has no form for, in ``info`` for example (:func:`~agentsgym.texts.as_json`).
+        Unknown log-probabilities are None. Keys that are not text, as roles may be, are written as text; so are values
+        without a form in JSON, in ``info`` for example (:func:`~agentsgym.texts.as_json`).
         """
         values = {one.name: as_json(getattr(self, one.name)) for one in fields(self) if one.name != "turns"}
         turns = [{one.name: as_json(getattr(turn, one.name)) for one in fields(turn)} for turn in self.turns]
@@ -325,11 +325,11 @@ class Trajectory:
         return values | {"turns": turns} | derived
 
     def to_rollout(self) -> dict[str, Any]:
-        """Give it as one entry for TRL's ``rollout_func``: see :func:`~agentsgym.batch.rollout_dict.rollout_dict`."""
+        """Return it as one entry for TRL's ``rollout_func``: see :func:`~agentsgym.batch.rollout_dict.rollout_dict`."""
         return _rollout_dict_of(self)
 
     def to_pandas(self, by: Literal["turn", "token"] = "turn") -> DataFrame:
-        """Give it as a table with one row a turn, or one row a token.
+        """Return it as a table with one row for each turn, or for each token.
 
         The columns are those of :func:`~agentsgym.reports.frames.turn_rows` and
         :func:`~agentsgym.reports.frames.token_rows`.
@@ -369,7 +369,7 @@ class Trajectory:
 
     @property
     def roles(self) -> list[Hashable]:
-        """Who the agent was in each turn, (K,)."""
+        """The agent's role in each turn, (K,)."""
         return [turn.role for turn in self.turns]
 
     @property
@@ -400,44 +400,39 @@ class Trajectory:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The numbers of the environment's own in ``info``: finite ones, and True and False as 1 and 0.
+        """The numbers in ``info`` that the environment added: finite ones, and True and False as 1 and 0.
 
-        Values of the last step: an environment counts in its state and puts the count in every ``info``. Not
-        among them are the keys of :data:`READ_KEYS`.
+        Values of the last step: an environment counts in its state and puts the count in every ``info``. The keys of
+        :data:`READ_KEYS` are left out.
 
         >>> trajectory = Trajectory(token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE,
         ...     info={"success": True, "num_calls": 3, "was_polite": True, "tool": "search"})
         >>> trajectory.metrics
         {'num_calls': 3.0, 'was_polite': 1.0}
         """
-        found = {key: _finite(value) for key, value in self.info.items() if key not in READ_KEYS}
-        return {str(key): number for key, number in found.items() if number is not None}
-
-
-def _finite(value: object) -> float | None:
-    """A finite number or a truth value, numpy's included, as a float; None for anything else."""
-    is_numpy_bool = str(getattr(value, "dtype", "")) == "bool" and getattr(value, "shape", None) == ()
-    if not (isinstance(value, Real) or is_numpy_bool):
-        return None
-    try:
-        number = float(cast("Any", value))
-    except Exception:  # noqa: BLE001  # foreign: what an environment put into its info, an int too large for example
-        return None
-    return number if math.isfinite(number) else None
+        found: dict[str, float] = {}
+        for key, value in self.info.items():
+            is_numpy_bool = str(getattr(value, "dtype", "")) == "bool" and getattr(value, "shape", None) == ()
+            if key in READ_KEYS or not (isinstance(value, Real) or is_numpy_bool):
+                continue
+            try:
+                number = float(cast("Any", value))
+            except Exception:  # noqa: BLE001  # foreign: an int too large for example
+                continue
+            if math.isfinite(number):
+                found[str(key)] = number
+        return found
 
 
 def _brief(value: TurnRequest | Action | Turn) -> str:
     """Write a value by the fields that are not at their defaults, collections as how many items they hold."""
-    items = [(one, getattr(value, one.name)) for one in fields(value)]
-    written = [f"{one.name}={_short(one.name, item)}" for one, item in items if not _is_default(item, one.default)]
+    written: list[str] = []
+    for one in fields(value):
+        item, default = getattr(value, one.name), one.default
+        if default is MISSING or default is None:
+            is_default = default is item
+        else:
+            is_default = not item if isinstance(default, tuple) else bool(item == default)
+        if not is_default:
+            written.append(f"{one.name}=" + (f"<{len(item)}>" if one.name in _COUNTED else shown(item, _SHORT)))
     return f"{type(value).__name__}({', '.join(written)})"
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    if default is MISSING or default is None:
-        return default is value
-    return not value if isinstance(default, tuple) else bool(value == default)
-
-
-def _short(name: str, value: Any) -> str:
-    return f"<{len(value)}>" if name in _COUNTED else shown(value, _SHORT)

@@ -43,7 +43,6 @@ from tabular import (  # noqa: E402  # it stands beside the tests that hold the 
 )
 
 from agentsgym.credit.advantages import (  # noqa: E402
-    PotentialShaping,
     ScoredRollout,
     get_estimator,
     grpo,
@@ -97,7 +96,7 @@ def remembering(name: str, *, scale: Any = "none", **options: Any) -> Estimator:
 
 def shaped(name: str, **options: Any) -> Estimator:
     """One that sees rewards shaped by the potential of each state."""
-    return partial(PotentialShaping(get_estimator(name, **options), weight=1.0), discount=1.0, scale="none")
+    return partial(get_estimator(name, **options, potential_weight=1.0), discount=1.0, scale="none")
 
 
 def over_groups(aggregation: str, *, scale: Any = "none", name: str = "rloo") -> Estimate:

@@ -1,16 +1,17 @@
-"""Subtract baselines from numbers, divide by a spread, and scatter them to turns: what the estimators share."""
+"""Subtract baselines from numbers, divide by a spread, and place the result on turns: what the estimators share."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import check_choice
 
 Scale = Literal["none", "group", "batch"]
 
@@ -25,7 +26,7 @@ class Sample:
         value: A final reward, a return or a turn's reward.
         rollout_index: Index of the rollout it comes from.
         turns: The turns of that rollout whose advantage it becomes.
-        group: It is compared with the samples of the same group.
+        group: Key of the samples that it is compared with.
     """
 
     value: float
@@ -35,7 +36,7 @@ class Sample:
 
 
 BaselineFn = Callable[[Sequence[Sample]], list[float] | None]
-"""The samples of one group → the baseline of each; None where there is no other to compare with."""
+"""The samples of one group → the baseline of each; None where nothing is left to compare with."""
 
 
 def final_rewards(rollouts: Sequence[ScoredRollout]) -> list[Sample]:
@@ -68,17 +69,6 @@ def turn_values(
     ]
 
 
-def scatter_to_turns(
-    rollouts: Sequence[ScoredRollout], samples: Sequence[Sample], numbers: Sequence[float]
-) -> list[list[float]]:
-    """Put the number of each sample on its turns; the other turns get 0.0."""
-    advantages = [[0.0] * len(one.turn_rewards) for one in rollouts]
-    for sample, number in zip(samples, numbers, strict=True):
-        for k in sample.turns:
-            advantages[sample.rollout_index][k] = number
-    return advantages
-
-
 def mean_of_all(samples: Sequence[Sample]) -> list[float]:
     """The mean over the group, the same for each of its samples."""
     mean = fmean(sample.value for sample in samples)
@@ -92,28 +82,31 @@ def mean_of_others(samples: Sequence[Sample]) -> list[float] | None:
         own[sample.rollout_index].append(sample.value)
     if len(own) == 1:
         return None
-    total = math.fsum(sample.value for sample in samples)
+    total = math.fsum(chain.from_iterable(own.values()))
     means = {i: (total - math.fsum(values)) / (len(samples) - len(values)) for i, values in own.items()}
     return [means[sample.rollout_index] for sample in samples]
 
 
-def center(samples: Sequence[Sample], baseline: BaselineFn, scale: Scale) -> list[float]:
+def center(
+    rollouts: Sequence[ScoredRollout], samples: Sequence[Sample], baseline: BaselineFn, scale: Scale
+) -> list[list[float]]:
     """Subtract from each sample a baseline that its own group gives, and scale the differences.
 
     Args:
-        samples: All of a batch, (N,).
+        rollouts: The batch.
+        samples: Its samples, (N,).
         baseline: Gives the baselines of one group.
         scale: What the differences are divided by.
 
     Returns:
-        One number a sample, (N,).
+        One number for each turn of each rollout: the scaled difference of its sample, 0.0 without one.
 
     Raises:
         ConfigError: ``scale`` is unknown.
     """
     check_choice("scale_rewards", scale, get_args(Scale))
     differences = [0.0] * len(samples)
-    for indices in _groups(samples).values():
+    for indices in by_group(samples).values():
         own = [samples[index] for index in indices]
         values, baselines = [sample.value for sample in own], baseline(own)
         if baselines is None:  # the baseline is 0, but there is no spread to divide by
@@ -121,82 +114,70 @@ def center(samples: Sequence[Sample], baseline: BaselineFn, scale: Scale) -> lis
         elif nearly_equal(values):
             continue
         else:
-            numbers = [value - one for value, one in zip(values, baselines, strict=True)]
-            if scale == "group":
-                numbers = _divided(numbers, scale_divisor(values, about=fmean(values)))
+            divisor = scale_divisor(values, about=fmean(values)) if scale == "group" else 1.0
+            numbers = [(value - one) / divisor for value, one in zip(values, baselines, strict=True)]
         for index, number in zip(indices, numbers, strict=True):
             differences[index] = number
-    return _divided(differences, scale_divisor(differences)) if scale == "batch" else differences
+    return _on_turns(rollouts, samples, differences, scale)
 
 
-def center_on(samples: Sequence[Sample], baseline_of: Callable[[Hashable], float], scale: Scale) -> list[float]:
+def center_on(
+    rollouts: Sequence[ScoredRollout],
+    samples: Sequence[Sample],
+    baseline_of: Callable[[Hashable], float],
+    scale: Scale,
+) -> list[list[float]]:
     """Subtract from each sample a baseline that comes from elsewhere, and scale the differences.
 
     Their spread is taken about 0 in a group as in the batch: the spread of the values about their own mean would be
     next to nothing, and the result enormous, where all values are equal and far from the baseline.
 
     Args:
-        samples: All of a batch, (N,).
+        rollouts: The batch.
+        samples: Its samples, (N,).
         baseline_of: Gives the baseline of a group.
         scale: What the differences are divided by.
 
     Returns:
-        One number a sample, (N,).
+        As :func:`center`.
 
     Raises:
         ConfigError: ``scale`` is unknown.
     """
     check_choice("scale_rewards", scale, get_args(Scale))
     differences = [sample.value - baseline_of(sample.group) for sample in samples]
-    if scale == "none":
-        return differences
-    for indices in [range(len(samples))] if scale == "batch" else _groups(samples).values():
-        own = [differences[index] for index in indices]
-        for index, number in zip(indices, _divided(own, scale_divisor(own)), strict=True):
-            differences[index] = number
-    return differences
+    for indices in by_group(samples).values() if scale == "group" else ():
+        divisor = scale_divisor([differences[index] for index in indices])
+        for index in indices:
+            differences[index] /= divisor
+    return _on_turns(rollouts, samples, differences, scale)
 
 
-def scale_divisor(values: Sequence[float], *, about: float = 0.0) -> float:
-    """The standard deviation, n - 1 in the denominator, and TRL's epsilon; about 0, one value has a spread too."""
-    return math.sqrt(math.fsum((value - about) ** 2 for value in values) / max(len(values) - 1, 1)) + _EPSILON
+def _on_turns(
+    rollouts: Sequence[ScoredRollout], samples: Sequence[Sample], differences: Sequence[float], scale: Scale
+) -> list[list[float]]:
+    """Put the difference of each sample on its turns, divided by the spread of the batch if that is the scale."""
+    divisor = scale_divisor(differences) if scale == "batch" else 1.0
+    advantages = [[0.0] * len(one.turn_rewards) for one in rollouts]
+    for sample, difference in zip(samples, differences, strict=True):
+        for k in sample.turns:
+            advantages[sample.rollout_index][k] = difference / divisor
+    return advantages
 
 
-def nearly_equal(values: Sequence[float]) -> bool:
-    """Whether values differ by no more than a rounding error of single precision."""
-    return math.isclose(min(values), max(values), rel_tol=1e-6, abs_tol=1e-6)
-
-
-def check_choice(option: str, given: Any, known: Iterable[str]) -> None:
-    """Refuse a name that is none of those known.
-
-    Raises:
-        ConfigError: It is unknown.
-    """
-    names = tuple(known)
-    if given not in names:
-        raise ConfigError(f"{option} is unknown: {given!r}{did_you_mean(str(given), names)}")
-
-
-def check_number(option: str, given: Any, low: float = -math.inf, high: float = math.inf) -> None:
-    """Refuse anything but a finite number in [low, high].
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    is_number = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
-    if not (is_number and low <= given <= high):
-        above = f"a finite number >= {low:g}" if math.isinf(high) else f"a number in [{low:g}, {high:g}]"
-        expected = "a finite number" if math.isinf(low) else above
-        raise ConfigError(f"{option} must be {expected}, got {given!r}")
-
-
-def _groups(samples: Sequence[Sample]) -> dict[Hashable, list[int]]:
+def by_group(samples: Sequence[Sample]) -> dict[Hashable, list[int]]:
+    """The indices of the samples of each group, by the groups' first samples."""
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for index, sample in enumerate(samples):
         groups[sample.group].append(index)
     return groups
 
 
-def _divided(values: Sequence[float], by: float) -> list[float]:
-    return [value / by for value in values]
+def scale_divisor(values: Sequence[float], *, about: float = 0.0) -> float:
+    """The standard deviation, n - 1 in the denominator, plus TRL's epsilon; about 0, one value has a spread too."""
+    return math.sqrt(math.fsum((value - about) ** 2 for value in values) / max(len(values) - 1, 1)) + _EPSILON
+
+
+def nearly_equal(values: Sequence[float]) -> bool:
+    """Whether values differ by no more than a rounding error of single precision."""
+    return math.isclose(min(values), max(values), rel_tol=1e-6, abs_tol=1e-6)

@@ -1,7 +1,7 @@
 """Estimate advantages: from the rewards of task groups to one number a turn, and onto the turn's tokens.
 
-An estimator is a plain function of the rollouts of a whole batch. What it returns, one number for each turn of each
-rollout (``bilevel_gae`` alone: one for each token), multiplies the policy gradient of that turn's tokens
+An estimator is a plain function of the rollouts of a whole batch. It returns one number for each turn of each rollout
+(``bilevel_gae`` one for each token), which multiplies the policy gradient of that turn's tokens
 (:func:`token_advantages`). They are defined in ``outcomes`` (``reward``, ``grpo``, ``rloo``, ``rae``), ``returns``
 (``return_to_go``, ``rebn``, ``mt_grpo``, ``gigpo``) and ``gae``; :func:`get_estimator` finds them by name. All share
 five rules:
@@ -11,10 +11,10 @@ five rules:
 * Where all rollouts or turns that are compared with each other are equal, the advantage is exactly 0.0, without a
   rounding error. (This does not hold for a baseline from outside the batch, a moving average or a value.)
 * In a game of several seats every role of a rollout counts as a rollout of its own (:mod:`agentsgym.credit.seats`):
-  ``R`` and ``G_k`` are what the role was paid, and it is compared with the same role.
+  ``R`` and ``G_k`` are the role's own, and it is compared with the same role.
 * Rollouts may come in any order; what an estimator keeps from one batch to the next is read before it is updated.
 
-``scale`` says what a value minus its baseline is divided by, within the groups that the estimator compares:
+``scale`` is what a value minus its baseline is divided by, within the groups that the estimator compares:
 ``"none"`` nothing; ``"group"`` ``s + 1e-4``, s the standard deviation (n - 1 in the denominator, as in TRL) of the
 values compared; ``"batch"`` ``s + 1e-4``, s that of all such differences in the batch, about 0, where their mean
 lies. Only ``"none"`` leaves an unbiased estimator unbiased; ``"batch"`` nearly keeps its direction in a batch of many
@@ -25,7 +25,7 @@ where groups are small and wins are rare.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from agentsgym.credit._comparison import Scale, nearly_equal
 from agentsgym.credit.bound import BoundEstimator, Estimator, TurnAdvantage
@@ -35,7 +35,6 @@ from agentsgym.credit.registry import ESTIMATORS, get_estimator
 from agentsgym.credit.returns import gigpo, mt_grpo, rebn, return_to_go, same_state
 from agentsgym.credit.rewards import scatter_to_tokens
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.shaping import PotentialShaping
 from agentsgym.credit.traits import reads_token_rewards, traits_of
 from agentsgym.types import Trajectory
 
@@ -43,7 +42,6 @@ __all__ = [
     "ESTIMATORS",
     "BoundEstimator",
     "Estimator",
-    "PotentialShaping",
     "Scale",
     "ScoredRollout",
     "bilevel_gae",
@@ -67,21 +65,22 @@ __all__ = [
 def token_advantages(
     trajectory: Trajectory, turn_advantages: Sequence[TurnAdvantage], *, estimator: Estimator
 ) -> list[float]:
-    """Put what an estimator gave for a rollout on the rollout's tokens.
+    """Put an estimator's entries for the turns of a rollout on the rollout's tokens.
 
     Args:
         trajectory: The rollout.
-        turn_advantages: What ``estimator`` returned for it, (K,).
-        estimator: What returned it; where it declares that it uses ``"per_token_rewards"``, as :func:`reward` does, the
+        turn_advantages: The entries of ``estimator`` for it, (K,).
+        estimator: The estimator; where it declares that it uses ``"per_token_rewards"``, as :func:`reward` does, the
             trajectory's per-token rewards are taken instead.
 
     Returns:
         (T,): 0.0 on environment tokens; the per-token rewards of a failed rollout are 0.0 on all tokens.
 
     Raises:
-        ValueError: There is not one entry for each turn, or a turn's list has not one number for each of its tokens.
+        ValueError: The number of entries is not that of the turns, or a list has a number of entries other than the
+            turn's tokens.
     """
-    traits = traits_of(getattr(estimator, "function", estimator), getattr(estimator, "options", None))
+    traits = estimator.traits if isinstance(estimator, BoundEstimator) else traits_of(estimator)
     if not reads_token_rewards(traits):
         return scatter_to_tokens(trajectory, turn_advantages, name="advantage")
     if trajectory.failed or not trajectory.per_token_rewards:
@@ -92,10 +91,10 @@ def token_advantages(
 def zero_variance_groups(rollouts: Sequence[ScoredRollout]) -> set[int]:
     """The groups whose final rewards are all equal, so that :func:`grpo` gives them 0.0.
 
-    A group of one is one of them; rollouts that failed or were dropped, and groups that have no other, are left out.
+    A group of one is one of them; rollouts that failed or were dropped, and groups without others, are left out.
 
     Args:
-        rollouts: The batch, each of one role, as :func:`~agentsgym.credit.seats.split_seats` takes them apart.
+        rollouts: The batch, each of one role, as :func:`~agentsgym.credit.seats.split_seats` returns them.
 
     Returns:
         Their ``group``.
@@ -126,8 +125,12 @@ def step_group_sizes(rollouts: Sequence[ScoredRollout]) -> list[int]:
         One size a group, at least 1 each, in the order in which the groups first appear; turns without a state key,
         and rollouts that failed or were dropped, are left out.
     """
-    groups = Counter(same_state(one, k) for one in rollouts if one.included for k in range(len(one.state_keys)))
-    return [size for group, size in groups.items() if group is not None]
+    sizes: Counter[Hashable] = Counter()
+    for one in rollouts:
+        if one.included:
+            sizes.update([same_state(one, k) for k in range(len(one.state_keys))])
+    del sizes[None]
+    return [*sizes.values()]
 
 
 def _final_rewards_by_group(rollouts: Sequence[ScoredRollout]) -> dict[int, list[float]]:

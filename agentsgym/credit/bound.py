@@ -1,21 +1,30 @@
-"""Bind to an estimator its options and the state that it keeps between batches."""
+"""Bind an estimator's options to it, the weight of shaping, and the state that it keeps between batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from agentsgym.credit._comparison import Scale
 from agentsgym.credit.ema import EMABaselines
-from agentsgym.credit.gae import return_value_targets
+from agentsgym.credit.gae import turn_value_targets
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.seats import each_role_apart
-from agentsgym.credit.traits import EstimatorTraits, all_options, declaration_of, reads_token_rewards, traits_of
+from agentsgym.credit.shaping import shaped
+from agentsgym.credit.traits import EstimatorTraits, Use, all_options, declaration_of, reads_token_rewards, traits_of
+from agentsgym.errors import ConfigError
+from agentsgym.fields import check_number
 
 TurnAdvantage = float | Sequence[float]
 """A number for all tokens of a turn, or one for each of its tokens."""
+
+# Why shaped turn rewards do not reach an estimator that does not use turn rewards, by what it uses instead.
+_UNREACHED: Final[Mapping[Use, str]] = {
+    "per_token_rewards": "it takes the per-token rewards as the environment gave them",
+    "final_reward": "it sees final rewards only",
+}
 
 
 class Estimator(Protocol):
@@ -32,60 +41,85 @@ class Estimator(Protocol):
 class BoundEstimator:
     """An estimator with its options: :func:`agentsgym.credit.registry.get_estimator` makes and checks it.
 
+    A direct call takes rollouts of several roles apart, so that the function sees each role as a rollout of its own.
+
     Attributes:
         function: The estimator itself.
         options: Keywords that it is called with beside ``discount`` and ``scale``.
         state: What it keeps from one batch to the next; None for one that keeps nothing. A call changes it, so that
             evaluation should call a copy (``copy.deepcopy``).
+        potential_weight: The weight of potential-based shaping: the function is called with
+            :func:`~agentsgym.credit.shaping.shaped` rollouts. 0 for none.
+        traits: What it reads and compares with its options and the shaping; None if it declares nothing.
+
+    Raises:
+        ConfigError: ``potential_weight`` is not a finite number, or shaping would not change what the function returns.
     """
 
     function: Callable[..., Sequence[Sequence[TurnAdvantage]]]
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     state: EMABaselines | None = None
+    potential_weight: float = 0.0
+    traits: EstimatorTraits | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_number("potential_weight", self.potential_weight)
+        traits = traits_of(self.function, self.options)
+        if self.potential_weight and traits is not None:
+            if "turn_rewards" not in traits.uses:
+                reasons = (reason for use, reason in _UNREACHED.items() if use in traits.uses)
+                raise ConfigError(
+                    f"potential_weight would change nothing for the estimator {self.name!r}: "
+                    f"{next(reasons, 'it sees no rewards of turns')}"
+                )
+            traits = replace(traits, uses=traits.uses | {"discount"})
+        object.__setattr__(self, "traits", traits)
 
     def __call__(
         self, rollouts: Sequence[ScoredRollout], /, *, discount: float, scale: Scale
     ) -> Sequence[Sequence[TurnAdvantage]]:
-        """Return for each rollout one entry a turn; the function sees every role of a rollout as one of its own."""
-        kept = {} if self.state is None else {"state": self.state}
-        function = partial(self.function, discount=discount, scale=scale, **self.options, **kept)
-        return function(rollouts) if reads_token_rewards(self.traits) else each_role_apart(function, rollouts)
+        """Return for each rollout one entry a turn."""
+        options = self.options if self.state is None else {**self.options, "state": self.state}
+
+        def estimate(parts: Sequence[ScoredRollout]) -> Sequence[Sequence[TurnAdvantage]]:
+            return self.function(self._shaped(parts, discount), discount=discount, scale=scale, **options)
+
+        return estimate(rollouts) if reads_token_rewards(self.traits) else each_role_apart(estimate, rollouts)
 
     @property
     def name(self) -> str:
         """What the function is called, or the class of a callable object."""
         return name_of(self.function)
 
-    @property
-    def traits(self) -> EstimatorTraits | None:
-        """What it reads and compares with its options; None if it declares nothing."""
-        return traits_of(self.function, self.options)
-
     def value_targets(
         self, rollouts: Sequence[ScoredRollout], *, discount: float
     ) -> Sequence[Sequence[Sequence[float]]]:
-        """Give what a value head is trained towards; for an estimator of one's own the discounted returns.
+        """Return the targets of a value head; for your own estimator the discounted returns.
 
         Args:
-            rollouts: The batch, with the values of a value head.
+            rollouts: The batch, not shaped yet, with the values of a value head.
             discount: γ over turns.
 
         Returns:
             As ``values`` of the rollouts, (K, n_k) each; NaN where the head is not trained.
 
         Raises:
-            ConfigError: The rollouts have no values.
+            ConfigError: The rollouts have no values, or with shaping no potentials.
         """
         declaration = declaration_of(self.function)
-        targets = partial(return_value_targets, discount=discount)
+        function, options = turn_value_targets, {"gae_lambda": 1.0}
         if declaration is not None and declaration.value_targets is not None:
-            options = all_options(self.function, self.options)
-            targets = partial(declaration.value_targets, discount=discount, **options)
-        return each_role_apart(targets, rollouts)
+            function, options = declaration.value_targets, all_options(self.function, self.options)
+        return each_role_apart(
+            lambda parts: function(self._shaped(parts, discount), discount=discount, **options), rollouts
+        )
+
+    def _shaped(self, parts: Sequence[ScoredRollout], discount: float) -> Sequence[ScoredRollout]:
+        return shaped(parts, discount=discount, weight=self.potential_weight) if self.potential_weight else parts
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What a function is called, also within a ``partial``; of a callable object its class, since a repr may change."""
+    """The name of a function, also within a ``partial``; of a callable object its class, since a repr may change."""
     while isinstance(function, partial):
         function = cast("partial[Any]", function).func
     return getattr(function, "__name__", type(function).__name__)

@@ -3,70 +3,57 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from agentsgym.credit.advantages import zero_variance_groups
+from agentsgym.credit.advantages import zero_variance_fraction, zero_variance_groups
 from agentsgym.credit.scored import ScoredRollout
+from agentsgym.credit.seats import split_seats
+
+if TYPE_CHECKING:
+    from agentsgym.credit.settings import AdvantageSettings
 
 
-def penalize_truncated(rollouts: Sequence[ScoredRollout], penalty: float) -> list[ScoredRollout]:
-    """Subtract a penalty from the rollouts that a budget ended, before an estimator sees them.
-
-    Args:
-        rollouts: Those of all ranks, (B,).
-        penalty: What is subtracted from the last turn's reward and from the final reward.
-
-    Returns:
-        (B,).
-    """
-    return [_penalized(rollout, penalty) if rollout.truncated else rollout for rollout in rollouts]
-
-
-def mask_truncated(rollouts: Sequence[ScoredRollout]) -> list[ScoredRollout]:
-    """Drop the rollouts that a budget ended: after an estimator, in whose baselines they stay.
+def filter_rollouts(
+    rollouts: Sequence[ScoredRollout], args: AdvantageSettings
+) -> tuple[list[ScoredRollout], dict[str, float]]:
+    """Choose the rollouts of a training batch to train on.
 
     Args:
-        rollouts: Those of all ranks, (B,).
+        rollouts: Those of all ranks, each of one role, (N,).
+        args: The settings.
 
     Returns:
-        (B,).
+        The rollouts, those left out marked as dropped; and the metrics ``groups/kept``, the fraction of groups that are
+        trained on, and ``frac_reward_zero_std``, the fraction without variance before any is dropped.
     """
-    return [replace(rollout, dropped=True) if rollout.truncated else rollout for rollout in rollouts]
+    seen, uninformative = _penalized_and_uninformative(rollouts, args)
+    groups = {rollout.group for rollout in rollouts}
+    metrics = {
+        "frac_reward_zero_std": zero_variance_fraction(seen),
+        "groups/kept": 1 - len(uninformative) / len(groups) if groups else 0.0,
+    }
+    return [replace(one, dropped=True) if one.group in uninformative else one for one in seen], metrics
 
 
-def uninformative_groups(
-    rollouts: Sequence[ScoredRollout], *, min_group_size: int, drop_zero_variance: bool
-) -> set[int]:
-    """Find the task groups that should not be trained on.
-
-    Args:
-        rollouts: Those of all ranks, (B,).
-        min_group_size: Groups with fewer included rollouts are among them.
-        drop_zero_variance: Whether groups whose final rewards are all equal are among them.
-
-    Returns:
-        Their ``group``.
-    """
-    sizes = Counter(rollout.group for rollout in rollouts if rollout.included)
-    too_small = {rollout.group for rollout in rollouts if sizes[rollout.group] < min_group_size}
-    return too_small | zero_variance_groups(rollouts) if drop_zero_variance else too_small
+def uninformative_task_groups(rollouts: Sequence[ScoredRollout], args: AdvantageSettings) -> set[int]:
+    """Find the task groups to drop or to resample: too small or without variance for every role."""
+    split = split_seats(rollouts, shared_rewards="keep")
+    return split.task_groups(_penalized_and_uninformative(split.rollouts, args)[1])
 
 
-def drop_groups(rollouts: Sequence[ScoredRollout], groups: Collection[int]) -> list[ScoredRollout]:
-    """Drop whole task groups.
-
-    Args:
-        rollouts: Those of all ranks, (B,).
-        groups: The ``group`` of each that is dropped.
-
-    Returns:
-        (B,).
-    """
-    return [replace(rollout, dropped=True) if rollout.group in groups else rollout for rollout in rollouts]
-
-
-def _penalized(rollout: ScoredRollout, penalty: float) -> ScoredRollout:
-    rewards = list(rollout.turn_rewards)
-    rewards[-1:] = [reward - penalty for reward in rewards[-1:]]
-    return replace(rollout, turn_rewards=rewards, final_reward=rollout.final_reward - penalty)
+def _penalized_and_uninformative(
+    rollouts: Sequence[ScoredRollout], args: AdvantageSettings
+) -> tuple[list[ScoredRollout], set[int]]:
+    """Penalize truncated rollouts, each of one role; then find the groups that are too small or without variance."""
+    seen = list(rollouts)
+    for i, rollout in enumerate(rollouts):
+        if args.truncation == "penalize" and rollout.truncated:
+            rewards = list(rollout.turn_rewards)
+            rewards[-1:] = [reward - args.truncation_penalty for reward in rewards[-1:]]
+            final_reward = rollout.final_reward - args.truncation_penalty
+            seen[i] = replace(rollout, turn_rewards=rewards, final_reward=final_reward)
+    sizes = Counter(rollout.group for rollout in seen if rollout.included)
+    groups = {rollout.group for rollout in seen if sizes[rollout.group] < args.min_group_size}
+    return seen, groups if args.zero_variance_groups == "keep" else groups | zero_variance_groups(seen)

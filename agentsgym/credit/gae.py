@@ -19,12 +19,13 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Final, get_args
 
-from agentsgym.credit._comparison import Scale, check_choice, check_number, scale_divisor
+from agentsgym.credit._comparison import Scale, scale_divisor
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.traits import Declaration, EstimatorTraits, Use
 from agentsgym.errors import ConfigError
+from agentsgym.fields import check_choice, check_number
 
-# Of roles the scale alone, which divides by the spread of each.
+# Roles matter to the scale alone, which divides by the spread of each.
 _USES: Final[tuple[Use, ...]] = ("discount", "turn_rewards", "roles")
 
 
@@ -57,6 +58,8 @@ def turn_value_targets(
 ) -> list[list[list[float]]]:
     """The λ-returns of turns, ``A + V`` with A before it is scaled, as targets at the first token of each turn.
 
+    With λ = 1 they are the discounted returns.
+
     Args:
         rollouts: The batch, with the values of a value head.
         discount: γ over turns.
@@ -74,15 +77,12 @@ def turn_value_targets(
     [[[1.0, nan]]]
     """
     estimated = _turn_estimates(rollouts, discount, gae_lambda)
-    return [
-        [_at_first_token(turn, number) for turn, number in zip(rollout.values, numbers, strict=True)]
-        for rollout, numbers in zip(rollouts, estimated, strict=True)
-    ]
-
-
-def return_value_targets(rollouts: Sequence[ScoredRollout], *, discount: float) -> list[list[list[float]]]:
-    """The discounted returns as targets at the first token of each turn: :func:`turn_value_targets` with λ = 1."""
-    return turn_value_targets(rollouts, discount=discount, gae_lambda=1.0)
+    targets = [[[math.nan] * len(turn) for turn in rollout.values] for rollout in rollouts]
+    for rollout, rows, numbers in zip(rollouts, targets, estimated, strict=True):
+        for row, values, number in zip(rows, rollout.values, numbers, strict=True):
+            if number is not None:
+                row[0] = number + values[0]
+    return targets
 
 
 def token_value_targets(
@@ -171,7 +171,7 @@ def bilevel_gae(
 
     ``A_k + V_k`` of :func:`turn_gae`, the return that the turn had, is the reward on the turn's last token; GAE
     over the turn's own tokens, with the value before each of them and 0 after the last, carries it back. Environment
-    tokens are no part of it. With ``token_discount=1`` and ``token_gae_lambda=1`` token t gets ``A_k + V_k - V_t``.
+    tokens take no part. With ``token_discount=1`` and ``token_gae_lambda=1`` token t gets ``A_k + V_k - V_t``.
 
     A turn with a reward of 0 is a turn like any other. (Public implementations find the ends of turns by their
     non-zero rewards, which merges such a turn with the next.) The turn's value is taken before its first token, where
@@ -198,20 +198,22 @@ def bilevel_gae(
     return _scaled(rollouts, _token_estimates(rollouts, discount, gae_lambda, token_discount, token_gae_lambda), scale)
 
 
-def _at_first_token(values: Sequence[float], advantage: float | None) -> list[float]:
-    target = [math.nan] * len(values)
-    if advantage is not None:
-        target[0] = advantage + values[0]
-    return target
-
-
 def _turn_estimates(rollouts: Sequence[ScoredRollout], discount: float, gae_lambda: float) -> list[list[float | None]]:
     """The advantage of each turn, unscaled; None for a turn that is not trained on."""
     check_number("gae_lambda", gae_lambda, 0, 1)
     estimated: list[list[float | None]] = []
     for rollout in rollouts:
-        values = _turn_values(rollout, discount)
-        advantages = gae(rollout.turn_rewards, values, discount=discount, gae_lambda=gae_lambda)
+        if len(rollout.values) != len(rollout.turn_rewards):
+            raise ConfigError(
+                "turn_gae and bilevel_gae use the values of a value head, but the rollouts have none: set value_head "
+                "to 'shared' or 'separate', or choose another advantage_estimator"
+            )
+        values: list[float] = []  # V before each turn, the last first
+        following = 0.0
+        for reward, of_tokens in zip(reversed(rollout.turn_rewards), reversed(rollout.values), strict=True):
+            following = of_tokens[0] if of_tokens else reward + discount * following
+            values.append(following)
+        advantages = gae(rollout.turn_rewards, values[::-1], discount=discount, gae_lambda=gae_lambda)
         trained_on = [rollout.included and len(turn) > 0 for turn in rollout.values]
         estimated.append([number if kept else None for number, kept in zip(advantages, trained_on, strict=True)])
     return estimated
@@ -227,32 +229,15 @@ def _token_estimates(
     """The advantage of each token of each turn, unscaled; 0.0 in a turn that is not trained on."""
     check_number("token_discount", token_discount, 0, 1)
     check_number("token_gae_lambda", token_gae_lambda, 0, 1)
-
-    def of_tokens(advantage: float | None, values: Sequence[float]) -> list[float]:
-        if advantage is None:
-            return [0.0] * len(values)
-        rewards = [0.0] * (len(values) - 1) + [advantage + values[0]]
-        return gae(rewards, values, discount=token_discount, gae_lambda=token_gae_lambda)
-
-    return [
-        [of_tokens(number, values) for number, values in zip(numbers, rollout.values, strict=True)]
-        for rollout, numbers in zip(rollouts, _turn_estimates(rollouts, discount, gae_lambda), strict=True)
-    ]
-
-
-def _turn_values(rollout: ScoredRollout, discount: float) -> list[float]:
-    """V before each turn, (K,)."""
-    if len(rollout.values) != len(rollout.turn_rewards):
-        raise ConfigError(
-            "turn_gae and bilevel_gae use the values of a value head, but the rollouts have none: set value_head to "
-            "'shared' or 'separate', or choose another advantage_estimator"
-        )
-    values: list[float] = []
-    following = 0.0
-    for reward, of_tokens in zip(reversed(rollout.turn_rewards), reversed(rollout.values), strict=True):
-        following = of_tokens[0] if of_tokens else reward + discount * following
-        values.append(following)
-    return values[::-1]
+    estimated: list[list[list[float]]] = []
+    for rollout, numbers in zip(rollouts, _turn_estimates(rollouts, discount, gae_lambda), strict=True):
+        turns = [[0.0] * len(values) for values in rollout.values]
+        for k, (number, values) in enumerate(zip(numbers, rollout.values, strict=True)):
+            if number is not None:
+                rewards = [0.0] * (len(values) - 1) + [number + values[0]]
+                turns[k] = gae(rewards, values, discount=token_discount, gae_lambda=token_gae_lambda)
+        estimated.append(turns)
+    return estimated
 
 
 def _scaled(

@@ -13,15 +13,14 @@ from agentsgym.credit._comparison import (
     Scale,
     center,
     center_on,
-    check_number,
     final_rewards,
     mean_of_all,
     mean_of_others,
-    scatter_to_turns,
 )
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.traits import estimator_traits
+from agentsgym.fields import check_number
 
 
 @estimator_traits(uses=["per_token_rewards"])
@@ -33,9 +32,9 @@ def reward(
 ) -> list[list[float]]:
     """Each turn's own reward, ``A_k = r_k``: no baseline, no look ahead, no scale.
 
-    Biased: a turn gets no credit for what it made possible later. The one estimator that works token by token:
-    :func:`~agentsgym.credit.advantages.token_advantages` takes the trajectory's per-token rewards, which
-    ``_calculate_rewards`` of the environment decides, in place of these numbers.
+    Biased: a turn gets no credit for what it made possible later. It works token by token in training:
+    :func:`~agentsgym.credit.advantages.token_advantages` replaces these numbers by the trajectory's per-token rewards,
+    which the environment's ``_calculate_rewards`` places.
 
     Args:
         rollouts: The batch.
@@ -80,8 +79,7 @@ def grpo(
     >>> grpo(pair, scale="none")
     [[-1.0], [1.0]]
     """
-    samples = final_rewards(rollouts)
-    return scatter_to_turns(rollouts, samples, center(samples, mean_of_all, scale))
+    return center(rollouts, final_rewards(rollouts), mean_of_all, scale)
 
 
 @estimator_traits(uses=["final_reward"], compares_in_task_groups=True)
@@ -111,8 +109,7 @@ def rloo(
     >>> rloo(pair, scale="none")
     [[-2.0], [2.0]]
     """
-    samples = final_rewards(rollouts)
-    return scatter_to_turns(rollouts, samples, center(samples, mean_of_others, scale))
+    return center(rollouts, final_rewards(rollouts), mean_of_others, scale)
 
 
 @estimator_traits(uses=["final_reward", "roles"])
@@ -143,8 +140,7 @@ def rae(
         One number for each turn of each rollout.
 
     Raises:
-        ConfigError: ``decay`` or ``scale`` is not valid, or a checkpoint cannot hold an environment or
-            role.
+        ConfigError: ``decay`` or ``scale`` is not valid, or a checkpoint cannot hold an environment or role.
 
     >>> state = EMABaselines()
     >>> won = [ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None], roles=["white"])]
@@ -153,14 +149,6 @@ def rae(
     """
     check_number("decay", decay, 0.0, 1.0)
     baselines = EMABaselines() if state is None else state
-    samples = _final_rewards_by_role(rollouts)
-    numbers = center_on(samples, baselines.get, scale)
-    for sample in samples:
-        baselines.update(sample.group, sample.value, decay=decay)
-    return scatter_to_turns(rollouts, samples, numbers)
-
-
-def _final_rewards_by_role(rollouts: Sequence[ScoredRollout]) -> list[Sample]:
     samples: list[Sample] = []
     for i, one in enumerate(rollouts):
         turns: defaultdict[Hashable, list[int]] = defaultdict(list)
@@ -170,4 +158,7 @@ def _final_rewards_by_role(rollouts: Sequence[ScoredRollout]) -> list[Sample]:
             Sample(value=one.final_reward, rollout_index=i, turns=own, group=(one.environment, role))
             for role, own in turns.items()
         ]
-    return samples
+    advantages = center_on(rollouts, samples, baselines.get, scale)
+    for sample in samples:
+        baselines.update(sample.group, sample.value, decay=decay)
+    return advantages

@@ -1,25 +1,25 @@
 """Find estimators by name, and bind and check their options.
 
-What each of them reads and compares, its traits, is declared where it is defined, and given with its options by
-:attr:`BoundEstimator.traits <agentsgym.credit.bound.BoundEstimator.traits>`.
+What each of them reads and compares, its traits, is declared where it is defined;
+:attr:`BoundEstimator.traits <agentsgym.credit.bound.BoundEstimator>` has them with the options applied.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
-from agentsgym.credit._comparison import check_number
 from agentsgym.credit.bound import BoundEstimator, Estimator, name_of
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.gae import bilevel_gae, turn_gae
 from agentsgym.credit.outcomes import grpo, rae, reward, rloo
 from agentsgym.credit.returns import gigpo, mt_grpo, rebn, return_to_go
-from agentsgym.credit.shaping import PotentialShaping
 from agentsgym.credit.traits import EstimatorTraits, Use, declaration_of, estimator_traits, traits_of
 from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import check_number
 
 __all__ = ["ESTIMATORS", "EstimatorTraits", "Use", "estimator_traits", "get_estimator", "traits_of"]
 
@@ -37,10 +37,9 @@ ESTIMATORS: Final[Mapping[str, Estimator]] = {
 }
 
 _NO_OPTIONS = ("discount", "scale", "state")  # given by the caller, or bound here
-_WEIGHT: Final = "potential_weight"  # an option of every estimator, which none of them sees
 
 
-def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) -> BoundEstimator | PotentialShaping:
+def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) -> BoundEstimator:
     """Find an estimator by name, or take a callable, and bind options to it.
 
     One that takes ``state``, to keep something from one batch to the next, is given a fresh one. A ``partial`` is
@@ -48,59 +47,50 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
 
     Args:
         name_or_callable: A key of :data:`ESTIMATORS`, or a function that looks like
-            :class:`~agentsgym.credit.bound.Estimator`; what is bound already is returned as it is.
+            :class:`~agentsgym.credit.bound.Estimator`; a bound one is returned as it is.
         **options: Keywords of the function other than ``discount``, ``scale`` and ``state``; and for every estimator
-            ``potential_weight``, the weight of potential-based shaping
-            (:class:`~agentsgym.credit.shaping.PotentialShaping`), 0 for none.
+            ``potential_weight``, the weight of potential-based shaping (:func:`~agentsgym.credit.shaping.shaped`), 0
+            for none.
 
     Raises:
-        ConfigError: It is neither, it has no such option, or (for one of ours) an option's value is not valid; or it is
-            shaped already, or has an option ``potential_weight`` itself.
+        ConfigError: It is neither, it has no such option, or (for a built-in one) an option's value is not valid; or it
+            is shaped already, or has an option ``potential_weight`` itself.
 
     >>> get_estimator("gigpo", baseline="others").options
     {'baseline': 'others'}
     >>> get_estimator("grpo", potential_weight=0.0).options
     {}
     """
-    if isinstance(name_or_callable, BoundEstimator | PotentialShaping):
-        weight = options.pop(_WEIGHT, 0.0)
+    if isinstance(name_or_callable, BoundEstimator):
+        weight = options.pop("potential_weight", 0.0)
         if options:
             raise ConfigError(f"the estimator has its options already, got {', '.join(map(repr, options))} as well")
-        return _with_shaping(name_or_callable, weight)
-    function, options = _without_partial(_found(name_or_callable), options)
-    weight = options.pop(_WEIGHT, 0.0)
+        check_number("potential_weight", weight)
+        if weight and name_or_callable.potential_weight:
+            raise ConfigError("advantage_estimator is shaped already: leave potential_weight out")
+        return replace(name_or_callable, potential_weight=weight) if weight else name_or_callable
+    function, options = _function_and_options(name_or_callable, options)
+    weight = options.pop("potential_weight", 0.0)
     takes_state = _check_options(function, options)
-    state = EMABaselines() if takes_state and _keeps_state(function, options) else None
-    bound = BoundEstimator(function, options, state)
+    declaration = declaration_of(function)
+    keeps_state = takes_state and (declaration is None or declaration.keeps_state(options))
+    estimator = BoundEstimator(function, options, EMABaselines() if keeps_state else None, weight)
     if function in ESTIMATORS.values():
-        bound([], discount=1.0, scale="none")  # they check their options before they look at the rollouts
-    return _with_shaping(bound, weight)
+        estimator([], discount=1.0, scale="none")  # they check their options before they look at the rollouts
+    return estimator
 
 
-def _with_shaping(estimator: BoundEstimator | PotentialShaping, weight: Any) -> BoundEstimator | PotentialShaping:
-    check_number(_WEIGHT, weight)
-    if not weight:
-        return estimator
-    if isinstance(estimator, PotentialShaping):
-        raise ConfigError("advantage_estimator is shaped already: leave potential_weight out")
-    return PotentialShaping(estimator, weight=weight)
-
-
-def _found(name_or_callable: str | Callable[..., Any]) -> Callable[..., Any]:
-    if callable(name_or_callable):
-        return name_or_callable
-    if not isinstance(name_or_callable, str) or name_or_callable not in ESTIMATORS:  # pyright: ignore[reportUnnecessaryIsInstance]
-        hint = did_you_mean(str(name_or_callable), ESTIMATORS)
-        raise ConfigError(f"advantage_estimator is neither known nor callable: {name_or_callable!r}{hint}")
-    return ESTIMATORS[name_or_callable]
-
-
-def _without_partial(
-    function: Callable[..., Any], options: dict[str, Any]
+def _function_and_options(
+    name_or_callable: str | Callable[..., Any], options: dict[str, Any]
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    inner = cast("partial[Any]", function)
-    if not isinstance(function, partial) or inner.args or "declaration" in vars(inner):  # its own would be lost
-        return inner, options
+    if not callable(name_or_callable):
+        if not isinstance(name_or_callable, str) or name_or_callable not in ESTIMATORS:  # pyright: ignore[reportUnnecessaryIsInstance]
+            hint = did_you_mean(str(name_or_callable), ESTIMATORS)
+            raise ConfigError(f"advantage_estimator is neither known nor callable: {name_or_callable!r}{hint}")
+        return ESTIMATORS[name_or_callable], options
+    inner = cast("partial[Any]", name_or_callable)
+    if not isinstance(name_or_callable, partial) or inner.args or "declaration" in vars(inner):  # its own would be lost
+        return cast("Callable[..., Any]", name_or_callable), options
     return inner.func, {**inner.keywords, **options}
 
 
@@ -108,7 +98,7 @@ def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> 
     """Refuse options that a function does not have; returns whether it takes ``state``."""
     try:
         parameters = [*inspect.signature(function).parameters.values()][1:]  # the first are the rollouts
-    except ValueError:  # a compiled function does not say
+    except ValueError:  # a compiled function may have none
         return False
     keywords = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
@@ -116,7 +106,7 @@ def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> 
         raise ConfigError(
             f"the estimator {name_of(function)!r} must take the keywords 'discount' and 'scale', got {sorted(keywords)}"
         )
-    if _WEIGHT in keywords:
+    if "potential_weight" in keywords:
         raise ConfigError(
             f"the estimator {name_of(function)!r} has an option 'potential_weight', which is the weight of "
             "potential-based shaping for every estimator: rename it"
@@ -130,8 +120,3 @@ def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> 
         if one.name in known.difference(options) and one.default is one.empty:
             raise ConfigError(f"the estimator {name_of(function)!r} needs the option {one.name!r}")
     return "state" in keywords
-
-
-def _keeps_state(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    declaration = declaration_of(function)
-    return declaration is None or declaration.keeps_state(options)

@@ -6,14 +6,13 @@ The rules that all estimators share, and ``scale``, are described in :mod:`agent
 ``scale="none"`` and no discount each is an exactly unbiased estimate of the gradient; they differ in variance. Where
 there is no other rollout to compare with, b is 0 (and the advantage 0 under ``scale="group"``, since there is no
 spread). ``"others"`` is leave-one-out (Kool et al. 2019; 2402.14740) over the rollouts that are still in play at k: the
-last one in play has b = 0, since leaving it out instead (an advantage of 0, say) would weight late turns too little.
+last one in play has b = 0, since an advantage of 0 instead would weight late turns too little.
 ``"role_ema"`` updates ``b ← decay·b + (1 - decay)·mean G`` from b = 0, once a call for each environment and role of the
 batch.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import fmean
 from typing import Final, Literal
@@ -22,20 +21,19 @@ from agentsgym.credit._comparison import (
     BaselineFn,
     Sample,
     Scale,
+    by_group,
     center,
     center_on,
-    check_choice,
-    check_number,
     final_rewards,
     mean_of_all,
     mean_of_others,
-    scatter_to_turns,
     turn_values,
 )
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.traits import Declaration, EstimatorTraits, Options, Use, estimator_traits
 from agentsgym.errors import ConfigError
+from agentsgym.fields import check_choice, check_number
 
 Baseline = Literal["self", "others"]
 ReturnBaseline = Literal["none", "batch", "others", "role_ema"]
@@ -46,7 +44,7 @@ _RETURNS: Final[tuple[Use, ...]] = ("discount", "turn_rewards")
 
 
 def discounted_returns(rewards: Sequence[float], *, discount: float) -> list[float]:
-    """Sum each turn's reward and what follows it, ``G_k = r_k + γ·G_{k+1}`` (Sutton & Barto 2018, eq. 3.9).
+    """Sum each turn's reward and the later ones, ``G_k = r_k + γ·G_{k+1}`` (Sutton & Barto 2018, eq. 3.9).
 
     Args:
         rewards: One a turn, (K,).
@@ -72,11 +70,7 @@ def _return_to_go_traits(options: Options) -> EstimatorTraits:
     return EstimatorTraits(uses=frozenset((*_RETURNS, *roles)), compares_in_task_groups=baseline == "others")
 
 
-def _keeps_averages(options: Options) -> bool:
-    return options.get("baseline") == "role_ema"  # the other baselines keep nothing
-
-
-@Declaration(traits_of=_return_to_go_traits, keeps_state=_keeps_averages).on
+@Declaration(traits_of=_return_to_go_traits, keeps_state=lambda options: options.get("baseline") == "role_ema").on
 def return_to_go(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -93,7 +87,7 @@ def return_to_go(
     =============  =======================================================================  ======================
     ``"others"``   mean of G over the task group's other rollouts at the same turn index k  task group and k
     ``"batch"``    mean of G over all turns of the environment's other rollouts             environment
-    ``"role_ema"`` moving average of G by (env, role), as it was  before this batch         environment and role
+    ``"role_ema"`` moving average of G by (env, role), as it was before this batch          environment and role
     ``"none"``     0                                                                        environment and role
     =============  =======================================================================  ======================
 
@@ -116,17 +110,23 @@ def return_to_go(
     [[2.0, 1.0], [-1.5]]
     """
     check_choice("baseline", baseline, _GROUPS)
-    _check_decay(decay, baseline)
+    if decay is not None:
+        check_number("decay", decay, 0.0, 1.0)
+        if baseline != "role_ema":
+            raise ConfigError(
+                f"decay must be left out unless baseline is 'role_ema', got decay={decay!r} with baseline={baseline!r}"
+            )
     samples = _returns(rollouts, discount, _GROUPS[baseline])
-    if baseline == "role_ema":
-        averages = EMABaselines() if state is None else state
-        numbers = center_on(samples, averages.get, scale)
-        _update(averages, samples, _DECAY if decay is None else decay)
-    elif baseline == "none":
-        numbers = center_on(samples, lambda _group: 0.0, scale)
-    else:
-        numbers = center(samples, mean_of_others, scale)
-    return scatter_to_turns(rollouts, samples, numbers)
+    if baseline == "none":
+        return center_on(rollouts, samples, lambda _group: 0.0, scale)
+    if baseline != "role_ema":
+        return center(rollouts, samples, mean_of_others, scale)
+    averages = EMABaselines() if state is None else state
+    advantages = center_on(rollouts, samples, averages.get, scale)
+    for group, indices in by_group(samples).items():
+        mean = fmean([samples[index].value for index in indices])
+        averages.update(group, mean, decay=_DECAY if decay is None else decay)
+    return advantages
 
 
 @estimator_traits(uses=_RETURNS)
@@ -155,8 +155,7 @@ def rebn(rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Sca
     >>> rebn([rollout], scale="none")
     [[0.5, -0.5]]
     """
-    samples = _returns(rollouts, discount, _same_environment)
-    return scatter_to_turns(rollouts, samples, center(samples, mean_of_all, scale))
+    return center(rollouts, _returns(rollouts, discount, _same_environment), mean_of_all, scale)
 
 
 @estimator_traits(uses=["turn_rewards", "final_reward"], compares_in_task_groups=True)
@@ -175,8 +174,8 @@ def mt_grpo(
     paper's form; its outcome reward is here the final reward.
 
     Biased, also with ``scale="none"``: c·A_T follows a turn's immediate reward and not what it leads to, so that
-    beside the gradient of R it climbs that of the immediate rewards; and who is compared at k depends on who went on.
-    A turn that is rewarded at once and costs more later gets a positive advantage.
+    beside the gradient of R it climbs that of the immediate rewards; and which rollouts are compared at k depends on
+    which went on. A turn that is rewarded at once and costs more later gets a positive advantage.
 
     Args:
         rollouts: The batch.
@@ -197,11 +196,10 @@ def mt_grpo(
     [[-0.25, 0.0], [0.25, 0.0]]
     """
     check_number("turn_weight", turn_weight, 0.0)
-    outcome = final_rewards(rollouts)
     turns = turn_values(rollouts, lambda one: one.turn_rewards[:-1], _same_turn)
     return _sum(
-        scatter_to_turns(rollouts, outcome, center(outcome, mean_of_all, scale)),
-        scatter_to_turns(rollouts, turns, center(turns, mean_of_all, scale)),
+        center(rollouts, final_rewards(rollouts), mean_of_all, scale),
+        center(rollouts, turns, mean_of_all, scale),
         turn_weight,
     )
 
@@ -248,17 +246,15 @@ def gigpo(
     check_choice("baseline", baseline, _MEANS)
     check_number("step_weight", step_weight, 0.0)
     mean = _MEANS[baseline]
-    whole = final_rewards(rollouts)
-    steps = _returns(rollouts, discount, same_state)
     return _sum(
-        scatter_to_turns(rollouts, whole, center(whole, mean, scale)),
-        scatter_to_turns(rollouts, steps, center(steps, mean, scale)),
+        center(rollouts, final_rewards(rollouts), mean, scale),
+        center(rollouts, _returns(rollouts, discount, same_state), mean, scale),
         step_weight,
     )
 
 
 def same_state(rollout: ScoredRollout, k: int) -> Hashable:
-    """What turns share that :func:`gigpo` compares: task group and state key; None where there is no key."""
+    """The group within which :func:`gigpo` compares a turn: task group and state key; None without a key."""
     key = rollout.state_keys[k]
     return None if key is None else (rollout.group, key)
 
@@ -284,27 +280,8 @@ _GROUPS: Final[Mapping[str, GroupOf]] = {
 }
 
 
-def _check_decay(decay: float | None, baseline: str) -> None:
-    if decay is None:
-        return
-    check_number("decay", decay, 0.0, 1.0)
-    if baseline != "role_ema":
-        raise ConfigError(
-            f"decay must be left out unless baseline is 'role_ema', got decay={decay!r} with baseline={baseline!r}"
-        )
-
-
 def _returns(rollouts: Sequence[ScoredRollout], discount: float, group_of: GroupOf) -> list[Sample]:
     return turn_values(rollouts, lambda one: discounted_returns(one.turn_rewards, discount=discount), group_of)
-
-
-def _update(averages: EMABaselines, samples: Sequence[Sample], decay: float) -> None:
-    """Move the average of each group towards the group's mean."""
-    values: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for sample in samples:
-        values[sample.group].append(sample.value)
-    for group, own in values.items():
-        averages.update(group, fmean(own), decay=decay)
 
 
 def _sum(first: list[list[float]], second: list[list[float]], weight: float) -> list[list[float]]:

@@ -15,25 +15,25 @@ class ScoredRollout:
     """What an estimator sees of one rollout: numbers and keys, no tokens.
 
     Attributes:
-        turn_rewards: The reward of each turn, after ``turn_credit``, (K,); what its own role was paid for it.
-        final_reward: R, the reward of the whole rollout, whatever the ``turn_credit``; of several roles the first's.
+        turn_rewards: The reward of each turn's role, after ``turn_credit``, (K,).
+        final_reward: R, the reward of the whole rollout, whatever the ``turn_credit``; with several roles that of the
+            first.
         group: Which task group it belongs to, unique over the whole batch.
         state_keys: Equal keys within a task group are the same decision problem, (K,); None where the
-            environment gives no key. In training a long key is a digest: compare keys, and do not read them.
+            environment gives no key. In training a long key is a digest: keys can be compared, not read.
         failed: Whether the environment or the agent raised, or took too long.
         dropped: Whether a filter left it out: it is in no baseline and not in the loss.
         truncated: Whether a budget, not the environment, ended the episode.
         environment: Which one was played (in the trainer its class and configuration); baselines that outlive a batch
             are kept for each.
-        roles: Who the agent was in each turn, (K,); None where the environment does not say, empty for None in all
-            turns.
+        roles: The agent's role in each turn, (K,); None where the environment gives none, empty for None in all turns.
         potentials: The potential of each turn's state, (K,), for potential-based shaping; None where the environment
             gives none, empty for None in all turns.
-        token_counts: How many agent tokens each turn has, (K,); empty where it is not known.
+        token_counts: How many agent tokens each turn has, (K,); empty if unknown.
         values: The return that a value head predicts before each token of each turn, (K, n_k); empty without a value
             head.
-        invalid: Whether each turn's action was invalid, (K,); empty where it is not known.
-        final_rewards: R of each role, where the game says what each of them is paid; else empty.
+        invalid: Whether each turn's action was invalid, (K,); empty if unknown.
+        final_rewards: R of each role, where rewards are given by role; else empty.
     """
 
     turn_rewards: Sequence[float]
@@ -68,7 +68,7 @@ class ScoredRollout:
     def from_trajectory(
         cls, trajectory: Trajectory, *, group: int, turn_credit: str = "step", environment: Hashable = None
     ) -> Self:
-        """Take from a trajectory what the estimators need.
+        """Make it from a trajectory.
 
         Args:
             trajectory: One rollout.
@@ -80,7 +80,6 @@ class ScoredRollout:
             ConfigError: ``turn_credit`` is unknown.
             ValueError: A role has turns and no final reward, and another has one.
         """
-        num_tokens = token_counts(trajectory)
         return cls(
             turn_rewards=credited_rewards(trajectory, turn_credit),
             final_reward=trajectory.final_reward,
@@ -91,7 +90,7 @@ class ScoredRollout:
             environment=environment,
             roles=trajectory.roles,
             potentials=[turn.potential for turn in trajectory.turns],
-            token_counts=num_tokens,
+            token_counts=token_counts(trajectory),
             invalid=[turn.invalid for turn in trajectory.turns],
             final_rewards=trajectory.final_rewards,
         )
@@ -102,5 +101,5 @@ class ScoredRollout:
         return not (self.failed or self.dropped)
 
     def role(self, k: int) -> Hashable:
-        """Who the agent was in turn k."""
+        """The agent's role in turn k."""
         return self.roles[k] if self.roles else None

@@ -1,17 +1,17 @@
-"""Take rollouts of several roles apart, one part for each role: a role's credit is about what that role was paid.
+"""Split rollouts of several roles into one part for each role, so that a role's credit depends on its rewards alone.
 
-In a game of several seats one rollout holds the turns of all of them. Every estimator therefore sees each of its roles
-as a rollout of its own (:func:`split_seats`): the role's own turns, with the rewards that it was paid, and its own
-final reward R. It is compared with the same role of the other rollouts of the task, and its next turn is its own next
-turn. What the estimator gives for the parts goes back to the turns that they came from (:meth:`SeatSplit.merge`).
-Rollouts of one role, or of none, pass through as they are.
+In a game of several seats one rollout holds the turns of all of them. Every estimator therefore sees each role as a
+rollout of its own (:func:`split_seats`): the role's turns and rewards, and its final reward R. It is compared with the
+same role in the other rollouts of the task, and its next turn is its own next turn. What the estimator returns for the
+parts goes back to the turns that they came from (:meth:`SeatSplit.merge`). Rollouts of one role, or of none, pass
+through as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from agentsgym.credit.rewards import turns_by_role
 from agentsgym.credit.scored import ScoredRollout
@@ -19,14 +19,11 @@ from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
 
 T = TypeVar("T")
-Untold = Literal["refuse", "keep"]
-
-_OF_TURNS: Final = ("turn_rewards", "state_keys", "roles", "potentials", "token_counts", "values", "invalid")
 
 
 @dataclass(frozen=True, slots=True)
 class SeatSplit:
-    """A batch of rollouts taken apart by role.
+    """A batch of rollouts, split by role.
 
     Attributes:
         rollouts: The parts, each of one role, rollout after rollout and in each by the roles' first turns, (P,).
@@ -39,7 +36,7 @@ class SeatSplit:
     places: Sequence[tuple[int, Sequence[int]]]
 
     def merge(self, entries: Sequence[Sequence[T]]) -> list[list[T]]:
-        """Put what there is for each turn of the parts back in the places of these turns.
+        """Put the entries of the parts' turns back in the places of these turns.
 
         Args:
             entries: One entry for each turn of each part, (P, K of the part).
@@ -47,13 +44,14 @@ class SeatSplit:
         Returns:
             One entry for each turn of each rollout, (N, K).
         """
-        found: list[dict[int, T]] = [{} for _ in self.whole]
+        merged: list[list[Any]] = [[None] * len(one.turn_rewards) for one in self.whole]
         for (i, turns), own in zip(self.places, entries, strict=True):
-            found[i].update(zip(turns, own, strict=True))
-        return [[own[k] for k in range(len(own))] for own in found]
+            for k, entry in zip(turns, own, strict=True):
+                merged[i][k] = entry
+        return merged
 
     def included(self, parts: Sequence[ScoredRollout]) -> list[bool]:
-        """Say of each rollout whether any of its parts is trained on, (N,).
+        """Whether any part of each rollout is trained on, (N,).
 
         Args:
             parts: The parts, after filters have marked some of them as dropped, (P,).
@@ -64,7 +62,7 @@ class SeatSplit:
         return flags
 
     def task_groups(self, groups: Collection[int]) -> set[int]:
-        """Find the task groups all of whose parts are in some groups of parts.
+        """Find the task groups all of whose parts are in the given groups of parts.
 
         Args:
             groups: The ``group`` of parts.
@@ -74,22 +72,24 @@ class SeatSplit:
         return {one.group for one in self.whole} - others
 
 
-def split_seats(rollouts: Sequence[ScoredRollout], *, untold: Untold = "refuse") -> SeatSplit:
-    """Take the rollouts of several roles apart, one part for each role.
+def split_seats(
+    rollouts: Sequence[ScoredRollout], *, shared_rewards: Literal["refuse", "keep"] = "refuse"
+) -> SeatSplit:
+    """Split the rollouts of several roles into one part for each role.
 
-    A part is a rollout of its own: the turns of its role, and the role's final reward. The parts of the same role and
-    task group are a group, whose number no task group has.
+    A part is a rollout with the turns of its role and the role's final reward. The parts of the same role and task
+    group are a group, whose number no task group has.
 
     Args:
         rollouts: The batch.
-        untold: What to do with a rollout of several roles whose game pays and does not say whom: ``"refuse"`` it, or
-            ``"keep"`` it whole.
+        shared_rewards: What to do with a rollout of several roles whose rewards are not given by role: ``"refuse"`` it,
+            or ``"keep"`` it whole.
 
     Returns:
         The parts; the rollouts themselves where there are not several roles.
 
     Raises:
-        ConfigError: A rollout has turns of several roles, and the game does not say what each of them is paid.
+        ConfigError: A rollout has turns of several roles, and its rewards are not given by role.
 
     >>> won = {"X": 1, "O": -1}
     >>> game = ScoredRollout(
@@ -107,7 +107,7 @@ def split_seats(rollouts: Sequence[ScoredRollout], *, untold: Untold = "refuse")
     parts: list[ScoredRollout] = []
     places: list[tuple[int, Sequence[int]]] = []
     for i, one in enumerate(rollouts):
-        is_split = one.group in seated and (untold == "refuse" or not _is_untold(one))
+        is_split = one.group in seated and (shared_rewards == "refuse" or not _has_shared_rewards(one))
         for role, turns in (turns_by_role(one.roles) if is_split else {}).items():
             group = numbers.setdefault((one.group, role), first + len(numbers))
             parts.append(_part(one, role, turns, group))
@@ -121,11 +121,14 @@ def split_seats(rollouts: Sequence[ScoredRollout], *, untold: Untold = "refuse")
 def each_role_apart(
     function: Callable[[Sequence[ScoredRollout]], Sequence[Sequence[T]]], rollouts: Sequence[ScoredRollout]
 ) -> Sequence[Sequence[T]]:
-    """Call a function that gives an entry for each turn, so that it sees every role as a rollout.
+    """Call a function that returns an entry for each turn, so that it sees every role as a rollout of its own.
+
+    It is the guard for direct calls of estimators: rollouts of one role each, such as the parts of a batch that is
+    split already, go to the function as they are.
 
     Args:
-        function: What estimates advantages, or targets of a value head.
-        rollouts: The batch, or the parts of one, which are not taken apart again.
+        function: Estimates advantages, or targets of a value head.
+        rollouts: The batch.
 
     Returns:
         One entry for each turn of each rollout, (N, K).
@@ -140,7 +143,7 @@ def each_role_apart(
 
 
 def of_environment(environment: Hashable) -> str:
-    """Name an environment by its class, without the number of its configuration, which says nothing to a user."""
+    """Name an environment by its class, without the number of its configuration, which is internal."""
     parts = cast("tuple[Hashable, ...]", environment) if isinstance(environment, tuple) else (environment,)
     return f" of {parts[0]}" if parts and parts[0] is not None else ""
 
@@ -149,14 +152,14 @@ def _has_seats(rollout: ScoredRollout) -> bool:
     return len(rollout.final_rewards) > 1 or len(set(rollout.roles)) > 1
 
 
-def _is_untold(rollout: ScoredRollout) -> bool:
-    """Whether it is not known who was paid. Where nothing was paid, everybody was paid 0."""
-    pays = rollout.final_reward != 0 or any(rollout.turn_rewards)
-    return rollout.included and pays and not rollout.final_rewards and len(set(rollout.roles)) > 1
+def _has_shared_rewards(rollout: ScoredRollout) -> bool:
+    """Whether it has several roles, and rewards that are not given by role; without rewards each role has 0."""
+    has_rewards = rollout.final_reward != 0 or any(rollout.turn_rewards)
+    return rollout.included and has_rewards and not rollout.final_rewards and len(set(rollout.roles)) > 1
 
 
 def _part(rollout: ScoredRollout, role: Hashable, turns: Sequence[int], group: int) -> ScoredRollout:
-    if _is_untold(rollout):
+    if _has_shared_rewards(rollout):
         roles = " and ".join(shown(one) for one in turns_by_role(rollout.roles))
         raise ConfigError(
             f"a rollout{of_environment(rollout.environment)} has turns of the roles {roles}, but its rewards are not "
@@ -164,10 +167,9 @@ def _part(rollout: ScoredRollout, role: Hashable, turns: Sequence[int], group: i
             "{role: reward} from _step_episode in each step with a reward (the same for all roles that play "
             "together), or take advantage_estimator='reward'"
         )
-    # In a game without a word about a role nobody was paid; one that failed is in no baseline.
-    told: Mapping[Hashable, float] = rollout.final_rewards
-    own = told[role] if told else rollout.final_reward if len(set(rollout.roles)) == 1 else 0.0
-    fields: dict[str, Any] = {
-        name: [values[k] for k in turns] for name in _OF_TURNS if (values := getattr(rollout, name))
-    }
-    return replace(rollout, **fields, group=group, final_reward=own, final_rewards={role: own})
+    final_reward = rollout.final_reward if len(set(rollout.roles)) == 1 else 0.0
+    if rollout.final_rewards:  # else there were no rewards, or it failed and is in no baseline
+        final_reward = rollout.final_rewards[role]
+    names = ("turn_rewards", "state_keys", "roles", "potentials", "token_counts", "values", "invalid")
+    fields: dict[str, Any] = {name: [values[k] for k in turns] for name in names if (values := getattr(rollout, name))}
+    return replace(rollout, **fields, group=group, final_reward=final_reward, final_rewards={role: final_reward})

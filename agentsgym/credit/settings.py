@@ -1,39 +1,58 @@
-"""Keep with stored rollouts how their advantages were made, so that they can be made again, or otherwise."""
+"""Describe how the advantages of stored rollouts were estimated, so that they can be estimated again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from agentsgym.credit.registry import ESTIMATORS, get_estimator
-from agentsgym.credit.shaping import PotentialShaping
 
 if TYPE_CHECKING:
-    from agentsgym.credit.assignment import AdvantageSettings
     from agentsgym.credit.bound import BoundEstimator
+
+
+class AdvantageSettings(Protocol):
+    """The settings that decide advantages; :class:`~agentsgym.training.config.GRPOEnvConfig` has them."""
+
+    discount: float
+    scale_rewards: str
+    loss_aggregation: str | None
+    max_completion_length: int | None
+    invalid_turns: str
+    zero_variance_groups: str
+    min_group_size: int
+    value_head: str | None
+
+    @property
+    def truncation(self) -> str:
+        """How truncated rollouts are treated: ``"keep"``, ``"penalize"`` or ``"mask"``."""
+        ...
+
+    @property
+    def truncation_penalty(self) -> float:
+        """The amount that ``"penalize"`` subtracts."""
+        ...
+
+    def estimator(self) -> BoundEstimator:
+        """Make a fresh estimator."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditSettings:
-    """The settings that decide a rollout's advantages, all but its environment's own ``turn_credit``.
+    """The settings that decide a rollout's advantages, except its environment's ``turn_credit``.
 
-    They are what :class:`~agentsgym.credit.assignment.AdvantageAssigner` reads.
+    :class:`~agentsgym.credit.assignment.AdvantageAssigner` reads them. Those that are not described here are as in
+    :class:`~agentsgym.training.config.GRPOEnvConfig`.
 
     Attributes:
-        advantage_estimator: The name of one of ours; of another function its module and name, by which nobody finds it.
+        advantage_estimator: Name of a built-in one; for another function its module and name, for readers only.
         options: Its options.
         potential_weight: Weight of potential-based shaping; 0 for none.
-        discount: γ over turns.
-        scale_rewards: What differences are divided by.
-        loss_aggregation: What the loss is a mean over; None for the loss type's own.
-        max_completion_length: What the aggregation ``"constant"`` divides by.
-        invalid_turns: The treatment of invalid turns.
-        truncation: The treatment of truncated rollouts.
-        truncation_penalty: What ``"penalize"`` subtracts.
-        zero_variance_groups: The treatment of task groups without variance.
-        min_group_size: The least rollouts of a group that is trained on.
-        value_head: Where values come from; None for none.
+        max_completion_length: The divisor of the aggregation ``"constant"``.
+        truncation: The treatment of truncated rollouts: ``"keep"``, ``"penalize"`` or ``"mask"``.
+        truncation_penalty: The amount that ``"penalize"`` subtracts.
     """
 
     advantage_estimator: str = "return_to_go"
@@ -51,36 +70,36 @@ class CreditSettings:
     value_head: str | None = None
 
     @classmethod
-    def of(cls, args: AdvantageSettings, estimator: BoundEstimator | PotentialShaping) -> Self:
+    def of(cls, args: AdvantageSettings, estimator: BoundEstimator) -> Self:
         """Take them from the settings of a run and its estimator."""
         own = ESTIMATORS.get(estimator.name)
         module = getattr(estimator.function, "__module__", None) or type(estimator.function).__module__
         name = estimator.name if own is estimator.function else f"{module}.{estimator.name}"
         copied = {"options", "potential_weight", "advantage_estimator", "max_completion_length"}
-        copied |= set() if args.truncation == "penalize" else {"truncation_penalty"}  # there is none
+        copied |= set() if args.truncation == "penalize" else {"truncation_penalty"}  # unused
         return cls(
             max_completion_length=args.max_completion_length if args.loss_aggregation == "constant" else None,
             advantage_estimator=name,
             options=dict(estimator.options),
-            potential_weight=estimator.weight if isinstance(estimator, PotentialShaping) else 0.0,
+            potential_weight=estimator.potential_weight,
             **{one.name: getattr(args, one.name) for one in fields(cls) if one.name not in copied},
         )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` gave; what is unknown, of a later release, is left out."""
+        """Read what :meth:`as_dict` returned; unknown settings, as of a later release, are left out."""
         known = {one.name for one in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 
     def as_dict(self) -> dict[str, Any]:
-        """What is not at its default."""
+        """Return the settings that are not at their default, and always the three that matter most."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         plain = type(self)()
         always = {"advantage_estimator", "discount", "scale_rewards"}
         return {name: value for name, value in values.items() if name in always or value != getattr(plain, name)}
 
-    def estimator(self) -> BoundEstimator | PotentialShaping:
-        """A fresh estimator.
+    def estimator(self) -> BoundEstimator:
+        """Make a fresh estimator.
 
         Raises:
             ConfigError: Its name or an option is unknown or not valid.

@@ -1,7 +1,7 @@
 """Declare what an estimator reads and compares, so that settings are checked by what it does, not by its name.
 
-A declaration is attached to the estimator itself and found within a ``partial`` too, so that an estimator of one's own
-is treated like the built-in ones.
+A declaration is attached to the estimator itself and found within a ``partial`` too, so that your own estimator is
+treated like the built-in ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Use = Literal[
     "state_keys",
     "roles",
     "values",  # of a value head
-    "turn_values",  # of them those before the first token of a turn alone
+    "turn_values",  # only those before the first token of a turn
 ]
 
 Options = Mapping[str, Any]
@@ -33,15 +33,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatorTraits:
-    """What an estimator reads and compares; what it does not declare must not change what it returns.
+    """What an estimator reads and compares; nothing that it does not declare may change what it returns.
 
     Attributes:
         uses: What it reads of a rollout and of its arguments.
-        compares_in_task_groups: Whether its baseline is of the other rollouts of the task.
-        per_token: Whether it may return one number a token, in the place of one a turn.
+        compares_in_task_groups: Whether its baseline comes from the other rollouts of the task.
+        per_token: Whether it may return one number for each token instead of each turn.
 
     Raises:
-        ConfigError: ``uses`` has a word that is unknown.
+        ConfigError: ``uses`` has an unknown word.
     """
 
     uses: frozenset[Use]
@@ -60,13 +60,13 @@ class EstimatorTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """All that an estimator declares.
+    """The declarations of an estimator.
 
     Attributes:
-        traits_of: Gives the traits that it has with some options.
-        keeps_state: Says whether it keeps something from one batch to the next with some options, where it takes
-            ``state``.
-        value_targets: Gives what its value head is trained towards; None for the discounted returns.
+        traits_of: Returns the traits that it has with some options.
+        keeps_state: Whether an estimator that takes ``state`` keeps something from one batch to the next with some
+            options.
+        value_targets: Returns what its value head is trained towards; None for the discounted returns.
     """
 
     traits_of: Callable[[Options], EstimatorTraits]
@@ -82,17 +82,16 @@ class Declaration:
 def estimator_traits(
     *, uses: Collection[Use], compares_in_task_groups: bool = False, per_token: bool = False
 ) -> Callable[[F], F]:
-    """Declare the traits of an estimator of one's own: a decorator for a function, or for a class of callables.
+    """Declare the traits of your own estimator: a decorator for a function, or for a class of callables.
 
     Args:
-        uses: What it reads of a rollout and of its arguments: of ``"discount"``, ``"turn_rewards"``,
-            ``"final_reward"``, ``"per_token_rewards"``, ``"state_keys"``, ``"roles"``, ``"values"``,
-            ``"turn_values"``.
-        compares_in_task_groups: Whether its baseline is of the other rollouts of the task.
-        per_token: Whether it may return one number a token, in the place of one a turn.
+        uses: Any of ``"discount"``, ``"turn_rewards"``, ``"final_reward"``, ``"per_token_rewards"``, ``"state_keys"``,
+            ``"roles"``, ``"values"`` and ``"turn_values"``.
+        compares_in_task_groups: As in :class:`EstimatorTraits`.
+        per_token: As in :class:`EstimatorTraits`.
 
     Raises:
-        ConfigError: ``uses`` is a lone word, or has a word that is unknown.
+        ConfigError: ``uses`` is a single word, or has an unknown word.
 
     >>> @estimator_traits(uses=["final_reward"])
     ... def whole(rollouts, *, discount, scale):
@@ -107,7 +106,7 @@ def estimator_traits(
 
 
 def declaration_of(estimator: Callable[..., Any]) -> Declaration | None:
-    """What an estimator declares, by itself or within a ``partial``; None if it declares nothing."""
+    """What an estimator, or the function within a ``partial``, declares; None if it declares nothing."""
     declaration = getattr(estimator, "declaration", None)
     if isinstance(declaration, Declaration):
         return declaration
@@ -126,7 +125,7 @@ def traits_of(estimator: Callable[..., Any], options: Options | None = None) -> 
 
 
 def all_options(estimator: Callable[..., Any], options: Options) -> Options:
-    """The keywords of a ``partial`` together with the options, which take precedence."""
+    """The keywords of a ``partial`` and the options, which take precedence."""
     keywords: Options = cast("partial[Any]", estimator).keywords if isinstance(estimator, partial) else {}
     return {**keywords, **options}
 

@@ -8,17 +8,17 @@ and the advantage A::
 whichever the sign of A, inside the clip and outside of it, and ``A → wA`` is the loss of the token times w: under
 ``grpo``, ``bnpo``, ``dr_grpo``, ``dapo`` and ``luspo``, with the two-sided clip of ``delta`` too, and with a sequence's
 ratio in place of the token's (GSPO). The loss of ``cispo`` is linear in A; that of ``sapo`` is linear in A on each side
-of 0, and ``w > 0`` leaves it on its side, while at ``w = 0`` both sides give 0. That of ``vespo`` is linear in A but
-for the sign of what the row's wA come to, which chooses its weight of the row.
+of 0, and ``w > 0`` keeps its side, while at ``w = 0`` both sides give 0. That of ``vespo`` is linear in A except that
+the sign of the row's sum of wA chooses its weight of the row.
 
-**What does not fold.** The KL and entropy terms, which hold no advantage: they keep the loss's own weights. What
-changes the ratio *inside* the clip, since it moves the edge: GSPO itself. And a denominator that is a sum over the
-batch: weights redistribute the numerator alone. So :func:`aggregation_weights` are relative to the token mean and
+**What cannot be folded.** The KL and entropy terms, which contain no advantage: they keep the loss's own weights. A
+change of the ratio *inside* the clip, which moves the edge: GSPO itself. And a denominator that is a sum over the
+batch: weights redistribute only the numerator. So :func:`aggregation_weights` are relative to the token mean and
 become the aggregation they are named after under a loss that divides by the number of agent tokens of the whole batch
 (``dapo``, ``cispo``, ``vespo``), not under one that divides by a row's tokens, a number of rows or the tokens of a
 micro-batch as well. A token of weight 0 counts in those denominators, and in TRL's clip metrics as not clipped.
 
-**What is kept.** ``constant`` divides by all rollouts, so that a token weighs the same however many were left out. The
+**Sums.** ``constant`` divides by all rollouts, so that a token weighs the same however many were left out. The
 weights of all tokens add up to the number of agent tokens (``constant`` aside), so that a batch has the same weight
 whichever is chosen. ``token`` and ``constant`` keep the direction of the gradient; under the others a token weighs less
 the more tokens its turn, rollout or group has, which depends on what the policy sampled.
@@ -61,12 +61,11 @@ def aggregation_weights(
     ==============  ==========================================================  ==================================
 
     Args:
-        token_counts: Agent tokens of each turn of each rollout of the whole batch, those of all ranks; units without
-            any do not count.
+        token_counts: Agent tokens of each turn of each rollout, over all ranks; units without any do not count.
         groups: The task group of each rollout.
         included: Whether each is trained on; one that is not gets weights of 0 and does not count.
         aggregation: One of :data:`AGGREGATIONS`.
-        constant: What ``"constant"`` divides a rollout's sum by; the others do not use it.
+        constant: The divisor of a rollout's sum under ``"constant"``; the others do not use it.
 
     Returns:
         One weight a turn of each rollout, 0.0 without tokens.
@@ -96,15 +95,15 @@ def invalid_turn_weights(invalid: Sequence[Sequence[bool]], mode: str) -> list[l
     """Leave turns with an invalid action out of the loss, or the whole rollouts that hold one.
 
     * ``"keep"`` changes nothing: an invalid turn is trained on with its advantage, as any other.
-    * ``"mask"`` gives the invalid turns themselves 0. Whether an action is valid depends on the action, so what is
-      left is not the gradient of any objective in general: the policy is not trained to avoid invalid actions, and
+    * ``"mask"`` gives the invalid turns themselves 0. Whether an action is valid depends on the action, so that the
+      rest is in general not the gradient of any objective: the policy is not trained to avoid invalid actions, and
       only its other turns get the credit for them.
     * ``"mask_rollout"`` gives 0 to every turn of a rollout with an invalid turn (the void-turn filter of SimpleTIR,
-      2509.02479). The objective becomes one in which such a rollout is worth just its baseline, whatever its
-      reward: a bad one is not punished, and one that recovered not rewarded.
+      2509.02479). In the resulting objective such a rollout is worth its baseline, whatever its reward: a bad one is
+      not punished, and one that recovered is not rewarded.
 
-    Both masks change what is optimized; they stabilize training where invalid turns hold text that the policy rarely
-    samples. What is masked stays in the baselines.
+    Both masks change the objective; they stabilize training where invalid turns contain text that the policy rarely
+    samples. Masked turns stay in the baselines.
 
     Args:
         invalid: Whether the turn's action was invalid, for each turn of each rollout.

@@ -31,8 +31,7 @@ from agentsgym.texts import shown
 from agentsgym.types import Trajectory
 
 if TYPE_CHECKING:
-    from agentsgym.credit.assignment import AdvantageSettings
-    from agentsgym.credit.settings import CreditSettings
+    from agentsgym.credit.settings import AdvantageSettings, CreditSettings
     from agentsgym.envs.dataset_rows import DatasetRow
 
 logger = logging.getLogger(__name__)

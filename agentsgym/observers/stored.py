@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from agentsgym.credit.bound import BoundEstimator
-    from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.envs.datasets.environments import Environments
     from agentsgym.store.writer import RolloutWriter
     from agentsgym.training.config import GRPOEnvConfig
@@ -48,7 +47,7 @@ class TrainingStore(BatchObserver):
         folder: Path,
         args: GRPOEnvConfig,
         environments: Environments,
-        estimator: BoundEstimator | PotentialShaping,
+        estimator: BoundEstimator,
     ) -> None:
         """Open nothing yet: that is done on all ranks together.
 

@@ -1,10 +1,11 @@
-"""Learn once how a tokenizer writes a conversation: afterwards no template runs and only new text is encoded."""
+"""Learn once how a tokenizer writes a conversation; afterwards no template runs and only new text is encoded."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -12,8 +13,7 @@ from agentsgym.errors import ConfigError, TemplateError
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_template import Template
 from agentsgym.tokens.control_tokens import SECOND_PRIVATE_USE, Piece, Scaffold, Vocabulary
-from agentsgym.tokens.sentinels import Roles, slot
-from agentsgym.tokens.template_warnings import warn_if_no_template, warn_if_tools_are_hidden
+from agentsgym.tokens.sentinels import QUESTION, Roles, slot
 from agentsgym.tokens.tool_format import ToolFormat
 from agentsgym.tokens.tool_messages import TEXT_FORM, strings_in, with_strings
 from agentsgym.tokens.turn_ends import ENDED_BY_TEXT, TurnEnd, common_prefix, find_turn_end, without_end
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["ENDED_BY_TEXT", "ChatFormat"]
+
+logger = logging.getLogger(__name__)
 
 
 class _Vocabularies:
@@ -49,22 +51,18 @@ class _Vocabularies:
         """
         spared = frozenset(unguarded)
         if spared not in self._guarded:
-            added = self.tokenizer.get_added_vocab()
-            self._check_unguarded(spared, added)
+            added, printed = self.tokenizer.get_added_vocab(), f"{self.tokenizer.chat_template}{TEXT_FORM}"
+            for name in sorted(spared):
+                if name not in added:
+                    raise ConfigError(f"unguarded_tokens must be added tokens of the tokenizer, got {shown(name)}")
+                if name in self.own.controls or name in printed:
+                    raise ConfigError(
+                        "unguarded_tokens must be tokens that carry no role, turn, call or thought, got "
+                        f"{shown(name)}, which is marked special or stands in the chat template"
+                    )
             names = {name for name in added if is_mark(name)} - spared
             self._guarded[spared] = Vocabulary(self.tokenizer, names) if names - {*self.own.controls} else self.own
         return self._guarded[spared]
-
-    def _check_unguarded(self, names: Collection[str], added: Collection[str]) -> None:
-        printed = f"{self.tokenizer.chat_template}{TEXT_FORM}"
-        for name in sorted(names):
-            if name not in added:
-                raise ConfigError(f"unguarded_tokens must be added tokens of the tokenizer, got {shown(name)}")
-            if name in self.own.controls or name in printed:
-                raise ConfigError(
-                    f"unguarded_tokens must be tokens that carry no role, turn, call or thought, got {shown(name)}, "
-                    "which is marked special or stands in the chat template"
-                )
 
 
 class ChatFormat:
@@ -85,30 +83,6 @@ class ChatFormat:
         text_before_end: Plain text before the end-of-turn token, part of a text turn (``" "`` for ``" </s>"``).
     """
 
-    __slots__ = (
-        "_answer",
-        "_closed_answer",
-        "_end",
-        "_first",
-        "_later",
-        "_lead",
-        "_observed",
-        "_refusal",
-        "_template",
-        "_tool_format",
-        "_trusted",
-        "_vocabulary",
-        "end_of_turn_id",
-        "end_of_turn_ids",
-        "rewrites_history",
-        "stop_token_ids",
-        "template_options",
-        "text_before_end",
-        "tokenizer",
-        "tools",
-        "vocabulary_size",
-    )
-
     def __init__(
         self,
         vocabularies: _Vocabularies,
@@ -121,14 +95,17 @@ class ChatFormat:
         self.tokenizer: Any = vocabularies.tokenizer
         self.tools = tuple(tools)
         self.template_options: Mapping[str, Any] = {**(template_options or {})}
-        # What tools return must not spell a token of calls or results. The system message is the environment's own.
+        # Results of tools must not spell a token of calls or results. The system message is the environment's own.
         self._trusted = {"assistant"} if guard_added_tokens or not tools else {"assistant", "system"}
         observed = vocabularies.guarded(unguarded_tokens) if guard_added_tokens or tools else vocabularies.own
-        shown, hidden = _hidden_in(self.tools, observed)
+        # The schemas of tools may come from a server: what looks like a control token in them is hidden.
+        texts = strings_in(self.tools)
+        masked, hidden = observed.hide(texts, SECOND_PRIVATE_USE)
+        safe_tools = with_strings(self.tools, dict(zip(texts, masked, strict=True)))
         self._vocabulary = vocabularies.own.revealing(hidden)
         self._observed = self._vocabulary if observed is vocabularies.own else observed.revealing(hidden)
         self._template = (
-            Template(self.tokenizer, shown, self.template_options) if self.tokenizer.chat_template else None
+            Template(self.tokenizer, safe_tools, self.template_options) if self.tokenizer.chat_template else None
         )
         self.vocabulary_size = self._vocabulary.size
         self._first: dict[Roles, tuple[str, Scaffold]] = {}
@@ -142,7 +119,7 @@ class ChatFormat:
         if self._template is not None:
             self._learn(self._template)
         self.end_of_turn_ids, self.text_before_end = self._end.ids, self._end.before
-        self.end_of_turn_id = self._end.token_id
+        self.end_of_turn_id = self._end.ids[-1] if self._end.ids and not self._end.text else None
         call_end = None if self._tool_format is None else self._tool_format.call_end_id
         stops = {self.tokenizer.eos_token_id, self.end_of_turn_id, self._end.opens_result, call_end}
         self.stop_token_ids = frozenset(token_id for token_id in stops if token_id is not None)
@@ -158,16 +135,16 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] = (),
         template_options: Mapping[str, Any] | None = None,
     ) -> ChatFormat:
-        """Get the format of a tokenizer, found at the first call and again when its template or vocabulary was changed.
+        """Get the format of a tokenizer, found at the first call and again after its template or vocabulary changed.
 
         Args:
-            tokenizer: Its chat template, if it has one, decides.
-            append: Whether new messages are to be appended to what is recorded; False if each prompt is rendered
-                anew, which allows templates that print a later turn differently from the first.
-            guard_added_tokens: Whether the spelling of any added token stays text in what the agent is shown, also of
-                one that only agents write (``<think>``, ``<tool_call>``). Words and white space are exempt; what the
-                agent itself writes keeps its tokens. With tools this holds anyway, except in the system message.
-            unguarded_tokens: Added tokens that stay tokens there all the same, such as the HTML tags of Gemma.
+            tokenizer: A tokenizer, with a chat template or without one.
+            append: Whether new messages are appended to the record; False if each prompt is rendered from scratch,
+                which allows templates that print a later turn differently from the first.
+            guard_added_tokens: Whether the spelling of any added token stays text in observations, also of a token that
+                only agents write (``<think>``, ``<tool_call>``). Words and white space are exempt; the agent's own text
+                keeps its tokens. With tools this holds anyway, except in the system message.
+            unguarded_tokens: Added tokens that remain tokens there nevertheless, such as the HTML tags of Gemma.
             tools: JSON schemas that the template shows the agent.
             template_options: Further variables of the template (``enable_thinking``, …).
 
@@ -178,9 +155,15 @@ class ChatFormat:
         """
         found = _FORMATS.get(tokenizer)
         if found is None or found[0].fits != _fingerprint(tokenizer):
-            if found is None:
-                warn_if_no_template(tokenizer)
+            is_new = found is None
             found = _FORMATS[tokenizer] = _Vocabularies(tokenizer), {}
+            if is_new and not found[0].tokenizer.chat_template:
+                logger.warning(
+                    "the tokenizer %r has no chat template, so a conversation is recorded as the contents of "
+                    "its messages, one after the other, without roles or ends of turns: set tokenizer.chat_template if "
+                    "the model has one",
+                    found[0].tokenizer.name_or_path or type(tokenizer).__name__,
+                )
         shared, formats = found
         key = json.dumps(
             [guard_added_tokens, [*unguarded_tokens], [*tools], {**(template_options or {})}], default=repr
@@ -194,18 +177,19 @@ class ChatFormat:
                 tools=tools,
                 template_options=template_options,
             )
-            warn_if_tools_are_hidden(known.tokenizer, known.tools, known.template_options)
+            if tools and known.tokenizer.chat_template:
+                _warn_if_tools_are_hidden(known)
         if append and known._refusal is not None:
             raise TemplateError(known._refusal)
         return known
 
     def encode(self, text: str) -> list[int]:
-        """Encode plain text as it stands inside a conversation; what looks like a control token stays text."""
+        """Encode plain text as inside a conversation; what looks like a control token stays text."""
         vocabulary = self._vocabulary
         return vocabulary.encode_first(text) if self._template is None else vocabulary.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids to text, control tokens left out."""
+        """Decode ids to text, without control tokens."""
         return self._vocabulary.decode(ids, True)
 
     def ended_by(self, ids: Sequence[int], finish_reason: FinishReason) -> int | None:
@@ -213,8 +197,8 @@ class ChatFormat:
 
         Args:
             ids: The sampled ids.
-            finish_reason: Where it is ``"stop"``, any token at the end that the tokenizer marks special is one that the
-                agent stops at: a model may declare more of them than template and tokenizer know.
+            finish_reason: If it is ``"stop"``, any special token at the end counts as the end: a model may stop at more
+                of them than template and tokenizer declare.
         """
         if not ids:
             return None
@@ -228,11 +212,11 @@ class ChatFormat:
         return None
 
     def render(self, messages: Sequence[Message], *, add_prompt: bool = True) -> list[int]:
-        """Write the exact ids of a whole conversation, rendered anew by the template with its real contents.
+        """Write the exact ids of a whole conversation, rendered by the template with its real contents.
 
         Rules that look at contents apply: a template that drops old thinking drops it here. What looks like a control
-        token inside a content is plain text, as everywhere; for all other text these are the ids of
-        ``tokenizer.apply_chat_template``. Without a template the contents are encoded one by one.
+        token inside a content is plain text; apart from that these are the ids of ``tokenizer.apply_chat_template``.
+        Without a template the contents are encoded one by one.
 
         Args:
             messages: The conversation, answers of the agent included.
@@ -262,10 +246,10 @@ class ChatFormat:
         return self._template.whole(self.for_template(messages), add_prompt=True)
 
     def for_template(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
-        """Put a conversation into the form that the template takes: of a conversation without tools, it is the same.
+        """Put a conversation into the form that the template takes; without tools it stays the same.
 
-        Calls and results for which the template has no form become text, arguments and ids are written as it expects
-        them. What is recorded is ``tokenizer.apply_chat_template(chat_format.for_template(messages), tools=…)``.
+        Calls and results for which the template has no form become text; arguments and ids are written as it expects
+        them. The record is ``tokenizer.apply_chat_template(chat_format.for_template(messages), tools=…)``.
 
         Args:
             messages: The conversation, answers of the agent included.
@@ -275,7 +259,7 @@ class ChatFormat:
         return self._tool_format.conversation(messages)
 
     def _hide(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Any], dict[int, str]]:
-        """Hide, in every string of messages, what looks like a control token and what else is guarded there."""
+        """Hide what looks like a control token, and other guarded tokens, in every string of messages."""
         try:
             texts = [strings_in(message) for message in messages]
         except RecursionError as error:
@@ -289,7 +273,7 @@ class ChatFormat:
         return [with_strings(message, some) for message, some in zip(messages, found, strict=True)], hidden
 
     def _hide_texts(self, texts: Sequence[str], trusted: Sequence[bool]) -> tuple[list[str], dict[int, str]]:
-        """Hide what looks like a control token, and in texts that are not trusted what else is guarded."""
+        """Hide what looks like a control token, and other guarded tokens in untrusted text."""
         masked, hidden = [*texts], dict[int, str]()
         if self._observed is not self._vocabulary:
             guarded, hidden = self._observed.hide(
@@ -303,37 +287,25 @@ class ChatFormat:
         """The scaffold of a conversation's first prompt; found again when the template prints another date.
 
         Raises:
-            TemplateError: The template does not take these roles, changes their contents, or does not leave them as
-                and where they are in later turns.
+            TemplateError: The template refuses these roles, changes their contents, or prints them differently or
+                elsewhere in later turns.
         """
-        template = self._template
-        today = "" if template is None else template.today(roles)
+        today = "" if self._template is None else self._template.today(roles)
         known = self._first.get(roles)
         if known is None or known[0] != today:
-            scaffold = (
-                self._bare(roles, self._observed)
-                if template is None
-                else self._scaffold(template, roles, None, first=True)
-            )
-            known = self._first[roles] = today, scaffold
+            known = self._first[roles] = today, self._scaffold(roles, None, first=True)
         return known[1]
 
     def later(self, roles: Roles, ended_by: int | None) -> Scaffold:
-        """The scaffold of an observation after a turn of the agent that ended so.
+        """The scaffold of an observation after a turn of the agent that ended with this id.
 
         Raises:
-            TemplateError: The template does not take these roles here, changes their contents, or prints something
-                else in a later turn.
+            TemplateError: The template refuses these roles here, changes their contents, or prints something else in a
+                later turn.
         """
         scaffold = self._later.get((roles, ended_by))
         if scaffold is None:
-            template = self._template
-            scaffold = (
-                self._bare(roles, self._observed)
-                if template is None
-                else self._scaffold(template, roles, ended_by, first=False)
-            )
-            self._later[roles, ended_by] = scaffold
+            scaffold = self._later[roles, ended_by] = self._scaffold(roles, ended_by, first=False)
         return scaffold
 
     def _bare(self, roles: Roles, vocabulary: Vocabulary) -> Scaffold:
@@ -345,11 +317,11 @@ class ChatFormat:
         """The scaffold of an observation after a turn of the agent, and the contents to write into it.
 
         Args:
-            messages: The observation; a result of a tool names the call that it answers, if that could be read.
+            messages: The observation; a tool's result names the call that it answers, if that could be read.
             ended_by: Id that ended the agent's turn.
 
         Raises:
-            TemplateError: See :meth:`later`; or the template prints results of tools in no way that can be appended.
+            TemplateError: See :meth:`later`; or results of tools cannot be appended as the template prints them.
         """
         if self._tool_format is not None and messages[0]["role"] == "tool":
             return self._tool_format.results(messages, ended_by)
@@ -360,13 +332,13 @@ class ChatFormat:
         """Check that results of tools can be recorded, one message per call.
 
         Raises:
-            TemplateError: The template prints them in no way that can be appended.
+            TemplateError: They cannot be appended as the template prints them.
         """
         if self._tool_format is not None:
             self._tool_format.way(("tool",))
 
     def closing(self, messages: Sequence[Message], ended_by: int | None) -> list[int] | None:
-        """The ids of an observation that nobody answers: those of :meth:`observation` without the generation prompt.
+        """The ids of an observation without an answer: those of :meth:`observation` without the generation prompt.
 
         Args:
             messages: The observation, as :meth:`observation` takes it.
@@ -392,7 +364,7 @@ class ChatFormat:
         """The ids of an answer given as text, without and with its end of turn.
 
         Raises:
-            TemplateError: The template does not take the calls of the answer.
+            TemplateError: The template refuses the calls of the answer.
         """
         if self._tool_format is not None and ("tool_calls" in message or "reasoning_content" in message):
             return self._tool_format.write(message)
@@ -402,18 +374,24 @@ class ChatFormat:
         return token_ids, [*token_ids, *self.end_of_turn_ids]
 
     def cut_text(self, ids: Sequence[int]) -> str:
-        """The text of the first ids of an answer that was given as text, without what the template puts in front."""
+        """The text of the first ids of an answer given as text, without the template's text in front of it."""
         text = self.decode(ids)
         return text[len(common_prefix(text, self._lead)) :]
 
     @property
     def prints_calls(self) -> bool:
-        """Whether the template prints structured calls; where it does not, calls are part of an answer's text."""
+        """Whether the template prints structured calls; else calls are part of an answer's text."""
         return self._tool_format is not None and self._tool_format.prints_calls
 
-    def _scaffold(self, template: Template, roles: Roles, ended_by: int | None, *, first: bool) -> Scaffold:
+    def _scaffold(self, roles: Roles, ended_by: int | None, *, first: bool) -> Scaffold:
+        template, tools = self._template, self._tool_format
+        if template is None:
+            return self._bare(roles, self._observed)
+        # Whether the agent called a tool by a token that opens its results, so that the turn has no end yet.
+        is_open = tools is not None and self._end.closes and tools.opens_results and ended_by == tools.call_end_id
+
         def unended(text: str) -> str:
-            if ended_by is None or self._is_left_open(ended_by):
+            if ended_by is None or is_open:
                 return text
             return without_end(text, ended_by, self._end, self._vocabulary)
 
@@ -424,25 +402,16 @@ class ChatFormat:
 
         text, changes = template.opening(roles) if first else template.suffix(roles)
         head, pieces = self._observed.pieces(unended(text), first=first)
-        pieces = tuple(self._as_trusted(piece, roles) for piece in pieces)
-        return Scaffold(head, pieces, changes if any(changes) else None, template.acts_on, rerender)
-
-    def _is_left_open(self, ended_by: int) -> bool:
-        """Whether the agent called a tool by a token that opens its results, and the turn has no end yet."""
-        tools = self._tool_format
-        return tools is not None and self._end.closes and tools.opens_results and ended_by == tools.call_end_id
-
-    def _as_trusted(self, piece: Piece, roles: Roles) -> Piece:
-        """Let the messages of a piece spell added tokens, if all of them may."""
-        if not all(roles[index] in self._trusted for index, _ in piece.fills):
-            return piece
-        guarded = self._observed
-        return piece._replace(
-            encode=self._vocabulary.encode_first if piece.encode is guarded.encode_first else self._vocabulary.encode
-        )
+        trusting = list(pieces)
+        for k, piece in enumerate(pieces):
+            if all(roles[index] in self._trusted for index, _ in piece.fills):  # they may spell added tokens
+                is_first = piece.encode is self._observed.encode_first
+                encode = self._vocabulary.encode_first if is_first else self._vocabulary.encode
+                trusting[k] = piece._replace(encode=encode)
+        return Scaffold(head, tuple(trusting), changes if any(changes) else None, template.acts_on, rerender)
 
     def _learn(self, template: Template) -> None:
-        """Find what the template does to history, how it ends turns, and whether new messages cannot be appended."""
+        """Find whether the template rewrites history, how it ends turns, and why new messages cannot be appended."""
         try:
             self.rewrites_history = template.rewrites_history()
         except TemplateError as error:
@@ -455,14 +424,14 @@ class ChatFormat:
             raise TemplateError(self._refusal or str(error)) from error
 
     def _learn_answer(self, template: Template) -> None:
-        """Find what the template prints around an answer: it is given as text what a model would have sampled."""
+        """Find what the template prints around an answer, so that text gets the ids that a model would sample."""
         try:
-            asked, lead = template.answer_lead()
-        except TemplateError:  # of a conversation that is rendered anew each turn, until it is as long as these
-            asked, lead = "", ""
+            prompt, lead = template.answer_lead()
+        except TemplateError:  # as of a template that refuses such long conversations, under "rerender"
+            prompt, lead = "", ""
         self._lead = self._vocabulary.pattern.sub("", lead)
         # A control token at the end of the prompt may swallow the white space that the answer begins with.
-        last = next((match for match in self._vocabulary.pattern.finditer(asked) if match.end() == len(asked)), None)
+        last = next((match for match in self._vocabulary.pattern.finditer(prompt) if match.end() == len(prompt)), None)
         trim = template.answer_trim()
 
         def answer(behind: str) -> Scaffold:
@@ -473,17 +442,25 @@ class ChatFormat:
         self._answer, self._closed_answer = answer(self._end.before), answer(self._end.text)
 
 
+def _warn_if_tools_are_hidden(known: ChatFormat) -> None:
+    """Warn if the chat template prints the same with tools as without."""
+    tokenizer, options = known.tokenizer, known.template_options
+    try:
+        with_tools, without = (Template(tokenizer, shown, options).render([QUESTION]) for shown in (known.tools, ()))
+    except TemplateError:
+        return  # reported where it is used
+    if with_tools == without:
+        logger.warning(
+            "the chat template of %r does not show tools: describe them in the system prompt, and ask for calls in the "
+            "form <tool_call>{json}</tool_call>",
+            tokenizer.name_or_path or type(tokenizer).__name__,
+        )
+
+
 def _written(scaffold: Scaffold, message: Message) -> list[int]:
     token_ids: list[int] = []
     scaffold.write([message["content"]], token_ids)
     return token_ids
-
-
-def _hidden_in(tools: Sequence[Mapping[str, Any]], observed: Vocabulary) -> tuple[Any, dict[int, str]]:
-    """Hide what looks like a control token in the schemas of tools, which may come from a server."""
-    texts = strings_in(tools)
-    masked, hidden = observed.hide(texts, SECOND_PRIVATE_USE)
-    return with_strings(tools, dict(zip(texts, masked, strict=True))), hidden
 
 
 def _fingerprint(tokenizer: Any) -> tuple[Any, ...]:
@@ -491,5 +468,5 @@ def _fingerprint(tokenizer: Any) -> tuple[Any, ...]:
     return tokenizer.chat_template, calls, len(tokenizer), tokenizer.eos_token_id
 
 
-# By tokenizer; its formats by whether added tokens are guarded, tools, and options, as JSON.
+# By tokenizer; its formats by the arguments of ChatFormat.of, as JSON.
 _FORMATS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[_Vocabularies, dict[str, ChatFormat]]] = WeakKeyDictionary()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, groupby, takewhile
@@ -45,32 +46,29 @@ _WORDS = re.compile(
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
-def _merge(roles: Roles) -> Roles:
-    return tuple(role for role, _ in groupby(roles))
-
-
-def _without_tool(roles: Roles) -> Roles:
-    return tuple("user" if role == "tool" else role for role in roles)
-
-
-def _without_system(roles: Roles) -> Roles:
-    """A user message after a system message takes its text; a system message alone becomes one."""
-    return tuple(
-        "user" if role == "system" else role
-        for role, following in zip(roles, (*roles[1:], ""), strict=True)
-        if (role, following) != ("system", "user")
-    )
-
-
 _STEPS: tuple[tuple[str, Callable[[Roles], Roles]], ...] = (
-    ("send what a tool returned as a user message", _without_tool),
-    ("put the system message's text into the user message", _without_system),
-    ("merge messages of one role that follow each other into one", _merge),
+    (
+        "send results of tools as user messages",
+        lambda roles: tuple("user" if role == "tool" else role for role in roles),
+    ),
+    (
+        # A user message after a system message takes its text; a system message alone becomes a user message.
+        "put the system message's text into the user message",
+        lambda roles: tuple(
+            "user" if role == "system" else role
+            for role, following in zip(roles, (*roles[1:], ""), strict=True)
+            if (role, following) != ("system", "user")
+        ),
+    ),
+    (
+        "merge messages of one role that follow each other into one",
+        lambda roles: tuple(role for role, _ in groupby(roles)),
+    ),
 )
 
 
 class Template:
-    """A chat template as a function from conversations to text, whose faults are reported as errors in one sentence."""
+    """A chat template as a function from conversations to text, which raises :class:`TemplateError` for its faults."""
 
     def __init__(
         self,
@@ -126,10 +124,11 @@ class Template:
             raise TemplateError(f"the chat template cannot render a conversation of {roles}: {why}") from error
 
     def whole(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool) -> str:
-        """Run the template over a conversation as it is held.
+        """Run the template over a conversation.
 
         Raises:
-            TemplateError: The template raised; the message adds if it would not without the system message.
+            TemplateError: The template raised; the message adds whether it would accept the rest without the system
+                message.
         """
         try:
             return self.render(messages, add_prompt=add_prompt)
@@ -160,7 +159,7 @@ class Template:
         """Find what follows an answer of the agent when messages of these roles come next, generation prompt included.
 
         Raises:
-            TemplateError: The template refuses these roles here, lost the answer, changes a content, or prints
+            TemplateError: The template refuses these roles here, leaves the answer out, changes a content, or prints
                 something else in a later turn.
         """
         return self._advise(self._suffix, roles, [QUESTION, ANSWERED, *plain(roles), REPLY, *plain(roles, len(roles))])
@@ -188,7 +187,7 @@ class Template:
         return text
 
     def acts_on(self, content: str) -> bool:
-        """Whether it may print something else for a content than for others: one empty, or with a word it looks for."""
+        """Whether it may treat a content differently from others: an empty one, or one with a word it looks for."""
         return not content or content.isspace() or self._word_in(content) is not None
 
     def after_answer(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True) -> str:
@@ -196,7 +195,7 @@ class Template:
         return self.around_answer(messages, add_prompt=add_prompt)[1]
 
     def generation_prompt(self) -> str | None:
-        """Find what the generation prompt adds after an observation; None if it changes what stands before it."""
+        """Find what the generation prompt adds after an observation; None if it changes the text before it."""
         behind = [QUESTION, ANSWERED, *padded(("user",))]
         prompted, bare = self.after_answer(behind), self.after_answer(behind, add_prompt=False)
         if not prompted.startswith(bare):  # Phi-3 ends a text without a generation prompt with this
@@ -213,16 +212,16 @@ class Template:
         """Find what the template prints in history between its generation prompt and an answer: a space, a header.
 
         Returns:
-            The generation prompt, with all that precedes it, and what follows; empty if that depends on the
-            turn, or is a thought, which the agent itself writes or omits.
+            The generation prompt, with all that precedes it, and the text after it; empty if that depends on the turn,
+            or is a thought, which the agent itself writes or omits.
         """
         leads: set[str] = set()
         for conversation in ([QUESTION, REPLY, QUESTION], [QUESTION]):
-            asked = self.render(conversation, **self.frozen)
+            prompt = self.render(conversation, **self.frozen)
             before, _ = self.around_answer([*conversation, ANSWERED, QUESTION])
-            leads.add(before[len(asked) :] if before.startswith(asked) else "")
+            leads.add(before[len(prompt) :] if before.startswith(prompt) else "")
         lead = leads.pop()
-        return asked, lead if not leads and "think>" not in lead else ""
+        return prompt, lead if not leads and "think>" not in lead else ""
 
     def rewrites_history(self) -> bool:
         """Whether a full render of a conversation differs from the first prompt and what was appended to it.
@@ -257,8 +256,8 @@ class Template:
     def _find_implicit_prompt(self) -> str:
         """Find the generation prompt that the template prints after every conversation, requested or not.
 
-        An answer is followed by the end of its turn, then by this prompt or the opening of a user's message. That is
-        known from the beginning of a conversation, so what remains before it is the end.
+        An answer is followed by the end of its turn, then by this prompt or the opening of a user's message. The
+        opening is known from the beginning of a conversation, so the rest before it is the end.
 
         Raises:
             TemplateError: It prints one, and the end of a turn cannot be separated from it.
@@ -292,8 +291,8 @@ class Template:
         kind = " + ".join(roles)
         if up_to_last(before, roles) != up_to_last(self.render(first, **self.frozen), roles):
             raise TemplateError(
-                f"the chat template prints a first prompt of {kind} differently, or elsewhere, once the "
-                f"conversation continues"
+                f"the chat template prints a first prompt of {kind} differently, or elsewhere, once the conversation "
+                "continues"
             )
         if after != self.after_answer([QUESTION, ANSWERED, *padded(("user",))]):
             raise TemplateError(
@@ -329,30 +328,25 @@ class Template:
         return printed
 
     def _advise(self, find: Callable[[Roles], Printed], roles: Roles, conversation: Messages) -> Printed:
-        """Call ``find``; if it cannot, add to its error what was found to do instead.
-
-        Args:
-            find: :meth:`_opening` or :meth:`_suffix`.
-            roles: Its argument.
-            conversation: One with messages of these roles in that place.
-        """
+        """Call :meth:`_opening` or :meth:`_suffix`; if it fails, add to its error the alternatives that work."""
         try:
             return find(roles)
         except TemplateError as error:
+            shows = False  # whether a full render has each message of the conversation in it
+            with contextlib.suppress(TemplateError):
+                text = self.render(conversation)
+                shows = all(text.count(message["content"]) == 1 for message in conversation)
+            has_system = find == self._opening and roles[0] == "system" and len(roles) > 1
             ways = [
                 *self._other_roles(find, roles),
-                *([_NO_SYSTEM] if self._can_drop_system(find, roles) else []),
-                *([RERENDER] if self._shows(conversation) else []),
+                *([_NO_SYSTEM] if has_system and _works(find, roles[1:]) else []),
+                *([RERENDER] if shows else []),
                 OTHER_TEMPLATE,
             ]
             raise TemplateError(f"{error}; to fix it: {', or '.join(ways)}") from error.__cause__
 
-    def _can_drop_system(self, find: Callable[[Roles], Printed], roles: Roles) -> bool:
-        """Whether a first prompt is taken without its system message, which is the environment's to leave out."""
-        return find == self._opening and roles[0] == "system" and len(roles) > 1 and _works(find, roles[1:])
-
     def _other_roles(self, find: Callable[[Roles], Printed], roles: Roles) -> list[str]:
-        """The smallest change of roles with which ``find`` works, in words; empty if none does."""
+        """Describe the smallest change of roles with which ``find`` works; empty if none does."""
         for size in range(1, len(_STEPS) + 1):
             for steps in combinations(_STEPS, size):
                 other = roles
@@ -362,23 +356,15 @@ class Template:
                     return [" and ".join(words for words, _ in steps)]
         return []
 
-    def _shows(self, conversation: Messages) -> bool:
-        """Whether a full render has each message of the conversation in it."""
-        try:
-            text = self.render(conversation)
-        except TemplateError:
-            return False
-        return all(text.count(message["content"]) == 1 for message in conversation)
-
     def _word_in(self, content: str) -> str | None:
         match = self._words.search(content.lower()) if self._words else None
         return match[0] if match else None
 
     def _words_acted_on(self, source: str) -> re.Pattern[str] | None:
-        """Match what the template looks for in contents, in lower case; None if it looks for nothing.
+        """Match the words that the template looks for in contents, in lower case; None if there are none.
 
-        Many such words are keys and names (``'text' in part``), which contents are full of: a word of letters alone,
-        or of one character, counts only if it was seen to change what is printed.
+        Many such words are keys and names (``'text' in part``), which are common in contents: a word of letters alone,
+        or of one character, counts only if a render shows that it changes the output.
         """
         literals = [match["given"] or match["sought"] for match in _WORDS.finditer(source)]
         words = sorted({re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), text[1:-1]) for text in literals})

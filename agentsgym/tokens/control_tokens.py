@@ -5,8 +5,8 @@ A rendered text is cut like this::
     <|im_end|>  \n     <|im_start|>  user\nSENTINEL  <|im_end|>  \n     <|im_start|>  assistant\n
     control     piece  control       piece           control     piece  control       piece
 
-A tokenizer encodes what stands between two control tokens as one plain piece, so that is the unit here: a piece
-without a message in it is encoded ahead, one with a message when the message comes, in one call.
+A tokenizer encodes the text between two control tokens as one plain piece, so that is the unit here: a piece without a
+message in it is encoded ahead, one with a message when the message comes, in one call.
 """
 
 from __future__ import annotations
@@ -28,14 +28,6 @@ Encode = Callable[[str], list[int]]
 
 def _escaped(mask: str) -> str:
     return json.dumps(mask).strip('"')
-
-
-def _marked_special(description: str, names: Collection[str]) -> str:
-    """Mark added tokens special in the JSON of a raw tokenizer, which can be set to read only those as text."""
-    raw = json.loads(description)
-    for token in raw["added_tokens"]:
-        token["special"] |= token["content"] in names
-    return json.dumps(raw, ensure_ascii=False, separators=(",", ":"))
 
 
 class Control(NamedTuple):
@@ -108,7 +100,7 @@ class Vocabulary:
     """A tokenizer's control tokens, and plain text to ids and back.
 
     Control tokens are those that ``added_tokens_decoder`` marks special (``all_special_tokens`` misses some), and
-    those that are named.
+    those named as unmarked.
     """
 
     def __init__(self, tokenizer: Any, unmarked: Collection[str] = ()) -> None:
@@ -136,10 +128,16 @@ class Vocabulary:
         self._beginnings = frozenset(name[:size] for name in self.controls for size in range(1, len(name)))
         self.spelling = spelled(self.controls)
         self._revealed: dict[int, str] = {}
+        self.encode_first: Encode
+        self.encode: Encode
+        self.decode: Callable[[Sequence[int], bool], str]
         if getattr(tokenizer, "is_fast", False):
             self._use_raw(tokenizer.backend_tokenizer.to_str(), unmarked)
         else:
-            self._use_slow(tokenizer)
+            self.encode_first = self.encode = lambda text: tokenizer(
+                text, add_special_tokens=False, split_special_tokens=True
+            )["input_ids"]
+            self.decode = lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip)
 
     def _use_raw(self, description: str, unmarked: Collection[str]) -> None:
         """Encode with copies of the raw tokenizer that see control-looking text as text."""
@@ -152,23 +150,19 @@ class Vocabulary:
             raw.no_padding()
             return raw, lambda text: raw.encode(text, add_special_tokens=False).ids
 
-        if unmarked:
-            description = _marked_special(description, unmarked)
+        if unmarked:  # a raw tokenizer can be set to read only special tokens as text
+            parsed = json.loads(description)
+            for token in parsed["added_tokens"]:
+                token["special"] |= token["content"] in unmarked
+            description = json.dumps(parsed, ensure_ascii=False, separators=(",", ":"))
         raw, self.encode_first = plain_copy(description)
-        self.decode: Callable[[Sequence[int], bool], str] = lambda ids, skip: raw.decode(ids, skip_special_tokens=skip)
+        self.decode = lambda ids, skip: raw.decode(ids, skip_special_tokens=skip)
         # Some tokenizers put a word mark before the very first piece only; every other piece must do without.
         inner = description.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
         self.encode = self.encode_first if inner == description else plain_copy(inner)[1]
 
-    def _use_slow(self, tokenizer: Any) -> None:
-        def encode(text: str) -> list[int]:
-            return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-
-        self.encode_first = self.encode = encode
-        self.decode = lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip)
-
     def lead(self, text: str) -> tuple[str, list[Control]]:
-        """The plain text that a text begins with, and the control tokens that stand in a row after it."""
+        """The plain text at the beginning of a text, and the control tokens in a row after it."""
         plains, controls = self._cut(text)
         literals, slots = plains[0]
         empty: tuple[list[str], list[int]] = ([""], [])
@@ -177,26 +171,31 @@ class Vocabulary:
         return literals[0], [control for _, control in row]
 
     def revealing(self, hidden: dict[int, str]) -> Vocabulary:
-        """The same, for printed text in which these characters stand for control-looking text too."""
+        """A copy for printed text in which these characters replace control-looking text too."""
         other = copy.copy(self)
         other._revealed = hidden
         return other
 
     def hide(self, contents: Sequence[str], masks: range = PRIVATE_USE) -> tuple[list[str], dict[int, str]]:
-        """Put a character that no content holds in the place of each control-looking text.
+        """Replace each control-looking text by a character that no content holds.
 
-        So it is with the beginning of one at a content's end, which the next content might complete.
+        The beginning of one at the end of a content is replaced too, since the next content might complete it.
 
         Args:
-            contents: The texts.
-            masks: The characters to take.
+            contents: Contents of messages, or other text.
+            masks: The characters to use.
 
         Returns:
             The contents, and the table by which ``str.translate`` undoes it.
         """
         held = "".join(contents)
         unused = (mask for mask in map(chr, masks) if mask not in held and _escaped(mask) not in held)
-        parts = [self._unfinished(content) for content in contents]
+        parts: list[tuple[str, str, str]] = []  # the text, the longest beginning of a spelling at its end, white space
+        for content in contents:
+            text = content.rstrip()
+            tails = (text[-size:] for size in range(min(len(text), self._longest), 0, -1))
+            begun = next((tail for tail in tails if tail in self._beginnings), "")
+            parts.append(content.rpartition(begun) if begun else (content, "", ""))
         found = {name for text, begun, _ in parts for name in [*self.spelling.findall(text), begun]} - {""}
         mask_of = dict(zip(sorted(found), unused, strict=False))
         hidden = [
@@ -205,15 +204,8 @@ class Vocabulary:
         ]
         return hidden, {ord(mask): name for name, mask in mask_of.items()}
 
-    def _unfinished(self, content: str) -> tuple[str, str, str]:
-        """Cut off the longest beginning of a control token's spelling at the end, and the white space after it."""
-        text = content.rstrip()
-        tails = (text[-size:] for size in range(min(len(text), self._longest), 0, -1))
-        begun = next((tail for tail in tails if tail in self._beginnings), "")
-        return content.rpartition(begun) if begun else (content, "", "")
-
     def encode_printed(self, text: str, hidden: dict[int, str], *, first: bool = True) -> list[int]:
-        """The ids of what a template printed for contents that :meth:`hide` went through.
+        """The ids of the text that a template printed for contents from :meth:`hide`.
 
         Args:
             text: The printed text.
@@ -230,7 +222,7 @@ class Vocabulary:
         return ids + encode(text[edge:].translate(hidden))
 
     def _unescaped(self, text: str, hidden: dict[int, str]) -> tuple[str, dict[int, str]]:
-        """Undo the ASCII escapes that a template wrote masks as; also gives the table of all masks."""
+        """Undo the ASCII escapes by which a template wrote masks; also returns the table of all masks."""
         hidden = {**self._revealed, **hidden}
         for mask in map(chr, hidden):
             text = text.replace(_escaped(mask), mask)
@@ -244,7 +236,7 @@ class Vocabulary:
     def pieces(
         self, text: str, *, first: bool, hidden: dict[int, str] | None = None
     ) -> tuple[list[int], tuple[Piece, ...]]:
-        """Cut a rendered text at its control tokens and sentinels, and encode ahead what is constant.
+        """Cut a rendered text at its control tokens and sentinels, and encode its constant parts ahead.
 
         Args:
             text: The template's output, with sentinels for the contents.

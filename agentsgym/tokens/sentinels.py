@@ -1,4 +1,4 @@
-"""The sentinels that stand for contents in conversations on which a chat template is tried."""
+"""The sentinels that replace contents in conversations on which a chat template is tried."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STRIPS: dict[tuple[bool, bool], Change | None] = {
     (True, True): str.strip,
 }
 
-# Quotes, brackets, another script and a line break make a template that escapes or re-flows content show itself.
+# Quotes, brackets, another script and a line break reveal a template that escapes or re-flows content.
 ANSWER = "answer\"'&<\\>é\nsentinel"
 SLOT = re.compile(re.escape(ANSWER.replace("answer", "content")) + "(?P<slot>[0-9]+)_")
 PAD_LEFT, PAD_RIGHT = "\n\n \t\v", "\v\t \n\n"
@@ -47,7 +47,7 @@ def plain(roles: Roles, start: int = 0) -> Messages:
 
 
 def take_padding(text: str, index: int) -> tuple[str, Change | None] | None:
-    """Remove the padding around a sentinel, and return what the template did to it; None if that is unclear."""
+    """Remove the padding around a sentinel, and return how the template changed it; None if that is unclear."""
     sentinel = slot(index)
     if text.count(f"sentinel{index}_") != 1:
         return None
@@ -63,7 +63,7 @@ def take_padding(text: str, index: int) -> tuple[str, Change | None] | None:
 
 
 def up_to_last(text: str, roles: Roles) -> str:
-    """A text up to its last sentinel: what follows it may depend on what comes next, as thinking does."""
+    """A text up to its last sentinel: the rest may depend on what comes next, as thinking does."""
     return text[: max(text.find(f"sentinel{index}_") for index in range(len(roles)))]
 
 
@@ -71,7 +71,7 @@ def unpad(text: str, roles: Roles) -> Printed:
     """Remove the padding of :func:`padded` messages from printed text, and return how each content is changed.
 
     Raises:
-        TemplateError: A content is printed twice, nowhere, or changed by more than white space and JSON.
+        TemplateError: A content is printed twice or not at all, or changed by more than white space and JSON.
     """
     changes: list[Change | None] = []
     for index, role in enumerate(roles):

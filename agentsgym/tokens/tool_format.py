@@ -3,8 +3,8 @@
 Results of role ``tool`` are recorded in one of three ways, found once for each shape of observation:
 
 - *plain*: the template prints them after structured calls as after an answer of plain text;
-- *structured*: it prints them differently, or with the names of the tools: they are printed after such calls, and
-  what follows the end of that turn is taken;
+- *structured*: it prints them differently, or with the names of the tools: the record is what it prints after such
+  calls, from the end of that turn on;
 - *text*: it has no form for them, and they are the text of a user message.
 """
 
@@ -17,7 +17,7 @@ from agentsgym.errors import TemplateError
 from agentsgym.tokens.chat_template import OTHER_TEMPLATE, RERENDER, Template
 from agentsgym.tokens.control_tokens import Scaffold, Vocabulary
 from agentsgym.tokens.sentinels import Roles, unpad
-from agentsgym.tokens.tool_messages import results_as_user, strings_in, with_strings, with_text_calls
+from agentsgym.tokens.tool_messages import strings_in, with_strings, with_text_calls
 from agentsgym.tokens.tool_template import Answered, ToolTemplate, num_results
 from agentsgym.tokens.turn_ends import TurnEnd
 from agentsgym.types import Message
@@ -30,24 +30,10 @@ class ToolFormat:
     """How one tokenizer writes calls of tools and their results.
 
     Attributes:
-        call_end_id: The token that ends a turn which calls a tool; None if text does, or no token that is known.
-        opens_results: Whether that token opens the results, and ends no turn of plain text.
+        call_end_id: The token that ends a turn with a call; None if text does, or if no such token was found.
+        opens_results: Whether that token opens the results, and does not end turns of plain text.
         prints_calls: Whether the template prints structured calls.
     """
-
-    __slots__ = (
-        "_later",
-        "_observed",
-        "_scaffolds",
-        "_shapes",
-        "_template",
-        "_tools",
-        "_turn_end",
-        "_vocabulary",
-        "call_end_id",
-        "opens_results",
-        "prints_calls",
-    )
 
     def __init__(
         self,
@@ -64,7 +50,7 @@ class ToolFormat:
             vocabulary: Vocabulary for the agent's own text.
             observed: Vocabulary for observations.
             turn_end: The template's end of plain-text turns.
-            later: Function of roles and what ended the turn: the scaffold of an observation after plain text.
+            later: Function of roles and the id that ended the turn: the scaffold of an observation after plain text.
         """
         self._template, self._vocabulary, self._observed = template, vocabulary, observed
         self._turn_end, self._later = turn_end, later
@@ -84,19 +70,28 @@ class ToolFormat:
             ended_by: Id that ended the agent's turn.
 
         Raises:
-            TemplateError: The template prints results in no way that can be appended.
+            TemplateError: The results cannot be appended as the template prints them.
         """
         messages = self.for_template(messages)
-        roles = tuple(message["role"] for message in messages)
-        if "tool" in roles and self.way(roles) == "structured":
-            return self._structured(messages, roles, ended_by), [message["content"] for message in messages]
-        return self._later(roles, ended_by), [message["content"] for message in messages]
+        roles, contents = tuple(message["role"] for message in messages), [message["content"] for message in messages]
+        if "tool" not in roles or self.way(roles) != "structured":
+            return self._later(roles, ended_by), contents
+        answers = [self._tools.for_template(message) for message in messages[: num_results(roles)]]
+        made = tuple(f"call{number:05d}" for number in range(len(answers)))
+        ids = tuple(answer["tool_call_id"] for answer in answers) if self._tools.prints_ids else made
+        answered = Answered(tuple(answer.get("name", "") for answer in answers), ids)
+        key = (roles, answered, ended_by)
+        if key not in self._scaffolds:
+            if len(self._scaffolds) >= _MAX_SCAFFOLDS:
+                self._scaffolds.clear()
+            self._scaffolds[key] = self._scaffold(roles, answered, ended_by)
+        return self._scaffolds[key], contents
 
     def way(self, roles: Roles) -> Way:
-        """Find in which way results are printed.
+        """Find in which way results are recorded.
 
         Raises:
-            TemplateError: In none that can be appended.
+            TemplateError: They cannot be appended as the template prints them.
         """
         way = self._shapes.get(roles)
         if way is None:
@@ -104,10 +99,9 @@ class ToolFormat:
         return way
 
     def for_template(self, messages: Sequence[Message]) -> list[Message]:
-        """Put an observation into the form that the template takes; the same again if it is in it.
+        """Put an observation into the form that the template takes.
 
-        A result that answers no call which could be read goes into the text form where results are structured, after
-        those that do.
+        Where results are structured, a result whose call could not be read becomes text, after the other results.
 
         Raises:
             TemplateError: See :meth:`way`.
@@ -120,8 +114,10 @@ class ToolFormat:
         as_text = [message for message in messages if message not in answers]
         if way == "plain" or all(message["role"] != "tool" for message in as_text):
             return [*messages]
-        text = results_as_user([(message["role"], message["content"]) for message in as_text])
-        return [*answers, {"role": "user", "content": text}]
+        # The text form of one user message: content of other roles follows an empty line, unchanged.
+        results = [f"<tool_response>\n{m['content']}\n</tool_response>" for m in as_text if m["role"] == "tool"]
+        others = [message["content"] for message in as_text if message["role"] != "tool"]
+        return [*answers, {"role": "user", "content": "\n\n".join(["\n".join(results), *others])}]
 
     def conversation(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Put a whole conversation into the form that the template takes.
@@ -135,16 +131,17 @@ class ToolFormat:
             if message["role"] == "assistant":
                 taken += [self._tools.for_template(m) for m in self._as_possible(observation)]
                 observation = []
-                taken.append(self._answer_for_template(message))
+                as_text = "tool_calls" in message and not self.prints_calls
+                taken.append({**with_text_calls(message)} if as_text else self._tools.for_template(message))
             else:
                 observation.append(message)
         return taken + [self._tools.for_template(m) for m in self._as_possible(observation)]
 
     def write(self, message: Message) -> tuple[list[int], list[int]]:
-        """The ids of an answer that has calls or reasoning, in the template's own form, without its end and with it.
+        """The ids of an answer with calls or reasoning in the template's own form, without and with its end.
 
         Raises:
-            TemplateError: The template does not take the answer.
+            TemplateError: The template refuses the answer.
         """
         end = self._tools.end.ids if self._tools.end and message.get("tool_calls") else self._turn_end.ids
         texts = strings_in(message)
@@ -156,23 +153,15 @@ class ToolFormat:
             return token_ids, encode(answer + self._turn_end.text, hidden, first=False)
         return token_ids, [*token_ids, *end]
 
-    def _answer_for_template(self, message: Message) -> dict[str, Any]:
-        if "tool_calls" in message and not self.prints_calls:
-            return {**with_text_calls(message)}
-        return self._tools.for_template(message)
-
     def _as_possible(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Put an observation into the form that the template takes, where new ones need not be appended."""
+        """Put an observation into the form that the template takes, also where it could not be appended."""
         try:
             return self.for_template(messages)
         except TemplateError:
-            return self._in_way(messages, "structured" if self._takes_structured() else "plain")
-
-    def _takes_structured(self) -> bool:
-        return self._tools.prints_calls and self._tools.takes_results
+            return self._in_way(messages, "structured" if self._tools.takes_results else "plain")
 
     def _find_way(self, roles: Roles) -> Way:
-        structured = self._takes_structured()
+        structured = self._tools.takes_results
         refusal: TemplateError | None = None
         try:
             suffix = self._template.suffix(roles)[0]
@@ -190,36 +179,24 @@ class ToolFormat:
             raise TemplateError(f"{error}; to fix it: {RERENDER}, or {OTHER_TEMPLATE}") from refusal
         return "structured"
 
-    def _structured(self, messages: Sequence[Message], roles: Roles, ended_by: int | None) -> Scaffold:
-        answers = [self._tools.for_template(message) for message in messages[: num_results(roles)]]
-        made = tuple(f"call{number:05d}" for number in range(len(answers)))
-        ids = tuple(answer["tool_call_id"] for answer in answers) if self._tools.prints_ids else made
-        answered = Answered(tuple(answer.get("name", "") for answer in answers), ids)
-        key = (roles, answered, ended_by)
-        scaffold = self._scaffolds.get(key)
-        if scaffold is None:
-            if len(self._scaffolds) >= _MAX_SCAFFOLDS:
-                self._scaffolds.clear()
-            scaffold = self._scaffolds[key] = self._scaffold(roles, answered, ended_by)
-        return scaffold
-
     def _scaffold(self, roles: Roles, answered: Answered, ended_by: int | None) -> Scaffold:
-        """Print the observation after structured calls. Names of tools are the agent's words, and hidden."""
+        """Print the observation after structured calls, with the names of tools hidden, since the agent wrote them."""
         num = len(answered.names)
 
         def masked(contents: Sequence[str]) -> tuple[Answered, list[str], dict[int, str]]:
             texts, hidden = self._observed.hide([*answered.names, *answered.ids, *contents])
             return Answered(tuple(texts[:num]), tuple(texts[num : 2 * num])), texts[2 * num :], hidden
 
-        def unended(text: str) -> str:
-            return text if self._tools.end is None else self._tools.end.without(text, ended_by)
+        end = self._tools.end
+        is_written = end is not None and ended_by is not None and (not end.opens or ended_by == end.ids[-1])
+        written = end.text if end is not None and is_written else ""  # the end of the turn, by the agent
 
         def rerender(contents: list[str]) -> list[int]:
             calls, contents, hidden = masked(contents)
             text = self._tools.results(roles, calls, contents)
-            return self._observed.encode_printed(unended(text), hidden, first=False)
+            return self._observed.encode_printed(text[len(written) :], hidden, first=False)
 
         calls, _, hidden = masked([])
         text, changes = unpad(self._tools.results(roles, calls), roles)
-        head, pieces = self._observed.pieces(unended(text), first=False, hidden=hidden)
+        head, pieces = self._observed.pieces(text[len(written) :], first=False, hidden=hidden)
         return Scaffold(head, pieces, changes if any(changes) else None, self._template.acts_on, rerender)

@@ -25,7 +25,7 @@ def structured_calls(calls: Sequence[ToolCall], num_earlier: int) -> list[dict[s
     """Write the well-formed calls of an answer as messages hold them.
 
     Args:
-        calls: The calls; one that has an error is left out. Arguments that are nested too deeply are left out too.
+        calls: The calls; those with an error are left out, as are arguments that are nested too deeply.
         num_earlier: How many calls the conversation has so far; a call without an id gets one from its number.
     """
     return [
@@ -40,7 +40,7 @@ def structured_calls(calls: Sequence[ToolCall], num_earlier: int) -> list[dict[s
 
 
 def _printable(value: Any, instead: Any) -> Any:
-    """Copy a JSON value, lone surrogates replaced; ``instead`` if it is nested too deeply to be walked through."""
+    """Copy a JSON value with lone surrogates replaced; ``instead`` if it is nested too deeply."""
     try:
         texts = {text: text.encode("utf-8", "replace").decode("utf-8") for text in strings_in(value)}
         return with_strings(value, texts)
@@ -51,7 +51,7 @@ def _printable(value: Any, instead: Any) -> Any:
 def answered_calls(
     messages: Sequence[Message], calls: Sequence[ToolCall], structured: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    """Give each tool message the name and the id of the call that it answers, where it has none.
+    """Add to each tool message the name and the id of the call that it answers, where they are missing.
 
     Args:
         messages: An observation.
@@ -61,7 +61,7 @@ def answered_calls(
     well_formed = iter(structured)
     in_order = [next(well_formed, None) if call.error is None else None for call in calls]
     if sum(message["role"] == "tool" for message in messages) == len(structured):
-        in_order = [*structured]  # what could not be read is not answered, or in another role
+        in_order = [*structured]  # unreadable calls are not answered, or in another role
     by_id = {call["id"]: call for call in structured}
     answers, answered = iter(in_order), list[Message]()
     for message in messages:
@@ -69,46 +69,32 @@ def answered_calls(
             answered.append(message)
             continue
         in_turn = next(answers, None)
-        said = cast("Mapping[str, Any]", message)
-        given: Any = {key: _printable(str(said[key]), "") for key in ("name", "tool_call_id") if key in said}
+        fields = cast("Mapping[str, Any]", message)
+        given: Any = {key: _printable(str(fields[key]), "") for key in ("name", "tool_call_id") if key in fields}
         call = by_id.get(given["tool_call_id"]) if "tool_call_id" in given else in_turn
         known = {} if call is None else {"name": call["function"]["name"], "tool_call_id": call["id"]}
         answered.append(cast("Message", {**message, **known, **given}))
     return answered
 
 
-def as_text(call: Mapping[str, Any]) -> str:
-    """Write a structured call as text, for a template that prints none."""
-    written = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-    return f"<tool_call>\n{json.dumps(written, ensure_ascii=False)}\n</tool_call>"
-
-
 def with_text_calls(message: Mapping[str, Any]) -> Message:
-    """Write an answer whose calls are part of its text."""
-    texts = [message["content"], *map(as_text, message.get("tool_calls", ()))]
+    """Write an answer whose calls are part of its text, for a template without a form for calls."""
+    texts = [message["content"]]
+    for call in message.get("tool_calls", ()):
+        written = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+        texts.append(f"<tool_call>\n{json.dumps(written, ensure_ascii=False)}\n</tool_call>")
     return {"role": message["role"], "content": "\n".join(text for text in texts if text)}
 
 
-def results_as_user(contents: Sequence[tuple[str, str]]) -> str:
-    """Write results and what follows them as the text of one user message.
-
-    Args:
-        contents: Role and content of each message; content of other roles follows an empty line, unchanged.
-    """
-    results = [f"<tool_response>\n{content}\n</tool_response>" for role, content in contents if role == "tool"]
-    others = [content for role, content in contents if role != "tool"]
-    return "\n\n".join(["\n".join(results), *others])
-
-
 def short_id(call_id: str) -> str:
-    """Nine letters and digits that stand for an id, for templates that take no other (Mistral)."""
+    """Nine letters and digits that replace an id, for templates that take no other (Mistral)."""
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def named_id(call_id: str, name: str) -> str:
-    """An id that names the tool, for templates that print nothing else of a call but its arguments (Kimi K2).
+    """An id that names the tool, for templates that print only the id and the arguments of a call (Kimi K2).
 
     >>> named_id("call00003", "look"), named_id("functions.look:3", "look")
     ('functions.look:3', 'functions.look:3')

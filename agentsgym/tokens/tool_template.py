@@ -57,7 +57,7 @@ class ToolTemplate:
     Attributes:
         prints_calls: Whether it prints structured calls.
         takes_results: Whether it prints, after a call, a message of role ``tool``.
-        end: End of a turn that calls a tool; None where the template prints no calls or the end is ambiguous.
+        end: End of a turn that calls a tool; None if the template prints no calls or the end is ambiguous.
         prints_ids: Whether it prints the ids of calls.
     """
 
@@ -73,7 +73,7 @@ class ToolTemplate:
         self._turn_end = end
         self._arguments_as_text = False
         self._short_ids, self._named_ids = False, False
-        self._thinks_or_says = False
+        self._thought_or_text = False
         behind_last = self._after_call([], add_prompt=False)
         if behind_last is None:
             self._arguments_as_text = True
@@ -82,7 +82,8 @@ class ToolTemplate:
         self.takes_results, self.end, self.prints_ids = False, cast("CallEnd | None", None), False
         if behind_last is None:
             return
-        self._named_ids = not self._prints_names()
+        named = self.call_message(Answered(("namesentinel",), ("call00000",)))
+        self._named_ids = "namesentinel" not in self._render([QUESTION, named], add_prompt=False)
         behind_middle = self._before("tool")
         self.takes_results = behind_middle is not None
         behind_middle = behind_middle if behind_middle is not None else self._before("user")
@@ -92,7 +93,7 @@ class ToolTemplate:
             self._learn_ids()
         thoughtful = {**self.call_message(probe_calls(1)), "reasoning_content": "thought"}
         takes = [self._takes([QUESTION, {**thoughtful, "content": content}]) for content in ("", "text")]
-        self._thinks_or_says = takes == [True, False]
+        self._thought_or_text = takes == [True, False]
 
     def call_message(self, answered: Answered, content: str = "") -> dict[str, Any]:
         """An answer with a call of each name."""
@@ -103,19 +104,26 @@ class ToolTemplate:
         return {"role": "assistant", "content": content, "tool_calls": calls}
 
     def for_template(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a message about tools in the variant of the form that the template takes."""
+        """Write a message about tools in the variant that the template takes."""
         taken: Any = {**message}
         if "tool_call_id" in taken:
             taken["tool_call_id"] = self._id_for_template(taken["tool_call_id"], taken.get("name", ""))
         if calls := taken.get("tool_calls"):
-            if self._thinks_or_says and taken.get("reasoning_content") and taken["content"]:
+            if self._thought_or_text and taken.get("reasoning_content") and taken["content"]:
                 taken["reasoning_content"] += "\n\n" + taken["content"]
                 taken["content"] = ""
-            taken["tool_calls"] = [self._call_for_template(call) for call in calls]
+            written: list[dict[str, Any]] = [{**call, "function": {**call["function"]}} for call in calls]
+            taken["tool_calls"] = written
+            for call in written:
+                function = call["function"]
+                if "id" in call:
+                    call["id"] = self._id_for_template(call["id"], function["name"])
+                if self._arguments_as_text and not isinstance(function["arguments"], str):
+                    function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
         return taken
 
     def results(self, roles: Roles, answered: Answered, contents: Sequence[str] | None = None) -> str:
-        """Print what follows a turn that called tools, from where that turn ends on, generation prompt included.
+        """Print what follows a turn that called tools, from the end of that turn on, generation prompt included.
 
         Args:
             roles: Roles of the observation, tool messages first.
@@ -123,7 +131,7 @@ class ToolTemplate:
             contents: Contents of the messages; None for padded sentinels.
 
         Raises:
-            TemplateError: The template does not take these messages, or hides the calls.
+            TemplateError: The template refuses these messages, or hides the calls.
         """
         text, cut = self._cut([QUESTION, self.call_message(answered)], roles, answered)
         if contents is None:
@@ -131,11 +139,11 @@ class ToolTemplate:
         new = self._messages(roles, answered, contents)
         real = self._render([QUESTION, self.call_message(answered), *new])
         if real[:cut] != text[:cut]:
-            raise TemplateError("the chat template prints a call differently because of what a tool returned")
+            raise TemplateError("the chat template prints a call differently depending on a tool's result")
         return real[cut:]
 
     def checked_results(self, roles: Roles) -> Printed:
-        """Print what follows a turn that called tools, padding taken off.
+        """Print what follows a turn that called tools, without padding.
 
         Raises:
             TemplateError: The template prints different text in a later round, once the conversation continues, or in
@@ -153,7 +161,7 @@ class ToolTemplate:
         }
         for place, before in others.items():
             other, cut = self._cut(before, roles, answered)
-            # Gemma 4 moves the text of a call after the results, where the agent did not see it at this point.
+            # Gemma 4 moves the text of a call after the results, which the agent has not seen there yet.
             is_same = other[cut:].startswith(up_to_last(text, roles)) if "text" in place else other[cut:] == text
             if not is_same:
                 raise TemplateError(f"the chat template prints different text around tool results {place}")
@@ -191,9 +199,9 @@ class ToolTemplate:
         """Print an agent's answer that has calls or reasoning, without its end of turn.
 
         Raises:
-            TemplateError: The template does not take the answer, or leaves out a call.
+            TemplateError: The template refuses the answer, or leaves out a call.
         """
-        asked = self._render([QUESTION])
+        prompt = self._render([QUESTION])
         if calls := message.get("tool_calls"):
             self._check_calls(message, calls)
             answered = Answered(tuple(call["function"]["name"] for call in calls), tuple(call["id"] for call in calls))
@@ -203,26 +211,26 @@ class ToolTemplate:
                 text, cut = self._cut([QUESTION, message], ("user",), Answered((), ()))
             text = text[:cut]
             message = self.for_template(message)
-            if message["content"].strip() not in text[len(asked) :]:
-                text = asked + message["content"] + text[len(common_prefix(asked, text)) :]
+            if message["content"].strip() not in text[len(prompt) :]:
+                text = prompt + message["content"] + text[len(common_prefix(prompt, text)) :]
         else:
             closing = self._template.after_answer([QUESTION, ANSWERED], add_prompt=False)
             text = self._render([QUESTION, message], add_prompt=False)
             if not text.endswith(closing):
                 raise TemplateError("the chat template closes an answer with reasoning differently from others")
             text = text[: len(text) - len(closing)] + self._turn_end.before
-        shared = "".join(common_prefix(asked, text))
-        if shared != asked:
+        shared = "".join(common_prefix(prompt, text))
+        if shared != prompt:
             shared = _HALF_MARK.sub("", shared)  # <think> and <tool_call> share a character, and no meaning
         return text[len(shared) :]
 
     def _check_calls(self, message: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> None:
-        """Check that each call of an answer would be printed: some templates print the first alone, or none.
+        """Check that each call of an answer would be printed: some templates print only the first, or none.
 
-        Names and arguments are sentinels here, for two calls may be the same.
+        Names and arguments are sentinels here, since two calls may be the same.
 
         Raises:
-            TemplateError: One would not.
+            TemplateError: A call would not be printed.
         """
         probes: list[dict[str, Any]] = []
         sought: list[list[str]] = []
@@ -239,24 +247,10 @@ class ToolTemplate:
                 f"the chat template prints {num_printed} of the {len(calls)} calls of an answer{beside}"
             )
 
-    def _call_for_template(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        taken: Any = {**call, "function": {**call["function"]}}
-        if "id" in taken:
-            taken["id"] = self._id_for_template(taken["id"], taken["function"]["name"])
-        arguments = taken["function"]["arguments"]
-        if self._arguments_as_text and not isinstance(arguments, str):
-            taken["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
-        return taken
-
     def _id_for_template(self, call_id: str, name: str) -> str:
         if self._named_ids:
             return named_id(call_id, name)
         return short_id(call_id) if self._short_ids else call_id
-
-    def _prints_names(self) -> bool:
-        """Whether the template prints the name of a call, and not its id alone."""
-        answered = Answered(("namesentinel",), ("call00000",))
-        return "namesentinel" in self._render([QUESTION, self.call_message(answered)], add_prompt=False)
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True) -> str:
         return self._template.render(
@@ -274,7 +268,7 @@ class ToolTemplate:
         return messages
 
     def _after_call(self, after: Conversation, *, add_prompt: bool = True) -> str | None:
-        """Print what follows the argument of a call; None if the template does not print that once."""
+        """Print what follows the argument of a call; None if the template does not print the argument once."""
         try:
             text = self._render([QUESTION, self.call_message(probe_calls(1)), *after], add_prompt=add_prompt)
         except TemplateError:
@@ -282,7 +276,7 @@ class ToolTemplate:
         return text.partition(ARGUMENT)[2] if text.count(ARGUMENT) == 1 else None
 
     def _before(self, role: str) -> str | None:
-        """Print what stands between a call and the content of the message after it; None if that is not printed."""
+        """Print the text between a call and the content of the next message; None if that is not printed."""
         behind = self._after_call(self._messages((role,), probe_calls(1)))
         if behind is None or behind.count(_FIRST) != 1:
             return None
@@ -324,8 +318,8 @@ class ToolTemplate:
 
     def _check_prompt(self, before: Conversation, text: str) -> None:
         """Check that an answer after results begins where their generation prompt ends."""
-        asked, history = self._render([QUESTION]), self._render([QUESTION], add_prompt=False)
-        prompt = asked[len(history) :] if asked.startswith(history) else ""
+        prompted, history = self._render([QUESTION]), self._render([QUESTION], add_prompt=False)
+        prompt = prompted[len(history) :] if prompted.startswith(history) else ""
         if prompt and text.endswith(prompt):
             return
         whole, _, _ = self._render([*before, ANSWERED]).partition(ANSWER)

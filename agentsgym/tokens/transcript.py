@@ -8,7 +8,7 @@ recorded so far::
     mask 0        ▏  mask 1       ▏ mask 0                   ▏ mask 1
 
 A history that is rewritten on purpose (old thinking dropped, a window, a summary) opens a new segment, which begins
-with the whole new prompt; inside a segment the invariant still holds.
+with the whole new prompt; inside a segment the invariant holds as before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ History = Literal["append", "rerender"] | Callable[[list[Message]], list[Message
 
 
 class _Mark(NamedTuple):
-    """Lengths of the record before the observation that waits for an action."""
+    """The record before the observation that waits for an action."""
 
     num_messages: int
     prompt_messages: list[Message]
@@ -42,26 +42,12 @@ class Transcript:
     Observations and actions take turns, and a last observation may close them: ``observe``, ``act``, …, ``close``.
 
     Attributes:
-        messages: The conversation so far, as it was held.
+        messages: The conversation so far.
         prompt_messages: The conversation as the agent sees it; ``messages`` itself unless ``history`` changed it.
-        token_ids: Its exact tokens, (T,), from where history was last rewritten on: after ``observe`` the prompt of the
-            next action. Empty without a tokenizer.
-        was_cut: Whether the last action was text and the limit left only the beginning of it, of which no call counts.
+        token_ids: Its exact tokens, (T,), since history was last rewritten: after ``observe`` the prompt of the next
+            action. Empty without a tokenizer.
+        was_cut: Whether the last action was text that the limit cut, so that none of its calls counts.
     """
-
-    __slots__ = (
-        "_calls",
-        "_earlier",
-        "_ended_by",
-        "_format",
-        "_history",
-        "_mark",
-        "_num_calls",
-        "messages",
-        "prompt_messages",
-        "token_ids",
-        "was_cut",
-    )
 
     def __init__(self, chat_format: ChatFormat | None, history: History = "append") -> None:
         """Begin an empty conversation.
@@ -69,9 +55,9 @@ class Transcript:
         Args:
             chat_format: How the tokenizer writes it; None keeps messages only.
             history: The agent's view of earlier messages. ``"append"``: all of them, as recorded.
-                ``"rerender"``: all of it, rendered anew by the chat template. A function is given a copy of what the
-                agent saw last, its answer and what is new, and returns what it is to see; where that is the same, the
-                record continues, and what is dropped stays dropped.
+                ``"rerender"``: all of them, rendered again by the chat template. A function receives a copy of the
+                messages that the agent saw last, its answer and the new ones, and returns those that it is to see;
+                where they are the same, the record continues. Dropped messages stay dropped.
         """
         self.messages: list[Message] = []
         self.prompt_messages = [] if callable(history) else self.messages
@@ -97,14 +83,14 @@ class Transcript:
     def observe(self, messages: Sequence[Message]) -> None:
         """Append an observation and the generation prompt, at the cost of the new text alone.
 
-        Messages of role ``tool`` answer the calls of the last action in their order, those that could not be read
-        included; name and id of the call are added to each that lacks them.
+        Messages of role ``tool`` answer the calls of the last action in order, unreadable ones included; the name and
+        id of the call are added where they are missing.
 
         Args:
             messages: The new messages; the first time the whole first prompt, system message included.
 
         Raises:
-            TemplateError: The chat template does not take messages of these roles here.
+            TemplateError: The chat template refuses messages of these roles here.
             RuntimeError: The last observation still waits for its action.
         """
         if self._mark is not None:
@@ -121,14 +107,20 @@ class Transcript:
         if self._history == "append":
             self._append(messages, is_first=not self.messages)
         elif callable(self._history):
-            self._observe_through(self._history, messages)
+            whole = [*self.prompt_messages, *messages]
+            shown = self._history([message.copy() for message in whole])
+            if shown == whole:
+                self._append(messages, is_first=not self.messages)
+            elif self._format is not None:
+                self._open(self._format.render(shown))
+            self.prompt_messages = [message.copy() for message in shown]  # which the function may hold and change
         elif self._format is not None:
             self._open(self._format.render([*self.messages, *messages]))
         self.messages += messages
         self._mark = mark
 
     def _answered(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Add to results of tools the names and ids of the calls that they answer."""
+        """Add the names and ids of the answered calls to results of tools."""
         if not (self._calls or any(message["role"] == "tool" for message in messages)):
             return messages
         return answered_calls(messages, self._calls, self.messages[-1].get("tool_calls", ()) if self._calls else ())
@@ -143,17 +135,8 @@ class Transcript:
             scaffold, contents = self._format.observation(messages, self._ended_by)
         scaffold.write(contents, self.token_ids)
 
-    def _observe_through(self, rewrite: Callable[[list[Message]], list[Message]], messages: Sequence[Message]) -> None:
-        whole = [*self.prompt_messages, *messages]
-        shown = rewrite([message.copy() for message in whole])
-        if shown == whole:
-            self._append(messages, is_first=not self.messages)
-        elif self._format is not None:
-            self._open(self._format.render(shown))
-        self.prompt_messages = [message.copy() for message in shown]  # which the function may hold and change
-
     def _open(self, prompt: list[int]) -> None:
-        """Continue from a prompt that was rendered anew: in a new segment, unless it only extends what is recorded."""
+        """Continue from a prompt that was rendered again: in a new segment, unless it only extends the record."""
         current = self.token_ids
         if prompt[: len(current)] == current:
             current += prompt[len(current) :]
@@ -179,9 +162,9 @@ class Transcript:
         self._mark = None
 
     def close(self, messages: Sequence[Message], limit: int | None = None) -> None:
-        """Append the environment's last message, which nobody answers: no generation prompt follows.
+        """Append the environment's last message, without a generation prompt, since no answer follows.
 
-        The messages are always recorded. Their tokens are as well, unless they do not fit, the template would render
+        The messages are always recorded. Their tokens are too, unless they exceed the limit, the template would render
         the conversation before them differently, or its generation prompt cannot be separated from them.
 
         Args:
@@ -189,47 +172,44 @@ class Transcript:
             limit: The most tokens that they may have; None for no limit.
 
         Raises:
-            TemplateError: The chat template does not take messages of these roles here.
+            TemplateError: The chat template refuses messages of these roles here.
             RuntimeError: The last observation still waits for its action, or there is none.
         """
         if self._mark is not None or not self.messages:
             raise RuntimeError("close() needs a conversation whose last observation is answered: call act() first")
         messages = self._answered(messages)
-        token_ids = self._closing(messages)
+        token_ids: list[int] | None = None
+        if self._format is not None and self._history == "rerender":
+            whole, size = self._format.render([*self.messages, *messages], add_prompt=False), len(self.token_ids)
+            token_ids = whole[size:] if whole[:size] == self.token_ids else None
+        elif self._format is not None:
+            token_ids = self._format.closing(messages, self._ended_by)
         if token_ids is not None and (limit is None or len(token_ids) <= limit):
             self.token_ids += token_ids
         self.messages += messages
         if self.prompt_messages is not self.messages:
             self.prompt_messages += messages
 
-    def _closing(self, messages: Sequence[Message]) -> list[int] | None:
-        """The ids to append; None for none."""
-        if self._format is None or self._history != "rerender":
-            return None if self._format is None else self._format.closing(messages, self._ended_by)
-        whole = self._format.render([*self.messages, *messages], add_prompt=False)
-        size = len(self.token_ids)
-        return whole[size:] if whole[:size] == self.token_ids else None
-
     def act(self, action: Action, limit: int | None = None) -> tuple[int, int]:
         """Append the agent's answer.
 
         Sampled ids are kept as they are. Text without ids is encoded once and closed with the template's end of turn;
-        calls and reasoning beside it are written in the template's own form, as text where it has none. A turn that
-        nothing ended is closed by the template's own tokens before the next observation, outside the span.
+        calls and reasoning beside it are written in the template's own form, or as text where it has none. A turn
+        without an end is closed by the template's own tokens before the next observation, outside the span.
 
-        The message on record holds the calls apart from the text. A call that could not be read is not among them, and
-        an answer without any that could has its whole text.
+        The recorded message holds the calls apart from the text, without those that could not be read; an answer
+        without a readable call keeps its whole text.
 
         Args:
             action: The answer to the last observation.
-            limit: The most tokens for text without ids; what is cut by it is not closed, and its message is what is
-                left of it. None for no limit.
+            limit: The most tokens for text without ids; text that it cuts is not closed, and its message is cut too.
+                None for no limit.
 
         Returns:
             The span ``[start, stop)`` of the agent's tokens in :meth:`record`; empty without a tokenizer.
 
         Raises:
-            TemplateError: The action has no ids, and the template does not take its calls.
+            TemplateError: The action has no ids, and the template refuses its calls.
             RuntimeError: No observation waits for an action.
         """
         if self._mark is None:
@@ -251,7 +231,6 @@ class Transcript:
         return start, len(self._earlier) + len(self.token_ids)
 
     def _message(self, action: Action) -> Message:
-        """Make the message of an action."""
         answer: Message = {"role": "assistant", "content": action.text}
         if action.reasoning is not None:
             answer["reasoning_content"] = action.reasoning
@@ -269,16 +248,16 @@ class Transcript:
         return answer
 
     def _write(self, chat_format: ChatFormat, answer: Message, limit: int | None) -> Message:
-        """Append the tokens of an answer that was given as text; returns it, or what the limit left of it."""
-        said, closed = chat_format.answer(answer)
+        """Append the tokens of an answer given as text; returns the answer, cut to the limit."""
+        open_ids, closed = chat_format.answer(answer)
         if limit is not None and len(closed) > limit:
             self._ended_by = None
-            self.token_ids += said[:limit]
-            if len(said) <= limit:
+            self.token_ids += open_ids[:limit]
+            if len(open_ids) <= limit:
                 return answer
             self.was_cut = True
-            return {"role": "assistant", "content": chat_format.cut_text(said[:limit])}
-        if closed == said:
+            return {"role": "assistant", "content": chat_format.cut_text(open_ids[:limit])}
+        if closed == open_ids:
             self._ended_by = None
         else:
             self._ended_by = ENDED_BY_TEXT if chat_format.end_of_turn_id is None else closed[-1]

@@ -1,4 +1,4 @@
-"""Find the tokens that end an agent's turn, by what a chat template prints after an answer and after a call."""
+"""Find the tokens that end an agent's turn, from what a chat template prints after an answer and after a call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TurnEnd(NamedTuple):
         before: Plain text before the end-of-turn token, part of a text turn (``" "`` for ``" </s>"``).
         text: The plain text that closes a turn; empty if a token does.
         closes: Whether the ids close the turn; False if the token that opens the next message ends it.
-        opens_result: Where ``closes`` is False, the token that the agent samples where a tool is to answer.
+        opens_result: Where ``closes`` is False, the token that the agent samples where a tool has to answer.
     """
 
     ids: tuple[int, ...] = ()
@@ -33,18 +33,13 @@ class TurnEnd(NamedTuple):
     closes: bool = True
     opens_result: int | None = None
 
-    @property
-    def token_id(self) -> int | None:
-        """The control token that closes a turn; None if text or nothing does."""
-        return self.ids[-1] if self.ids and not self.text else None
-
 
 def find_turn_end(template: Template, vocabulary: Vocabulary) -> TurnEnd:
     """Compare what follows an answer at the end of a conversation with what follows it when a user speaks next.
 
-    An end-of-turn token is what stands at the same place in both (it may be another token in the middle than at
-    the end, as in gpt-oss); where nothing follows the last answer, the token that opens the next message ends
-    the turn; else plain text does, as far as the two agree.
+    The end-of-turn token is at the same place in both (it may be another token in the middle than at the end, as in
+    gpt-oss). Where nothing follows the last answer, the token that opens the next message ends the turn; else plain
+    text does, as far as the two agree.
 
     Raises:
         TemplateError: The template does not print the answer once and unchanged.
@@ -57,22 +52,19 @@ def find_turn_end(template: Template, vocabulary: Vocabulary) -> TurnEnd:
         return TurnEnd(tuple(control.token_id for control in at_last[: max(shared, 1)]), before=last_text)
     if text := "".join(common_prefix(last_text, middle_text)):
         return TurnEnd(tuple(vocabulary.encode(text)), text=text)
-    if at_middle and not middle_text:
-        return TurnEnd((at_middle[0].token_id,), closes=False, opens_result=_opens_result(template, vocabulary))
-    return TurnEnd()
-
-
-def _in_front_of(role: str, template: Template) -> str:
-    """Print what stands between an answer and the content of a message that comes next."""
-    return SLOT.split(template.after_answer([QUESTION, ANSWERED, {"role": role, "content": slot(0)}]))[0]
-
-
-def _opens_result(template: Template, vocabulary: Vocabulary) -> int | None:
+    if not at_middle or middle_text:
+        return TurnEnd()
     try:
         _, controls = vocabulary.lead(_in_front_of("tool", template))
     except TemplateError:
-        return None
-    return controls[0].token_id if controls else None
+        controls = []
+    opens_result = controls[0].token_id if controls else None
+    return TurnEnd((at_middle[0].token_id,), closes=False, opens_result=opens_result)
+
+
+def _in_front_of(role: str, template: Template) -> str:
+    """Print the text between an answer and the content of the next message."""
+    return SLOT.split(template.after_answer([QUESTION, ANSWERED, {"role": role, "content": slot(0)}]))[0]
 
 
 def common_prefix(one: Sequence[T], other: Sequence[T]) -> list[T]:
@@ -81,7 +73,7 @@ def common_prefix(one: Sequence[T], other: Sequence[T]) -> list[T]:
 
 
 def without_end(suffix: str, ended_by: int, end: TurnEnd, vocabulary: Vocabulary) -> str:
-    """Drop the end of turn from the front of what follows an answer, since the agent wrote it already.
+    """Drop the end of the turn, which the agent wrote already, from the front of what follows an answer.
 
     Args:
         suffix: Output of the template after an answer of plain text.
@@ -95,7 +87,7 @@ def without_end(suffix: str, ended_by: int, end: TurnEnd, vocabulary: Vocabulary
     if not controls or before != end.before:
         return suffix
     if not end.closes and controls[0].token_id != ended_by:
-        return suffix  # it opens the next message, and the agent ended its turn by another token
+        return suffix  # it opens the next message, and the agent ended its turn with another token
     edge = len(before)
     for _ in zip(controls, end.ids, strict=False):
         match = vocabulary.pattern.match(suffix, edge)
@@ -116,12 +108,6 @@ class CallEnd(NamedTuple):
     text: str
     ids: tuple[int, ...]
     opens: bool
-
-    def without(self, suffix: str, ended_by: int | None) -> str:
-        """Drop the end from the front of what follows a call, where the agent wrote it already."""
-        if ended_by is None or (self.opens and ended_by != self.ids[-1]):
-            return suffix
-        return suffix[len(self.text) :]
 
 
 def find_call_end(behind_last: str, behind_middle: str, end: TurnEnd, vocabulary: Vocabulary) -> CallEnd | None:

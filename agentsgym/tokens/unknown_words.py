@@ -14,40 +14,50 @@ from agentsgym.types import Trajectory
 logger = logging.getLogger(__name__)
 
 _MAX_NAMED = 3
-_MAX_READ = 4  # trajectories whose texts are looked through for words that can be named
+_MAX_READ = 4  # trajectories in which words are sought
 
 
 def unknown_id(tokenizer: Any) -> int | None:
-    """The id of the unknown token; None without one, or if it also ends texts (GPT-2)."""
+    """The id of the unknown token; None without one, or if it is also the end-of-text token (GPT-2)."""
     unknown = getattr(tokenizer, "unk_token_id", None)
     return None if unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id) else unknown
 
 
 def unknown_words(tokenizer: Any, texts: Iterable[str]) -> list[str]:
-    """List the words, or other pieces, of texts that a tokenizer cannot read, each once.
+    """List the words, or other pieces of text, that a tokenizer cannot read, each once.
 
     Args:
         tokenizer: A tokenizer; one in plain Python is queried word by word.
-        texts: Any texts.
+        texts: Prompts, observations, answers, or other text.
     """
     unknown = unknown_id(tokenizer)
-    if unknown is None:
-        return []
-    return [*dict.fromkeys(piece for text in dict.fromkeys(texts) for piece in _unread(tokenizer, text, unknown))]
+    found: dict[str, None] = {}
+    for text in () if unknown is None else dict.fromkeys(texts):
+        if getattr(tokenizer, "is_fast", False):
+            encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+            pieces = zip(encoding.ids, encoding.offsets, strict=True)
+            unread = [text[start:stop] for token_id, (start, stop) in pieces if token_id == unknown]
+            found |= dict.fromkeys(piece.strip() or piece for piece in unread)
+            continue
+        for word in dict.fromkeys(text.split()):
+            forms = (tokenizer.encode(form, add_special_tokens=False) for form in (word, f" {word}"))
+            if all(unknown in ids for ids in forms):
+                found[word] = None
+    return [*found]
 
 
 def named(words: Sequence[str]) -> str:
-    """Name the first three words in a sentence."""
+    """List the first three words, for a sentence."""
     return ", ".join(map(shown, words[:_MAX_NAMED])) + (", …" if len(words) > _MAX_NAMED else "")
 
 
 def warn_of_unknown_words(tokenizer: Any, trajectories: Iterable[Trajectory]) -> None:
-    """Warn once a tokenizer if recorded conversations hold words that it cannot read.
+    """Warn, once for each tokenizer, about words in recorded conversations that it cannot read.
 
     Nothing is tokenized unless the unknown token is among the recorded ids.
 
     Args:
-        tokenizer: The one that they were recorded with; None for none.
+        tokenizer: The tokenizer of the rollouts, or None.
         trajectories: Any rollouts.
     """
     if tokenizer is None or tokenizer in _WARNED:
@@ -55,38 +65,21 @@ def warn_of_unknown_words(tokenizer: Any, trajectories: Iterable[Trajectory]) ->
     unknown = unknown_id(tokenizer)
     if unknown is None:
         return
-    found = islice((one for one in trajectories if unknown in one.token_ids), _MAX_READ)
-    words = unknown_words(tokenizer, (text for one in found for text in _given_texts(one)))
+    texts: list[str] = []
+    for trajectory in islice((one for one in trajectories if unknown in one.token_ids), _MAX_READ):
+        # Sampled tokens, decoded and encoded again, may be others.
+        sampled = {turn.message_index for turn in trajectory.turns if turn.exact}
+        texts += [message["content"] for k, message in enumerate(trajectory.messages) if k not in sampled]
+    words = unknown_words(tokenizer, texts)
     if not words:
-        return  # it was sampled, or stands in what a template prints
+        return  # it was sampled, or the template prints it
     _WARNED.add(tokenizer)
     logger.warning(
-        "the tokenizer cannot read %s: all such words are one token, %s, and the model cannot distinguish them; give "
-        "tiny_policy texts that hold every word (vocabulary_texts() of the environment, or episodes that use them)",
+        "the tokenizer cannot read %s: all such words are one token, %s, and the model cannot distinguish them; build "
+        "tiny_policy from text with every word (vocabulary_texts() of the environment, or episodes that use them)",
         named(words),
         tokenizer.unk_token,
     )
-
-
-def _given_texts(trajectory: Trajectory) -> Iterable[str]:
-    """What was recorded from text: sampled tokens, decoded and encoded again, are others."""
-    sampled = {turn.message_index for turn in trajectory.turns if turn.exact}
-    return (message["content"] for index, message in enumerate(trajectory.messages) if index not in sampled)
-
-
-def _unread(tokenizer: Any, text: str, unknown: int) -> Iterable[str]:
-    if not getattr(tokenizer, "is_fast", False):
-        forms = {word: (word, f" {word}") for word in text.split()}
-        encode = tokenizer.encode
-        return [
-            word
-            for word, both in forms.items()
-            if all(unknown in encode(form, add_special_tokens=False) for form in both)
-        ]
-    encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-    pieces = zip(encoding.ids, encoding.offsets, strict=True)
-    unread = [text[start:stop] for token_id, (start, stop) in pieces if token_id == unknown]
-    return [piece.strip() or piece for piece in unread]
 
 
 _WARNED: WeakSet[Any] = WeakSet()  # tokenizers

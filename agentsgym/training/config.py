@@ -40,7 +40,6 @@ from agentsgym.training.zero import check_launch
 
 if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
-    from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.rollouts.process_pool import EnvProcessPool
     from agentsgym.rollouts.thread_pool import EnvThreadPool
 
@@ -156,7 +155,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
 
     # What follows from the fields
 
-    def estimator(self) -> BoundEstimator | PotentialShaping:
+    def estimator(self) -> BoundEstimator:
         """Return a new estimator.
 
         Raises:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from agentsgym.credit.assignment import TokenAdvantages
     from agentsgym.credit.bound import BoundEstimator
-    from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.envs.datasets.environments import Environments
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.generation.batch import GenerationBatch, Phase
@@ -62,9 +61,7 @@ _show_conversations = deferred("agentsgym.observers.shown", "ShownConversations"
 _store_rollouts = deferred("agentsgym.observers.stored", "TrainingStore")
 
 
-def build_observers(
-    args: GRPOEnvConfig, environments: Environments, estimator: BoundEstimator | PotentialShaping
-) -> list[BatchObserver]:
+def build_observers(args: GRPOEnvConfig, environments: Environments, estimator: BoundEstimator) -> list[BatchObserver]:
     """Build the observers that the settings name; the modules of the others are not imported.
 
     Args:

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from agentsgym.agents.base import Agent
     from agentsgym.credit.bound import BoundEstimator
     from agentsgym.credit.scored import ScoredRollout
-    from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.training.curriculum import Curriculum
 
@@ -338,7 +337,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.generator.play_with(agent)
 
     @property
-    def estimator(self) -> BoundEstimator | PotentialShaping:
+    def estimator(self) -> BoundEstimator:
         """The estimator of advantages; its ``state`` is what it keeps from one generation batch to the next."""
         return self._assigner.estimator
 

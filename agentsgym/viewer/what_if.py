@@ -11,8 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args, get_origin, get_type_hints
 
-from agentsgym.credit._comparison import Scale, check_choice, check_number
-from agentsgym.credit.advantages import token_advantages
+from agentsgym.credit.advantages import Scale, token_advantages
 from agentsgym.credit.assignment import AdvantageAssigner
 from agentsgym.credit.registry import ESTIMATORS, get_estimator, traits_of
 from agentsgym.credit.rewards import TURN_CREDITS, per_token_rewards
@@ -20,10 +19,11 @@ from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.settings import CreditSettings
 from agentsgym.credit.traits import reads_token_rewards
 from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.fields import check_choice, check_number
 from agentsgym.store.values import to_json
 
 if TYPE_CHECKING:
-    from agentsgym.credit.assignment import AdvantageSettings
+    from agentsgym.credit.settings import AdvantageSettings
     from agentsgym.store.records import StoredRollout
     from agentsgym.types import Trajectory
 

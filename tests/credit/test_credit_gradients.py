@@ -39,7 +39,7 @@ from tabular import (
     with_wrong_values,
 )
 
-from agentsgym.credit.advantages import PotentialShaping, get_estimator, gigpo, grpo, rebn, return_to_go, rloo
+from agentsgym.credit.advantages import get_estimator, gigpo, grpo, rebn, return_to_go, rloo
 from agentsgym.credit.gae import bilevel_gae, turn_gae
 
 TOLERANCE = 1e-12
@@ -47,7 +47,7 @@ GAME = game(4)
 
 
 def shaped(function: Any, **options: Any) -> Estimator:
-    return partial(PotentialShaping(partial(function, **options), weight=0.8), discount=1.0, scale="none")
+    return partial(get_estimator(partial(function, **options), potential_weight=0.8), discount=1.0, scale="none")
 
 
 def remembering(name: str, **options: Any) -> Estimator:

@@ -109,7 +109,7 @@ def test_every_turn_credit_goes_by_role(turn_credit: str, expected: list[float])
 def test_totals_that_are_not_what_was_paid_are_found() -> None:
     right = recorded()
     assert total_error(right, is_sum=True) == ""
-    wrong = "turn rewards and final_rewards must be what each role was paid"
+    wrong = "turn rewards and final_rewards must be those that each role was given"
     assert total_error(replace(right, final_rewards={}), is_sum=False).startswith(wrong)
     moved = [right.turns[0], replace(right.turns[1], reward=1.0), right.turns[2]]
     assert total_error(replace(right, turns=moved), is_sum=False).startswith(wrong)

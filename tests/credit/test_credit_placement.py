@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from agentsgym.credit.advantages import (
-    PotentialShaping,
     ScoredRollout,
     get_estimator,
     grpo,
@@ -64,7 +63,7 @@ def test_a_turn_without_tokens_has_no_place_for_a_number() -> None:
 def test_token_advantages_expand_every_estimator_but_reward() -> None:
     assert token_advantages(trajectory(), [3.0, -1.0], estimator=grpo) == [0.0, 3.0, 3.0, 0.0, -1.0]
     assert token_advantages(trajectory(), [3.0, -1.0], estimator=reward) == [0.0, 0.5, 0.5, 0.0, 2.0]
-    bound, wrapped = get_estimator("reward"), PotentialShaping(return_to_go, 1.0)
+    bound, wrapped = get_estimator("reward"), get_estimator(return_to_go, potential_weight=1.0)
     assert token_advantages(trajectory(), [3.0, -1.0], estimator=bound) == [0.0, 0.5, 0.5, 0.0, 2.0]
     assert token_advantages(trajectory(), [3.0, -1.0], estimator=wrapped) == [0.0, 3.0, 3.0, 0.0, -1.0]
 

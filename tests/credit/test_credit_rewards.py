@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,8 @@ from agentsgym.credit.rewards import (
     TOKEN_CREDITS,
     TURN_CREDITS,
     check_credit,
-    credited_turn_rewards,
+    credited_rewards,
     per_token_rewards,
-    place_on_tokens,
 )
 from agentsgym.errors import ConfigError
 from agentsgym.types import StopReason, Trajectory, Turn
@@ -101,7 +101,7 @@ def test_spread_and_last_pay_out_what_the_turns_with_tokens_were_paid(
     trajectory: Trajectory, pair: tuple[str, str]
 ) -> None:
     counts = [turn.stop - turn.start for turn in trajectory.turns]
-    amounts = credited_turn_rewards(trajectory.turn_rewards, trajectory.final_reward, counts, pair[0])
+    amounts = credited_rewards(trajectory, pair[0])
     paid = math.fsum(amount for amount, count in zip(amounts, counts, strict=True) if count)
     placed = per_token_rewards(trajectory, turn_credit=pair[0], token_credit=pair[1])
     assert math.fsum(placed) == pytest.approx(paid, abs=1e-9)
@@ -140,23 +140,27 @@ def test_a_turn_without_tokens_pays_no_token(picture: str, turn_credit: str, exp
         ("spread_final", [2.0, 0.0, 6.0]),
     ],
 )
-def test_credited_turn_rewards_by_hand(turn_credit: str, expected: list[float]) -> None:
-    assert credited_turn_rewards([1.0, 2.0, 4.0], 8.0, [1, 0, 3], turn_credit) == expected
+def test_credited_rewards_by_hand(turn_credit: str, expected: list[float]) -> None:
+    assert credited_rewards(drawn("A_CCC", [1.0, 2.0, 4.0], 8.0), turn_credit) == expected
 
 
 @pytest.mark.parametrize("turn_credit", TURN_CREDITS)
 def test_no_turns_and_no_tokens_are_no_error(turn_credit: str) -> None:
-    assert credited_turn_rewards([], 1.0, [], turn_credit) == []
+    assert credited_rewards(drawn("", [], 1.0), turn_credit) == []
 
 
 def test_without_tokens_spread_final_pays_nobody() -> None:
-    assert credited_turn_rewards([1.0, 2.0], 3.0, [0, 0], "spread_final") == [0.0, 0.0]
+    assert credited_rewards(drawn("_._", [1.0, 2.0], 3.0), "spread_final") == [0.0, 0.0]
 
 
-def test_the_rewards_given_are_not_handed_back() -> None:
-    rewards = [1.0]
-    credited_turn_rewards(rewards, 1.0, [1], "step")[0] = 5.0
-    assert rewards == [1.0]
+def test_each_role_is_rewarded_as_if_there_were_no_others() -> None:
+    game = drawn("ABC", [0.0, -1.0, 1.0], 1.0)
+    turns = [replace(turn, role=role) for turn, role in zip(game.turns, "XOX", strict=True)]
+    won = replace(game, turns=turns, final_rewards={"X": 1.0, "O": -1.0})
+    assert credited_rewards(won, "step") == [0.0, -1.0, 1.0]
+    assert credited_rewards(won, "final") == [0.0, -1.0, 1.0]
+    assert credited_rewards(won, "repeat_final") == [1.0, -1.0, 1.0]
+    assert credited_rewards(won, "spread_final") == [0.5, -1.0, 0.5]
 
 
 @pytest.mark.parametrize(("turn_credit", "token_credit"), PAIRS)
@@ -182,20 +186,13 @@ def test_a_wrong_pair_is_refused(turn_credit: str, token_credit: str, message: s
 
 def test_unknown_names_are_refused_by_the_parts_too() -> None:
     with pytest.raises(ConfigError, match="turn_credit is unknown: 'fnal'"):
-        credited_turn_rewards([1.0], 1.0, [1], "fnal")
+        credited_rewards(drawn("A", [1.0], 1.0), "fnal")
     with pytest.raises(ConfigError, match="token_credit is unknown: 'eech'"):
-        place_on_tokens(drawn("A", [1.0], 1.0), [1.0], "eech")
-
-
-def test_lengths_must_agree() -> None:
-    with pytest.raises(ValueError, match="got 1 and 2"):
-        credited_turn_rewards([1.0], 1.0, [1, 2], "step")
-    with pytest.raises(ValueError, match="expected one amount per turn: 1 turns, got 2"):
-        place_on_tokens(drawn("A", [1.0], 1.0), [1.0, 2.0], "each")
+        per_token_rewards(drawn("A", [1.0], 1.0), token_credit="eech")
 
 
 def test_a_role_with_turns_needs_a_final_reward() -> None:
     with pytest.raises(
-        ValueError, match=r"final_rewards must have a reward for each role that took a turn, but has none for {'O'}"
+        ValueError, match=r"final_rewards must have a reward for each role that took a turn, but has none for {None}"
     ):
-        credited_turn_rewards([1.0, 0.0], 1.0, [1, 1], "step", roles="XO", final_rewards={"X": 1.0})
+        credited_rewards(replace(drawn("A", [1.0], 1.0), final_rewards={"X": 1.0}), "step")

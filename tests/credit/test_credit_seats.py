@@ -30,7 +30,6 @@ from two_seats import LOGITS, ROLES, Episode, episodes, expected, scored, seat_g
 
 from agentsgym.credit.advantages import (
     ESTIMATORS,
-    PotentialShaping,
     Scale,
     ScoredRollout,
     get_estimator,
@@ -77,7 +76,7 @@ def remembering(name: str, **options: Any) -> Any:
 
 
 def shaped(function: Any, **options: Any) -> Any:
-    return partial(PotentialShaping(partial(function, **options), weight=0.8), discount=1.0, scale="none")
+    return partial(get_estimator(partial(function, **options), potential_weight=0.8), discount=1.0, scale="none")
 
 
 # An estimator, and how many times the sum of the two seats' gradients it is in expectation.
@@ -378,6 +377,6 @@ def test_targets_are_what_the_role_is_paid() -> None:
     valued = [replace(game, values=[[0.0], [0.0], [0.0]])]
     targets = get_estimator("turn_gae", gae_lambda=1.0).value_targets(valued, discount=1.0)
     assert targets == [[[1.0], [-1.0], [1.0]]]
-    shaping = PotentialShaping(get_estimator("turn_gae"), 1.0)
+    shaping = get_estimator("turn_gae", potential_weight=1.0)
     known = replace(game, values=[[0.0], [0.0], [0.0]], potentials=[0.5, 0.25, 0.5])
     assert shaping.value_targets([known], discount=1.0)[0][1] == [-1.25]

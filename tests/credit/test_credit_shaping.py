@@ -16,7 +16,7 @@ from scored_batches import Batch, assert_close, batches, discounts, rollout, sca
 
 from agentsgym.credit.advantages import Scale, ScoredRollout, get_estimator, mt_grpo, return_to_go, rloo
 from agentsgym.credit.returns import discounted_returns
-from agentsgym.credit.shaping import PotentialShaping, shaped
+from agentsgym.credit.shaping import shaped
 from agentsgym.errors import ConfigError
 
 weights = st.sampled_from([-1.0, 0.0, 0.5, 2.0])
@@ -56,7 +56,7 @@ def test_potentials_that_depend_on_the_turn_alone_do_not_move_a_comparison_at_th
 def test_the_wrapper_gives_its_estimator_shaped_rollouts(
     rollouts: Batch, scale: Scale, discount: float, weight: float
 ) -> None:
-    wrapper = PotentialShaping(get_estimator("return_to_go", baseline="role_ema", decay=0.5), weight)
+    wrapper = get_estimator("return_to_go", baseline="role_ema", decay=0.5, potential_weight=weight)
     plain = get_estimator("return_to_go", baseline="role_ema", decay=0.5)
     for _ in range(2):
         expected = plain(shaped(rollouts, discount=discount, weight=weight), discount=discount, scale=scale)
@@ -66,11 +66,11 @@ def test_the_wrapper_gives_its_estimator_shaped_rollouts(
 
 def test_the_wrapper_shows_what_it_wraps_and_can_be_copied() -> None:
     inner = get_estimator("mt_grpo", turn_weight=2.0)
-    wrapper = PotentialShaping(inner, 0.5)
+    wrapper = get_estimator(inner, potential_weight=0.5)
     assert (wrapper.function, wrapper.options, wrapper.state) == (mt_grpo, {"turn_weight": 2.0}, None)
     assert get_estimator(wrapper) is wrapper
     assert pickle.loads(pickle.dumps(wrapper)) == copy.deepcopy(wrapper) == wrapper
-    assert PotentialShaping(mt_grpo, 0.5).function is mt_grpo
+    assert get_estimator(mt_grpo, potential_weight=0.5).function is mt_grpo
 
 
 def test_a_game_that_does_not_say_what_a_state_is_worth_is_refused() -> None:
@@ -86,15 +86,15 @@ def test_a_game_that_does_not_say_what_a_state_is_worth_is_refused() -> None:
 @pytest.mark.parametrize("name", ["grpo", "rloo", "rae", "reward"])
 def test_an_estimator_that_shaping_cannot_reach_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"potential_weight would change nothing for the estimator '{name}'"):
-        PotentialShaping(get_estimator(name), 1.0)
+        get_estimator(name, potential_weight=1.0)
     with pytest.raises(ConfigError, match="it sees final rewards only"):
-        PotentialShaping(rloo, 1.0)
+        get_estimator(rloo, potential_weight=1.0)
 
 
 def test_a_weight_that_is_no_number_is_refused() -> None:
     for weight in (float("inf"), None, "1"):
         with pytest.raises(ConfigError, match="potential_weight must be a finite number, got"):
-            PotentialShaping(return_to_go, weight)
+            get_estimator(return_to_go, potential_weight=weight)
         with pytest.raises(ConfigError, match="potential_weight must be a finite number, got"):
             shaped([], discount=1.0, weight=weight)
 
@@ -102,13 +102,12 @@ def test_a_weight_that_is_no_number_is_refused() -> None:
 def test_the_weight_of_shaping_is_an_option_of_any_estimator_that_can_use_it() -> None:
     for one in ("return_to_go", return_to_go, partial(return_to_go, potential_weight=0.5), get_estimator("gigpo")):
         found = get_estimator(one, **({} if isinstance(one, partial) else {"potential_weight": 0.5}))
-        assert isinstance(found, PotentialShaping)
-        assert (found.weight, found.options) == (0.5, {})
+        assert (found.potential_weight, found.options) == (0.5, {})
     assert get_estimator("grpo", potential_weight=0.0) == get_estimator("grpo")
     with pytest.raises(ConfigError, match="potential_weight would change nothing for the estimator 'grpo'"):
         get_estimator("grpo", potential_weight=0.5)
     with pytest.raises(ConfigError, match="shaped already: leave potential_weight out"):
-        get_estimator(PotentialShaping(return_to_go, 1.0), potential_weight=0.5)
+        get_estimator(get_estimator(return_to_go, potential_weight=1.0), potential_weight=0.5)
 
 
 def test_an_estimator_with_an_option_of_that_name_is_refused() -> None:

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from scored_batches import SCALES, rollout
 
 from agentsgym.credit.advantages import Scale, ScoredRollout, return_to_go, token_advantages
-from agentsgym.credit.gae import return_value_targets, turn_gae
+from agentsgym.credit.gae import turn_gae, turn_value_targets
 from agentsgym.credit.registry import ESTIMATORS, EstimatorTraits, Use, estimator_traits, get_estimator, traits_of
-from agentsgym.credit.shaping import PotentialShaping
 from agentsgym.errors import ConfigError
 from agentsgym.types import StopReason, Trajectory, Turn
 
@@ -52,7 +51,7 @@ slow = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCh
 
 def made(name: str, options: dict[str, Any], weight: float) -> Any:
     estimator = get_estimator(name, **options)
-    return PotentialShaping(estimator, weight) if weight else estimator
+    return get_estimator(estimator, potential_weight=weight) if weight else estimator
 
 
 @pytest.mark.parametrize(("name", "options", "weight", "uses", "compares"), TABLE)
@@ -248,14 +247,14 @@ def test_an_estimator_of_ones_own_declares_its_traits_or_has_none() -> None:
     assert get_estimator(declared).traits == DECLARED
     assert get_estimator(declared, bonus=1.0).traits == DECLARED
     assert get_estimator(Declared()).traits == EstimatorTraits(uses=frozenset({"per_token_rewards"}), per_token=True)
-    assert PotentialShaping(plain, 1.0).traits is None
+    assert get_estimator(plain, potential_weight=1.0).traits is None
 
 
 def test_traits_are_found_within_a_partial() -> None:
     assert get_estimator(partial(declared, bonus=1.0)).traits == DECLARED
     positional = partial(estimator_traits(uses=["values"])(lambda one, rollouts, *, discount, scale: []), 1.0)
     assert get_estimator(positional).traits == EstimatorTraits(uses=frozenset({"values"}))
-    shaped = PotentialShaping(partial(return_to_go, baseline="none"), 1.0)
+    shaped = get_estimator(partial(return_to_go, baseline="none"), potential_weight=1.0)
     assert shaped.traits == get_estimator("return_to_go", baseline="none").traits
     own = estimator_traits(uses=["roles"])(partial(declared, bonus=1.0))
     assert get_estimator(own).traits == EstimatorTraits(uses=frozenset({"roles"}))
@@ -284,8 +283,8 @@ def test_words_that_are_unknown_are_refused() -> None:
 def test_shaping_that_an_estimator_of_ones_own_would_not_see_is_refused() -> None:
     blind = estimator_traits(uses=["values"])(lambda rollouts, *, discount, scale: [])
     with pytest.raises(ConfigError, match=r"potential_weight would change nothing .* it sees no rewards of turns"):
-        PotentialShaping(blind, 1.0)
-    assert PotentialShaping(declared, 1.0).traits == DECLARED
+        get_estimator(blind, potential_weight=1.0)
+    assert get_estimator(declared, potential_weight=1.0).traits == DECLARED
 
 
 # --- value targets ------------------------------------------------------------------------------------------------
@@ -309,22 +308,21 @@ def test_a_value_head_beside_another_estimator_is_trained_towards_the_returns(es
     [[(first, nothing), (second,)]] = targets
     assert (first, second) == pytest.approx((2.0, 2.0))
     assert nothing != nothing  # noqa: PLR0124  # NaN
-    assert str(targets) == str(return_value_targets(batch, discount=0.5))
+    assert str(targets) == str(turn_value_targets(batch, discount=0.5, gae_lambda=1.0))
 
 
 @pytest.mark.parametrize("estimator", [get_estimator(declared), declared, partial(declared, bonus=1.0)])
 def test_targets_are_of_the_rewards_that_a_shaped_estimator_sees(estimator: Any) -> None:
     batch = [valued([1.0, 2.0], [0.3], [0.7], potentials=[-3.0, -1.0])]  # shaped: 1 - .5 + 3, 2 + 1
-    assert PotentialShaping(estimator, 1.0).value_targets(batch, discount=0.5) == [
+    assert get_estimator(estimator, potential_weight=1.0).value_targets(batch, discount=0.5) == [
         [[pytest.approx(5.0)], [pytest.approx(3.0)]]
     ]
 
 
 def test_targets_know_the_options_of_a_wrapped_partial() -> None:
     batch = [valued([1.0, 2.0], [0.25], [0.5], potentials=[0.0, 0.0])]
-    assert PotentialShaping(partial(turn_gae, gae_lambda=0.0), 1.0).value_targets(batch, discount=1.0) == [
-        [[1.5], [2.0]]
-    ]
+    shaped = get_estimator(partial(turn_gae, gae_lambda=0.0), potential_weight=1.0)
+    assert shaped.value_targets(batch, discount=1.0) == [[[1.5], [2.0]]]
 
 
 def test_traits_of_a_bare_function_go_by_its_options() -> None:

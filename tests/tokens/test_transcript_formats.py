@@ -224,4 +224,4 @@ def test_a_tokenizer_without_a_template_is_warned_of_once(caplog: pytest.LogCapt
         ChatFormat.of(chat_tokenizer("chatml"))
     [message] = [logged.getMessage() for logged in caplog.records]
     assert "the tokenizer 'tiny/base' has no chat template" in message
-    assert message.endswith("set tokenizer.chat_template if the model knows one")
+    assert message.endswith("set tokenizer.chat_template if the model has one")

@@ -15,11 +15,11 @@ from games import WORDS, correcting, logged, settings, tasks, trainer_of
 from test_trl_seam import ROWS, parameter_gradients, prepared
 
 from agentsgym.agents.base import Agent
-from agentsgym.credit.assignment import AdvantageAssigner, filter_rollouts
+from agentsgym.credit.assignment import AdvantageAssigner
+from agentsgym.credit.filters import filter_rollouts
 from agentsgym.credit.registry import ESTIMATORS, get_estimator
 from agentsgym.credit.returns import gigpo
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.shaping import PotentialShaping
 from agentsgym.errors import ConfigError
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.types import Action, StopReason, Trajectory, Turn, TurnRequest
@@ -123,8 +123,8 @@ def test_a_rollout_without_a_baseline_is_warned_of(
     ("estimator", "final_reward", "is_warned_of"),
     [
         *(("return_to_go", 2.0, True), ("rebn", 2.0, True), ("grpo", 2.0, False), ("return_to_go", 1.5, False)),
-        (PotentialShaping(get_estimator("return_to_go"), weight=1.0), 2.0, True),
-        (PotentialShaping(get_estimator("mt_grpo"), weight=1.0), 2.0, False),  # which reads the final reward itself
+        (get_estimator("return_to_go", potential_weight=1.0), 2.0, True),
+        (get_estimator("mt_grpo", potential_weight=1.0), 2.0, False),  # which reads the final reward itself
     ],
 )
 def test_a_final_reward_that_no_turn_was_given_is_warned_of(

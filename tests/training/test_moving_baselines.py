@@ -14,7 +14,6 @@ from test_resume import assert_equal_weights, history, trained
 from agentsgym.credit.gae import turn_gae
 from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.shaping import PotentialShaping
 from agentsgym.envs.datasets.registry import register
 from agentsgym.errors import ConfigError
 from agentsgym.training.lifecycle.checkpoint_files import MANIFEST
@@ -121,7 +120,7 @@ def test_an_estimator_given_to_two_runs_is_copied(tmp_path: Path) -> None:
 
 def test_values_are_of_the_rewards_that_the_estimator_sees(tmp_path: Path) -> None:
     """Shaping by the setting and shaping by the estimator are the same."""
-    shaped = PotentialShaping(get_estimator("turn_gae"), weight=1.0)
+    shaped = get_estimator("turn_gae", potential_weight=1.0)
     asked = {"advantage_estimator": "turn_gae", "estimator_kwargs": {"potential_weight": 1.0}, "value_head": "shared"}
     by_setting = settings(tmp_path, **asked).estimator()
     by_estimator = settings(tmp_path, advantage_estimator=shaped, value_head="shared").estimator()

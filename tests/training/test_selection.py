@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_trl_seam import prepared
 
-from agentsgym.credit.assignment import AdvantageAssigner, filter_rollouts, uninformative_task_groups
-from agentsgym.credit.filters import drop_groups, mask_truncated, penalize_truncated
+from agentsgym.credit.assignment import AdvantageAssigner
+from agentsgym.credit.filters import filter_rollouts, uninformative_task_groups
 from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.training.config import GRPOEnvConfig
@@ -68,7 +68,7 @@ def test_truncated_rollouts_alone_are_masked_and_an_estimator_sees_them() -> Non
     settings = args(truncated_rollouts="mask")
     seen, _ = filter_rollouts(scored(*ENDED), settings)
     assert seen == scored(*ENDED)
-    masked = mask_truncated(scored(*ENDED))
+    masked = AdvantageAssigner(settings).estimate(scored(*ENDED), is_training=True).trained
     assert [rollout.dropped for rollout in masked] == TRUNCATED
     assert [rollout.turn_rewards for rollout in masked] == [[0.5, 1.0]] * len(ENDED)
     kept = [not (trajectory.failed or flag) for trajectory, flag in zip(ENDED, TRUNCATED, strict=True)]
@@ -79,7 +79,6 @@ def test_truncated_rollouts_alone_are_masked_and_an_estimator_sees_them() -> Non
 def test_a_penalty_comes_off_the_last_turn_and_the_final_reward_of_truncated_rollouts(penalty: float) -> None:
     settings = args(truncated_rollouts=penalty)
     treated, _ = filter_rollouts(scored(*ENDED), settings)
-    assert treated == penalize_truncated(scored(*ENDED), penalty)
     for rollout, is_truncated in zip(treated, TRUNCATED, strict=True):
         taken = penalty if is_truncated else 0.0
         assert rollout.turn_rewards == [0.5, 1.0 - taken]
@@ -88,7 +87,7 @@ def test_a_penalty_comes_off_the_last_turn_and_the_final_reward_of_truncated_rol
 
 
 def test_a_rollout_without_turns_is_penalized_in_its_final_reward() -> None:
-    [rollout] = penalize_truncated(scored(ended(StopReason.MAX_TOKENS)), 1.0)
+    [rollout], _ = filter_rollouts(scored(ended(StopReason.MAX_TOKENS)), args(truncated_rollouts=1.0))
     assert (rollout.turn_rewards, rollout.final_reward) == ([], -1.0)
 
 
@@ -132,11 +131,14 @@ def test_a_group_may_be_of_one_reward_once_it_is_penalized(truncated_rollouts: s
     assert uninformative_task_groups(scored(*rows), settings) == groups
 
 
-@given(groups=st.lists(st.integers(0, 3), max_size=8), dropped=st.sets(st.integers(0, 4)))
-def test_whole_groups_are_dropped_and_nothing_else_changes(groups: list[int], dropped: set[int]) -> None:
+IN_PAIRS = args(min_group_size=2)
+
+
+@given(groups=st.lists(st.integers(0, 3), max_size=8))
+def test_whole_groups_are_dropped_and_nothing_else_changes(groups: list[int]) -> None:
     rollouts = scored(*(ended(DONE, float(i)) for i in range(len(groups))), groups=groups)
-    kept = drop_groups(rollouts, dropped)
-    assert [rollout.included for rollout in kept] == [group not in dropped for group in groups]
+    kept, _ = filter_rollouts(rollouts, IN_PAIRS)
+    assert [rollout.included for rollout in kept] == [groups.count(group) > 1 for group in groups]
     assert [rollout.final_reward for rollout in kept] == [rollout.final_reward for rollout in rollouts]
 
 

@@ -17,7 +17,6 @@ from trl import GRPOConfig, TrlParser
 
 from agentsgym.credit.gae import turn_gae
 from agentsgym.credit.registry import get_estimator
-from agentsgym.credit.shaping import PotentialShaping
 from agentsgym.errors import ConfigError
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.training.config import GRPOEnvConfig
@@ -217,7 +216,7 @@ def test_the_weight_of_shaping_is_an_option_of_every_estimator(tmp_path: Path) -
     for name in ("return_to_go", turn_gae, get_estimator("gigpo", baseline="others")):
         head = {"value_head": "shared"} if name is turn_gae else {}
         args = settings(tmp_path, advantage_estimator=name, estimator_kwargs='{"potential_weight": 0.5}', **head)
-        assert args.estimator() == PotentialShaping(get_estimator(name), weight=0.5)
+        assert args.estimator() == get_estimator(name, potential_weight=0.5)
     for weight in (float("inf"), "1", None):
         with pytest.raises(ConfigError, match="potential_weight must be a finite number, got"):
             settings(tmp_path, estimator_kwargs={"potential_weight": weight})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 from agentsgym.tokens.calls.forms import ChannelForm, Form, MarkedForm, Read, read_or_failed
@@ -35,7 +36,7 @@ def json_form(opens: str, closes: str, *, ends_with_turn: bool = False) -> Marke
 
 
 def _json_calls(body: str, _kinds: Kinds, call_of_one: Callable[[Any], ToolCall] = call_of_object) -> list[ToolCall]:
-    """Read one object or a list of them, each by itself."""
+    """Read one object or a list of them, each separately."""
     text = body.strip()
     if not text.startswith("["):
         return [call_of_one(whole_json(text))]
@@ -55,20 +56,6 @@ def _json_calls(body: str, _kinds: Kinds, call_of_one: Callable[[Any], ToolCall]
     return calls or [failed_call(MalformedCallError("is an empty list"))]
 
 
-def _llama_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
-    return [call_of_object(whole_json(body))]
-
-
-def _xml_calls(body: str, kinds: Kinds) -> list[ToolCall]:
-    """Read ``<function=name><parameter=key>…``, once or several times."""
-    calls: list[ToolCall] = []
-    for match in _FUNCTION.finditer(body):
-        calls += _tagged(match["name"].strip(), match["body"], _XML_TAGS, kinds)
-    if not calls:
-        raise MalformedCallError("must be written as <function=name><parameter=key>…</parameter></function>")
-    return calls
-
-
 class _Tags(NamedTuple):
     """How a form writes an argument between tags.
 
@@ -82,32 +69,38 @@ class _Tags(NamedTuple):
     begins: str
     ends: str
 
-    def swallowed(self, value: str, keys: Iterable[str]) -> str | None:
-        """Return the argument whose beginning a value holds because a tag before it was misspelled, or None.
-
-        A beginning that is misspelled itself is found after the tag that ends the value before it.
-        """
-        known = "|".join(map(re.escape, keys))
-        begins = re.escape(self.begins).replace(r"\{\}", f"(?P<key>{known})")
-        spoiled = rf"{re.escape(self.ends)}\s*[^\n]{{0,30}}?(?P<other>{known})\b[\"<>]"
-        found = re.search(f"{begins}|{spoiled}", value) if known and "<" in value else None
-        return None if found is None else found["key"] or found["other"]
-
 
 def _tagged(name: str, body: str, tags: _Tags, kinds: Kinds) -> list[ToolCall]:
-    """Read the arguments of one call that stand in tags; whatever stands outside of them is wrong."""
+    """Read the arguments of one call in tags; text outside of them is an error."""
     if rest := tags.whole.sub("", body).strip():
         return [failed_call(MalformedCallError(f"has {rest[:40]!r} outside its arguments"), name)]
     pairs = [(match["key"].strip(), match["value"]) for match in tags.whole.finditer(body)]
+    # A value that contains the beginning of another argument shows that a tag was misspelled; a misspelled beginning is
+    # found after the tag that ends the value before it.
+    known = "|".join(map(re.escape, kinds.get(name, ())))
+    begins = re.escape(tags.begins).replace(r"\{\}", f"(?P<key>{known})")
+    spoiled = rf"{re.escape(tags.ends)}\s*[^\n]{{0,30}}?(?P<other>{known})\b[\"<>]"
     for key, value in pairs:
-        if (other := tags.swallowed(value, kinds.get(name, ()))) is not None:
+        found = re.search(f"{begins}|{spoiled}", value) if known and "<" in value else None
+        if found is not None:
+            other = found["key"] or found["other"]
             error = MalformedCallError(f"has an argument {key!r} that holds the beginning of {other!r}: check its tags")
             return [failed_call(error, name)]
     return _call(name, lambda: typed_arguments(name, pairs, kinds))
 
 
+def _all_tagged(pattern: re.Pattern[str], tags: _Tags, written_as: str, body: str, kinds: Kinds) -> list[ToolCall]:
+    """Read calls whose arguments are in tags, one or several."""
+    calls: list[ToolCall] = []
+    for match in pattern.finditer(body):
+        calls += _tagged(match["name"].strip(), match["body"], tags, kinds)
+    if not calls:
+        raise MalformedCallError(f"must be written as {written_as}")
+    return calls
+
+
 def _call(name: str, arguments: Callable[[], Any], call_id: str | None = None) -> list[ToolCall]:
-    """Make one call of a name, and arguments that may not be readable."""
+    """Make one call from a name and arguments that may be unreadable."""
     return read_or_failed(lambda: [call_of(name, arguments(), call_id)], name)
 
 
@@ -120,11 +113,11 @@ def _glm_calls(body: str, kinds: Kinds) -> list[ToolCall]:
 
 def _python_form(opens: str, closes: str, read_string: ReadString) -> MarkedForm:
     """Calls written as a Python list between two markers."""
-
-    def read(body: str, _kinds: Kinds) -> list[ToolCall]:
-        return python_calls(body, read_string) or [failed_call(MalformedCallError("is empty"))]
-
-    return MarkedForm(opens=re.compile(re.escape(opens)), closes=re.compile(re.escape(closes)), read=read)
+    return _marked(
+        re.escape(opens),
+        re.escape(closes),
+        lambda body, _kinds: python_calls(body, read_string) or [failed_call(MalformedCallError("is empty"))],
+    )
 
 
 def _gemma_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
@@ -151,10 +144,6 @@ def _deepseek_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
     return _call(name, lambda: whole_json(arguments))
 
 
-def _gpt_oss_calls(name: str, body: str, _kinds: Kinds) -> list[ToolCall]:
-    return [call_of(name, whole_json(body))]
-
-
 def _command_calls(body: str, kinds: Kinds) -> list[ToolCall]:
     """Read a list of objects with the key ``tool_name``; their ids, which restart in each answer, are left out."""
 
@@ -179,7 +168,7 @@ def _kimi_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
 
 
 def _minimax_calls(body: str, kinds: Kinds) -> list[ToolCall]:
-    """Read ``<invoke name="name"><parameter name="key">…``, once or several times, each by itself."""
+    """Read ``<invoke name="name"><parameter name="key">…``, once or several times, each separately."""
     calls: list[ToolCall] = []
     for match in _INVOKE.finditer(body):
         if match["closed"]:
@@ -191,15 +180,6 @@ def _minimax_calls(body: str, kinds: Kinds) -> list[ToolCall]:
             failed_call(MalformedCallError(f"must be written in <invoke name=…>…</invoke>, not {rest[:40]!r}"))
         )
     return calls or [failed_call(MalformedCallError("is empty"))]
-
-
-def _muse_calls(_name: str, body: str, kinds: Kinds) -> list[ToolCall]:
-    calls: list[ToolCall] = []
-    for match in _ATEM_CALL.finditer(body):
-        calls += _tagged(match["name"], match["body"], _ATEM_TAGS, kinds)
-    if not calls:
-        raise MalformedCallError('must be written as <atem:invoke name="…">…</atem:invoke>')
-    return calls
 
 
 _TURN_END = re.compile(r"</s>|<\|eot_id\|>|<\|eom_id\|>|<\|im_end\|>")
@@ -245,6 +225,9 @@ _ATEM_TAGS = _Tags(
 )
 
 
+_read_xml: Final = partial(_all_tagged, _FUNCTION, _XML_TAGS, "<function=name><parameter=key>…</parameter></function>")
+
+
 def _marked(opens: str, closes: str, read: Read, **more: Any) -> MarkedForm:
     return MarkedForm(opens=re.compile(opens), closes=re.compile(closes), read=read, **more)
 
@@ -252,7 +235,7 @@ def _marked(opens: str, closes: str, read: Read, **more: Any) -> MarkedForm:
 HERMES: Final = json_form("<tool_call>", "</tool_call>")
 FORMS: Final[Mapping[str, Form]] = {
     "hermes": HERMES,
-    "xml": _marked("<tool_call>", "</tool_call>", _xml_calls),
+    "xml": _marked("<tool_call>", "</tool_call>", _read_xml),
     "glm": _marked("<tool_call>", "</tool_call>", _glm_calls),
     "lfm": _python_form("<|tool_call_start|>", "<|tool_call_end|>", bare_string),
     "lfm, escaped": _python_form("<|tool_call_start|>", "<|tool_call_end|>", escaped_string),
@@ -263,8 +246,12 @@ FORMS: Final[Mapping[str, Form]] = {
         thinks=("<|channel>thought\n", "<channel|>"),
         wraps=re.compile(r"<\|tool_response>|<turn\|>"),
     ),
-    "gpt-oss": ChannelForm(read=_gpt_oss_calls),
-    "muse": ChannelForm(read=_muse_calls),
+    "gpt-oss": ChannelForm(read=lambda name, body, _kinds: [call_of(name, whole_json(body))]),
+    "muse": ChannelForm(
+        read=lambda _name, body, kinds: _all_tagged(
+            _ATEM_CALL, _ATEM_TAGS, '<atem:invoke name="…">…</atem:invoke>', body, kinds
+        )
+    ),
     "mistral": _marked(
         r"\[TOOL_CALLS\]",
         r"</s>|(?=\[TOOL_CALLS\])",
@@ -294,14 +281,14 @@ FORMS: Final[Mapping[str, Form]] = {
         wraps=re.compile(r"<\|(?:START|END)_RESPONSE\|>"),
     ),
     "minimax": _marked("<minimax:tool_call>", "</minimax:tool_call>", _minimax_calls),
-    "seed": _marked("<seed:tool_call>", "</seed:tool_call>", _xml_calls, thinks=("<seed:think>", "</seed:think>")),
+    "seed": _marked("<seed:tool_call>", "</seed:tool_call>", _read_xml, thinks=("<seed:think>", "</seed:think>")),
     "python": _python_form("<|python_start|>", "<|python_end|>", bare_string),
     "python, escaped": _python_form("<|python_start|>", "<|python_end|>", escaped_string),
     "llama": _marked(
         r"(?:<\|python_tag\|>\s*|;\s*)?(?=\{\s*(?:\"type\"\s*:\s*\"function\"\s*,\s*)?\"name\"\s*:\s*\"[^\"]*\"\s*,"
         r"\s*\"(?:parameters|arguments)\"\s*:)|<\|python_tag\|>|\A\s*(?=\{\s*\"name\"\s*:)",
         r"<\|eot_id\|>|<\|eom_id\|>|(?<!\s)\s*;",  # white space is matched once, not from each of its places
-        _llama_calls,
+        lambda body, _kinds: [call_of_object(whole_json(body))],
         is_json=True,
         ends_with_turn=True,
     ),

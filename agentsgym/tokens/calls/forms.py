@@ -1,10 +1,11 @@
-"""Take an answer apart into calls, thoughts and text: between markers, or as messages with headers.
+"""Split an answer into calls, thoughts and text: at markers, or as messages with headers.
 
-The answer is decoded with its control tokens, for some forms mark calls by nothing else.
+The answer is decoded with its control tokens, since some forms mark calls by nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ class Answer:
     Attributes:
         content: The text beside its calls and thoughts; a call that cannot be read stays in it.
         reasoning: The thought, which may be empty; None without a thought.
-        calls: Its calls in order, those that cannot be read too, each with its ``error``.
+        calls: Its calls in order; those that cannot be read have an ``error``.
     """
 
     content: str
@@ -37,7 +38,7 @@ class _Parts:
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
 
     def take(self, calls: list[ToolCall], written: str) -> None:
-        """Take the calls of one block; what could not be read stays in the content."""
+        """Add the calls of one block; a block that could not be read stays in the content."""
         self.calls += calls
         if any(call.error is not None for call in calls):
             self.content.append(written)
@@ -62,7 +63,7 @@ def read_or_failed(read: Callable[[], list[ToolCall]], name: str = "") -> list[T
 
     Args:
         read: Reads them, or raises :class:`~agentsgym.tokens.calls.values.MalformedCallError`.
-        name: The tool, if that is known.
+        name: The tool, if it is known.
     """
     try:
         return read()
@@ -81,7 +82,7 @@ class MarkedForm:
         is_json: Whether a block begins with a JSON value, whose strings may spell the marker that ends it.
         ends_with_turn: Whether the end of the turn ends a block too.
         thinks: Opening and closing markers of a thought.
-        wraps: Markers around blocks, without a meaning of their own.
+        wraps: Markers around blocks, which are left out.
     """
 
     opens: re.Pattern[str]
@@ -96,8 +97,8 @@ class MarkedForm:
         """Read an answer.
 
         Args:
-            prompt: The generation prompt, in which a thought may begin; None where it is not known: a thought that
-                ends in the answer and does not begin there then began in the prompt.
+            prompt: The generation prompt, in which a thought may begin; None if it is unknown: then a thought that ends
+                in the answer and does not begin there began in the prompt.
             text: The answer, with its control tokens.
             kinds: The schemas of the tools' arguments.
         """
@@ -156,45 +157,41 @@ class MarkedForm:
         return len(text) if end < 0 else end + len(self.thinks[1])
 
     def _next(self, text: str, place: int) -> re.Match[str] | None:
-        """Find what begins next, a thought or a block."""
+        """Find the next thought or block."""
         found = (self.opens.search(text, place), re.compile(re.escape(self.thinks[0])).search(text, place))
         return min((match for match in found if match), key=lambda match: match.start(), default=None)
 
     def _block(self, text: str, begin: re.Match[str], parts: _Parts, kinds: Kinds) -> int:
         """Read one block; returns the index after it."""
-        body_end, end, is_closed = self._end(text, begin.end())
+        start, after = begin.end(), None
+        if self.is_json:
+            with contextlib.suppress(MalformedCallError):
+                after = read_json(text, start)[1]
+        is_closed = True
+        if after is not None and self.ends_with_turn:  # text after the value is not part of the call
+            close = self.closes.match(text, after)
+            body_end, end = after, after if close is None else close.end()
+        else:
+            close, other = self.closes.search(text, after or start), self.opens.search(text, (after or start) + 1)
+            if close is None or (other is not None and other.start() < close.start()):
+                body_end = end = len(text) if other is None else other.start()
+                is_closed = self.ends_with_turn
+            else:
+                body_end, end = close.span()
         if is_closed:
-            calls = read_or_failed(lambda: self.read(text[begin.end() : body_end], kinds))
+            calls = read_or_failed(lambda: self.read(text[start:body_end], kinds))
         else:
             calls = [failed_call(MalformedCallError("is not closed: the end of a call is missing"))]
         parts.take(calls, text[begin.start() : end])
         return end
 
-    def _end(self, text: str, start: int) -> tuple[int, int, bool]:
-        """Find where a block's body ends, where the block does, and whether it is closed."""
-        after = self._after_json(text, start) if self.is_json else None
-        if after is not None and self.ends_with_turn:  # what follows the value is not part of the call
-            close = self.closes.match(text, after)
-            return after, after if close is None else close.end(), True
-        close, other = self.closes.search(text, after or start), self.opens.search(text, (after or start) + 1)
-        if close is None or (other is not None and other.start() < close.start()):
-            end = len(text) if other is None else other.start()
-            return end, end, self.ends_with_turn
-        return close.start(), close.end(), True
-
-    def _after_json(self, text: str, start: int) -> int | None:
-        try:
-            return read_json(text, start)[1]
-        except MalformedCallError:
-            return None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelForm:
-    """Answers made of messages with a header each, which names the channel or who is spoken to (gpt-oss, Muse).
+    """Answers made of messages with a header each, which names the channel or the recipient (gpt-oss, Muse).
 
     Attributes:
-        read: Reads the calls of a message, given the name of who is spoken to.
+        read: Reads the calls of a message, given the name of its recipient.
     """
 
     read: Callable[[str, str, Kinds], list[ToolCall]]
@@ -206,20 +203,18 @@ class ChannelForm:
         for message in _MESSAGE.finditer(text):
             parts.content.append(text[place : message.start()])
             place = message.end()
-            self._take(message, parts, kinds)
+            recipient, channel = _RECIPIENT.search(message["header"]), _CHANNEL.search(message["header"])
+            name = recipient[1] if recipient else "user"
+            if name == "self" or (channel and channel[1] == "analysis" and name == "user"):
+                parts.reasoning.append(message["body"])
+            elif name == "user":
+                parts.content.append(message["body"])
+            else:
+                name, body = name.removeprefix("functions."), message["body"]
+                calls = read_or_failed(lambda name=name, body=body: self.read(name, body, kinds), name)
+                parts.take(calls, message[0])
         parts.content.append(text[place:])
         return parts.answer()
-
-    def _take(self, message: re.Match[str], parts: _Parts, kinds: Kinds) -> None:
-        recipient, channel = _RECIPIENT.search(message["header"]), _CHANNEL.search(message["header"])
-        name = recipient[1] if recipient else "user"
-        if name == "self" or (channel and channel[1] == "analysis" and name == "user"):
-            parts.reasoning.append(message["body"])
-        elif name == "user":
-            parts.content.append(message["body"])
-        else:
-            name = name.removeprefix("functions.")
-            parts.take(read_or_failed(lambda: self.read(name, message["body"], kinds), name), message[0])
 
 
 Form = MarkedForm | ChannelForm

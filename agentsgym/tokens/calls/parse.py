@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[Mapping[str, Any]]) -> Action:
-    """Read calls, thoughts and text of an action that does not bring its calls parsed; nothing is raised.
+    """Read calls, thoughts and text of an action without parsed calls; nothing is raised.
 
     Sampled ids are read as the chat template writes calls: its form is found once, by rendering a call and reading it
-    back. An answer that is text may also call as ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, which is the
-    one form where there is no template, or one that writes no calls. A call inside a thought is none; in
-    text, all before a first ``</think>`` without a ``<think>`` is a thought, which the prompt began. An answer
-    that the budget cut is not read at all: a cut call may look whole.
+    back. A text answer may also call as ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, the only form without
+    a template, or with one that writes no calls. A call inside a thought does not count; in text, everything before a
+    first ``</think>`` without a ``<think>`` is a thought that began in the prompt. An answer that the budget cut is not
+    read, since a cut call may look complete.
 
-    A call that cannot be read becomes a :class:`~agentsgym.types.ToolCall` with an ``error``; it stays in the text, and
-    the calls beside it are calls. Arguments that a form writes as bare text get the types of the tool's schema; nothing
-    else is checked here.
+    A call that cannot be read becomes a :class:`~agentsgym.types.ToolCall` with an ``error`` and stays in the text; the
+    other calls are read. Arguments that a form writes as bare text get the types of the tool's schema; nothing else is
+    checked here.
 
     Args:
         action: The agent's action.
-        chat_format: How the tokenizer writes calls; None where there is only text.
+        chat_format: How the tokenizer writes calls; None if there is only text.
         tools: The JSON schemas of the tools.
     """
     if action.tool_calls or action.finish_reason == "length":
@@ -41,7 +41,15 @@ def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[M
     elif action.token_ids is not None:
         answer = reader.read(action.token_ids, tools)
     else:
-        answer = _of_template_or_text(reader.read_text(action.text, tools), action.text)
+        # The reading in which more of the calls are well-formed, the template's own on a tie.
+        answer = reader.read_text(action.text, tools)
+        num_good = 0 if answer is None else _num_good(answer)
+        # Without what the template marks as thoughts, unless it found calls itself.
+        other = _of_text(action.text if answer is None or num_good else answer.content)
+        if answer is None:
+            answer = other
+        elif other is not None and _num_good(other) > num_good:
+            answer = dataclasses.replace(other, reasoning=other.reasoning or answer.reasoning)
     if answer is None:
         return action
     return dataclasses.replace(
@@ -52,17 +60,6 @@ def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[M
 def _of_text(text: str) -> Answer | None:
     answer = HERMES.answer(None, text, {})
     return answer if answer.calls else None
-
-
-def _of_template_or_text(own: Answer | None, text: str) -> Answer | None:
-    """Choose the reading in which more of the calls are well-formed, the template's own on a tie."""
-    if own is None:
-        return _of_text(text)
-    num_good = _num_good(own)
-    other = _of_text(text if num_good else own.content)  # without what the template marks as thoughts
-    if other is None or _num_good(other) <= num_good:
-        return own
-    return dataclasses.replace(other, reasoning=other.reasoning or own.reasoning)
 
 
 def _num_good(answer: Answer) -> int:

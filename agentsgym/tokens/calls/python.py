@@ -24,13 +24,13 @@ ReadString = Callable[[str, int], tuple[str, int]]
 
 
 def python_calls(text: str, read_string: ReadString) -> list[ToolCall]:
-    """Read calls written as a Python list, ``[look(at='door', times=2), wait()]``, each by itself.
+    """Read calls written as a Python list, ``[look(at='door', times=2), wait()]``, each separately.
 
     A malformed call does not affect those after it: reading resumes at the next call.
 
     Args:
         text: The list.
-        read_string: :func:`bare_string` or :func:`escaped_string`, by what the template does to a string.
+        read_string: :func:`bare_string` or :func:`escaped_string`, as the template writes strings.
 
     >>> [(call.name, call.arguments) for call in python_calls("[look(at='Bob's', times=2), wait()]", bare_string)]
     [('look', {'at': "Bob's", 'times': 2}), ('wait', {})]
@@ -57,14 +57,15 @@ def bare_string(text: str, start: int) -> tuple[str, int]:
     """Read a string in which nothing is escaped: it ends where an argument, or the call, ends after its quote.
 
     Raises:
-        MalformedCallError: It is not closed, or only so that it would swallow the call after it.
+        MalformedCallError: It is not closed, or only by a quote of the next call.
     """
     quote = text[start]
     end = re.compile(quote + _AFTER_STRING).search(text, start + 1)
     if end is None:
         raise MalformedCallError("has a string that is not closed")
     value = text[start + 1 : end.start()]
-    if _swallows_a_call(value, quote):
+    head = _LATER_CALL.search(value)  # another call, whose own string this quote closes
+    if head is not None and re.compile(r"\w\s*=\s*" + quote).search(value, head.end()) is not None:
         raise MalformedCallError("has a string that is not closed before the next call")
     return value, end.start() + 1
 
@@ -81,16 +82,13 @@ def escaped_string(text: str, start: int) -> tuple[str, int]:
     found = _ESCAPED_STRING.match(text, start)
     if found is None:
         raise MalformedCallError("has a string that is not closed")
-    value = _ESCAPE.sub(_unescaped, found[0][1:-1])
+    value = _ESCAPE.sub(
+        lambda one: chr(int(one["code"][1:], 16)) if one["code"] else _ESCAPES.get(one["letter"], one[0]),
+        found[0][1:-1],
+    )
     if not value.isascii() and _HALF_PAIR.search(value):
         raise MalformedCallError("has a string that contains half of a surrogate pair")
     return value, found.end()
-
-
-def _unescaped(escape: re.Match[str]) -> str:
-    if escape["code"]:
-        return chr(int(escape["code"][1:], 16))
-    return _ESCAPES.get(escape["letter"], escape[0])
 
 
 def _arguments(
@@ -105,7 +103,7 @@ def _arguments(
         try:
             place = _argument(text, place, arguments, read_string)
         except MalformedCallError as error:
-            error.place = len(text[:place].rstrip(", \t\n"))  # what follows the last comma may be the next call
+            error.place = len(text[:place].rstrip(", \t\n"))  # the next call may begin after the last comma
             raise
     return arguments, place + 1
 
@@ -129,27 +127,17 @@ def _value(text: str, start: int, read_string: ReadString) -> tuple[Any, int]:
     if first in {"'", '"'}:
         return read_string(text, start)
     if first in {"[", "{"}:
-        return _container(text, start)
+        try:
+            return read_json(text, start)
+        except MalformedCallError as error:
+            for end in _CLOSERS.finditer(text, start):  # it may be written as Python prints it
+                written = text[start : end.end()]
+                if written.count(first) == written.count("]" if first == "[" else "}"):
+                    return literal(written, error), end.end()
+            raise
     word = _WORD.match(text, start)
     written = word[0].strip() if word else ""
     return (WORDS[written] if written in WORDS else whole_json(written)), start + len(word[0] if word else "")
-
-
-def _swallows_a_call(value: str, quote: str) -> bool:
-    """Whether the text between two quotes begins another call, whose own string the second quote closes."""
-    head = _LATER_CALL.search(value)
-    return head is not None and re.compile(r"\w\s*=\s*" + quote).search(value, head.end()) is not None
-
-
-def _container(text: str, start: int) -> tuple[Any, int]:
-    try:
-        return read_json(text, start)
-    except MalformedCallError as error:
-        for end in _CLOSERS.finditer(text, start):  # a list is printed as Python prints it
-            written = text[start : end.end()]
-            if written.count(written[0]) == written.count("]" if written[0] == "[" else "}"):
-                return literal(written, error), end.end()
-        raise
 
 
 _CALL_HEAD = re.compile(r"\s*([\w./-]+)\(")

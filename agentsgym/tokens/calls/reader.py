@@ -14,7 +14,7 @@ from agentsgym.errors import ConfigError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tokens.calls.families import FORMS, json_form
-from agentsgym.tokens.calls.forms import Answer, ChannelForm, Form
+from agentsgym.tokens.calls.forms import Answer, ChannelForm, Form, read_or_failed
 from agentsgym.tokens.calls.values import Kinds, MalformedCallError, call_of, failed_call, kinds_of, read_json
 from agentsgym.types import ToolCall
 
@@ -48,7 +48,7 @@ class TemplateForm:
     """Calls in the form that the tokenizer's own ``response_template`` describes.
 
     Attributes:
-        tokenizer: Whose it is.
+        tokenizer: The tokenizer.
         opens: The opening marker of a call; None if the template defines none.
     """
 
@@ -58,9 +58,9 @@ class TemplateForm:
     def answer(self, prompt: str | None, text: str, kinds: Kinds) -> Answer:
         """Read an answer; arguments as in :meth:`agentsgym.tokens.calls.forms.MarkedForm.answer`."""
         if prompt is None:
-            thought, ends, said = text.partition("</think>")
+            thought, ends, rest = text.partition("</think>")
             if ends and "<think>" not in thought:
-                answer = self.answer("", said, kinds)
+                answer = self.answer("", rest, kinds)
                 return Answer(content=answer.content, reasoning=thought.strip(), calls=answer.calls)
             prompt = ""
         try:
@@ -69,12 +69,10 @@ class TemplateForm:
             if is_interruption(error):
                 raise
             starts = [match.start() for match in self.opens.finditer(text)] if self.opens else []
-            if len(starts) > 1:
-                return self._each(prompt, text, starts, kinds)
-            return Answer(content=text, calls=(failed_call(MalformedCallError(f"is malformed: {sentence_of(error)}")),))
-
-    def _each(self, prompt: str, text: str, starts: Sequence[int], kinds: Kinds) -> Answer:
-        """Read each call by itself, so that one which cannot be read costs no other."""
+            if len(starts) < 2:
+                failed = failed_call(MalformedCallError(f"is malformed: {sentence_of(error)}"))
+                return Answer(content=text, calls=(failed,))
+        # Each call separately, so that a malformed one does not affect the others.
         first = self.answer(prompt, text[: starts[1]], kinds)
         rest = [self.answer("", text[a:b], kinds) for a, b in zip(starts[1:], [*starts[2:], len(text)], strict=True)]
         return Answer(
@@ -89,10 +87,16 @@ class TemplateForm:
             for name, properties in kinds.items()
         ]
         message: Any = self.tokenizer.parse_response(text, prefix=prompt, tools=tools)
-        calls = tuple(_checked_call(call) for call in message.get("tool_calls") or ())
+        calls: list[ToolCall] = []
+        for call in message.get("tool_calls") or ():
+            function: Any = call["function"]
+            calls += read_or_failed(
+                lambda call=call, given=function: [call_of(given.get("name"), given.get("arguments"), call.get("id"))]
+            )
         failed = any(call.error is not None for call in calls)
         reasoning = message.get("reasoning_content") or message.get("thinking")
-        return Answer(content=text if failed else message.get("content") or "", reasoning=reasoning, calls=calls)
+        content = text if failed else message.get("content") or ""
+        return Answer(content=content, reasoning=reasoning, calls=tuple(calls))
 
 
 class CallReader:
@@ -117,7 +121,7 @@ class CallReader:
         """Check that calls can be read as the template prints them.
 
         Raises:
-            ConfigError: They cannot: the agent's calls would be taken for text.
+            ConfigError: They cannot, so that the agent's calls would be taken for text.
         """
         if self.form is not None or not self._tokenizer.chat_template:
             return
@@ -130,20 +134,23 @@ class CallReader:
         )
 
     def read(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Answer | None:
-        """Read sampled ids; None where they hold neither calls nor thoughts nor other parts.
+        """Read sampled ids; None if they hold neither calls nor thoughts nor other parts.
 
         Args:
             token_ids: The answer, (T,).
             tools: The JSON schemas of the tools, which give the types of arguments.
         """
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return self._read(self._prompt, text, tools)
+        return self.read_text(text, tools, prompt=self._prompt)
 
-    def read_text(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Answer | None:
-        """Read an answer that is text: what its agent was shown is not known, and so where a thought began."""
-        return self._read(None, text, tools)
+    def read_text(self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt: str | None = None) -> Answer | None:
+        """Read an answer that is text, with its control tokens if it was sampled.
 
-    def _read(self, prompt: str | None, text: str, tools: Sequence[Mapping[str, Any]]) -> Answer | None:
+        Args:
+            text: The answer.
+            tools: The JSON schemas of the tools.
+            prompt: The generation prompt; None if it is unknown, and with it where a thought began.
+        """
         if self.form is None:
             return None
         answer = self.form.answer(prompt, text, kinds_of(tools))
@@ -156,7 +163,7 @@ class CallReader:
 
 
 def reader_of(chat_format: ChatFormat) -> CallReader:
-    """Get the reader of a format, made at the first call and again when the template was changed."""
+    """Get the reader of a format, made at the first call and again after the template changed."""
     tokenizer: Any = chat_format.tokenizer
     options: Mapping[str, Any] = getattr(chat_format, "template_options", None) or {}
     readers = _READERS.setdefault(tokenizer, {})
@@ -171,11 +178,17 @@ _READERS: WeakKeyDictionary[Any, dict[tuple[str, str], CallReader]] = WeakKeyDic
 
 
 def _form_of(tokenizer: Any, options: Mapping[str, Any]) -> Form | TemplateForm | None:
-    """Find the form that reads a call back as the template wrote it, and leaves the least beside it."""
+    """Find the form that reads a call back as the template wrote it, and leaves the least text beside it."""
     reply = _rendered(tokenizer, options, [_QUESTION, {"role": "assistant", "content": "reply"}], add_prompt=False)
     end = reply.rpartition("reply")[2].strip()
+    described: list[TemplateForm] = []
+    given: Any = getattr(tokenizer, "response_template", None)
+    if isinstance(given, dict):
+        field: Any = cast("Any", given).get("fields", {}).get("tool_calls", {})
+        opens = field.get("open_pattern") or (re.escape(field["open"]) if isinstance(field.get("open"), str) else None)
+        described.append(TemplateForm(tokenizer=tokenizer, opens=re.compile(opens) if opens else None))
     for prompt, turn in _written_calls(tokenizer, options):
-        forms = (*FORMS.values(), *_given_form(tokenizer), *_learned_form(turn, end))
+        forms = (*FORMS.values(), *described, *_learned_form(turn, end))
         read = [(_rest_of(form, prompt, turn, _ARGUMENTS), form) for form in forms]
         rests = [rest for rest, _ in read if rest is not None]
         if rests:
@@ -184,7 +197,7 @@ def _form_of(tokenizer: Any, options: Mapping[str, Any]) -> Form | TemplateForm 
 
 
 def _rest_of(form: Form | TemplateForm, prompt: str, turn: str, arguments: Mapping[str, Any]) -> int | None:
-    """How much text a form leaves beside the one call of a turn; None if it reads another call than was written."""
+    """How much text a form leaves beside the one call of a turn; None if it reads a different call."""
     answer = form.answer(prompt, turn, kinds_of([_TOOL]))
     calls = [(call.name, call.arguments, call.error) for call in answer.calls]
     return len(answer.content) if calls == [(_NAME, arguments, None)] else None
@@ -200,15 +213,6 @@ def _exact_form(
                 if _rest_of(form, prompt, turn, _HARD_ARGUMENTS) is not None:
                     return form
     return forms[0]
-
-
-def _given_form(tokenizer: Any) -> Iterator[TemplateForm]:
-    given: Any = getattr(tokenizer, "response_template", None)
-    if not isinstance(given, dict):
-        return
-    field: Any = cast("Any", given).get("fields", {}).get("tool_calls", {})
-    opens: Any = field.get("open_pattern") or (re.escape(field["open"]) if isinstance(field.get("open"), str) else None)
-    yield TemplateForm(tokenizer=tokenizer, opens=re.compile(opens) if opens else None)
 
 
 def _learned_form(turn: str, turn_end: str) -> Iterator[Form]:
@@ -253,15 +257,7 @@ def _rendered(tokenizer: Any, options: Mapping[str, Any], messages: list[Any], *
         return tokenizer.apply_chat_template(
             messages, tools=[_TOOL], tokenize=False, add_generation_prompt=add_prompt, **options
         )
-    except BaseException as error:  # templates are foreign code and raise what they like
+    except BaseException as error:  # templates are foreign code and may raise anything
         if is_interruption(error):
             raise
         return ""
-
-
-def _checked_call(call: Any) -> ToolCall:
-    function: Any = call["function"]
-    try:
-        return call_of(function.get("name"), function.get("arguments"), call.get("id"))
-    except MalformedCallError as error:
-        return failed_call(error)

@@ -12,8 +12,8 @@ from typing import Any, Final, cast
 from agentsgym.texts import shown
 from agentsgym.types import ToolCall
 
-MAX_DEPTH: Final = 64  # of values in values; the recursion limit would depend on who calls
-MAX_CALLS: Final = 128  # of an answer: what is malformed again and again would take long to read
+MAX_DEPTH: Final = 64  # of values in values; the recursion limit would depend on the caller
+MAX_CALLS: Final = 128  # of an answer: many malformed ones would take long to read
 Kinds = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each argument, by tool."""
 
@@ -33,7 +33,7 @@ class MalformedCallError(ValueError):
 def read_json(text: str, start: int = 0) -> tuple[Any, int]:
     """Read the JSON value that begins at ``start`` or after white space there.
 
-    Keys that come twice, NaN, infinity and halves of surrogate pairs are refused, as is what is nested too deeply.
+    Duplicate keys, NaN, infinity, halves of surrogate pairs and too deep nesting are refused.
 
     Returns:
         The value, and the index after it.
@@ -86,7 +86,7 @@ def check_depth(value: Any, depth: int = 0) -> None:
 
 
 def call_of(name: Any, arguments: Any, call_id: Any = None) -> ToolCall:
-    """Make a call of what was read.
+    """Make a call.
 
     Raises:
         MalformedCallError: The name or the arguments are of a wrong type.
@@ -101,7 +101,7 @@ def call_of(name: Any, arguments: Any, call_id: Any = None) -> ToolCall:
 
 
 def call_of_object(value: Any) -> ToolCall:
-    """Make a call of a JSON object with a name and arguments.
+    """Make a call from a JSON object with a name and arguments.
 
     >>> call_of_object({"name": "look", "arguments": {"at": "door"}})
     ToolCall(name='look', arguments={'at': 'door'}, id=None, error=None)
@@ -124,7 +124,7 @@ def call_of_object(value: Any) -> ToolCall:
 
 
 def failed_call(error: MalformedCallError, name: str = "") -> ToolCall:
-    """Make the call that could not be read, with what was wrong as a sentence."""
+    """Make a call that could not be read, with the error as a sentence."""
     return ToolCall(name=name, error=f"the call {error}")
 
 
@@ -134,7 +134,7 @@ def kinds_of(tools: Sequence[Mapping[str, Any]]) -> Kinds:
 
 
 def typed_arguments(name: str, pairs: Sequence[tuple[str, str]], kinds: Kinds) -> dict[str, Any]:
-    """Give the arguments that a template writes as bare text the types of their schemas.
+    """Convert arguments that a template writes as bare text to the types of their schemas.
 
     Args:
         name: The tool.
@@ -142,7 +142,7 @@ def typed_arguments(name: str, pairs: Sequence[tuple[str, str]], kinds: Kinds) -
         kinds: The schemas.
 
     Raises:
-        MalformedCallError: An argument comes twice.
+        MalformedCallError: An argument is given twice.
 
     >>> typed_arguments("f", [("n", "3"), ("s", "3")], {"f": {"n": {"type": "integer"}, "s": {"type": "string"}}})
     {'n': 3, 's': '3'}
@@ -160,21 +160,19 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     kinds = _allowed(schema)
     if kinds == {"string"}:
         return text
+    written = text.strip()
     try:
-        value = WORDS[text.strip()] if text.strip() in WORDS else whole_json(text)
+        value = WORDS[written] if written in WORDS else whole_json(text)
     except MalformedCallError as error:
-        return text if not kinds or "string" in kinds else _as_python(text, error)
+        if not kinds or "string" in kinds or written[:1] not in {"[", "{"}:
+            return text
+        try:  # a list or a dict as Python prints it
+            return literal(written, error)
+        except MalformedCallError:
+            return text
     if not kinds or not kinds.isdisjoint(_JSON_KINDS[type(value)]) or "string" not in kinds:
         return value
     return text
-
-
-def _as_python(text: str, error: MalformedCallError) -> Any:
-    """Read a list or a dict as Python prints it; any other text is returned unchanged."""
-    try:
-        return literal(text.strip(), error) if text.strip()[:1] in {"[", "{"} else text
-    except MalformedCallError:
-        return text
 
 
 def _allowed(schema: Mapping[str, Any]) -> set[str]:
@@ -215,13 +213,13 @@ def gemma_arguments(text: str) -> Any:
     parts = text.split('<|"|>')
     if len(parts) % 2 == 0:
         raise MalformedCallError('has a string that is not closed by <|"|>')
-    written = [_quoted(part) if index % 2 == 0 else json.dumps(part) for index, part in enumerate(parts)]
-    return whole_json("".join(written))
-
-
-def _quoted(text: str) -> str:
-    keys = _BARE_KEY.sub(r'"\1":', text)
-    return _BARE_WORD.sub(lambda match: json.dumps(WORDS[match[0]]), keys)
+    for index, part in enumerate(parts):
+        if index % 2:
+            parts[index] = json.dumps(part)
+        else:
+            keys = _BARE_KEY.sub(r'"\1":', part)
+            parts[index] = _BARE_WORD.sub(lambda match: json.dumps(WORDS[match[0]]), keys)
+    return whole_json("".join(parts))
 
 
 def skip_space(text: str, start: int) -> int:

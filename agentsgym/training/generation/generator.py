@@ -15,7 +15,7 @@ from datasets import IterableDataset
 from agentsgym.agents.base import as_agent
 from agentsgym.agents.trained import BatchStart, as_trained_policy
 from agentsgym.batch.layouts import LAYOUTS
-from agentsgym.credit.assignment import uninformative_task_groups
+from agentsgym.credit.filters import uninformative_task_groups
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.dataset_rows import DatasetRow
 from agentsgym.envs.datasets.environments import group_seeds

@@ -13,7 +13,6 @@ from agentsgym.training.policy.value_head import FILE_NAME
 
 if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
-    from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.training.curriculum import Curriculum
     from agentsgym.training.generation.in_flight import TaskOrder
     from agentsgym.training.policy.value_head import ValueModel
@@ -24,7 +23,7 @@ _ORDER_FILE = "task_order.json"
 _REFERENCE_FILE = "reference.safetensors"
 
 
-def save_checkpoint(folder: Path, estimator: BoundEstimator | PotentialShaping, value_model: ValueModel | None) -> None:
+def save_checkpoint(folder: Path, estimator: BoundEstimator, value_model: ValueModel | None) -> None:
     """Write the value head and the estimator's state into the folder of a model."""
     if value_model is not None:
         value_model.save(folder)
@@ -37,7 +36,7 @@ def save_checkpoint(folder: Path, estimator: BoundEstimator | PotentialShaping, 
         (folder / _ESTIMATOR_FILE).write_text(json.dumps(state))
 
 
-def load_checkpoint(folder: Path, estimator: BoundEstimator | PotentialShaping, value_model: ValueModel | None) -> None:
+def load_checkpoint(folder: Path, estimator: BoundEstimator, value_model: ValueModel | None) -> None:
     """Load the value head and the estimator's state from the folder of a model.
 
     Raises:
@@ -140,6 +139,6 @@ def load_reference(folder: Path, reference: Any) -> None:
     load_model(reference, path)
 
 
-def _plain_options(estimator: BoundEstimator | PotentialShaping) -> dict[str, str]:
+def _plain_options(estimator: BoundEstimator) -> dict[str, str]:
     options = sorted(estimator.options.items())
     return {name: getattr(value, "__qualname__", repr(value)) for name, value in options}  # repr may hold an address

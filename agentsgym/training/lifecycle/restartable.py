@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from transformers.trainer_utils import TrainOutput
 
     from agentsgym.credit.bound import BoundEstimator
-    from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.training._trl import TRLSeam
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.curriculum import Curriculum
@@ -146,7 +145,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         raise NotImplementedError
 
     @property
-    def estimator(self) -> BoundEstimator | PotentialShaping:
+    def estimator(self) -> BoundEstimator:
         """The estimator of advantages; its ``state`` is what it keeps from one generation batch to the next."""
         raise NotImplementedError
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
     from agentsgym.credit.registry import EstimatorTraits
     from agentsgym.credit.scored import ScoredRollout
-    from agentsgym.credit.shaping import PotentialShaping
     from agentsgym.training.config import GRPOEnvConfig
 
 logger = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ _MANY_FLAT_BATCHES = 10
 class Diagnostics:
     """Compares each training batch with the settings, and gives each warning once a run."""
 
-    def __init__(self, args: GRPOEnvConfig, estimator: BoundEstimator | PotentialShaping) -> None:
+    def __init__(self, args: GRPOEnvConfig, estimator: BoundEstimator) -> None:
         """Start without any warning given.
 
         Args:
@@ -37,6 +36,8 @@ class Diagnostics:
         """
         self._args = args
         self._estimator = estimator
+        own = traits_of(estimator.function, estimator.options)  # without what shaping adds
+        self._sums_returns = own is not None and "discount" in own.uses
         self._warned: set[str] = set()
         self._num_flat = 0  # consecutive batches
 
@@ -103,8 +104,7 @@ class Diagnostics:
                 "groups out",
                 name,
             )
-        own = traits_of(self._estimator.function, self._estimator.options)  # without what shaping adds
-        if own is not None and "discount" in own.uses and any(map(_is_rewarded_elsewhere, rollouts)):
+        if self._sums_returns and any(map(_is_rewarded_elsewhere, rollouts)):
             self._warn_once(
                 "the final reward is not the sum of the turn rewards, and %r sums turn rewards: return it from "
                 "_step_episode, or set env_config['turn_credit'] to 'final'",
