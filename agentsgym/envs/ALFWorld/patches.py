@@ -160,14 +160,14 @@ def _remembered_commands(derive: Callable[..., str], textgen: Any) -> Callable[.
 
 def _depends_on(symbols: Sequence[Any], textgen: Any) -> set[str]:
     """Return the predicates that the wording depends on."""
-    asked: set[str] = set()
+    found: set[str] = set()
     for symbol in symbols:
         inner = (getattr(symbol, "symbol", None), getattr(symbol, "expression", None))
-        asked |= _depends_on([one for one in inner if hasattr(one, "context")], textgen)
+        found |= _depends_on([one for one in inner if hasattr(one, "context")], textgen)
         given = getattr(symbol, "given", None)
         if given:
-            asked |= {one.name for one in textgen.Rule.parse_conjunctive_query(given).preconditions}
-    return asked
+            found |= {one.name for one in textgen.Rule.parse_conjunctive_query(given).preconditions}
+    return found
 
 
 def _translated_once(translate: Callable[..., Any]) -> Callable[..., Any]:

@@ -62,7 +62,7 @@ class Worker(threading.Thread):
             try:
                 job = self.jobs.get(timeout=_IDLE_S)
             except Empty:
-                if self._runner.lets_go(self):
+                if self._runner.may_end(self):
                     return
                 continue
             if job is None:
@@ -96,7 +96,8 @@ class Runner:
         job = Job(work)
         with self._lock:
             worker = self._idle.pop() if self._idle else None
-            num_stuck = len(self._still_running()) if self._given_up else 0
+            self._given_up = [one for one in self._given_up if not one.wait(0)]
+            num_stuck = len(self._given_up)
         if num_stuck >= MOST_GIVEN_UP:
             raise EnvError(
                 f"{num_stuck} {self._what} have exceeded {self._limit_name} and are still running: no more are "
@@ -130,7 +131,7 @@ class Runner:
                 return
         worker.jobs.put(None)
 
-    def lets_go(self, worker: Worker) -> bool:
+    def may_end(self, worker: Worker) -> bool:
         """Whether an idle worker may end; not if it was just assigned a job."""
         with self._lock:
             if worker in self._idle:
@@ -145,7 +146,3 @@ class Runner:
             idle, self._idle = [*self._idle], deque()
         for worker in idle:
             worker.jobs.put(None)
-
-    def _still_running(self) -> list[Job]:
-        self._given_up = [job for job in self._given_up if not job.wait(0)]
-        return self._given_up

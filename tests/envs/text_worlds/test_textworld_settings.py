@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentsgym.envs.datasets.naming import find_env, known_names
 from agentsgym.envs.spec import EnvSpec
 from agentsgym.envs.TextWorld import TextWorldEnv
-from agentsgym.envs.TextWorld.feedback import opening_text, said_text
+from agentsgym.envs.TextWorld.engine import opening_text, said_text
 from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
 from agentsgym.errors import ConfigError, TaskError
 
