@@ -94,12 +94,6 @@ def _missing(error: Exception) -> MissingDependencyError:
     return MissingDependencyError(str(package), command=" && ".join(commands) or said)
 
 
-def max_turns_of(game: Any) -> int | None:
-    """Return the turn limit that the environment was registered with; None for no limit."""
-    limit = getattr(getattr(game, "spec", None), "max_episode_steps", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
-
-
 _KNOWN_WRAPPERS = {"OrderEnforcing", "PassiveEnvChecker", "TimeLimit"}
 
 
