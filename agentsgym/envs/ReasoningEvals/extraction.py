@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 from agentsgym.envs.shared.numbers import SCALE_WORD
@@ -163,16 +164,13 @@ FINDERS: Mapping[str, Extractor] = {
 }
 
 
-def _cleaning(find: Extractor) -> Extractor:
-    def extract(text: str) -> str | None:
-        found = find(text)
-        return None if found is None else cleaned(found)
-
-    return extract
+def _cleaned_by(find: Extractor, text: str) -> str | None:
+    found = find(text)
+    return None if found is None else cleaned(found)
 
 
 #: The same extractors, with the answer's wrapping stripped.
-EXTRACTORS: Mapping[str, Extractor] = {name: _cleaning(find) for name, find in FINDERS.items()}
+EXTRACTORS: Mapping[str, Extractor] = {name: partial(_cleaned_by, find) for name, find in FINDERS.items()}
 _EXPLICIT = ("tag", "boxed", "hashes")
 _AFTER_THEM: Mapping[Kind, tuple[str, ...]] = {"number": ("number",), "choice": ("choice",), "text": ("line",)}
 
