@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentsgym.envs.ALFWorld.goals import Fact, Goal, read_goal
-from agentsgym.envs.ALFWorld.patches import mend_engine, remember_commands
+from agentsgym.envs.ALFWorld.patches import cache_commands, patch_engine
 from agentsgym.fields import is_strings
 from agentsgym.texts import sentence_of
 
@@ -28,15 +28,15 @@ class HouseholdEngine:
     """
 
     def __init__(self) -> None:
-        mend_engine()
+        patch_engine()
         textworld: Any = importlib.import_module("textworld")
         self._planner: Any = importlib.import_module("fast_downward")
         alfworld: Any = importlib.import_module("alfworld.agents.environment.alfred_tw_env")
         pddl: Any = importlib.import_module("textworld.envs.pddl")
         self._game: Any = alfworld.AlfredDemangler(pddl.PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True)))
         self._goal: Goal | None = None
-        self._told: frozenset[str] = frozenset()
-        self._things: frozenset[str] = frozenset()
+        self._in_texts: frozenset[str] = frozenset()
+        self._in_world: frozenset[str] = frozenset()
 
     def start(self, game: dict[str, Any]) -> dict[str, Any]:
         """Load a game and start it.
@@ -56,7 +56,7 @@ class HouseholdEngine:
         parts = game["game"] if "game" in game else _read_game(Path(game["file"]))
         try:
             self._game.load(parts)
-            remember_commands(self._game.unwrapped)
+            cache_commands(self._game.unwrapped)
             state = self._game.reset()
         except (Exception, SystemExit) as error:  # the planner's translator exits on unreadable input
             why = f"{type(error).__name__}: {sentence_of(error)}"
@@ -64,7 +64,7 @@ class HouseholdEngine:
         inner = self._game.unwrapped
         task = inner._pddl_state.task
         changing = {effect.literal.predicate for action in task.actions for effect in action.effects}
-        self._told, self._things = _seen_predicates(task, changing, inner._game_data["grammar"])
+        self._in_texts, self._in_world = _seen_predicates(task, changing, inner._game_data["grammar"])
         self._goal = None
         with suppress(ValueError, IndexError, TypeError, KeyError):  # progress is then unknown
             objects = {one.name: one.type_name for one in task.objects}
@@ -92,8 +92,8 @@ class HouseholdEngine:
             "won": bool(state["won"]),
             "lost": False,
             "progress": None if self._goal is None else num_met / max(num_conditions, 1),
-            "key": _digest(fact for fact in facts if fact[0] in self._things),
-            "state_key": _digest(fact for fact in facts if fact[0] in self._told),
+            "key": _digest(fact for fact in facts if fact[0] in self._in_world),
+            "state_key": _digest(fact for fact in facts if fact[0] in self._in_texts),
         }
 
     def _facts(self) -> set[Fact]:

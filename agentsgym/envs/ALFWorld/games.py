@@ -55,7 +55,7 @@ def data_folder(data: str | None) -> Path:
     if not folder.is_dir():
         source = "env_config['data']" if data else f"${VARIABLE}" if known else "its usual place"
         raise ConfigError(
-            f"ALFWorld's data are not in {folder} ({source}): there is no such folder. {_DOWNLOAD}; "
+            f"ALFWorld's data folder {folder} ({source}) does not exist. {_DOWNLOAD}; "
             "`python -m tools.households FOLDER` in a clone of agentsgym's repository makes small ones offline"
         )
     return folder

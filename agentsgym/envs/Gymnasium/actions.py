@@ -66,11 +66,11 @@ class ActionTable:
                     f"env_config['actions'] must return one of {[*self.values]} or None, got {shown(number)}"
                 )
             return number
-        said = _fold(without_thoughts(text))
-        in_brackets = [one for one in re.findall(r"\[([^\[\]]*)\]", said) if _fold(one) in self._folded]
+        folded = _fold(without_thoughts(text))
+        in_brackets = [one for one in re.findall(r"\[([^\[\]]*)\]", folded) if _fold(one) in self._folded]
         if in_brackets:
             return self._folded[_fold(in_brackets[-1])]
-        named = {self._folded[name] for name in self._pattern.findall(said)}
+        named = {self._folded[name] for name in self._pattern.findall(folded)}
         return named.pop() if len(named) == 1 else None
 
     def as_hint(self) -> str:

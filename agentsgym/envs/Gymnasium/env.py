@@ -325,13 +325,13 @@ class GymnasiumEnv(MultistepEnv):
         if exact is None:
             raise ConfigError(f"{self._name()} has no list of all its states: build the tokenizer from recorded texts")
         own = self.env_config["system_prompt"]
-        says = [self._system_prompt() if own is None else own, f"Invalid action. {self._hint()}", *exact.frames]
+        messages = [self._system_prompt() if own is None else own, f"Invalid action. {self._hint()}", *exact.frames]
         if self._ready and self._ready.has_maps:  # the cells of any map, with the player's position
             cells = " ".join(letter for letter in "SFHG" * 2)
             marked = [f"[{letter}]" for letter in "SFHG"]
-            says += [cells, *(f"{one} {two}\n{two} {one}" for one in marked for two in (*"SFHG", *marked))]
-        spoken = [form for name in self.actions.by_name for form in (name, f"[{name}]")]
-        return [text for text in (*says, *(f"{NEW_GAME}{one}" for one in says), *spoken) if text]
+            messages += [cells, *(f"{one} {two}\n{two} {one}" for one in marked for two in (*"SFHG", *marked))]
+        actions = [form for name in self.actions.by_name for form in (name, f"[{name}]")]
+        return [text for text in (*messages, *(f"{NEW_GAME}{one}" for one in messages), *actions) if text]
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:

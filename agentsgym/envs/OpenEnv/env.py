@@ -192,11 +192,11 @@ class OpenEnvEnv(MultistepEnv):
         with self._opening:
             if self._interface is None:
                 config = self.env_config
-                is_known = config["format"] == "text" and config["action"] is not None  # the schemas are not needed
+                is_given = config["action"] is not None and config["observation"] is not None
                 try:
                     self._interface = (
-                        ServerInterface()
-                        if is_known and config["observation"] is not None
+                        ServerInterface()  # the schemas are not needed
+                        if is_given and config["format"] == "text"
                         else request_interface(self.server, self._link.url())
                     )
                 except EnvError as error:
@@ -289,10 +289,9 @@ class OpenEnvEnv(MultistepEnv):
 
     def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
         given = Action(text=action)
-        is_called = self._how.format == "tools"
-        return self._step_action(
-            session_id, state, with_calls(given, self.chat_format, self.tool_schemas) if is_called else given
-        )
+        if self._how.format == "tools":
+            given = with_calls(given, self.chat_format, self.tool_schemas)
+        return self._step_action(session_id, state, given)
 
     def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
         if self._how.format != "tools":

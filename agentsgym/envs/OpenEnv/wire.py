@@ -82,7 +82,7 @@ class Connection:
         self._server = server
         self._is_over = True  # until a reset
         self._closed = ConnectionClosed
-        self._opened = contextlib.ExitStack()  # websockets means its connections to be entered and left
+        self._opened = contextlib.ExitStack()  # a connection of websockets is a context manager
         self._socket = self._opened.enter_context(_connected(server, url))
         try:
             self._ask("state", None, server.connect_timeout_s)

@@ -201,12 +201,12 @@ class ReasoningEvalsEnv(MultistepEnv):
 
     def _extract(self, action: Action, kind: Kind, extractors: Mapping[str, Extractor] = EXTRACTORS) -> str | None:
         extractor = self.env_config["extractor"]
-        said = without_thoughts(action.text)
+        text = without_thoughts(action.text)
         if not callable(extractor):
             if extractor == "auto":
-                return extracted(said, kind, is_cut=action.finish_reason == "length", extractors=extractors)
-            return extractors[extractor](said)
-        answer: Any = extractor(said)
+                return extracted(text, kind, is_cut=action.finish_reason == "length", extractors=extractors)
+            return extractors[extractor](text)
+        answer: Any = extractor(text)
         if not (answer is None or isinstance(answer, str)):
             raise EnvError(f"the extractor must return a str or None, got {shown(answer)}")
         return answer or None

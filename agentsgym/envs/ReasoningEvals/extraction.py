@@ -175,18 +175,18 @@ _EXPLICIT = ("tag", "boxed", "hashes")
 _AFTER_THEM: Mapping[Kind, tuple[str, ...]] = {"number": ("number",), "choice": ("choice",), "text": ("line",)}
 
 
-def extracted(said: str, kind: Kind, *, is_cut: bool, extractors: Mapping[str, Extractor] = EXTRACTORS) -> str | None:
+def extracted(text: str, kind: Kind, *, is_cut: bool, extractors: Mapping[str, Extractor] = EXTRACTORS) -> str | None:
     """Extract an answer of any form (``"auto"``).
 
     Args:
-        said: The agent's text, after its thoughts.
+        text: The agent's text, after its thoughts.
         kind: The kind of the right answer.
         is_cut: Whether a budget truncated the text: then only an explicit form counts, not the last number so far.
         extractors: :data:`EXTRACTORS`, or :data:`FINDERS` for the answer as written.
     """
     names = _EXPLICIT if is_cut else (*_EXPLICIT, *_AFTER_THEM[kind])
     for name in names:
-        answer = extractors[name](said)
+        answer = extractors[name](text)
         if answer is not None:
             return (letter(answer) or answer) if kind == "choice" else answer
     return None

@@ -74,13 +74,13 @@ def by_math(answer: str, gold: str, limit_s: float) -> Verdict:
         if len(sides) > _MAX_SIDES:
             return Verdict(0.0)
         for side in filter(_VALUE.search, before):
-            verdict = by_whatever_fits(side, gold, limit_s)
+            verdict = by_auto(side, gold, limit_s)
             if verdict.score < 1.0:
                 return verdict
     return _verdict(grader.shared.grade({"kind": "math", "answer": answer, "gold": gold}, limit_s))
 
 
-def by_whatever_fits(answer: str, gold: str, limit_s: float) -> Verdict:
+def by_auto(answer: str, gold: str, limit_s: float) -> Verdict:
     """Apply the cheapest grader that can decide."""
     if canonical(answer) == canonical(gold):
         return Verdict(1.0)
@@ -123,7 +123,7 @@ def by_generator(task_data: Mapping[str, Any], answers: Sequence[str], limit_s: 
 
 #: The graders, by name.
 GRADES: Mapping[str, Grade] = {
-    "auto": by_whatever_fits,
+    "auto": by_auto,
     "text": by_text,
     "number": by_number,
     "choice": by_letter,

@@ -48,7 +48,7 @@ class TextWorldEngine:
         self._progress = 0.0
         state = self._game
         return {
-            "text": opening_text(state["feedback"]),
+            "text": opening(state["feedback"]),
             "verbs": state["verbs"],
             "walkthrough": list(state.get("extra.walkthrough") or ()),
             "max_score": state["max_score"],
@@ -62,7 +62,7 @@ class TextWorldEngine:
         self._num_moves = state["moves"]
         ended = bool(state["won"] or state["lost"])
         return {
-            "text": said_text(state["feedback"]),
+            "text": narrative(state["feedback"]),
             "understood": ended or self._num_moves != before,
             **self._seen(),
         }
@@ -77,7 +77,12 @@ class TextWorldEngine:
         """Open the game, unless it is the previous one, and start it; the file is not needed afterwards."""
         if not is_made or path != self._path:
             self.close()
-            _check_file(path)
+            with path.open("rb") as file:
+                if file.read(1) != bytes([_VERSION]):
+                    raise ValueError(
+                        f"{path} is not a game for version {_VERSION} of the Z-machine (a .z8 file, as written by "
+                        "tw-make)"
+                    )
             infos = self._textworld.EnvInfos(
                 admissible_commands=True, policy_commands=True, facts=True, won=True, lost=True, score=True,
                 max_score=True, extras=["walkthrough"],
@@ -113,29 +118,16 @@ class TextWorldEngine:
         }
 
 
-def said_text(feedback: str) -> str:
+def narrative(feedback: str) -> str:
     r"""Strip the prompt, the status line and superfluous empty lines.
 
-    >>> said_text("\nYou can't go that way.\n\n\n>      -= Bedroom =-1/6")
+    >>> narrative("\nYou can't go that way.\n\n\n>      -= Bedroom =-1/6")
     "You can't go that way."
     """
     text = _ENDED.sub("", _PROMPT.sub("", feedback))
     return _GAPS.sub("\n\n", text).strip()
 
 
-def opening_text(feedback: str) -> str:
+def opening(feedback: str) -> str:
     """Strip the banner as well."""
-    return said_text(_BANNER.sub("", feedback))
-
-
-def _check_file(path: Path) -> None:
-    if not path.is_file():
-        raise ValueError(f"the game {path} does not exist")
-    with path.open("rb") as file:
-        first = file.read(1)
-    if first != bytes([_VERSION]):
-        raise ValueError(
-            f"{path} is not a game for version {_VERSION} of the Z-machine (a .z8 file, as written by tw-make)"
-        )
-    if not path.with_suffix(".json").is_file():
-        raise ValueError(f"{path} must have tw-make's description {path.with_suffix('.json').name} next to it")
+    return narrative(_BANNER.sub("", feedback))

@@ -150,7 +150,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_no_error(
 def test_missing_data_name_the_command_that_gets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: None
 ) -> None:
-    with pytest.raises(ConfigError, match=r"env_config\['data'\].*no such folder.*`alfworld-download` gets"):
+    with pytest.raises(ConfigError, match=r"env_config\['data'\].*does not exist.*`alfworld-download` gets"):
         ALFWorldEnv(None, {"data": str(tmp_path / "nowhere")})
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "gone"))
     with pytest.raises(ConfigError, match=r"gone \(\$ALFWORLD_DATA\).*`alfworld-download`"):

@@ -46,7 +46,7 @@ class _Walk:
     game: dict[str, Any]
     known: _Game
     position: _Position
-    untold: list[str] = field(default_factory=list[str])
+    unsent: list[str] = field(default_factory=list[str])
     has_engine: bool = False
 
 
@@ -104,7 +104,7 @@ class RememberingProcesses(EngineProcesses):
             return super().step(session_id, command)  # raises: there is no such session
         if command in walk.position.steps:
             self.num_remembered += 1
-            walk.untold.append(command)
+            walk.unsent.append(command)
             answer, walk.position = walk.position.steps[command]
             return json.loads(answer)
         try:
@@ -112,9 +112,9 @@ class RememberingProcesses(EngineProcesses):
                 super().begin(session_id, walk.game)
                 self._walks[session_id] = walk  # beginning ended it
                 walk.has_engine = True
-            for earlier in walk.untold:
+            for earlier in walk.unsent:
                 super().step(session_id, earlier)
-            walk.untold.clear()
+            walk.unsent.clear()
             given = super().step(session_id, command)
         except BaseException:
             self._walks.pop(session_id, None)
