@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -67,6 +67,11 @@ def is_str(value: Any) -> bool:
 def is_strings(value: Any) -> bool:
     """Accept lists of strings."""
     return isinstance(value, list | tuple) and all(map(is_str, cast("list[Any]", value)))
+
+
+def has_str_keys(value: Any) -> bool:
+    """Accept mappings whose keys are strings."""
+    return isinstance(value, Mapping) and all(map(is_str, cast("Mapping[Any, Any]", value)))
 
 
 def one_of(*choices: str) -> Check:

@@ -38,7 +38,7 @@ ARMS: Final = (WARM_START, "grpo", "return_to_go", "mt_grpo", "gigpo")
 _REMEMBER_MB: Final = 512.0
 _HELD_OUT: Final = "held out"
 _NUM_NEW: Final = 24
-_NOT_TAKEN: Final[dict[str, Any]] = {"text": world_texts.NOTHING, "took": False}
+_NOT_TAKEN: Final[dict[str, Any]] = {"text": world_texts.NOTHING, "understood": False}
 _HOUSEHOLDS: Final = Path("outputs/credit_worlds/households")
 
 Step = tuple[dict[str, Any], float, bool, dict[str, Any]]
@@ -78,8 +78,8 @@ class _Sparing:
 
     def step(self, session_id: str, command: str) -> dict[str, Any]:
         """Play a command; result and errors as of the processes themselves."""
-        seen = self._states[session_id.partition(" ")[2]]["seen"]  # behind the environment's own name
-        return self._step(session_id, command) if command in seen["commands"] else seen | _NOT_TAKEN
+        seen = self._states[session_id.partition(" ")[2]]["answer"]  # behind the environment's own name
+        return self._step(session_id, command) if command in seen["admissible"] else seen | _NOT_TAKEN
 
 
 class _KeyedEngine(TextWorldEngine):

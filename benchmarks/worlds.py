@@ -40,11 +40,11 @@ class StockEngine:
     def start(self, game: dict[str, Any]) -> dict[str, Any]:
         """Begin a game of a file."""
         self._game.load(game["file"])
-        return {"commands": self._game.reset()["admissible_commands"]}
+        return {"admissible": self._game.reset()["admissible_commands"]}
 
     def step(self, command: str) -> dict[str, Any]:
         """Play a command."""
-        return {"commands": self._game.step(command)[0]["admissible_commands"]}
+        return {"admissible": self._game.step(command)[0]["admissible_commands"]}
 
 
 def play_alone(engine: Any, games: Sequence[str]) -> dict[str, float]:
@@ -56,7 +56,7 @@ def play_alone(engine: Any, games: Sequence[str]) -> dict[str, float]:
         taken, said = _timed(lambda game=game: engine.start({"file": game}))
         starts.append(taken)
         for _ in range(_STEPS):
-            command = stream.choice([*said["commands"]])
+            command = stream.choice([*said["admissible"]])
             taken, said = _timed(lambda command=command: engine.step(command))
             steps.append(taken)
     return {
@@ -92,7 +92,7 @@ def many_live(folder: Path, num_households: int, num_processes: int) -> dict[str
     processes = shared_processes(_ENGINE, num_processes=num_processes)
     for index, file in enumerate(made.games["train"]):
         said = processes.begin(f"live {index}", {"file": str(file)})
-        for command in said["commands"][:5]:
+        for command in said["admissible"][:5]:
             processes.step(f"live {index}", command)
     memory = {kind: round(sum(_memory_mb(pid, kind) for pid in processes.pids)) for kind in ("Rss", "Pss")}
     for index in range(num_households):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agentsgym.envs.shared.engines import EngineProcesses, RememberingProcesses
+from agentsgym.envs.shared.engines import RememberingProcesses
 from agentsgym.errors import EnvError
 
 ENGINE = "toy_engine:ToyEngine"
@@ -18,7 +18,7 @@ def game(request: pytest.FixtureRequest) -> dict[str, object]:
 
 @pytest.fixture
 def engines() -> Iterator[RememberingProcesses]:
-    processes = RememberingProcesses(EngineProcesses(ENGINE, step_timeout_s=5.0), max_mb=10)
+    processes = RememberingProcesses(ENGINE, step_timeout_s=5.0, max_mb=10)
     yield processes
     processes.close()
 
@@ -74,7 +74,7 @@ def test_an_answer_belongs_to_who_got_it(engines: RememberingProcesses, game: di
 
 
 def test_games_that_were_not_begun_for_long_are_forgotten() -> None:
-    engines = RememberingProcesses(EngineProcesses(ENGINE, step_timeout_s=5.0), max_mb=0.001)
+    engines = RememberingProcesses(ENGINE, step_timeout_s=5.0, max_mb=0.001)
     try:
         for start in range(30):
             engines.begin("a", {"from": start})
@@ -89,7 +89,7 @@ def test_games_that_were_not_begun_for_long_are_forgotten() -> None:
 
 
 def test_one_game_that_is_played_for_ever_is_forgotten_too() -> None:
-    engines = RememberingProcesses(EngineProcesses(ENGINE, step_timeout_s=5.0), max_mb=0.001)
+    engines = RememberingProcesses(ENGINE, step_timeout_s=5.0, max_mb=0.001)
     try:
         for number in range(100):
             assert engines.begin("a", {})["total"] == 0
@@ -101,7 +101,7 @@ def test_one_game_that_is_played_for_ever_is_forgotten_too() -> None:
 
 def test_what_sessions_of_forgotten_games_learn_takes_no_room_from_others() -> None:
     """They play on in what they know; it is theirs alone, and is no reason to forget more."""
-    engines = RememberingProcesses(EngineProcesses(ENGINE, step_timeout_s=5.0), max_mb=0.001)
+    engines = RememberingProcesses(ENGINE, step_timeout_s=5.0, max_mb=0.001)
     try:
         engines.begin("old", {"from": -1})
         for number in range(30):

@@ -174,6 +174,23 @@ def test_too_many_calls_that_never_return_fail_the_episode_until_some_do(monkeyp
     env.close()
 
 
+def test_a_call_that_is_refused_costs_no_idle_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "MOST_GIVEN_UP", 1)
+    runner, opened = runner_module.Runner("calls", "limit_s"), threading.Event()
+    stuck = runner.start(opened.wait)
+    assert runner.finish(runner.start(threading.current_thread), 20).daemon
+    with pytest.raises(runner_module.CallTimeoutError):
+        runner.finish(stuck, 0.01)
+    while not runner._idle:
+        time.sleep(0.001)
+    for _ in range(2):
+        with pytest.raises(EnvError, match="calls have exceeded limit_s"):
+            runner.start(opened.wait)
+    assert len(runner._idle) == 1
+    opened.set()
+    runner.close()
+
+
 def test_a_call_that_does_not_fit_its_schema_is_answered_and_the_next_one_is_made() -> None:
     bad = [call("ad", a=1, b=2), call("add", a=1), call("add", a=1, b="2"), call("add", a=1, b=2, c=3)]
     trajectory = play(env_of(add), [*bad, call("add", a=3, b=4)], "7", answer=7)

@@ -8,7 +8,7 @@ import random
 import sys
 from typing import Any
 
-from agentsgym.envs.ALFWorld.patches import mend_engine, remember_commands
+from agentsgym.envs.ALFWorld.patches import cache_commands, patch_engine
 
 WALKS, TURNS = 2, 12
 
@@ -16,7 +16,7 @@ WALKS, TURNS = 2, 12
 def main(kind: str, games: list[str]) -> None:
     """Play every game twice, with one engine, and print all that it says and allows."""
     if kind == "mended":
-        mend_engine()
+        patch_engine()
     textworld: Any = importlib.import_module("textworld")
     pddl: Any = importlib.import_module("textworld.envs.pddl")
     wrappers: Any = importlib.import_module("alfworld.agents.environment.alfred_tw_env")
@@ -24,7 +24,7 @@ def main(kind: str, games: list[str]) -> None:
     for game in games:
         engine.load(game)
         if kind == "mended":
-            remember_commands(engine.unwrapped)
+            cache_commands(engine.unwrapped)
         for walk in range(WALKS):
             stream = random.Random(f"{walk} {game.rpartition('train')[2]}")
             said = [told(engine.reset())]

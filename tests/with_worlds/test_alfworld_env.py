@@ -171,8 +171,9 @@ def test_what_is_remembered_asks_the_engine_once(households: Path, rows: list[An
     env = ALFWorldEnv(None, {"data": str(households), "remember_mb": 32.0, "step_timeout_s": 61.0})
     env.rollout([rows[0]["task_data"]], reference_player(env), 5)
     num_commands = len(walkthrough(households, rows[0]))
-    assert env.processes.num_asked == num_commands
-    assert env.processes.num_remembered == 4 * (num_commands + 1)
+    processes: Any = env._processes()
+    assert processes.num_asked == num_commands
+    assert processes.num_remembered == 4 * (num_commands + 1)
 
 
 class Killing(ReferencePlayer):
@@ -183,7 +184,7 @@ class Killing(ReferencePlayer):
     def act(self, requests: Any) -> Any:
         self.num_calls += 1
         if self.num_calls == 3:
-            [pid] = self._env.processes.pids
+            [pid] = self._env._processes().pids
             os.kill(pid, signal.SIGKILL)
         return super().act(requests)
 

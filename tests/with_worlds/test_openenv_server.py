@@ -24,7 +24,7 @@ from agentsgym import (
     check_env,
 )
 from agentsgym.envs import OpenEnvEnv, OpenEnvServer
-from agentsgym.envs.OpenEnv import seeds
+from agentsgym.envs.OpenEnv import connections
 from agentsgym.envs.OpenEnv.http import get_json
 from agentsgym.envs.OpenEnv.wire import Connection
 from agentsgym.tiny import tiny_policy
@@ -156,7 +156,7 @@ def test_capacity_is_a_sentence_before_play_and_free_again_behind_it(board: Open
 
 def test_a_server_that_ignores_seeds_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     env = OpenEnvEnv(None, server=server("seedless"))
-    with caplog.at_level(logging.WARNING, logger=seeds.logger.name):
+    with caplog.at_level(logging.WARNING, logger=connections.logger.name):
         env.rollout([{"seed": 1, "most": 10**9}], ScriptedAgent(["5"], repeat_last=True))
     env.close()
     assert "does not respect the seed of a reset" in caplog.text

@@ -12,32 +12,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentsgym.envs.ALFWorld.goals import Fact, Goal, read_goal
-from agentsgym.envs.ALFWorld.patches import mend_engine, remember_commands
+from agentsgym.envs.ALFWorld.patches import cache_commands, patch_engine
+from agentsgym.fields import is_strings
 from agentsgym.texts import sentence_of
 
-PARTS = ("pddl_domain", "grammar", "pddl_problem")
+_PARTS = ("pddl_domain", "grammar", "pddl_problem")
 _NEGATED = "not_"
-_ASKED_BY_GRAMMAR = re.compile(r"(\w+)\(")
-
-
-def read_game(path: Path) -> dict[str, Any]:
-    """Read a game file.
-
-    Raises:
-        ValueError: The file cannot be read, is not JSON, or lacks a part of a game.
-    """
-    try:
-        game: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"the game file {path} cannot be read: {error}") from error
-    parts: dict[str, Any] = cast("dict[str, Any]", game) if isinstance(game, dict) else {}
-    missing = [part for part in PARTS if not isinstance(parts.get(part), str)]
-    if missing:
-        raise ValueError(
-            f"the game file {path} must be a JSON object with the string fields {', '.join(PARTS)}; it lacks "
-            f"{', '.join(missing)}"
-        )
-    return parts
+_IN_GRAMMAR = re.compile(r"(\w+)\(")
 
 
 class HouseholdEngine:
@@ -47,14 +28,15 @@ class HouseholdEngine:
     """
 
     def __init__(self) -> None:
-        mend_engine()
+        patch_engine()
         textworld: Any = importlib.import_module("textworld")
         self._planner: Any = importlib.import_module("fast_downward")
         alfworld: Any = importlib.import_module("alfworld.agents.environment.alfred_tw_env")
         pddl: Any = importlib.import_module("textworld.envs.pddl")
         self._game: Any = alfworld.AlfredDemangler(pddl.PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True)))
         self._goal: Goal | None = None
-        self._seen_by: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+        self._in_texts: frozenset[str] = frozenset()
+        self._in_world: frozenset[str] = frozenset()
 
     def start(self, game: dict[str, Any]) -> dict[str, Any]:
         """Load a game and start it.
@@ -63,39 +45,37 @@ class HouseholdEngine:
             game: ``{"file": path}``, or ``{"game": {…}}`` with the content of such a file.
 
         Returns:
-            ``text``, the engine's output; ``commands``, the admissible ones; ``took``, whether it accepted the last
-            one; ``won``; ``met``, the number of the goal's conditions that hold and their total, or None if the goal
-            cannot be counted; ``state_key`` and ``world_key``, digests of the position: equal state keys imply equal
-            output from there on, equal world keys imply that all objects are in the same places and states.
+            See :class:`~agentsgym.envs.shared.text_worlds.env.TextWorldBase`. ``walkthrough`` is empty if the file has
+            none; ``progress`` is the share of the goal's conditions that hold, None if they cannot be counted.
+            ``state_key`` and ``key`` are digests of the position: equal state keys imply equal output from there on,
+            equal keys imply that all objects are in the same places and states.
 
         Raises:
             ValueError: The file is not a game, or not one that the engine supports.
         """
-        state = self._begun(game)
-        inner = self._game.unwrapped
-        task, facts = inner._pddl_state.task, _facts(inner)
-        changing = {effect.literal.predicate for action in task.actions for effect in action.effects}
-        self._seen_by = _seen_predicates(task, changing, inner._game_data["grammar"])
-        self._goal = None
-        with suppress(ValueError, IndexError, TypeError, KeyError):  # progress is then unknown
-            objects = {one.name: one.type_name for one in task.objects}
-            self._goal = read_goal(inner._game_data["pddl_problem"], objects, facts, changing)
-        return self._answer(state, took=True)
-
-    def _begun(self, game: Mapping[str, Any]) -> Any:
-        parts = game["game"] if "game" in game else read_game(Path(game["file"]))
+        parts = game["game"] if "game" in game else _read_game(Path(game["file"]))
         try:
             self._game.load(parts)
-            remember_commands(self._game.unwrapped)
-            return self._game.reset()
+            cache_commands(self._game.unwrapped)
+            state = self._game.reset()
         except (Exception, SystemExit) as error:  # the planner's translator exits on unreadable input
             why = f"{type(error).__name__}: {sentence_of(error)}"
             raise ValueError(f"the engine cannot play the game {game.get('file', 'given')}: {why}") from error
+        inner = self._game.unwrapped
+        task = inner._pddl_state.task
+        changing = {effect.literal.predicate for action in task.actions for effect in action.effects}
+        self._in_texts, self._in_world = _seen_predicates(task, changing, inner._game_data["grammar"])
+        self._goal = None
+        with suppress(ValueError, IndexError, TypeError, KeyError):  # progress is then unknown
+            objects = {one.name: one.type_name for one in task.objects}
+            self._goal = read_goal(inner._game_data["pddl_problem"], objects, self._facts(), changing)
+        walkthrough = parts.get("walkthrough")
+        return {"walkthrough": walkthrough if is_strings(walkthrough) else [], **self._seen(state)}
 
     def step(self, command: str) -> dict[str, Any]:
-        """Run a command; returns a dict like that of :meth:`start`."""
+        """Run a command; ``understood`` is whether the engine accepted it."""
         state, _, _ = self._game.step(command)
-        return self._answer(state, took=state["_last_action"] is not None)
+        return {"understood": state["_last_action"] is not None, **self._seen(state)}
 
     def close(self) -> None:
         """Release the copy of the library, a separate file for as long as it is mapped."""
@@ -103,22 +83,37 @@ class HouseholdEngine:
         if library is not None:
             self._planner.close_lib(library)
 
-    def _answer(self, state: Mapping[str, Any], *, took: bool) -> dict[str, Any]:
-        facts = _facts(self._game.unwrapped)
-        told, things = self._seen_by
+    def _seen(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        facts = self._facts()
+        num_met, num_conditions = (0, 0) if self._goal is None else self._goal.met(facts)
         return {
             "text": state["feedback"].strip(),
-            "commands": state["admissible_commands"],
-            "took": took,
+            "admissible": state["admissible_commands"],
             "won": bool(state["won"]),
-            "met": None if self._goal is None else [*self._goal.met(facts)],
-            "state_key": _digest(fact for fact in facts if fact[0] in told),
-            "world_key": _digest(fact for fact in facts if fact[0] in things),
+            "lost": False,
+            "progress": None if self._goal is None else num_met / max(num_conditions, 1),
+            "key": _digest(fact for fact in facts if fact[0] in self._in_world),
+            "state_key": _digest(fact for fact in facts if fact[0] in self._in_texts),
         }
 
+    def _facts(self) -> set[Fact]:
+        facts = self._game.unwrapped._pddl_state.facts
+        return {(fact.name, *(one.name for one in fact.arguments)) for fact in facts}
 
-def _facts(game: Any) -> set[Fact]:
-    return {(fact.name, *(one.name for one in fact.arguments)) for fact in game._pddl_state.facts}
+
+def _read_game(path: Path) -> dict[str, Any]:
+    try:
+        game: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the game file {path} cannot be read: {error}") from error
+    parts: dict[str, Any] = cast("dict[str, Any]", game) if isinstance(game, dict) else {}
+    missing = [part for part in _PARTS if not isinstance(parts.get(part), str)]
+    if missing:
+        raise ValueError(
+            f"the game file {path} must be a JSON object with the string fields {', '.join(_PARTS)}; it lacks "
+            f"{', '.join(missing)}"
+        )
+    return parts
 
 
 def _digest(facts: Iterable[Fact]) -> str:
@@ -132,13 +127,13 @@ def _seen_predicates(task: Any, changing: set[str], grammar: str) -> tuple[froze
     that no longer hold as ``not_…``, which texts depend on; they describe the path so far, and are not part of the
     world.
     """
-    asked = set(_ASKED_BY_GRAMMAR.findall(grammar.lower()))
+    needed = set(_IN_GRAMMAR.findall(grammar.lower()))
     conditions = [task.goal, *(axiom.condition for axiom in task.axioms)]
     for action in task.actions:
         conditions += [action.precondition, *(effect.condition for effect in action.effects)]
     while conditions:
         condition = conditions.pop()
         conditions += getattr(condition, "parts", ())
-        asked |= {condition.predicate} if hasattr(condition, "predicate") else set()
-    plain = frozenset(name for name in changing if name in asked or _NEGATED + name in asked)
-    return plain | {_NEGATED + name for name in changing if _NEGATED + name in asked}, plain
+        needed |= {condition.predicate} if hasattr(condition, "predicate") else set()
+    plain = frozenset(name for name in changing if name in needed or _NEGATED + name in needed)
+    return plain | {_NEGATED + name for name in changing if _NEGATED + name in needed}, plain

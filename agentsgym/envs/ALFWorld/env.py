@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.ALFWorld import SPEC
@@ -12,9 +11,8 @@ from agentsgym.envs.ALFWorld.games import TASK_TYPES, data_folder, game_file, st
 from agentsgym.envs.ALFWorld.tasks import task_dataset
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
-from agentsgym.envs.shared.engines.settings import process_fields
 from agentsgym.envs.shared.text_worlds.commands import read_command
-from agentsgym.envs.shared.text_worlds.env import TextWorldBase
+from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields
 from agentsgym.errors import TaskError
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, or_none
 from agentsgym.texts import shown
@@ -96,16 +94,6 @@ class ALFWorldEnv(TextWorldBase):
         super().__init__(tokenizer, env_config)
         self._data = data_folder(self.env_config["data"])
 
-    @property
-    def data(self) -> Path:
-        """The folder that the paths of tasks are relative to."""
-        return self._data
-
-    @property
-    def processes(self) -> Any:
-        """The engine processes with these settings, which environments of this Python process share."""
-        return self._processes()
-
     def _process_limits(self) -> dict[str, Any]:
         return {key: self.env_config[key] for key in ("max_games_per_process", "remember_mb")}
 
@@ -121,52 +109,42 @@ class ALFWorldEnv(TextWorldBase):
             raise TaskError(f"task_data['task_type'] must be one of {', '.join(TASK_TYPES)}, got {shown(kind)}")
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
-        begun = self._processes().begin(self._in_engine(session_id), self._game_of(task_data))
-        game, kind = task_data["game"], task_data.get("task_type")
-        return {"game": game, "task_type": kind, "seen": begun, "num_steps": 0, "done": False}
+        state = super()._initialize_episode(session_id, task_data)
+        return {**state, "game": task_data["game"], "task_type": task_data.get("task_type")}
 
-    def _format_prompt(self, state: State, step: int) -> str:
-        seen, listed = state["seen"], self.env_config["show_commands"]
-        if listed == "none":
-            return seen["text"]
-        left_out = ("help", GO) if listed == "here" else ("help",)
-        commands = [one for one in seen["commands"] if not one.startswith(left_out)]
-        return f"{seen['text']}\n\n{LISTED}{', '.join(commands)}."
+    def _shown(self, answer: Mapping[str, Any]) -> str:
+        show = self.env_config["show_commands"]
+        if show == "none":
+            return answer["text"]
+        left_out = ("help", GO) if show == "here" else ("help",)
+        commands = [one for one in answer["admissible"] if not one.startswith(left_out)]
+        return f"{answer['text']}\n\n{LISTED}{', '.join(commands)}."
 
     def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
         command = command_in(action)
-        seen = self._processes().step(self._in_engine(session_id), command)
-        next_state = {**state, "seen": seen, "num_steps": state["num_steps"] + 1}
-        info: dict[str, Any] = {"success": seen["won"], "command": command, "took": seen["took"]}
+        next_state = self._run(session_id, state, command)
+        answer = next_state["answer"]
+        info: dict[str, Any] = {"success": answer["won"], "command": command, "took": answer["understood"]}
         if state["task_type"] is not None:
             info["task_type"] = state["task_type"]
-        progress = self._potential(next_state)
+        before, progress = state["answer"]["progress"], answer["progress"]
         if progress is not None:
             info["progress"] = progress
-        reward = float(seen["won"])
+        reward = float(answer["won"])
         if self.env_config["reward"] == "progress":
-            reward = self._gained(state, next_state)
-        if not seen["took"]:
+            if before is None or progress is None:
+                raise TaskError(
+                    f"reward='progress' needs a goal whose conditions can be counted, unlike that of {state['game']}"
+                )
+            reward = progress - before
+        if not answer["understood"]:
             reward -= self.env_config["nothing_penalty"]
             info |= {"invalid": True} if self.env_config["nothing_is_invalid"] else {}
-        return next_state, reward, seen["won"], info
-
-    def _gained(self, state: State, next_state: State) -> float:
-        before, after = self._potential(state), self._potential(next_state)
-        if before is None or after is None:
-            raise TaskError(
-                f"reward='progress' needs a goal whose conditions can be counted, unlike that of {state['game']}"
-            )
-        return after - before
-
-    def _potential(self, state: State) -> float | None:
-        """The share of the goal's conditions that hold, in [0, 1]."""
-        counted = state["seen"]["met"]
-        return None if counted is None else counted[0] / max(counted[1], 1)
+        return next_state, reward, answer["won"], info
 
     def _state_key(self, state: State) -> Hashable:
         """The game, and the places and states of all its objects."""
-        return state["game"], state["seen"]["world_key"]
+        return state["game"], state["answer"]["key"]
 
     def _system_prompt(self) -> str:
         return _RULES

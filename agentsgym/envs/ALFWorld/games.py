@@ -15,12 +15,12 @@ import logging
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from agentsgym.envs.shared.kept_folders import cache_folder
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import is_strings
 from agentsgym.texts import sentence_of, shown
@@ -41,32 +41,6 @@ _NOT_SUPPORTED = ("movable", "Sliced")
 _DOWNLOAD = f"`alfworld-download` gets the data (into ${VARIABLE}, or ~/.cache/alfworld)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Game:
-    """A playable game.
-
-    Attributes:
-        path: The path of its file relative to the data folder, with forward slashes.
-        task_type: One of :data:`TASK_TYPES`.
-    """
-
-    path: str
-    task_type: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Games:
-    """The games of a split.
-
-    Attributes:
-        games: The games in the order of their paths.
-        skipped: The number of games that were left out, by reason.
-    """
-
-    games: tuple[Game, ...]
-    skipped: Mapping[str, int]
-
-
 def data_folder(data: str | None) -> Path:
     """Locate the data folder.
 
@@ -81,54 +55,52 @@ def data_folder(data: str | None) -> Path:
     if not folder.is_dir():
         source = "env_config['data']" if data else f"${VARIABLE}" if known else "its usual place"
         raise ConfigError(
-            f"ALFWorld's data are not in {folder} ({source}): there is no such folder. {_DOWNLOAD}; "
+            f"ALFWorld's data folder {folder} ({source}) does not exist. {_DOWNLOAD}; "
             "`python -m tools.households FOLDER` in a clone of agentsgym's repository makes small ones offline"
         )
     return folder
 
 
-def split_name(split: str) -> str:
-    """Return the name of a split from its name or its folder's, such as ``"valid_seen"``.
+def find_games(data: Path, split: str) -> list[dict[str, str]]:
+    """Find the tasks of a split: ``game``, the path of its file relative to the data folder, and ``task_type``.
 
-    Raises:
-        ConfigError: The split does not exist.
-    """
-    for name, folder in SPLITS.items():
-        if split in (name, folder):
-            return name
-    known = ", ".join(map(repr, dict.fromkeys((*SPLITS, *SPLITS.values()))))
-    raise ConfigError(f"split must be one of {known}, got {shown(split)}")
-
-
-def find_games(data: Path, split: str) -> Games:
-    """Find the games of a split, without those that ``AlfredTWEnv`` leaves out, and without invalid files.
-
-    The result is cached per file in the user's cache, ``agentsgym/alfworld``, and refreshed when a file has changed.
+    Games that ``AlfredTWEnv`` leaves out and invalid files are left out; the log has their number, by reason. The
+    result is cached per file in the user's cache, ``agentsgym/alfworld``, and refreshed when a file has changed.
 
     Args:
         data: The data folder, or the ``json_2.1.1`` in it.
-        split: A name that :func:`split_name` accepts.
+        split: A name in :data:`SPLITS`, or the folder's.
 
     Raises:
         ConfigError: The split does not exist, or contains no game.
     """
-    folder = _split_folder(data, SPLITS[split_name(split)])
-    cache = _cache_dir() / f"{hashlib.blake2b(str(folder.resolve()).encode(), digest_size=12).hexdigest()}.json"
+    name = SPLITS.get(split, split)
+    if name not in SPLITS.values():
+        known = ", ".join(map(repr, dict.fromkeys((*SPLITS, *SPLITS.values()))))
+        raise ConfigError(f"split must be one of {known}, got {shown(split)}")
+    folder = next((one for one in (data / _TREE / name, data / name) if one.is_dir()), None)
+    if folder is None:
+        raise ConfigError(f"ALFWorld's data in {data} have no {_TREE}/{name}. {_DOWNLOAD}")
+    digest = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=12).hexdigest()
+    cache = cache_folder("alfworld") / f"{digest}.json"
     known, found = _kept(cache), dict[str, list[str]]()
-    for trial in _trials(folder):
-        path = trial.relative_to(data).as_posix()
-        stamp = f"{stamp_of(trial / TASK)} {stamp_of(trial / GAME)}"
-        noted = known.get(path, [])
-        found[path] = noted if len(noted) == 3 and noted[0] == stamp else [stamp, *_read_trial(trial, path)]
+    for root, folders, files in os.walk(folder):
+        folders.sort()
+        if TASK in files:
+            trial = Path(root)
+            path = trial.relative_to(data).as_posix()
+            stamp = f"{stamp_of(trial / TASK)} {stamp_of(trial / GAME)}"
+            noted = known.get(path, [])
+            found[path] = noted if len(noted) == 3 and noted[0] == stamp else [stamp, *_read_trial(trial, path)]
     if found != known:
         _keep(cache, found)
-    games = tuple(Game(path=f"{path}/{GAME}", task_type=kind) for path, (_, kind, why) in found.items() if not why)
+    tasks = [{"game": f"{path}/{GAME}", "task_type": kind} for path, (_, kind, why) in found.items() if not why]
     skipped = Counter(why for _, _, why in found.values() if why)
-    reasons = ", ".join(f"{count} {why}" for why, count in skipped.items())
-    logger.info("%s has %d games; left out: %s", folder, len(games), reasons or "none")
-    if not games:
-        raise ConfigError(f"{folder} has no game that can be played (left out: {reasons or 'none'}). {_DOWNLOAD}")
-    return Games(games=games, skipped=dict(skipped))
+    reasons = ", ".join(f"{count} {why}" for why, count in skipped.items()) or "none"
+    logger.info("%s has %d games; left out: %s", folder, len(tasks), reasons)
+    if not tasks:
+        raise ConfigError(f"{folder} has no game that can be played (left out: {reasons}). {_DOWNLOAD}")
+    return tasks
 
 
 def game_file(data: Path, path: Any) -> Path:
@@ -159,20 +131,6 @@ def stamp_of(file: Path) -> str:
     return f"{known.st_mtime_ns}-{known.st_size}"
 
 
-def _split_folder(data: Path, name: str) -> Path:
-    for folder in (data / _TREE / name, data / name):
-        if folder.is_dir():
-            return folder
-    raise ConfigError(f"ALFWorld's data in {data} have no {_TREE}/{name}. {_DOWNLOAD}")
-
-
-def _trials(folder: Path) -> Iterator[Path]:
-    for root, folders, files in os.walk(folder):
-        folders.sort()
-        if TASK in files:
-            yield Path(root)
-
-
 def _read_trial(trial: Path, path: str) -> tuple[str, str]:
     """Return the task type of a game, and why it is left out, which is empty for a playable one."""
     if any(word in path for word in _NOT_SUPPORTED):
@@ -189,10 +147,6 @@ def _read_trial(trial: Path, path: str) -> tuple[str, str]:
     if kind not in TASK_TYPES:
         return "", "of another task type"
     return kind, "" if is_solvable else "not known to be solvable"
-
-
-def _cache_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentsgym" / "alfworld"
 
 
 def _kept(cache: Path) -> dict[str, list[str]]:

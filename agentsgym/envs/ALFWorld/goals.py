@@ -15,15 +15,28 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 Fact = tuple[str, ...]
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 _COMMENT = re.compile(r";[^\n]*")
 
 
-class Goal(Protocol):
-    """A part of a goal whose conditions can be counted."""
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A part of a goal whose conditions can be counted: one condition, or several parts.
+
+    Attributes:
+        parts: The parts; all of them must hold, or only the best one counts.
+        takes_best: Whether only the best one counts.
+        fact: The condition's fact; None for several parts.
+        is_true: Whether the condition is that the fact is true.
+    """
+
+    parts: tuple[Goal, ...] = ()
+    takes_best: bool = False
+    fact: Fact | None = None
+    is_true: bool = True
 
     def met(self, facts: Collection[Fact]) -> tuple[int, int]:
         """Count the conditions that hold, and all conditions.
@@ -31,33 +44,15 @@ class Goal(Protocol):
         Args:
             facts: The true facts, such as ``("inreceptacle", "apple_bar_01", "fridge_bar_01")``, in lower case.
         """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Holds:
-    fact: Fact
-    is_true: bool
-
-    def met(self, facts: Collection[Fact]) -> tuple[int, int]:
-        return int((self.fact in facts) == self.is_true), 1
-
-
-@dataclass(frozen=True, slots=True)
-class _All:
-    parts: tuple[Goal, ...]
-
-    def met(self, facts: Collection[Fact]) -> tuple[int, int]:
+        if self.fact is not None:
+            return int((self.fact in facts) == self.is_true), 1
         counts = [part.met(facts) for part in self.parts]
+        if self.takes_best:
+            return max(counts, key=lambda one: (one[0] / max(one[1], 1), one[1]))
         return sum(count for count, _ in counts), sum(total for _, total in counts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Best:
-    parts: tuple[Goal, ...]
-
-    def met(self, facts: Collection[Fact]) -> tuple[int, int]:
-        return max((part.met(facts) for part in self.parts), key=lambda one: (one[0] / max(one[1], 1), one[1]))
+_ALWAYS = Goal()
 
 
 def nested(text: str) -> list[Any]:
@@ -101,61 +96,56 @@ def read_goal(problem: str, objects: Mapping[str, str], facts: Collection[Fact],
     goals: list[Any] = [part for part in nested(problem) if part[0] == ":goal"]
     if not goals:
         raise ValueError("the PDDL problem has no (:goal …)")
-    goal = _Reader(objects, facts, changing).read(goals[0][1], {}, is_true=True)
+
+    def read(node: Sequence[Any], bound: Mapping[str, str], *, is_true: bool) -> Goal | None:
+        """Read one expression; None if it can never have the required truth value."""
+        head = node[0]
+        if head == "not":
+            return read(node[1], bound, is_true=not is_true)
+        if head in ("and", "or", "exists", "forall"):
+            inner = (
+                [(part, bound) for part in node[1:]]
+                if head in ("and", "or")
+                else [(node[2], {**bound, **one}) for one in _choices(node[1], objects)]
+            )
+            parts = [read(part, names, is_true=is_true) for part, names in inner]
+            return _combined(parts, takes_best=(head in ("or", "exists")) == is_true)
+        if not all(isinstance(name, str) for name in node):
+            raise ValueError(f"the goal of the PDDL problem contains {head!r}, which is not supported")
+        fact = (head, *(bound.get(name, name) for name in node[1:]))
+        if head in changing:
+            return Goal(fact=fact, is_true=is_true)
+        holds = fact[1] == fact[2] if head == "=" else fact in facts
+        return _ALWAYS if holds == is_true else None
+
+    goal = read(goals[0][1], {}, is_true=True)
     if goal is None:
         raise ValueError("the goal of the PDDL problem cannot be reached with the objects in the game")
     return goal
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    objects: Mapping[str, str]
-    facts: Collection[Fact]
-    changing: Collection[str]
-
-    def read(self, node: Sequence[Any], bound: Mapping[str, str], *, is_true: bool) -> Goal | None:
-        """Read one expression; None if it can never have the required truth value."""
-        head = node[0]
-        if head == "not":
-            return self.read(node[1], bound, is_true=not is_true)
-        if head in ("and", "or"):
-            parts = [self.read(part, bound, is_true=is_true) for part in node[1:]]
-            return _every(parts) if (head == "and") == is_true else _any(parts)
-        if head in ("exists", "forall"):
-            parts = [self.read(node[2], {**bound, **one}, is_true=is_true) for one in self._choices(node[1])]
-            return _any(parts) if (head == "exists") == is_true else _every(parts)
-        if not all(isinstance(name, str) for name in node):
-            raise ValueError(f"the goal of the PDDL problem contains {head!r}, which is not supported")
-        fact = (head, *(bound.get(name, name) for name in node[1:]))
-        if head in self.changing:
-            return _Holds(fact, is_true)
-        holds = fact[1] == fact[2] if head == "=" else fact in self.facts
-        return _All(()) if holds == is_true else None
-
-    def _choices(self, typed: Sequence[str]) -> Iterable[dict[str, str]]:
-        """Return each assignment of objects for ``?o1 ?o2 - object ?r - receptacle``."""
-        names: list[str] = []
-        choices: dict[str, list[str]] = {}
-        for index, word in enumerate(typed):
-            if word == "-":
-                kind = typed[index + 1]
-                choices |= {name: [one for one, of in self.objects.items() if of == kind] for name in names}
-                names = []
-            elif word.startswith("?"):
-                names.append(word)
-        return (dict(zip(choices, one, strict=True)) for one in product(*choices.values()))
+def _choices(typed: Sequence[str], objects: Mapping[str, str]) -> Iterable[dict[str, str]]:
+    """Return each assignment of objects for ``?o1 ?o2 - object ?r - receptacle``."""
+    names: list[str] = []
+    choices: dict[str, list[str]] = {}
+    for index, word in enumerate(typed):
+        if word == "-":
+            kind = typed[index + 1]
+            choices |= {name: [one for one, of in objects.items() if of == kind] for name in names}
+            names = []
+        elif word.startswith("?"):
+            names.append(word)
+    return (dict(zip(choices, one, strict=True)) for one in product(*choices.values()))
 
 
-def _every(parts: Sequence[Goal | None]) -> Goal | None:
+def _combined(parts: Sequence[Goal | None], *, takes_best: bool) -> Goal | None:
     possible = tuple(part for part in parts if part is not None)
-    if len(possible) < len(parts):
+    if takes_best:
+        possible = tuple(dict.fromkeys(possible))
+        if _ALWAYS in possible or not possible:
+            return _ALWAYS if possible else None
+    elif len(possible) < len(parts):
         return None
-    needed = tuple(part for part in possible if part != _All(()))
-    return needed[0] if len(needed) == 1 else _All(needed)
-
-
-def _any(parts: Sequence[Goal | None]) -> Goal | None:
-    possible = tuple(dict.fromkeys(part for part in parts if part is not None))
-    if _All(()) in possible:
-        return _All(())
-    return _Best(possible) if len(possible) > 1 else (possible[0] if possible else None)
+    else:
+        possible = tuple(part for part in possible if part != _ALWAYS)
+    return possible[0] if len(possible) == 1 else Goal(parts=possible, takes_best=takes_best)

@@ -27,7 +27,7 @@ _COMMANDS = "agentsgym_commands"
 _LOADED = 1  # PT_LOAD, the type of a loaded segment in an ELF program header
 
 
-def mend_engine() -> None:
+def patch_engine() -> None:
     """Patch the engine's modules in this process; a second call does nothing.
 
     Raises:
@@ -37,22 +37,22 @@ def mend_engine() -> None:
     if textgen.deepcopy is _own_copy:
         return
     textgen.deepcopy = _own_copy
-    textgen._parse_and_convert = _remembered_parse(textgen._parse_and_convert)
+    textgen._parse_and_convert = _cached_parse(textgen._parse_and_convert)
     rule: Any = textgen.Rule
     textgen.Rule = SimpleNamespace(parse_conjunctive_query=lru_cache(maxsize=4096)(rule.parse_conjunctive_query))
     textgen.EvalSymbol.derive = _evaluated(textgen.TerminalSymbol)
     grammar: Any = textgen.ContextSensitiveGrammar
-    grammar.derive = _remembered_commands(grammar.derive, textgen)
+    grammar.derive = _cached_commands(grammar.derive, textgen)
     logic: Any = importlib.import_module("textworld.envs.pddl.logic")
     logic._parse_and_convert = lru_cache(maxsize=_MOST_GAMES)(logic._parse_and_convert)  # read-only
     planner: Any = importlib.import_module("fast_downward")
-    planner.pddl2sas = _translated_once(planner.pddl2sas)
+    planner.pddl2sas = _cached_translation(planner.pddl2sas)
     interface: Any = importlib.import_module("fast_downward.interface")
     interface.shutil = SimpleNamespace(copyfile=copy_loaded_part)
 
 
-def remember_commands(game: Any) -> None:
-    """Make a loaded game word each of its commands once, if the wording depends on no changing facts.
+def cache_commands(game: Any) -> None:
+    """Make a loaded game cache the wording of each command, if it depends on no changing facts.
 
     Args:
         game: A ``PddlEnv``, in a process with a patched engine.
@@ -80,7 +80,7 @@ def _own_copy(value: Any) -> Any:
     return copied
 
 
-def _remembered_parse(parse: Callable[..., Any]) -> Callable[..., Any]:
+def _cached_parse(parse: Callable[..., Any]) -> Callable[..., Any]:
     @lru_cache(maxsize=4096)
     def parsed(text: str, rule_name: str) -> Any:
         return parse(text, rule_name=rule_name)
@@ -136,7 +136,7 @@ def _evaluated(terminal_symbol: Callable[[Any], Any]) -> Callable[..., Any]:
     return derive
 
 
-def _remembered_commands(derive: Callable[..., str], textgen: Any) -> Callable[..., str]:
+def _cached_commands(derive: Callable[..., str], textgen: Any) -> Callable[..., str]:
     """Cache the wording of a template for one action's objects, in a game that has been prepared for it."""
 
     def derive_once(grammar: Any, start: str, context: Any = None) -> str:
@@ -160,17 +160,17 @@ def _remembered_commands(derive: Callable[..., str], textgen: Any) -> Callable[.
 
 def _depends_on(symbols: Sequence[Any], textgen: Any) -> set[str]:
     """Return the predicates that the wording depends on."""
-    asked: set[str] = set()
+    found: set[str] = set()
     for symbol in symbols:
         inner = (getattr(symbol, "symbol", None), getattr(symbol, "expression", None))
-        asked |= _depends_on([one for one in inner if hasattr(one, "context")], textgen)
+        found |= _depends_on([one for one in inner if hasattr(one, "context")], textgen)
         given = getattr(symbol, "given", None)
         if given:
-            asked |= {one.name for one in textgen.Rule.parse_conjunctive_query(given).preconditions}
-    return asked
+            found |= {one.name for one in textgen.Rule.parse_conjunctive_query(given).preconditions}
+    return found
 
 
-def _translated_once(translate: Callable[..., Any]) -> Callable[..., Any]:
+def _cached_translation(translate: Callable[..., Any]) -> Callable[..., Any]:
     """Translate a game's planning task once, and not again for the planner, which is never run."""
     kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
 

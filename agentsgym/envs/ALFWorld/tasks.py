@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.envs.ALFWorld.games import SPLITS, TASK_TYPES, data_folder, find_games, split_name
+from agentsgym.envs.ALFWorld.games import SPLITS, TASK_TYPES, data_folder, find_games
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import SEED_OPTION, Part, checked_options, rows_of
 from agentsgym.errors import ConfigError
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
         seed: int
 
 
-def _are_task_types(value: Any) -> bool:
-    return is_strings(value) and len(value) > 0 and all(one in TASK_TYPES for one in value)
-
-
 _OPTIONS: Mapping[str, Field] = {
     **SEED_OPTION,
     "size": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
@@ -45,7 +41,7 @@ _OPTIONS: Mapping[str, Field] = {
     "task_types": Field(
         default=None,
         expected=f"a list of some of {', '.join(map(repr, TASK_TYPES))}, or None",
-        valid=or_none(_are_task_types),
+        valid=or_none(lambda value: is_strings(value) and len(value) > 0 and {*value} <= {*TASK_TYPES}),
     ),
 }
 _DEFAULT_SPLIT: Mapping[Part, str] = {"train": "train", "eval": "eval_out_of_distribution"}
@@ -60,10 +56,10 @@ def task_dataset(
         ConfigError: An option is invalid, the data are missing, or no game has one of the task types.
     """
     settings = checked_options(options, _OPTIONS)
-    split = split_name(settings["split"] or _DEFAULT_SPLIT[part])
-    found = find_games(data_folder(env_config.get("data")), split).games
+    split = settings["split"] or _DEFAULT_SPLIT[part]
     wanted = settings["task_types"] or TASK_TYPES
-    tasks = [{"game": one.path, "task_type": one.task_type} for one in found if one.task_type in wanted]
+    found = find_games(data_folder(env_config.get("data")), split)
+    tasks = [task for task in found if task["task_type"] in wanted]
     if not tasks:
         raise ConfigError(f"the split {split!r} has no game of the task types {', '.join(wanted)}")
     return rows_of(tasks, class_path(env_class), env_config, part, settings)

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.errors import ConfigError, EnvError
-from agentsgym.fields import is_int
 from agentsgym.texts import shown
 
 ActionParser = Callable[[str], "int | None"]
@@ -59,23 +58,20 @@ class ActionTable:
         others; matching is case-insensitive.
         """
         if self.parser is not None:
-            return self._parsed(self.parser, text)
-        said = _fold(without_thoughts(text))
-        in_brackets = [one for one in re.findall(r"\[([^\[\]]*)\]", said) if _fold(one) in self._folded]
+            number: Any = self.parser(text)
+            if hasattr(number, "item"):
+                number = number.item()  # a numpy number
+            if number is not None and not (_is_number(number) and number in self.by_name.values()):
+                raise EnvError(
+                    f"env_config['actions'] must return one of {[*self.values]} or None, got {shown(number)}"
+                )
+            return number
+        folded = _fold(without_thoughts(text))
+        in_brackets = [one for one in re.findall(r"\[([^\[\]]*)\]", folded) if _fold(one) in self._folded]
         if in_brackets:
             return self._folded[_fold(in_brackets[-1])]
-        named = {self._folded[name] for name in self._pattern.findall(said)}
+        named = {self._folded[name] for name in self._pattern.findall(folded)}
         return named.pop() if len(named) == 1 else None
-
-    def _parsed(self, parser: ActionParser, text: str) -> int | None:
-        number: Any = parser(text)
-        if number is None:
-            return None
-        if hasattr(number, "item"):
-            number = number.item()  # a numpy number
-        if not is_int(min(self.by_name.values()))(number) or number not in self.by_name.values():
-            raise EnvError(f"env_config['actions'] must return one of {[*self.values]} or None, got {shown(number)}")
-        return number
 
     def as_hint(self) -> str:
         """Describe the valid actions, for an error message."""
@@ -106,7 +102,15 @@ def action_table(given: Any, space: Any, ready: Iterable[str] | None) -> ActionT
     Raises:
         ConfigError: The space is not discrete, lacks a given action, or its actions need names.
     """
-    start, num = _bounds(space)
+    from gymnasium.spaces import Discrete  # noqa: PLC0415  # optional dependency
+
+    if not isinstance(space, Discrete):
+        raise ConfigError(
+            f"GymnasiumEnv plays discrete actions, but this action space is {shown(space)}: wrap the environment so "
+            "that it has a Discrete one, and pass a callable that creates it as env_config['id']"
+        )
+    discrete: Any = cast("Any", space)
+    start, num = int(discrete.start), int(discrete.n)
     numbers = range(start, start + num)
     if given is None or callable(given):
         if ready is None and num > _MOST_NAMED:
@@ -121,18 +125,6 @@ def action_table(given: Any, space: Any, ready: Iterable[str] | None) -> ActionT
             f"env_config['actions'] must name actions from {start} to {start + num - 1}, got {shown(wrong or named)}"
         )
     return ActionTable(by_name=by_name)
-
-
-def _bounds(space: Any) -> tuple[int, int]:
-    from gymnasium.spaces import Discrete  # noqa: PLC0415  # optional dependency
-
-    if not isinstance(space, Discrete):
-        raise ConfigError(
-            f"GymnasiumEnv plays discrete actions, but this action space is {shown(space)}: wrap the environment so "
-            "that it has a Discrete one, and pass a callable that creates it as env_config['id']"
-        )
-    discrete: Any = cast("Any", space)
-    return int(discrete.start), int(discrete.n)
 
 
 def _is_number(value: Any) -> bool:

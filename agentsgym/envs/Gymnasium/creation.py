@@ -88,16 +88,10 @@ def make_game(game_id: Any, kwargs: Mapping[str, Any]) -> Any:
 
 def _missing(error: Exception) -> MissingDependencyError:
     """Make the error for an environment's missing dependency, with the install commands that Gymnasium gives."""
-    said = sentence_of(error)
-    package = getattr(error.__cause__, "name", None) or said.partition(" ")[0]
-    commands = re.findall(r"`(pip install [^`]+)`", said)
-    return MissingDependencyError(str(package), command=" && ".join(commands) or said)
-
-
-def max_turns_of(game: Any) -> int | None:
-    """Return the turn limit that the environment was registered with; None for no limit."""
-    limit = getattr(getattr(game, "spec", None), "max_episode_steps", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
+    sentence = sentence_of(error)
+    package = getattr(error.__cause__, "name", None) or sentence.partition(" ")[0]
+    commands = re.findall(r"`(pip install [^`]+)`", sentence)
+    return MissingDependencyError(str(package), command=" && ".join(commands) or sentence)
 
 
 _KNOWN_WRAPPERS = {"OrderEnforcing", "PassiveEnvChecker", "TimeLimit"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ Won = Callable[[Any, float, bool], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedGame:
-    """The description of one Gymnasium environment.
+    """The description of one Gymnasium environment; only ``show`` need be picklable.
 
     Attributes:
         actions: The names of the actions, in order.
@@ -94,37 +94,13 @@ def _frames_of_states(game: Any, show: Show) -> dict[str, int]:
     return frames
 
 
-def _state(game: Any, _observation: Any) -> int:
-    return int(game.unwrapped.s)
-
-
-def _frames_of_hands(_game: Any, _show: Show) -> dict[str, int]:
-    return {_blackjack_text(hand): number for number, hand in enumerate(blackjack_hands())}
-
-
-def _blackjack_state(game: Any, observation: Any) -> int:
-    return _NUMBER_OF_HAND[_hand(game, observation)]
-
-
 def _reached_goal(game: Any, _reward: float, terminated: bool) -> bool:
     inner = game.unwrapped
     row, column = divmod(int(inner.s), int(inner.ncol))
     return terminated and bytes(inner.desc[row, column]) == b"G"
 
 
-def _ended_by_game(_game: Any, _reward: float, terminated: bool) -> bool:
-    return terminated
-
-
-def _earned(_game: Any, reward: float, terminated: bool) -> bool:
-    return terminated and reward > 0
-
-
-def _blackjack_table(game: Any) -> Transitions:
-    return blackjack_transitions(natural=bool(game.unwrapped.natural), sab=bool(game.unwrapped.sab))
-
-
-_NUMBER_OF_HAND: Mapping[Hashable, int] = {hand: number for number, hand in enumerate(blackjack_hands())}
+_NUMBER_OF_HAND: Mapping[Hand, int] = {hand: number for number, hand in enumerate(blackjack_hands())}
 
 _FROZEN_LAKE = DescribedGame(
     actions=("left", "down", "right", "up"),
@@ -135,7 +111,7 @@ _FROZEN_LAKE = DescribedGame(
     show=_frozen_lake_frame,
     won=_reached_goal,
     frames=_frames_of_states,
-    state=_state,
+    state=lambda game, _: int(game.unwrapped.s),
     has_maps=True,
 )
 _TAXI = DescribedGame(
@@ -146,9 +122,9 @@ _TAXI = DescribedGame(
         "them up, drive to the destination, and drop them off there, in as few turns as you can."
     ),
     show=_taxi_frame,
-    won=_ended_by_game,
+    won=lambda _game, _reward, terminated: terminated,
     frames=_frames_of_states,
-    state=_state,
+    state=lambda game, _: int(game.unwrapped.s),
 )
 _CLIFF_WALKING = DescribedGame(
     actions=("up", "right", "down", "left"),
@@ -157,9 +133,9 @@ _CLIFF_WALKING = DescribedGame(
         "1, a step over the cliff costs 100 and takes you back to the start. Reach T."
     ),
     show=show_frame,
-    won=_ended_by_game,
+    won=lambda _game, _reward, terminated: terminated,
     frames=_frames_of_states,
-    state=_state,
+    state=lambda game, _: int(game.unwrapped.s),
 )
 _BLACKJACK = DescribedGame(
     actions=("stick", "hit"),
@@ -168,10 +144,10 @@ _BLACKJACK = DescribedGame(
         "card, stick ends your turn. The dealer draws until the sum is 17 or more."
     ),
     show=_blackjack_frame,
-    won=_earned,
-    transitions=_blackjack_table,
-    frames=_frames_of_hands,
-    state=_blackjack_state,
+    won=lambda _, reward, terminated: terminated and reward > 0,
+    transitions=lambda game: blackjack_transitions(natural=bool(game.unwrapped.natural), sab=bool(game.unwrapped.sab)),
+    frames=lambda _game, _show: {_blackjack_text(hand): number for hand, number in _NUMBER_OF_HAND.items()},
+    state=lambda game, observation: _NUMBER_OF_HAND[_hand(game, observation)],
     renders=False,
 )
 _READY = {

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.envs.Gymnasium.actions import ActionTable, action_table, is_actions
-from agentsgym.envs.Gymnasium.creation import is_bare, make_game, max_turns_of, render_modes, spec_of
+from agentsgym.envs.Gymnasium.creation import is_bare, make_game, render_modes, spec_of
 from agentsgym.envs.Gymnasium.described import SHOWS, DescribedGame, described_game
 from agentsgym.envs.Gymnasium.exact import legal_outcomes
 from agentsgym.envs.Gymnasium.rendering import Show, check_small
 from agentsgym.envs.Gymnasium.tasks import DatasetOptions, check_map, task_dataset
 from agentsgym.envs.shared.exact_play import ValueTable, value_table
 from agentsgym.errors import ConfigError, EnvError, TaskError
-from agentsgym.fields import Field
+from agentsgym.fields import Field, has_str_keys, is_str
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
@@ -33,14 +32,6 @@ NEW_GAME = "A new game begins.\n"
 _MOST_MAPS = 256  # with cached environments and values
 _SUCCESS = ("reward", "terminated")
 _MADE_HERE = frozenset({"_patterns", "_tables", "_lock"})
-
-
-def _is_id(value: Any) -> bool:
-    return callable(value) or (isinstance(value, str) and bool(value))
-
-
-def _is_kwargs(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(key, str) for key in cast("Mapping[Any, Any]", value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +69,12 @@ class GymnasiumEnv(MultistepEnv):
 
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
-        "id": Field(default="FrozenLake-v1", expected="an id or a callable that makes a gymnasium.Env", valid=_is_id),
-        "make_kwargs": Field(default={}, expected="a dict of arguments", valid=_is_kwargs),
+        "id": Field(
+            default="FrozenLake-v1",
+            expected="an id or a callable that makes a gymnasium.Env",
+            valid=lambda value: callable(value) or (is_str(value) and value != ""),
+        ),
+        "make_kwargs": Field(default={}, expected="a dict of arguments", valid=has_str_keys),
         "actions": Field(
             default=None,
             expected="a dict of names and action numbers, a list of names, a callable (text) -> int | None, or None",
@@ -112,16 +107,16 @@ class GymnasiumEnv(MultistepEnv):
         super().__init__(tokenizer, env_config)
         config = self.env_config
         given_id = config["id"]
-        self._ready: DescribedGame | None = described_game(given_id) if isinstance(given_id, str) else None
         self._kwargs = self._constructor_kwargs()
         game = make_game(given_id, self._kwargs)
         self.actions: ActionTable = action_table(
             config["actions"], game.action_space, self._ready.actions if self._ready else None
         )
         self.show: Show = self._choose_show(game)
-        theirs = max_turns_of(game)
-        ours: int = config["max_steps_per_episode"]
-        self.horizon: int = ours if theirs is None else min(ours, theirs)
+        self.horizon: int = config["max_steps_per_episode"]
+        theirs = getattr(getattr(game, "spec", None), "max_episode_steps", None)  # set where it was registered
+        if isinstance(theirs, int) and theirs > 0:
+            self.horizon = min(self.horizon, theirs)
         self._is_bare = is_bare(game)
         self._tables: dict[str, ExactGame | None] = {}
         self._patterns: dict[str, Any] = {}
@@ -169,6 +164,12 @@ class GymnasiumEnv(MultistepEnv):
         if render == "observation":
             check_small(game.observation_space)
         return SHOWS[render]
+
+    @property
+    def _ready(self) -> DescribedGame | None:
+        """The description of a supported environment."""
+        given_id = self.env_config["id"]
+        return described_game(given_id) if isinstance(given_id, str) else None
 
     @property
     def has_maps(self) -> bool:
@@ -324,13 +325,13 @@ class GymnasiumEnv(MultistepEnv):
         if exact is None:
             raise ConfigError(f"{self._name()} has no list of all its states: build the tokenizer from recorded texts")
         own = self.env_config["system_prompt"]
-        says = [self._system_prompt() if own is None else own, f"Invalid action. {self._hint()}", *exact.frames]
+        messages = [self._system_prompt() if own is None else own, f"Invalid action. {self._hint()}", *exact.frames]
         if self._ready and self._ready.has_maps:  # the cells of any map, with the player's position
             cells = " ".join(letter for letter in "SFHG" * 2)
             marked = [f"[{letter}]" for letter in "SFHG"]
-            says += [cells, *(f"{one} {two}\n{two} {one}" for one in marked for two in (*"SFHG", *marked))]
-        spoken = [form for name in self.actions.by_name for form in (name, f"[{name}]")]
-        return [text for text in (*says, *(f"{NEW_GAME}{one}" for one in says), *spoken) if text]
+            messages += [cells, *(f"{one} {two}\n{two} {one}" for one in marked for two in (*"SFHG", *marked))]
+        actions = [form for name in self.actions.by_name for form in (name, f"[{name}]")]
+        return [text for text in (*messages, *(f"{NEW_GAME}{one}" for one in messages), *actions) if text]
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
@@ -339,7 +340,7 @@ class GymnasiumEnv(MultistepEnv):
         Raises:
             ConfigError: The configuration or an option is invalid.
         """
-        return task_dataset(cls, cls._checked(env_config), "train", options)
+        return task_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
@@ -347,11 +348,4 @@ class GymnasiumEnv(MultistepEnv):
 
         Arguments and errors are those of :meth:`get_train_dataset`.
         """
-        return task_dataset(cls, cls._checked(env_config), "eval", options)
-
-    @classmethod
-    def _checked(cls, env_config: dict[str, Any] | None) -> dict[str, Any] | None:
-        config = validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
-        if isinstance(config["id"], str):
-            spec_of(config["id"])
-        return env_config
+        return task_dataset(cls, env_config, "eval", options)

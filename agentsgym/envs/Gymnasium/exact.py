@@ -38,36 +38,26 @@ def blackjack_transitions(*, natural: bool = False, sab: bool = False) -> Transi
         sab: Whether a natural wins against any dealer without one (Sutton & Barto 2018, example 5.1); ``natural`` then
             has no effect.
     """
-    hands = blackjack_hands()
-    numbers = {hand: number for number, hand in enumerate(hands)}
+    numbers = {hand: number for number, hand in enumerate(blackjack_hands())}
     payoff = 1.5 if natural and not sab else 1.0
-    return {
-        number: {0: _stick(hand, number, payoff=payoff, sab=sab), 1: _hit(hand, number, numbers)}
-        for hand, number in numbers.items()
-    }
-
-
-def _hit(hand: Hand, number: int, numbers: Mapping[Hand, int]) -> list[Outcome]:
-    total, dealer, ace, _ = hand
-    outcomes: list[Outcome] = []
-    for card, p in _CARDS.items():
-        new_total, new_ace = _with_card(total, ace, card)
-        is_bust = new_total > 21
-        following = number if is_bust else numbers[(new_total, dealer, new_ace, False)]
-        outcomes.append((p, following, -1.0 if is_bust else 0.0, is_bust))
-    return outcomes
-
-
-def _stick(hand: Hand, number: int, *, payoff: float, sab: bool) -> list[Outcome]:
-    total, dealer, _, is_natural = hand
-    outcomes: list[Outcome] = []
-    for (dealers, dealers_natural), p in _dealer(dealer).items():
-        reward = float((total > dealers) - (total < dealers))
-        if is_natural:
-            reward = 1.0 if sab and not dealers_natural else reward
-            reward = payoff if reward == 1.0 else reward
-        outcomes.append((p, number, reward, True))
-    return outcomes
+    table: dict[int, dict[int, list[Outcome]]] = {}
+    for (total, dealer, ace, is_natural), number in numbers.items():
+        stick: list[Outcome] = []
+        for (dealers, dealers_natural), p in _dealer(dealer).items():
+            reward = float((total > dealers) - (total < dealers))
+            if is_natural:
+                reward = 1.0 if sab and not dealers_natural else reward
+                reward = payoff if reward == 1.0 else reward
+            stick.append((p, number, reward, True))
+        hit: list[Outcome] = []
+        for card, p in _CARDS.items():
+            new_total, new_ace = _with_card(total, ace, card)
+            if new_total > 21:
+                hit.append((p, number, -1.0, True))
+            else:
+                hit.append((p, numbers[(new_total, dealer, new_ace, False)], 0.0, False))
+        table[number] = {0: stick, 1: hit}
+    return table
 
 
 @functools.cache

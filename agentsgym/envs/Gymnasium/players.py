@@ -7,7 +7,7 @@ from typing import Any
 from agentsgym.agents.base import Agent
 from agentsgym.agents.scripted import RandomAgent
 from agentsgym.envs.Gymnasium.described import rows_of_frame
-from agentsgym.envs.Gymnasium.env import NEW_GAME, ExactGame, GymnasiumEnv
+from agentsgym.envs.Gymnasium.env import NEW_GAME, GymnasiumEnv
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.texts import shown
 from agentsgym.types import Message
@@ -52,19 +52,12 @@ class OptimalPlayer(Agent):
         text = messages[-1]["content"]
         turn: int = 0 if agent_state is None or text.startswith(NEW_GAME) else agent_state
         frame = text.removeprefix(NEW_GAME)
-        exact = self._exact(frame)
-        if frame not in exact.frames:
-            raise AgentError(f"no state of the game looks like {shown(frame)}")
-        env = self._env
-        left = max(1, env.horizon - turn)
-        index = int(exact.values.policy[left, exact.frames[frame]])
-        return f"[{env.actions.name_of(env.actions.values[index])}]", turn + 1
-
-    def _exact(self, frame: str) -> ExactGame:
         env = self._env
         exact = env.exact()
         if exact is not None and frame not in exact.frames and env.has_maps:
             exact = env.exact(rows_of_frame(frame))  # the task's custom map
-        if exact is None:
+        if exact is None or frame not in exact.frames:
             raise AgentError(f"no values are known for the state shown as {shown(frame)}")
-        return exact
+        left = max(1, env.horizon - turn)
+        index = int(exact.values.policy[left, exact.frames[frame]])
+        return f"[{env.actions.name_of(env.actions.values[index])}]", turn + 1

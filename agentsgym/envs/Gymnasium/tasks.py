@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
 from agentsgym.envs.Gymnasium import SPEC
+from agentsgym.envs.Gymnasium.creation import spec_of
 from agentsgym.envs.Gymnasium.described import described_game
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import Field, is_bool, is_fraction, is_int
@@ -53,14 +55,15 @@ def task_dataset(
     """Rows of ``env_class_path``, ``env_config`` and ``task_data``.
 
     Raises:
-        ConfigError: An option is unknown or invalid, or the environment has no maps.
+        ConfigError: The configuration or an option is invalid, or the environment has no maps.
     """
-    settings = checked_options(options, _OPTIONS)
-    config = dict(env_config or {})
-    game_id = config.get("id", "FrozenLake-v1")
+    config = validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
+    game_id = config["id"]
     if callable(game_id):
         raise ConfigError("dataset rows are plain JSON: env_config['id'] must be a registered id, got a callable")
-    ready = described_game(str(game_id))
+    spec_of(game_id)
+    settings = checked_options(options, _OPTIONS)
+    ready = described_game(game_id)
     if settings["random_maps"] and not (ready and ready.has_maps):
         raise ConfigError(f"random_maps=True is only valid for FrozenLake, but the id is {shown(game_id)}")
     maps = random_maps(part, settings) if settings["random_maps"] else None
@@ -70,7 +73,7 @@ def task_dataset(
         if maps is not None:
             task["map"] = next(maps)
         tasks.append(task)
-    return dataset_of(tasks, class_path(env_class), config)
+    return dataset_of(tasks, class_path(env_class), env_config)
 
 
 def random_maps(part: Part, settings: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -87,7 +90,8 @@ def random_maps(part: Part, settings: Mapping[str, Any]) -> Iterator[list[str]]:
         for draw in range(_MOST_DRAWS):
             seed = derive_seed("frozen lake map", part, settings["seed"], row, draw)
             drawn = generate_random_map(size, ice, seed)
-            if _is_for_evaluation(drawn) == (part == "eval"):
+            is_for_evaluation = derive_seed("frozen lake part", drawn) % _EVAL_OF == 0
+            if is_for_evaluation == (part == "eval"):
                 yield drawn
                 break
         else:
@@ -111,7 +115,3 @@ def check_map(desc: Any) -> None:
             "task_data['map'] must be a list of equally long rows of the letters S, F, H and G, with one S and at "
             f"least one G, got {shown(cast('object', desc))}"
         )
-
-
-def _is_for_evaluation(drawn: list[str]) -> bool:
-    return derive_seed("frozen lake part", drawn) % _EVAL_OF == 0

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any
 
 from agentsgym.envs.OpenEnv.local import LocalServer
 from agentsgym.envs.OpenEnv.server import OpenEnvServer
 from agentsgym.envs.OpenEnv.wire import Connection, FullServerError
 from agentsgym.errors import ConfigError, EnvError
-from agentsgym.texts import sentence_of
+from agentsgym.texts import sentence_of, shown
 
-_FULL_GRACE_S = 1.0  # a server may still be ending a game that was closed
+logger = logging.getLogger(__name__)
+
+_FULL_GRACE_S = 1.0  # a server may still be ending an environment that was closed
 _RETRY_S = 0.05
 _MOST_OPENERS = 16  # connections that are opened at once
+_SEED = 20_251_021  # any
+_checked: list[tuple[OpenEnvServer, str]] = []  # servers, which cannot be hashed, and classes
+_checked_lock = threading.Lock()
 
 
 class ServerConnections:
     """The connections of one process, created at first use.
 
     Attributes:
-        pid: Process that it belongs to.
+        pid: The process that it belongs to.
     """
 
     def __init__(self, server: OpenEnvServer, url: str | None = None) -> None:
         """Store the server.
 
         Args:
-            server: Where games are played.
-            url: Where a program of another process answers already; None where this one is to start it.
+            server: The server.
+            url: The URL of a program that another process has started; None if this one starts it.
         """
         self.pid = os.getpid()
         self._server = server
@@ -112,24 +120,62 @@ class ServerConnections:
                 done, left = wait(futures, return_when=FIRST_EXCEPTION)
                 for future in left:
                     future.cancel()
-            opened += [one.result() for one in futures if _has_opened(one)]
+            opened += [one.result() for one in futures if not one.cancelled() and one.exception() is None]
             errors = [error for one in done if (error := one.exception()) is not None]
         finally:
             with ThreadPoolExecutor(_MOST_OPENERS) as closers:
                 list(closers.map(Connection.close, opened))
-        if errors:
-            raise self._refusal(errors[0], num_live, len(opened)) from errors[0]
+        for error in errors[:1]:
+            if not isinstance(error, FullServerError):
+                raise error
+            most = "" if error.max_sessions is None else f" (its limit is {error.max_sessions} in all)"
+            raise ConfigError(
+                f"{num_live} episodes are to be live at once, and {self._server.label} has room for {len(opened)}"
+                f"{most}: start it with max_concurrent_envs={num_live} or more, or let {len(opened)} be live at once: "
+                f"by max_concurrent={len(opened)}, in training by a smaller generation batch"
+            ) from error
         self._num_proven = num_live
 
-    def _refusal(self, error: BaseException, num_live: int, num_opened: int) -> BaseException:
-        if not isinstance(error, FullServerError):
-            return error
-        most = "" if error.max_sessions is None else f" (its limit is {error.max_sessions} in all)"
-        return ConfigError(
-            f"{num_live} episodes are to be live at once, and {self._server.label} has room for {num_opened}{most}: "
-            f"start it with max_concurrent_envs={num_live} or more, or let {num_opened} be live at once: by "
-            f"max_concurrent={num_opened}, in training by a smaller generation batch"
-        )
+    def check_seed(
+        self, env_class: str, arguments: Mapping[str, Any], write: Callable[[Mapping[str, Any]], str]
+    ) -> None:
+        """Warn, once per server and class, if two resets with one seed have different observations.
+
+        Args:
+            env_class: The environment's class.
+            arguments: The arguments of a reset, without the seed.
+            write: Converts an observation to text.
+
+        Raises:
+            EnvError: The server cannot be reached, is full, or creates no environment.
+        """
+        key = (self._server, env_class)
+        with _checked_lock:
+            if key in _checked:
+                return
+            _checked.append(key)
+        try:
+            game = self.connect()
+        except BaseException:
+            _checked.remove(key)
+            raise
+        try:
+            texts = [write(game.reset({**arguments, "seed": _SEED})["observation"]) for _ in range(2)]
+        except EnvError as error:  # a task that cannot be reset is its own episodes' failure
+            logger.warning("cannot determine whether %s respects seeds: %s", self._server.label, sentence_of(error))
+            return
+        finally:
+            game.close()
+        if texts[0] != texts[1]:
+            logger.warning(
+                "%s does not respect the seed of a reset: two resets with the seed %d showed %s and %s. The rollouts "
+                "of a task start differently, so that baselines over a task group compare different starts, and runs "
+                "are not reproducible",
+                self._server.label,
+                _SEED,
+                shown(texts[0], 100),
+                shown(texts[1], 100),
+            )
 
     def close(self) -> None:
         """Close all connections and stop a program that was started here; does nothing in a forked process."""
@@ -142,12 +188,3 @@ class ServerConnections:
             self._num_proven = 0
         if local is not None:
             local.stop()
-
-
-def _has_opened(future: Future[Connection]) -> bool:
-    return not future.cancelled() and future.exception() is None
-
-
-def as_config_error(error: EnvError) -> ConfigError:
-    """Convert an episode's failure to a configuration error, for checks before play."""
-    return ConfigError(sentence_of(error, 4000))

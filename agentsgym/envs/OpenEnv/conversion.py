@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
+from agentsgym.envs.Tools.results import cut
 from agentsgym.errors import ConfigError, EnvError, did_you_mean
 from agentsgym.texts import shown
 
+Format = Literal["text", "json", "tools"]
 ReadAction = Callable[[str], Mapping[str, Any]]
 WriteObservation = Callable[[Mapping[str, Any]], str]
 
-NOT_SHOWN = frozenset({"metadata", "done", "reward"})  # of every action and observation; nothing of the game
+NOT_SHOWN = frozenset({"metadata", "done", "reward"})  # fields of every action and observation, not of the environment
 _PLACE = re.compile(r"\{(\w+)\}")
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
@@ -22,13 +24,15 @@ class UnreadableActionError(Exception):
     """The agent's answer is not a valid action; the message is for the agent."""
 
 
+def as_fields(value: Any) -> dict[str, Any]:
+    """Return a JSON object as it is; empty for any other value."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 def fields_of(schema: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """Return the schemas of the environment's fields, by name."""
-    properties: Any = (schema or {}).get("properties")
-    if not isinstance(properties, Mapping):
-        return {}
-    given = cast("Mapping[str, Any]", properties)
-    return {name: one for name, one in given.items() if name not in NOT_SHOWN and isinstance(one, dict)}
+    properties = as_fields((schema or {}).get("properties"))
+    return {name: one for name, one in properties.items() if name not in NOT_SHOWN and isinstance(one, dict)}
 
 
 def text_field(schema: Mapping[str, Any] | None) -> str | None:
@@ -41,17 +45,14 @@ def text_field(schema: Mapping[str, Any] | None) -> str | None:
     return names[0]
 
 
-def action_reader(
-    given: Any, schema: Mapping[str, Any] | None, server: str, *, is_json: bool = False, is_text: bool = False
-) -> ReadAction:
+def action_reader(given: Any, schema: Mapping[str, Any] | None, server: str, chosen: Format) -> ReadAction:
     """Return a function that converts an answer in text to an action.
 
     Args:
         given: ``env_config["action"]``: a field's name, a template, a function, or None to use the schema.
-        schema: Schema of an action; None if unknown.
-        server: Name of the server in error messages.
-        is_json: Whether an answer is a JSON object unless ``given`` says otherwise.
-        is_text: Whether an answer is one field; if neither is set, the schema decides.
+        schema: The schema of an action; None if unknown.
+        server: The name of the server in error messages.
+        chosen: The format of the answers, unless ``given`` determines it.
 
     Raises:
         ConfigError: The schema has no such field, or no field for plain text.
@@ -65,16 +66,16 @@ def action_reader(
     if isinstance(given, str) and fields and given not in fields:
         hint = did_you_mean(given, fields)
         raise ConfigError(f"env_config['action'] names {given!r}, which is not a field of an action of {server}{hint}")
-    name = given if isinstance(given, str) else None if is_json else text_field(schema)
-    if name is None and is_text:
+    name = given if isinstance(given, str) else None if chosen == "json" else text_field(schema)
+    if name is None and chosen == "text":
         raise ConfigError(
             f"env_config['format'] is 'text', but an action of {server} has the fields {', '.join(fields) or 'none'}: "
             "name the field for the text in env_config['action']"
         )
     if name is None:
         return lambda text: object_in(text, fields)
-    kind = fields.get(name, {}).get("type")
-    return lambda text: {name: _number(text) if kind in {"integer", "number"} else text}
+    is_number = fields.get(name, {}).get("type") in {"integer", "number"}
+    return lambda text: {name: _number(text) if is_number else text}
 
 
 def object_in(text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,36 +99,38 @@ def object_in(text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def observation_writer(given: Any, schema: Mapping[str, Any] | None) -> WriteObservation:
+def observation_writer(given: Any, schema: Mapping[str, Any] | None, most: int | None) -> WriteObservation:
     """Return a function that converts an observation to text.
 
     Args:
         given: ``env_config["observation"]``: a field's name, a template such as ``"{board} {score}"``, a function, or
             None for the only field of the schema, if it is a text, else all as JSON.
-        schema: Schema of the observation; None if unknown.
+        schema: The schema of the observation; None if unknown.
+        most: The maximum number of characters; longer texts are cut.
     """
-    if callable(given):
-        return lambda observation: _checked_text(given(observation))
-    if isinstance(given, str) and _PLACE.search(given):
-        return lambda observation: _PLACE.sub(lambda place: _field(observation, place[1]), given)
-    if isinstance(given, str):
-        return lambda observation: _field(observation, given)
     fields = fields_of(schema)
     name = next(iter(fields)) if len(fields) == 1 else None
-    return lambda observation: _whole(observation, name)
 
+    def written(observation: Mapping[str, Any]) -> str:
+        if callable(given):
+            text: Any = given(observation)
+            if not isinstance(text, str):
+                raise EnvError(f"env_config['observation'] must return a str, got {shown(text)}")
+            return text
+        if isinstance(given, str) and _PLACE.search(given):
+            return _PLACE.sub(lambda place: _field(observation, place[1]), given)
+        if isinstance(given, str):
+            return _field(observation, given)
+        if name is not None and isinstance(observation.get(name), str):
+            return observation[name]
+        kept = {key: value for key, value in observation.items() if key not in NOT_SHOWN and value is not None}
+        return json.dumps(kept or observation.get("metadata") or {}, ensure_ascii=False)
 
-def _whole(observation: Mapping[str, Any], name: str | None) -> str:
-    text = observation.get(name) if name is not None else None
-    if isinstance(text, str):
-        return text
-    shown_fields = {key: value for key, value in observation.items() if key not in NOT_SHOWN and value is not None}
-    return json.dumps(shown_fields or observation.get("metadata") or {}, ensure_ascii=False)
+    return lambda observation: cut(written(observation), most)
 
 
 def _field(observation: Mapping[str, Any], name: str) -> str:
-    metadata: Any = observation.get("metadata")
-    known = {**(cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}), **observation}
+    known = {**as_fields(observation.get("metadata")), **observation}
     if name not in known:
         hint = did_you_mean(name, known)
         raise EnvError(f"env_config['observation'] names {name!r}, which the observation does not have{hint}")
@@ -161,9 +164,3 @@ def _checked_action(action: Any) -> Mapping[str, Any]:
     if not isinstance(action, Mapping):
         raise EnvError(f"env_config['action'] must return a dict, or None for an invalid action, got {shown(action)}")
     return cast("Mapping[str, Any]", action)
-
-
-def _checked_text(text: Any) -> str:
-    if not isinstance(text, str):
-        raise EnvError(f"env_config['observation'] must return a str, got {shown(text)}")
-    return text

@@ -12,26 +12,32 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.OpenEnv import SPEC
-from agentsgym.envs.OpenEnv.connections import ServerConnections, as_config_error
-from agentsgym.envs.OpenEnv.conversion import UnreadableActionError
-from agentsgym.envs.OpenEnv.converters import Converters, make_converters, outcome_of
+from agentsgym.envs.OpenEnv.connections import ServerConnections
+from agentsgym.envs.OpenEnv.conversion import (
+    Format,
+    ReadAction,
+    UnreadableActionError,
+    WriteObservation,
+    action_reader,
+    as_fields,
+    observation_writer,
+)
 from agentsgym.envs.OpenEnv.interface import ServerInterface, request_interface, result_of
-from agentsgym.envs.OpenEnv.seeds import check_seed
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, as_server, registered_server
 from agentsgym.envs.OpenEnv.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.OpenEnv.wire import RefusedActionError
 from agentsgym.envs.shared.numbers import without_thoughts
-from agentsgym.envs.Tools.calls import Plan, plan_of
+from agentsgym.envs.Tools.calls import plan_of
 from agentsgym.envs.Tools.env import TOOL_FIELDS
 from agentsgym.envs.Tools.results import ToolResult, cut
 from agentsgym.errors import ConfigError, EnvError, TaskError
-from agentsgym.fields import Field, choice_field, is_bool, is_str, or_none
+from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_str, or_none
 from agentsgym.texts import sentence_of
 from agentsgym.tokens.calls.parse import with_calls
 from agentsgym.types import Action, Message, ToolCall
@@ -43,61 +49,72 @@ if TYPE_CHECKING:
 _CALL = "Call a tool."
 _CUT = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
 _SHARED_FIELDS = ("max_result_length", "max_calls_per_turn", "max_calls_per_episode", "invalid_reward")
+_MOST_CHARS = 4000  # of a server's failure in an error before play
 _REFUSED = frozenset({"VALIDATION_ERROR", "EXECUTION_ERROR"})  # the codes that are about one action
 
 
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(map(is_str, cast("Mapping[Any, Any]", value)))
+class _Conversion(NamedTuple):
+    """How an environment converts actions and observations, from its configuration and the server's schemas."""
+
+    format: Format
+    read: ReadAction
+    shown_after_reset: WriteObservation
+    shown_after_step: WriteObservation
 
 
 class OpenEnvEnv(MultistepEnv):
     """An environment on an OpenEnv server, given as ``server=`` or named in ``env_config["server"]``.
 
-    A task is ``{"seed": int}`` and whatever else the game's reset takes, ``{"split": "train", "index": 3}`` for
-    example. The game is reset with a seed drawn from the session's own generator. A connection that breaks, a server
-    that takes too long or answers nonsense, and a game that raises fail the episode; an action that the server refuses
-    as invalid is an invalid action, answered with the server's words.
+    A task is ``{"seed": int}`` and further arguments of the reset, such as ``{"split": "train", "index": 3}``. The
+    environment is reset with a seed drawn from the session's own generator. A broken connection, a timeout, an invalid
+    response and an exception of the environment fail the episode; an action that the server rejects as invalid is an
+    invalid action, answered with the server's message.
 
     Keys of ``env_config`` beside the common ones:
 
-    - ``server``: a name that :func:`~agentsgym.envs.OpenEnv.server.register_server` knows.
+    - ``server``: a name registered with :func:`~agentsgym.envs.OpenEnv.server.register_server`.
     - ``format``: ``"text"``: the answer is one field of the action; ``"json"``: it is a JSON object; ``"tools"``: it
-      calls the game's tools, or for a game without tools the tool ``act``, whose arguments are the action; ``"auto"``:
-      tools if the game has some, text if the action has one field that must be given, else JSON.
-    - ``action``: for other answers than calls the name of the field that takes the text, a template such as
-      ``{"message": "{text}"}``, or a callable from the text to the action's dict (None for what is no action); None for
-      what the server's schema says.
+      calls the environment's tools, or without any the tool ``act``, whose arguments are the action; ``"auto"``: tools
+      if there are some, text if the action has only one field or one required field, else JSON.
+    - ``action``: for answers other than calls the name of the field that takes the text, a template such as
+      ``{"message": "{text}"}``, or a callable from the text to the action's dict (None for an invalid action); None to
+      use the server's schema.
     - ``observation``: the name of the field that is shown, a template such as ``"{board} {score}"``, or a callable from
       the observation's dict to a text; None for its only field, if that is a text, else all of it as JSON.
     - ``reset``: further arguments of every reset.
-    - ``success``: ``"reward"`` (the game ended with a reward above 0), or the name of a field of the observation or
-      its metadata that says whether the task is solved; None if nothing does.
-    - ``execution_error``: what an exception of the game is: ``"failed"``, the episode's failure, or ``"invalid"``, an
-      invalid action, for games that raise at illegal moves.
-    - ``answer``: what an answer without a call of a tool is: ``"invalid"``, or the ``"end"`` of the episode.
-    - ``max_result_length``: characters of one observation or result; what is longer is cut, and a sentence says so.
-    - ``max_calls_per_turn``: further calls are not made.
-    - ``max_calls_per_episode``: one more ends the episode.
-    - ``invalid_reward``: what an invalid action is paid.
-    - ``check_capacity``: whether to find out before play if the server has room for all episodes that will be live.
-    - ``check_seed``: whether to find out before play, once a server, if two resets with one seed are equal.
+    - ``success``: ``"reward"`` (the episode ended with a reward above 0), or the name of a field of the observation or
+      its metadata that is true if the task is solved; None if it is unknown.
+    - ``execution_error``: whether an exception of the environment is the episode's failure, ``"failed"``, or an invalid
+      action, ``"invalid"``, for environments that raise at illegal moves.
+    - ``answer``: whether an answer without a tool call is ``"invalid"`` or the ``"end"`` of the episode.
+    - ``max_result_length``: the maximum number of characters of an observation or result; longer ones are cut, with a
+      note.
+    - ``max_calls_per_turn``: the maximum number of calls per turn; further ones are not made.
+    - ``max_calls_per_episode``: the maximum number of calls per episode; one more ends the episode.
+    - ``invalid_reward``: the reward of an invalid action.
+    - ``check_capacity``: whether to verify before play that the server has room for all episodes that will be live.
+    - ``check_seed``: whether to verify before play, once per server, that two resets with one seed are equal.
     """
 
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
-        "server": Field(default=None, expected="a name that register_server knows, or None", valid=or_none(is_str)),
+        "server": Field(
+            default=None, expected="a name registered with register_server, or None", valid=or_none(is_str)
+        ),
         "format": choice_field("auto", "text", "json", "tools"),
         "action": Field(
             default=None,
             expected="a field's name, a template (a dict), a callable (text) -> dict | None, or None",
-            valid=lambda value: value is None or bool(value and is_str(value)) or callable(value) or _is_dict(value),
+            valid=lambda value: (
+                value is None or bool(value and is_str(value)) or callable(value) or has_str_keys(value)
+            ),
         ),
         "observation": Field(
             default=None,
             expected="a field's name, a template (a str), a callable (observation) -> str, or None",
-            valid=lambda value: value is None or bool(value and is_str(value)) or callable(value),
+            valid=or_none(lambda value: bool(value and is_str(value)) or callable(value)),
         ),
-        "reset": Field(default={}, expected="a dict of arguments", valid=_is_dict),
+        "reset": Field(default={}, expected="a dict of arguments", valid=has_str_keys),
         "success": Field(default=None, expected="'reward', a field's name, or None", valid=or_none(is_str)),
         "execution_error": choice_field("failed", "invalid"),
         "answer": choice_field("invalid", "end"),
@@ -116,7 +133,7 @@ class OpenEnvEnv(MultistepEnv):
         """Store the server; no connection is opened yet.
 
         Args:
-            tokenizer: As every environment takes it.
+            tokenizer: The tokenizer, as for every environment.
             env_config: The keys above.
             server: The server or its URL, in place of ``env_config["server"]``.
 
@@ -127,7 +144,7 @@ class OpenEnvEnv(MultistepEnv):
         self._links: dict[int, ServerConnections] = {}  # by process id
         self._link_url: str | None = None
         self._interface: ServerInterface | None = None
-        self._converters: Converters | None = None
+        self._conversion: _Conversion | None = None
         self._opening = threading.Lock()
         super().__init__(tokenizer, env_config)
         self.spec.check_installed()
@@ -144,7 +161,7 @@ class OpenEnvEnv(MultistepEnv):
         """Return the state for another process, which opens its own connections to a server that already runs here."""
         link = self._links.get(os.getpid())
         url = self._link_url if link is None else link.known_url
-        state: dict[str, Any] = {**super().__getstate__(), "_links": {}, "_converters": None, "_link_url": url}
+        state: dict[str, Any] = {**super().__getstate__(), "_links": {}, "_conversion": None, "_link_url": url}
         del state["_opening"]
         return state
 
@@ -174,20 +191,17 @@ class OpenEnvEnv(MultistepEnv):
         """
         with self._opening:
             if self._interface is None:
+                config = self.env_config
+                is_given = config["action"] is not None and config["observation"] is not None
                 try:
-                    is_known = self._needs_no_schema()
                     self._interface = (
-                        ServerInterface() if is_known else request_interface(self.server, self._link.url())
+                        ServerInterface()  # the schemas are not needed
+                        if is_given and config["format"] == "text"
+                        else request_interface(self.server, self._link.url())
                     )
                 except EnvError as error:
-                    raise as_config_error(error) from error
+                    raise ConfigError(sentence_of(error, _MOST_CHARS)) from error
             return self._interface
-
-    def _needs_no_schema(self) -> bool:
-        """Whether the configuration makes the schemas unnecessary."""
-        config = self.env_config
-        says_action = config["format"] == "text" and config["action"] is not None
-        return says_action and config["observation"] is not None
 
     @property
     def _link(self) -> ServerConnections:
@@ -200,10 +214,17 @@ class OpenEnvEnv(MultistepEnv):
         return link
 
     @property
-    def _how(self) -> Converters:
-        if self._converters is None:
-            self._converters = make_converters(self.interface, self.env_config, self.server.label)
-        return self._converters
+    def _how(self) -> _Conversion:
+        if self._conversion is None:
+            config, interface, label = self.env_config, self.interface, self.server.label
+            chosen = interface.format(config["format"])
+            read = action_reader(config["action"], interface.action, label, chosen)
+            write_reset, write_step = (
+                observation_writer(config["observation"], schema, config["max_result_length"])
+                for schema in (interface.reset_observation, interface.observation)
+            )
+            self._conversion = _Conversion(chosen, read, write_reset, write_step)
+        return self._conversion
 
     def close(self) -> None:
         """Close this process's connections, and stop a server started here; the environment can be used again."""
@@ -239,14 +260,14 @@ class OpenEnvEnv(MultistepEnv):
     def _prepare_play(self, tasks: Sequence[Mapping[str, Any]], num_live: int) -> None:
         config = self.env_config
         try:
-            self._link.url()  # a program that ended is started again: workers only know where it was
+            self._link.url()  # restarts a program that ended, since workers only know its URL
             if config["check_seed"]:
                 arguments, write = self._reset_arguments(tasks[0]), self._how.shown_after_reset
-                check_seed(self._link, self.server, class_path(type(self)), arguments, write)
+                self._link.check_seed(class_path(type(self)), arguments, write)
             if config["check_capacity"]:
                 self._link.check_capacity(num_live)
         except EnvError as error:
-            raise as_config_error(error) from error
+            raise ConfigError(sentence_of(error, _MOST_CHARS)) from error
 
     def _reset_arguments(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
         task = {key: value for key, value in task_data.items() if value is not None and key != "seed"}
@@ -268,10 +289,9 @@ class OpenEnvEnv(MultistepEnv):
 
     def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
         given = Action(text=action)
-        is_called = self._how.format == "tools"
-        return self._step_action(
-            session_id, state, with_calls(given, self.chat_format, self.tool_schemas) if is_called else given
-        )
+        if self._how.format == "tools":
+            given = with_calls(given, self.chat_format, self.tool_schemas)
+        return self._step_action(session_id, state, given)
 
     def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
         if self._how.format != "tools":
@@ -316,9 +336,8 @@ class OpenEnvEnv(MultistepEnv):
             return self._invalid(state, str(error))
         except RefusedActionError as error:
             return self._invalid(state, self._refusal(error))
-        reward, done, info = outcome_of(answer, self.env_config["success"])
-        pending = "" if done else self._how.shown_after_step(answer["observation"])
-        return {**state, "pending": pending}, reward, done, info
+        pending = "" if answer["done"] else self._how.shown_after_step(answer["observation"])
+        return {**state, "pending": pending}, float(answer["reward"] or 0.0), answer["done"], self._info(answer)
 
     def _refusal(self, error: RefusedActionError) -> str:
         """Return the message to the agent about a rejected action.
@@ -333,6 +352,19 @@ class OpenEnvEnv(MultistepEnv):
             ) from error
         return cut(f"That action was rejected. {error}", self.env_config["max_result_length"])
 
+    def _info(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a response to a step reports: the success, and whether the episode was truncated."""
+        known = {**as_fields(answer.get("metadata")), **answer["observation"]}
+        success: str | None = self.env_config["success"]
+        info: dict[str, Any] = {}
+        if success == "reward":
+            info["success"] = answer["done"] and float(answer["reward"] or 0.0) > 0
+        elif success is not None:
+            info["success"] = bool(known.get(success, False))
+        if answer["done"] and known.get("truncated") is True:
+            info["truncated"] = True
+        return info
+
     def _invalid(self, state: State, complaint: str) -> tuple[State, float, bool, dict[str, Any]]:
         info = {"invalid": True, **self._unsolved, **self._counts(state)}
         return {**state, "pending": complaint}, self.env_config["invalid_reward"], False, info
@@ -340,52 +372,45 @@ class OpenEnvEnv(MultistepEnv):
     def _play_calls(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
         limits = {**self.env_config, "submit_tool": None}
         plan = plan_of(action, self.tool_schemas, limits, num_made=state["num_calls"])
-        infos: list[dict[str, Any]] = []
+        info = self._unsolved
         waiting, plan.made = plan.made, []
         while waiting and not any(result.done for result in plan.results if result is not None):
             index = waiting.pop(0)
-            plan.results[index], info = self._called(session_id, plan.calls[index])
+            plan.results[index], reported = self._called(session_id, plan.calls[index])
             plan.made.append(index)
-            infos.append(info)
+            info = {**self._unsolved, **reported}
         plan.end_before(waiting)
-        return self._played(state, plan, infos)
-
-    def _called(self, session_id: str, call: ToolCall) -> tuple[ToolResult, dict[str, Any]]:
-        """Execute one call: a step of the environment."""
-        is_own = bool(self.interface.tools)  # else it is the tool that takes an action
-        payload: Mapping[str, Any] = call.arguments
-        if is_own:
-            payload = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
-        try:
-            answer = self._link.game(session_id).step(payload)
-        except RefusedActionError as error:
-            return ToolResult(content=f"Error: {self._refusal(error)}", failed=True), {}
-        text, failed = (
-            result_of(answer["observation"]) if is_own else (self._how.shown_after_step(answer["observation"]), False)
-        )
-        reward, done, info = outcome_of(answer, self.env_config["success"])
-        content = cut(text, self.env_config["max_result_length"])
-        return ToolResult(content=content, reward=reward, done=done, failed=failed), info
-
-    def _played(
-        self, state: State, plan: Plan, infos: Sequence[Mapping[str, Any]]
-    ) -> tuple[State, float, bool, dict[str, Any]]:
-        is_invalid = not plan.made
         next_state = {
             **state,
             "pending": plan.messages(),
             "num_calls": state["num_calls"] + len(plan.made),
             "num_failed_calls": state["num_failed_calls"] + plan.num_failed,
         }
+        is_invalid = not plan.made
         reward = sum(result.reward for _, result in plan.answered())
         reward += self.env_config["invalid_reward"] if is_invalid else 0.0
-        known = {**self._unsolved, **(infos[-1] if infos else {})}
-        info = {**known, "invalid": is_invalid, **self._counts(next_state), "tool_failed": plan.num_failed > 0}
+        info = {**info, "invalid": is_invalid, **self._counts(next_state), "tool_failed": plan.num_failed > 0}
         return next_state, float(reward), plan.is_done, info
+
+    def _called(self, session_id: str, call: ToolCall) -> tuple[ToolResult, dict[str, Any]]:
+        """Execute one call, which is a step of the environment."""
+        has_tools = bool(self.interface.tools)  # otherwise the call is that of the tool that takes an action
+        payload: Mapping[str, Any] = call.arguments
+        if has_tools:
+            payload = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
+        try:
+            answer = self._link.game(session_id).step(payload)
+        except RefusedActionError as error:
+            return ToolResult(content=f"Error: {self._refusal(error)}", failed=True), {}
+        seen = answer["observation"]
+        text, failed = result_of(seen) if has_tools else (self._how.shown_after_step(seen), False)
+        content = cut(text, self.env_config["max_result_length"])
+        reward = float(answer["reward"] or 0.0)
+        return ToolResult(content=content, reward=reward, done=answer["done"], failed=failed), self._info(answer)
 
     @property
     def _unsolved(self) -> dict[str, bool]:
-        """Return the next state after a turn that was not sent to the server."""
+        """The success in ``info`` after a turn that was not sent to the server."""
         return {} if self.env_config["success"] is None else {"success": False}
 
     def _counts(self, state: State) -> dict[str, int]:

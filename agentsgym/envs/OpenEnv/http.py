@@ -1,4 +1,4 @@
-"""Ask an OpenEnv server what it says of itself over plain HTTP: ``/health`` and ``/schema``."""
+"""Read an OpenEnv server's ``/health`` and ``/schema`` over plain HTTP."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException
 from typing import Any, cast
 
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, address_of, is_local
@@ -25,21 +25,26 @@ def get_json(server: OpenEnvServer, url: str, path: str, *, limit_s: float) -> d
     """Get one of a server's JSON objects.
 
     Args:
-        server: Whose.
-        url: Where it runs.
-        path: As in ``"schema"``.
-        limit_s: How long an answer may take.
+        server: The server.
+        url: Its URL.
+        path: The path, such as ``"schema"``.
+        limit_s: The time limit of the whole response, in seconds.
 
     Raises:
         ConfigError: A header's environment variable is not set.
-        EnvError: It does not answer, or with something else.
+        EnvError: The server does not answer, or not with a JSON object.
     """
     address = address_of(url, "http", path)
     request = urllib.request.Request(address, headers={"Accept": "application/json", **server.request_headers()})
     handlers = [_NoRedirects, *([urllib.request.ProxyHandler({})] if is_local(url) else [])]
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=limit_s) as response:
-            raw = _read(response, server.max_message_bytes, time.monotonic() + limit_s)
+            # urllib applies its own limit to each part of the body, and there may be many.
+            raw, deadline = b"", time.monotonic() + limit_s
+            while len(raw) < server.max_message_bytes and (part := response.read1(server.max_message_bytes - len(raw))):
+                raw += part
+                if time.monotonic() > deadline:
+                    raise TimeoutError("its answer did not arrive completely in time")
     except urllib.error.HTTPError as error:
         with error:
             raise EnvError(f"{server.label} answered {address} with HTTP status {error.code}") from error
@@ -52,13 +57,3 @@ def get_json(server: OpenEnvServer, url: str, path: str, *, limit_s: float) -> d
     if not isinstance(answer, dict):
         raise EnvError(f"{server.label} answered {address} with JSON that is not an object: {shown(answer, 100)}")
     return cast("dict[str, Any]", answer)
-
-
-def _read(response: HTTPResponse, most: int, deadline: float) -> bytes:
-    """Read a body; urllib's own limit is one of each part that arrives, of which there may be many."""
-    raw = b""
-    while len(raw) < most and (part := response.read1(most - len(raw))):
-        raw += part
-        if time.monotonic() > deadline:
-            raise TimeoutError("its answer did not arrive completely in time")
-    return raw

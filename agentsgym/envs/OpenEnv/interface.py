@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from agentsgym.envs.calls.schemas import schemas_of
-from agentsgym.envs.OpenEnv.conversion import NOT_SHOWN, fields_of, text_field
+from agentsgym.envs.OpenEnv.conversion import NOT_SHOWN, Format, as_fields, fields_of, text_field
 from agentsgym.envs.OpenEnv.http import get_json
 from agentsgym.envs.OpenEnv.server import OpenEnvServer
 from agentsgym.envs.OpenEnv.wire import Connection, RefusedActionError
@@ -15,10 +15,7 @@ from agentsgym.envs.Tools.results import as_text
 from agentsgym.errors import EnvError
 from agentsgym.texts import sentence_of, shown
 
-Format = Literal["text", "json", "tools"]
-ACT = "act"  # the one tool of a game whose actions have several fields
-
-_LIST_TOOLS = {"type": "list_tools"}
+ACT = "act"  # the only tool of an environment whose actions have several fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +50,12 @@ class ServerInterface:
         function = {
             "name": ACT,
             "description": str(action.get("description") or "Act in the game."),
-            "parameters": own_parameters(action),
+            "parameters": {  # without the fields common to all actions
+                "type": "object",
+                "properties": fields_of(action),
+                "required": [name for name in action.get("required") or () if name not in NOT_SHOWN],
+                **{key: value for key, value in action.items() if key in {"$defs", "additionalProperties"}},
+            },
         }
         return ({"type": "function", "function": function},)
 
@@ -62,18 +64,14 @@ class ServerInterface:
         chosen = self.format(given)
         fields = fields_of(self.action)
         if chosen == "json" and fields:
-            lines = [_line(name, one, self.action) for name, one in fields.items()]
-            return "\n".join(["Answer each time with one JSON object with these fields:", *lines])
+            lines = ["Answer each time with one JSON object with these fields:"]
+            for name, field in fields.items():
+                optional = "" if name in ((self.action or {}).get("required") or ()) else "may be left out"
+                lines.append(f"- {name}: {', '.join(filter(None, (_about(field), optional)))}".rstrip(": "))
+            return "\n".join(lines)
         name = text_field(self.action) if chosen == "text" else None
-        said = _about(fields[name]) if name is not None else ""
-        return f"Answer each time with one value alone: {said}" if said else None
-
-
-def own_parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an action's schema without the fields common to all actions."""
-    required = [name for name in schema.get("required") or () if name not in NOT_SHOWN]
-    kept = {key: value for key, value in schema.items() if key in {"$defs", "additionalProperties"}}
-    return {"type": "object", "properties": fields_of(schema), "required": required, **kept}
+        about = _about(fields[name]) if name is not None else ""
+        return f"Answer each time with one value alone: {about}" if about else None
 
 
 def request_interface(server: OpenEnvServer, url: str) -> ServerInterface:
@@ -91,52 +89,45 @@ def request_interface(server: OpenEnvServer, url: str) -> ServerInterface:
                 "is it an OpenEnv server?"
             )
     reset: Any = schemas.get("reset_observation")
-    action = {**schemas["action"], **_written_out(server, schemas["action"])}
+    # With the references in it resolved.
+    (act,) = schemas_of([{"name": ACT, "parameters": schemas["action"]}], server.label)
+    action: dict[str, Any] = {**schemas["action"], **act["function"]["parameters"]}
+    # An action may be a tool call if it has a call's fields, or none at all.
+    fields = fields_of(action)
+    is_bare = not fields and not {"anyOf", "oneOf", "allOf"} & action.keys()
+    may_be_call = is_bare or {"tool_name", "arguments"} <= fields.keys()
     return ServerInterface(
         action=action,
         observation=schemas["observation"],
         reset_observation=cast("Any", reset) if isinstance(reset, dict) else schemas["observation"],
-        tools=_ask_tools(server, url, action) if _may_have_tools(action) else (),
+        tools=_request_tools(server, url, is_required=not is_bare) if may_be_call else (),
     )
 
 
-def _written_out(server: OpenEnvServer, action: Mapping[str, Any]) -> dict[str, Any]:
-    """Resolve the references in an action's schema."""
-    (schema,) = schemas_of([{"name": ACT, "parameters": action}], server.label)
-    return schema["function"]["parameters"]
-
-
-def _may_have_tools(action: Mapping[str, Any]) -> bool:
-    """Return whether an action may be a tool call: it has a call's fields, or none at all."""
-    fields = fields_of(action)
-    is_bare = not fields and not {"anyOf", "oneOf", "allOf"} & action.keys()
-    return is_bare or {"tool_name", "arguments"} <= fields.keys()
-
-
-def _ask_tools(server: OpenEnvServer, url: str, action: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+def _request_tools(server: OpenEnvServer, url: str, *, is_required: bool) -> tuple[dict[str, Any], ...]:
     connection = Connection(server, url)
     try:
-        answer = connection.step(_LIST_TOOLS)
+        answer = connection.step({"type": "list_tools"})
     except RefusedActionError as error:
-        if fields_of(action):
+        if is_required:
             raise EnvError(f"{server.label} could not list its tools: {sentence_of(error)}") from error
-        return ()  # a game whose actions say nothing
+        return ()  # an environment whose actions have no fields
     finally:
         connection.close()
     listed: Any = answer["observation"].get("tools")
-    tools = cast("list[Any]", listed) if isinstance(listed, list) else []
-    if not tools:
+    functions: list[dict[str, Any]] = []
+    for tool in cast("list[Any]", listed) if isinstance(listed, list) else []:
+        fields = as_fields(tool)
+        if not isinstance(fields.get("name"), str):
+            raise EnvError(f"{server.label} lists a tool without a name: {shown(tool)}")
+        description: Any = fields.get("description") or ""
+        parameters: Any = fields.get("input_schema") or {}
+        function: dict[str, Any] = {"name": fields["name"], "description": description, "parameters": parameters}
+        functions.append({"type": "function", "function": function})
+    if not functions:
         reply: object = answer["observation"].get("metadata") or answer
         raise EnvError(f"{server.label} accepts tool calls but lists no tools: {shown(reply, 200)}")
-    return schemas_of([_schema(server, tool) for tool in tools], server.label)
-
-
-def _schema(server: OpenEnvServer, tool: Any) -> dict[str, Any]:
-    fields = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
-    if not isinstance(fields.get("name"), str):
-        raise EnvError(f"{server.label} lists a tool without a name: {shown(cast('object', tool))}")
-    function = {"name": fields["name"], "description": fields.get("description") or ""}
-    return {"type": "function", "function": {**function, "parameters": fields.get("input_schema") or {}}}
+    return schemas_of(functions, server.label)
 
 
 def result_of(observation: Mapping[str, Any]) -> tuple[str, bool]:
@@ -147,40 +138,31 @@ def result_of(observation: Mapping[str, Any]) -> tuple[str, bool]:
     """
     error: Any = observation.get("error")
     if isinstance(error, dict):
-        fields = cast("dict[str, Any]", error)
+        fields = as_fields(error)
         if fields.get("error_type") == "transport_error":
             raise EnvError(f"the server could not reach its tool: {fields.get('message')}")
         return f"Error: {fields.get('message')}", True
     result: Any = observation.get("result")
-    fields = cast("dict[str, Any]", result) if isinstance(result, dict) else {}
+    fields = as_fields(result)
     parts: Any = fields.get("content")
     if not isinstance(parts, list):
         return as_text(result), False
-    content = "\n".join(map(_text_of_part, cast("list[Any]", parts)))
+    texts: list[str] = []
+    for part in map(as_fields, cast("list[Any]", parts)):
+        text = part.get("text")
+        texts.append(text if isinstance(text, str) else f"[{part.get('type')}]")
+    content = "\n".join(texts)
     is_error = bool(fields.get("is_error") or fields.get("isError"))
     return (f"Error: {content}" if is_error else content), is_error
-
-
-def _text_of_part(part: Any) -> str:
-    fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
-    text = fields.get("text")
-    return text if isinstance(text, str) else f"[{fields.get('type')}]"
-
-
-def _line(name: str, field: Mapping[str, Any], schema: Mapping[str, Any] | None) -> str:
-    about = [_about(field)]
-    if name not in ((schema or {}).get("required") or ()):
-        about.append("may be left out")
-    return f"- {name}: {', '.join(filter(None, about))}".rstrip(": ")
 
 
 def _about(field: Mapping[str, Any]) -> str:
     """Describe a field: its type unless it is a text, its choices, and its description."""
     choices: Any = field.get("enum")
     kind = field.get("type")
-    said = [
+    about = [
         str(field["description"]) if field.get("description") else "",
         f"one of {', '.join(map(str, cast('list[Any]', choices)))}" if isinstance(choices, list) else "",
         f"({kind})" if isinstance(kind, str) and kind != "string" else "",
     ]
-    return " ".join(filter(None, said))
+    return " ".join(filter(None, about))

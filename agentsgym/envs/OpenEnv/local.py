@@ -17,10 +17,10 @@ from agentsgym.envs.OpenEnv.server import OpenEnvServer
 from agentsgym.errors import EnvError
 from agentsgym.texts import sentence_of, visible
 
-_STOPPING_S = 5.0  # between asking a server to end and ending it
+_STOPPING_S = 5.0  # between terminating a server and killing it
 _POLL_S = 0.05
-_GUARD = "trap '' TERM; read -r line; kill -TERM 0; sleep 5; kill -KILL 0"  # read ends as the owner's pipe does
-_TAIL_BYTES = 2000  # of what it printed, shown where it does not start
+_GUARD = "trap '' TERM; read -r line; kill -TERM 0; sleep 5; kill -KILL 0"  # read ends when the owner's pipe does
+_TAIL_BYTES = 2000  # of its output, shown if it does not start
 
 _Process = subprocess.Popen[bytes]
 
@@ -31,20 +31,24 @@ class LocalServer:
     Attributes:
         url: URL of the server.
         port: Its port.
+        stop: Terminates the server, and kills it if it does not end.
     """
 
     def __init__(self, server: OpenEnvServer, port: int | None = None) -> None:
         """Start the server and wait until it answers.
 
         Args:
-            server: Its command.
-            port: Where it is to answer; None for any that is free.
+            server: The server, with its command.
+            port: Its port; None for any that is free.
 
         Raises:
             ConfigError: See :meth:`OpenEnvServer.request_headers`.
             EnvError: The program cannot be run, ends, or does not answer in time.
         """
-        port = _free_port() if port is None else port
+        if port is None:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = int(free.getsockname()[1])
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._server = server
@@ -54,7 +58,7 @@ class LocalServer:
         except OSError as error:
             self._output.close()
             raise EnvError(f"{server.label} cannot be started: {sentence_of(error)}") from error
-        self._stop = weakref.finalize(self, _stop, os.getpid(), self._process, guard, self._output)
+        self.stop = weakref.finalize(self, _stop, os.getpid(), self._process, guard, self._output)
         try:
             self._wait()
         except BaseException:
@@ -65,38 +69,23 @@ class LocalServer:
         """Whether the server is still running."""
         return self._process.poll() is None
 
-    def stop(self) -> None:
-        """Terminate the server, and kill it if it does not end."""
-        self._stop()
-
     def _wait(self) -> None:
         deadline = time.monotonic() + self._server.start_timeout_s
-        while True:
-            if not self.is_running():
-                raise EnvError(f"{self._server.label} ended with code {self._process.returncode}{self._printed()}")
+        while self.is_running() and time.monotonic() <= deadline:
             with contextlib.suppress(EnvError):
                 get_json(self._server, self.url, "health", limit_s=1.0)
                 return
-            if time.monotonic() > deadline:
-                raise EnvError(
-                    f"{self._server.label} did not answer at {self.url}/health within "
-                    f"{self._server.start_timeout_s:g} s: does it listen on the port given as {{port}} or "
-                    f"PORT?{self._printed()}"
-                )
             time.sleep(_POLL_S)
-
-    def _printed(self) -> str:
-        """The last lines that the server printed."""
         size = self._output.seek(0, os.SEEK_END)
         self._output.seek(max(0, size - _TAIL_BYTES))
         text = visible(self._output.read().decode(errors="replace")).strip()
-        return f"; it printed:\n{text}" if text else "; it printed nothing"
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+        printed = f"; it printed:\n{text}" if text else "; it printed nothing"
+        if not self.is_running():
+            raise EnvError(f"{self._server.label} ended with code {self._process.returncode}{printed}")
+        raise EnvError(
+            f"{self._server.label} did not answer at {self.url}/health within {self._server.start_timeout_s:g} s: does "
+            f"it listen on the port given as {{port}} or PORT?{printed}"
+        )
 
 
 def _started(

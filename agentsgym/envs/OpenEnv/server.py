@@ -7,11 +7,11 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import is_int, is_positive_number, is_strings, require
+from agentsgym.fields import has_str_keys, is_int, is_positive_number, is_strings, require
 from agentsgym.texts import shown
 
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -63,9 +63,17 @@ class OpenEnvServer:
             given = shown(self.command)
             raise ConfigError(f"OpenEnvServer.command must be a list of program and arguments, got {given}")
         for name in ("env", "headers"):
-            require(f"OpenEnvServer.{name}", getattr(self, name), _are_texts, "a dict of strings")
+            require(
+                f"OpenEnvServer.{name}",
+                getattr(self, name),
+                lambda value: has_str_keys(value) and is_strings([*value.values()]),
+                "a dict of strings",
+            )
         require(
-            "OpenEnvServer.headers", self.headers, _are_headers, "a dict with header names (without spaces) as keys"
+            "OpenEnvServer.headers",
+            self.headers,
+            lambda headers: all(map(_HEADER_NAME.fullmatch, headers)),
+            "a dict with header names (without spaces) as keys",
         )
         for name in _TIMES:
             require(f"OpenEnvServer.{name}", getattr(self, name), is_positive_number, "a positive number")
@@ -109,7 +117,7 @@ def _check_url(url: Any) -> None:
         parts = urlsplit(url) if isinstance(url, str) else None
         is_valid = parts is not None and parts.scheme in {"http", "https", "ws", "wss"} and bool(parts.hostname)
         is_valid = is_valid and (parts is None or parts.port != 0)
-    except ValueError:  # a port that is no number
+    except ValueError:  # an invalid port
         parts, is_valid = None, False
     if not is_valid or parts is None:
         raise ConfigError(
@@ -120,16 +128,6 @@ def _check_url(url: Any) -> None:
         raise ConfigError("OpenEnvServer.url must not contain a user or a password: pass them in headers, as ${NAME}")
     if parts.query or parts.fragment:
         raise ConfigError(f"OpenEnvServer.url must not have a query or a fragment, got {shown(url)}")
-
-
-def _are_texts(value: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    return is_strings([*cast("Mapping[Any, Any]", value).keys(), *cast("Mapping[Any, Any]", value).values()])
-
-
-def _are_headers(value: Mapping[str, str]) -> bool:
-    return all(map(_HEADER_NAME.fullmatch, value))
 
 
 def address_of(url: str, scheme: str, path: str) -> str:

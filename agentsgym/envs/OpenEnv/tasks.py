@@ -39,16 +39,14 @@ class DatasetOptions(CommonOptions, total=False):
     tasks: Sequence[Mapping[str, Any]] | None
 
 
-def _is_tasks(value: Any) -> bool:
-    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
-        return False
-    tasks = [*cast("Sequence[Any]", value)]
+def _are_dicts(value: Any) -> bool:
+    tasks = [*cast("Sequence[Any]", value)] if isinstance(value, Sequence) else []
     return bool(tasks) and all(isinstance(one, Mapping) for one in tasks)
 
 
 _OPTIONS: Mapping[str, Field] = {
     **COMMON_OPTIONS,
-    "tasks": Field(default=None, expected="a list of at least one dict, or None", valid=or_none(_is_tasks)),
+    "tasks": Field(default=None, expected="a list of at least one dict, or None", valid=or_none(_are_dicts)),
 }
 
 

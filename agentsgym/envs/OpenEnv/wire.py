@@ -1,13 +1,13 @@
-"""One connection to an OpenEnv server, which is one environment: JSON messages over a WebSocket, each with an answer.
+"""A connection to an OpenEnv server, which is one environment there: JSON messages over a WebSocket, each answered.
 
 ::
 
     {"type": "reset", "data": {"seed": 7}}      ─▶  {"type": "observation", "data": {"observation": {…}, "reward": …}}
     {"type": "step", "data": {"message": "a"}}  ─▶  {"type": "observation", "data": {…}} or {"type": "error", …}
     {"type": "state"}                           ─▶  {"type": "state", "data": {…}}
-    {"type": "close"}                           ─▶  the server ends the game and the connection
+    {"type": "close"}                           ─▶  the server ends the environment and the connection
 
-A connection that broke stays broken: the server has dropped its game, and another connection would be another game.
+A broken connection stays broken: the server has dropped its environment, and another connection is another one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Never, cast
 
 from agentsgym.envs.OpenEnv import SPEC
+from agentsgym.envs.OpenEnv.conversion import as_fields
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, address_of, is_local
 from agentsgym.errors import EnvError
 from agentsgym.texts import sentence_of, shown
@@ -27,16 +28,16 @@ from agentsgym.texts import sentence_of, shown
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-_CLOSING_S = 2.0  # how long a server may take to end a game before it is left to itself
-_REFUSALS = frozenset({"CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR"})  # there is no game
+_CLOSING_S = 2.0  # time for a server to end an environment
+_REFUSALS = frozenset({"CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR"})  # there is no environment
 _NOT_UNDERSTOOD = frozenset({"UNKNOWN_TYPE", "INVALID_JSON"})
 
 
 class RefusedActionError(Exception):
-    """The server refused one message and the game goes on.
+    """The server rejected a message; the episode continues.
 
     Attributes:
-        code: ``"VALIDATION_ERROR"``, ``"EXECUTION_ERROR"`` or another of the server's.
+        code: The server's error code, such as ``"VALIDATION_ERROR"`` or ``"EXECUTION_ERROR"``.
     """
 
     def __init__(self, code: str, sentence: str) -> None:
@@ -45,10 +46,10 @@ class RefusedActionError(Exception):
 
 
 class FullServerError(EnvError):
-    """The server has as many sessions as it takes.
+    """The server has reached its maximum number of sessions.
 
     Attributes:
-        max_sessions: How many that is; None if it did not say.
+        max_sessions: That number; None if the server did not report it.
     """
 
     def __init__(self, sentence: str, max_sessions: int | None) -> None:
@@ -57,39 +58,44 @@ class FullServerError(EnvError):
 
 
 class Connection:
-    """One game on a server; used by one thread at a time.
+    """One environment on a server; used by one thread at a time.
 
     Attributes:
-        problem: Why nothing can be asked any more; None while it is open.
+        problem: Why the connection cannot be used; None while it is open.
     """
 
     def __init__(self, server: OpenEnvServer, url: str) -> None:
-        """Connect, and find out whether the server has room: a full one says so only when it is asked something.
+        """Connect, and request the state, since a full server only reports it in a response.
 
         Args:
             server: The server.
-            url: Where it runs; that of a program is known once it runs.
+            url: Its URL; that of a program is known once it runs.
 
         Raises:
             ConfigError: A header's environment variable is not set.
-            FullServerError: The server has as many sessions as it takes.
-            EnvError: It cannot be reached, makes no game, or does not speak the protocol.
+            FullServerError: The server has reached its maximum number of sessions.
+            EnvError: The server cannot be reached, creates no environment, or does not follow the protocol.
         """
+        from websockets.exceptions import ConnectionClosed  # noqa: PLC0415  # an extra
+
         self.problem: str | None = None
         self._server = server
         self._is_over = True  # until a reset
-        self._closed = load_closed()
-        self._opened = contextlib.ExitStack()  # websockets means its connections to be entered and left
+        self._closed = ConnectionClosed
+        self._opened = contextlib.ExitStack()  # a connection of websockets is a context manager
         self._socket = self._opened.enter_context(_connected(server, url))
         try:
             self._ask("state", None, server.connect_timeout_s)
         except RefusedActionError as error:
             if error.code in _NOT_UNDERSTOOD:
                 self._break(f"does not know 'state': {sentence_of(error)} (is its protocol another version?)")
-            # else a game that says nothing of its state before a reset: it is there
+            # else an environment that has no state before a reset: it exists
 
     def reset(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin the game anew: ``observation`` (a dict), ``reward`` (a number or None), ``done``, maybe ``metadata``.
+        """Restart the episode.
+
+        Returns:
+            ``observation`` (a dict), ``reward`` (a number or None), ``done``, and possibly ``metadata``.
 
         Raises:
             EnvError: The connection broke, or the server refused.
@@ -104,11 +110,11 @@ class Connection:
         return answer
 
     def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
-        """Play one action; what is given is as for :meth:`reset`.
+        """Take one action; the result is like that of :meth:`reset`.
 
         Raises:
-            RefusedActionError: The server refused the action; the game goes on.
-            EnvError: The connection broke, or the game is over or was not begun.
+            RefusedActionError: The server rejected the action; the episode continues.
+            EnvError: The connection broke, or the episode has ended or was not started.
         """
         if self._is_over and action.get("type") != "list_tools":
             raise EnvError(f"cannot send a step to {self._server.label}: the episode is over or was not reset")
@@ -117,52 +123,57 @@ class Connection:
         return answer
 
     def close(self) -> None:
-        """End the game, and wait a moment for the server, which has room for another one only then."""
+        """End the environment, and wait briefly for the server, which has room for another one only then."""
         if self.problem is None:
             self.problem = "was closed"
-            with contextlib.suppress(Exception):  # whatever is wrong with it, nobody needs it any more
+            with contextlib.suppress(Exception):  # a broken connection is closed as well
                 self._socket.send('{"type": "close"}')
                 self._socket.recv(timeout=_CLOSING_S)  # raises as the server closes the connection
         self._drop()
 
     def _ask(self, kind: str, data: Mapping[str, Any] | None, limit_s: float) -> dict[str, Any]:
+        """Send a message and return the data of the server's response."""
         if self.problem is not None:
             raise EnvError(f"{self._server.label} {self.problem}")
-        message = {"type": kind} if data is None else {"type": kind, "data": data}
-        raw = self._exchanged(kind, json.dumps(message), limit_s)
+        raw = self._exchanged(
+            kind, json.dumps({"type": kind} if data is None else {"type": kind, "data": data}), limit_s
+        )
         try:
             answer: Any = json.loads(raw)
         except (ValueError, RecursionError):
             self._break(f"answered {kind!r} with invalid JSON: {shown(raw, 100)}")
-        if isinstance(answer, dict):
-            fields = cast("dict[str, Any]", answer)
-            if fields.get("type") == "error":
-                self._raise(fields.get("data"))
-            data = fields.get("data")
-            if isinstance(data, dict) and (kind == "state" or _is_observation(data)):
-                return data
-        said = shown(cast("object", answer), 200)
-        self._break(f"answered {kind!r} with what is no answer to it: {said} (is its protocol another version?)")
+        fields = as_fields(answer)
+        if fields.get("type") == "error":
+            self._raise(fields.get("data"))
+        given = fields.get("data")
+        if isinstance(given, dict):
+            result = cast("dict[str, Any]", given)
+            if kind == "state":
+                return result
+            result = {**result, "reward": result.get("reward"), "done": result.get("done", False)}
+            reward_fits = result["reward"] is None or isinstance(result["reward"], int | float)
+            if reward_fits and isinstance(result["done"], bool) and isinstance(result.get("observation"), dict):
+                return result
+        received = shown(cast("object", answer), 200)
+        self._break(f"answered {kind!r} with an invalid response: {received} (is its protocol another version?)")
 
     def _exchanged(self, kind: str, message: str, limit_s: float) -> str | bytes:
-        """Send a message and receive one; what the server said before it hung up comes first."""
-        closed = self._closed
+        """Send a message and receive one; what the server sent before it closed the connection comes first."""
         try:
-            with contextlib.suppress(closed):  # what it said last is to be read
+            with contextlib.suppress(self._closed):  # its last message is still to be read
                 self._socket.send(message)
             return self._socket.recv(timeout=limit_s)
         except TimeoutError:
             self._break(f"took longer than {limit_s:g} s to answer {kind!r}, and was given up")
-        except closed as error:
-            self._break(f"broke the connection off at {kind!r}: {sentence_of(error)}")
+        except self._closed as error:
+            self._break(f"closed the connection at {kind!r}: {sentence_of(error)}")
         except OSError as error:
-            self._break(f"cannot be reached any more: {sentence_of(error)}")
+            self._break(f"can no longer be reached: {sentence_of(error)}")
 
     def _raise(self, data: Any) -> Never:
-        """Say what the server says is wrong."""
-        fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {"message": shown(data)}
-        code = str(fields.get("code"))
-        said = str(fields.get("message"))[:1000]
+        """Raise the error that the server reports."""
+        fields = as_fields(data) or {"message": shown(data)}
+        code, message = str(fields.get("code")), str(fields.get("message"))[:1000]
         if code == "CAPACITY_REACHED":
             most = fields.get("max_sessions")
             taken = f"{fields.get('active_sessions', 'all')} of its {most} sessions are" if most else "all sessions are"
@@ -170,8 +181,14 @@ class Connection:
             self._drop()
             raise FullServerError(f"{self._server.label} {self.problem}", most if isinstance(most, int) else None)
         if code in _REFUSALS:
-            self._break(f"could not create an environment: {said} ({code})")
-        raise RefusedActionError(code, _with_details(said, fields.get("errors")))
+            self._break(f"could not create an environment: {message} ({code})")
+        errors = fields.get("errors")
+        details: list[str] = []  # the first few fields that fail a validation
+        for one in map(as_fields, cast("list[Any]", errors)[:5] if isinstance(errors, list) else []):
+            place: Any = one.get("loc")
+            where = ".".join(map(str, cast("list[Any]", place))) if isinstance(place, list) else ""
+            details.append(f"{where}: {one.get('msg')}" if where else str(one.get("msg")))
+        raise RefusedActionError(code, f"{message}: {'; '.join(details)}" if details else message)
 
     def _break(self, problem: str) -> Never:
         self.problem = problem
@@ -179,25 +196,17 @@ class Connection:
         raise EnvError(f"{self._server.label} {problem}")
 
     def _drop(self) -> None:
-        """Close the socket."""
         with contextlib.suppress(Exception):
             self._opened.close()
 
 
-def load_closed() -> type[Exception]:
-    """Give the error of a connection that ended."""
-    from websockets.exceptions import ConnectionClosed  # noqa: PLC0415  # an extra
-
-    return ConnectionClosed
-
-
 class _StatusError(Exception):
-    """The server answered the opening of a connection with another HTTP status, which the error holds."""
+    """The server rejected the connection with an HTTP status, which the error holds."""
 
 
 @functools.cache
 def _direct_connection() -> Any:
-    """Give the class of a connection that follows no redirect: headers may hold a secret, for the server alone."""
+    """Return the class of a connection that follows no redirect: headers may hold a secret, for the server alone."""
     from websockets.exceptions import InvalidStatus  # noqa: PLC0415  # an extra
 
     base = SPEC.load("websockets.sync.client").ClientConnection
@@ -222,7 +231,7 @@ def _connected(server: OpenEnvServer, url: str) -> AbstractContextManager[Client
             additional_headers=server.request_headers(),
             open_timeout=server.connect_timeout_s,
             max_size=server.max_message_bytes,
-            ping_timeout=None,  # a step may block the server; its own limit of time says when it is too long
+            ping_timeout=None,  # a step may block the server; it has its own time limit
             close_timeout=_CLOSING_S,
             create_connection=_direct_connection(),
             **({"proxy": None} if is_local(url) else {}),
@@ -237,25 +246,3 @@ def _connected(server: OpenEnvServer, url: str) -> AbstractContextManager[Client
         raise EnvError(f"{server.label} is not a WebSocket server: {sentence_of(error)}") from error
     except OSError as error:
         raise EnvError(f"{server.label} cannot be reached: {sentence_of(error)} (is it running?)") from error
-
-
-def _is_observation(data: Any) -> bool:
-    fields = cast("dict[str, Any]", data)
-    reward, done = fields.get("reward"), fields.get("done", False)
-    if not isinstance(fields.get("observation"), dict) or not isinstance(done, bool):
-        return False
-    fields.update(reward=reward, done=done)  # a server may leave out what is not there
-    return reward is None or isinstance(reward, int | float)
-
-
-def _with_details(said: str, errors: Any) -> str:
-    """Name the fields that a validation complains of, the first few of them."""
-    if not isinstance(errors, list):
-        return said
-    details: list[str] = []
-    for one in cast("list[Any]", errors)[:5]:
-        fields = cast("dict[str, Any]", one) if isinstance(one, dict) else {}
-        place: Any = fields.get("loc")
-        where = ".".join(map(str, cast("list[Any]", place))) if isinstance(place, list) else ""
-        details.append(f"{where}: {fields.get('msg')}" if where else str(fields.get("msg")))
-    return f"{said}: {'; '.join(details)}" if details else said

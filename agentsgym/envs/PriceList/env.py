@@ -7,18 +7,18 @@ memorize the table.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.contract import State
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options
 from agentsgym.envs.PriceList import SPEC
-from agentsgym.envs.PriceList.questions import KINDS, MOST_TIMES, Question, most_answer
+from agentsgym.envs.PriceList.questions import KINDS, MOST_TIMES, Question
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
 from agentsgym.envs.Tools.sources import SessionTools, parallel
 from agentsgym.errors import TaskError, did_you_mean
-from agentsgym.fields import Field, is_int, require
+from agentsgym.fields import Field, is_int, is_strings, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 from agentsgym.types import Action
@@ -32,18 +32,6 @@ _SYSTEM_PROMPT = (
     "You answer questions about a price list that only your tools can read. Look up every price that you need, "
     "calculate with the tools, and give the answer as a number without any other words."
 )
-
-
-def _is_goods(value: Any) -> bool:
-    if not isinstance(value, list | tuple):
-        return False
-    names = cast("Sequence[Any]", value)
-    return len(names) >= 2 and all(isinstance(name, str) and name.isalpha() and name.islower() for name in names)
-
-
-def _is_kinds(value: Any) -> bool:
-    kinds = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else ()
-    return len(kinds) > 0 and all(kind in KINDS for kind in kinds)
 
 
 class Till:
@@ -99,8 +87,18 @@ class PriceListEnv(ToolEnv):
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         **TOOL_FIELDS,
-        "goods": Field(default=list(GOODS), expected="a list of two or more lower-case words", valid=_is_goods),
-        "kinds": Field(default=list(KINDS), expected=f"a list of some of {', '.join(KINDS)}", valid=_is_kinds),
+        "goods": Field(
+            default=list(GOODS),
+            expected="a list of two or more lower-case words",
+            valid=lambda value: (
+                is_strings(value) and len(value) >= 2 and all(one.isalpha() and one.islower() for one in value)
+            ),
+        ),
+        "kinds": Field(
+            default=list(KINDS),
+            expected=f"a list of some of {', '.join(KINDS)}",
+            valid=lambda value: is_strings(value) and len(value) > 0 and {*value} <= {*KINDS},
+        ),
         "max_price": Field(default=9, expected="a positive int", valid=is_int(1)),
     }
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 6, "tool_timeout_s": None}
@@ -119,7 +117,8 @@ class PriceListEnv(ToolEnv):
     @property
     def most_answer(self) -> int:
         """The largest possible answer; the smallest is 1."""
-        return most_answer(self.env_config["kinds"], self.env_config["max_price"])
+        factors: dict[str, int] = {"price": 1, "sum": 2, "product": MOST_TIMES}
+        return max(factors[kind] for kind in self.env_config["kinds"]) * self.env_config["max_price"]
 
     def tasks(self, count: int, *, seed: int = 0, part: str = "train") -> list[dict[str, Any]]:
         """Draw tasks, with equal numbers of every kind of question.
@@ -133,18 +132,21 @@ class PriceListEnv(ToolEnv):
             ConfigError: ``count`` is not a positive number.
         """
         require("count", count, is_int(1), "a positive int")
-        return [self._task(derive_seed("price list", part, seed, index), index) for index in range(count)]
-
-    def _task(self, seed: int, index: int) -> dict[str, Any]:
-        generator, config = random.Random(seed), self.env_config
+        config = self.env_config
         goods: list[str] = config["goods"]
-        kind = config["kinds"][index % len(config["kinds"])]
-        return {
-            "goods": generator.sample(goods, 2 if kind == "sum" else 1),
-            "times": generator.randint(2, MOST_TIMES) if kind == "product" else None,
-            "prices": {name: generator.randint(1, config["max_price"]) for name in goods},
-            "seed": seed,
-        }
+        tasks: list[dict[str, Any]] = []
+        for index in range(count):
+            kind = config["kinds"][index % len(config["kinds"])]
+            task_seed = derive_seed("price list", part, seed, index)
+            generator = random.Random(task_seed)
+            task = {
+                "goods": generator.sample(goods, 2 if kind == "sum" else 1),
+                "times": generator.randint(2, MOST_TIMES) if kind == "product" else None,
+                "prices": {name: generator.randint(1, config["max_price"]) for name in goods},
+                "seed": task_seed,
+            }
+            tasks.append(task)
+        return tasks
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         goods, prices, times = (task_data.get(key) for key in ("goods", "prices", "times"))
@@ -162,13 +164,11 @@ class PriceListEnv(ToolEnv):
 
     def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
         next_state, reward, done, info = super()._step_action(session_id, state, action)
-        return next_state, reward, done, {**info, **self._references()}
-
-    def _references(self) -> dict[str, float]:
-        """The expected returns of random and optimal play: a uniformly drawn answer, and the right one."""
+        # The expected returns of random and optimal play: a uniformly drawn answer, and the right one.
         config, share = self.env_config, 1.0 / self.most_answer
         random_reward = share * config["answer_reward"] + (1.0 - share) * config["wrong_answer_reward"]
-        return {"random_reward": random_reward, "optimal_reward": config["answer_reward"]}
+        info = {**info, "random_reward": random_reward, "optimal_reward": config["answer_reward"]}
+        return next_state, reward, done, info
 
     def _system_prompt(self) -> str:
         return _SYSTEM_PROMPT

@@ -6,7 +6,6 @@ A player reads the question and the results of its own calls, and nothing else o
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentsgym.agents import scripted_player
@@ -15,7 +14,7 @@ from agentsgym.envs.PriceList.questions import Question
 from agentsgym.errors import AgentError
 from agentsgym.fields import is_fraction, require
 from agentsgym.texts import shown
-from agentsgym.types import Action, Message, ToolCall, TurnRequest
+from agentsgym.types import Action, ToolCall, TurnRequest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,8 +34,8 @@ class Notes(scripted_player.Notes):
     calls: tuple[ToolCall, ...] = ()
 
 
-class Player(scripted_player.ScriptedPlayer[Notes]):
-    """A player of the price list; subclasses choose the actions.
+class ReferencePlayer(scripted_player.ScriptedPlayer[Notes]):
+    """Plays optimally: every look-up in one turn, the calculation in the next, then the answer.
 
     Args:
         env: The environment, which defines the goods, the numbers and the number of turns.
@@ -60,18 +59,7 @@ class Player(scripted_player.ScriptedPlayer[Notes]):
         return Notes(generator=generator, question=question)
 
     def _play(self, request: TurnRequest, notes: Notes) -> str | Action:
-        self._take_in(notes, request.messages)
-        move = self._choose(notes)
-        notes.calls = move if isinstance(move, tuple) else ()
-        return Action(text="", tool_calls=move) if isinstance(move, tuple) else str(move)
-
-    def _choose(self, notes: Notes) -> int | tuple[ToolCall, ...]:
-        """Choose an answer, or calls."""
-        raise NotImplementedError
-
-    def _take_in(self, notes: Notes, messages: Sequence[Message]) -> None:
-        """Read the results of the last turn's calls."""
-        results = messages[len(messages) - len(notes.calls) :]
+        results = request.messages[len(request.messages) - len(notes.calls) :]
         wanted = _calculation(notes)
         for call, result in zip(notes.calls, results, strict=True):
             if not result["content"].isdecimal():
@@ -80,9 +68,12 @@ class Player(scripted_player.ScriptedPlayer[Notes]):
                 notes.prices[call.arguments["good"]] = int(result["content"])
             elif wanted is not None and (call.name, call.arguments) == (wanted.name, wanted.arguments):
                 notes.value = int(result["content"])
+        move = self._choose(notes)
+        notes.calls = move if isinstance(move, tuple) else ()
+        return Action(text="", tool_calls=move) if isinstance(move, tuple) else str(move)
 
-    def _best(self, notes: Notes) -> int | tuple[ToolCall, ...]:
-        """Look up unknown prices, then calculate, then answer."""
+    def _choose(self, notes: Notes) -> int | tuple[ToolCall, ...]:
+        """Choose an answer, or calls: look up unknown prices, then calculate, then answer."""
         unknown = [name for name in notes.question.goods if name not in notes.prices]
         if unknown:
             return tuple(ToolCall(name="price", arguments={"good": name}) for name in unknown)
@@ -91,38 +82,31 @@ class Player(scripted_player.ScriptedPlayer[Notes]):
             return notes.prices[notes.question.goods[0]]
         return (calculation,) if notes.value is None else notes.value
 
-    def _random_call(self, notes: Notes) -> tuple[ToolCall, ...]:
-        name = notes.generator.choice(("price", "add", "multiply"))
+    def _random_move(self, notes: Notes, *, answers: bool = False) -> int | tuple[ToolCall, ...]:
+        """Draw an answer or a call, with equal probability; an answer if ``answers``."""
+        draw = notes.generator
+        if answers or draw.random() < 0.5:
+            return draw.randint(1, self._most_answer)
+        name = draw.choice(("price", "add", "multiply"))
         if name == "price":
-            return (ToolCall(name=name, arguments={"good": notes.generator.choice(self._goods)}),)
-        a, b = (notes.generator.randint(1, self._most_price) for _ in range(2))
+            return (ToolCall(name=name, arguments={"good": draw.choice(self._goods)}),)
+        a, b = (draw.randint(1, self._most_price) for _ in range(2))
         return (ToolCall(name=name, arguments={"a": a, "b": b}),)
 
-    def _random_answer(self, notes: Notes) -> int:
-        return notes.generator.randint(1, self._most_answer)
 
-
-class ReferencePlayer(Player):
-    """Plays optimally: every look-up in one turn, the calculation in the next, then the answer."""
-
-    def _choose(self, notes: Notes) -> int | tuple[ToolCall, ...]:
-        return self._best(notes)
-
-
-class RandomPlayer(Player):
+class RandomPlayer(ReferencePlayer):
     """Calls at random or answers at random, with equal probability, and answers in its last turn."""
 
     def _choose(self, notes: Notes) -> int | tuple[ToolCall, ...]:
-        is_last = notes.turn >= self._num_turns - 1
-        return self._random_answer(notes) if is_last or notes.generator.random() < 0.5 else self._random_call(notes)
+        return self._random_move(notes, answers=notes.turn >= self._num_turns - 1)
 
 
-class ImitationPlayer(Player):
+class ImitationPlayer(ReferencePlayer):
     """The demonstrator of a warm start: it knows the optimal action, and often takes another.
 
     Args:
-        env: The environment, as for :class:`Player`.
-        seed: The seed, as for :class:`Player`.
+        env: The environment, as for :class:`ReferencePlayer`.
+        seed: The seed, as for :class:`ReferencePlayer`.
         noise: The probability of a random call or answer instead, in [0, 1], per turn.
     """
 
@@ -133,8 +117,8 @@ class ImitationPlayer(Player):
 
     def _choose(self, notes: Notes) -> int | tuple[ToolCall, ...]:
         if notes.generator.random() >= self._noise:
-            return self._best(notes)
-        return self._random_answer(notes) if notes.generator.random() < 0.5 else self._random_call(notes)
+            return super()._choose(notes)
+        return self._random_move(notes)
 
 
 def _calculation(notes: Notes) -> ToolCall | None:

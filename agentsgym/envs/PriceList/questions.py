@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Kind = Literal["price", "sum", "product"]
 KINDS: tuple[Kind, ...] = ("price", "sum", "product")
@@ -34,7 +34,7 @@ class Question:
         >>> Question(goods=("pear",), times=3).text()
         'What is 3 times the price of a pear?'
         """
-        prices = " plus ".join(f"the price of {_with_article(name)}" for name in self.goods)
+        prices = " plus ".join(f"the price of a{'n' * (name[0] in 'aeiou')} {name}" for name in self.goods)
         return f"What is {prices}?" if self.times is None else f"What is {self.times} times {prices}?"
 
     def answer(self, prices: Mapping[str, int]) -> int:
@@ -53,13 +53,3 @@ class Question:
             return None
         goods = tuple(name for name in (found["one"], found["other"]) if name)
         return cls(goods=goods, times=int(found["times"]) if found["times"] else None)
-
-
-def most_answer(kinds: list[Any], most_price: int) -> int:
-    """The largest possible answer."""
-    factors = {"price": 1, "sum": 2, "product": MOST_TIMES}
-    return max(factors[kind] for kind in kinds) * most_price
-
-
-def _with_article(name: str) -> str:
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import string
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.ReasoningEvals import SPEC
@@ -18,11 +19,11 @@ from agentsgym.envs.ReasoningEvals.extraction import (
     readings,
 )
 from agentsgym.envs.ReasoningEvals.generated import check_generated, make_item
-from agentsgym.envs.ReasoningEvals.grading import GRADES, Verdict, by_callable, by_generator, check_installed, kind_of
+from agentsgym.envs.ReasoningEvals.grading import GRADES, Verdict, by_generator, kind_of
 from agentsgym.envs.ReasoningEvals.tasks import DatasetOptions, are_choices, task_dataset
 from agentsgym.envs.shared.numbers import canonical, without_thoughts
-from agentsgym.errors import ConfigError, EnvError, TaskError
-from agentsgym.fields import Field, is_bool, is_int, is_number, is_positive_number
+from agentsgym.errors import ConfigError, EnvError, MissingDependencyError, TaskError
+from agentsgym.fields import Field, is_bool, is_fraction, is_int, is_number, is_positive_number
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Action
 
@@ -44,16 +45,13 @@ _REASON = "Work out the answer step by step."
 WRONG = "That is not right."
 
 
-def _names_or_callable(table: Mapping[str, Any]) -> tuple[str, Callable[[Any], bool]]:
-    names = ", ".join(map(repr, table))
-    return (
-        f"one of {names}, or a function",
-        lambda value: callable(value) or (isinstance(value, str) and value in table),
+def _function_field(table: Mapping[str, Any]) -> Field:
+    """A key that takes a name in a table, ``"auto"`` by default, or a function."""
+    return Field(
+        default="auto",
+        expected=f"one of {', '.join(map(repr, table))}, or a function",
+        valid=lambda value: callable(value) or (isinstance(value, str) and value in table),
     )
-
-
-_EXTRACTORS = _names_or_callable({"auto": None, **EXTRACTORS})
-_GRADERS = _names_or_callable(GRADES)
 
 
 class ReasoningEvalsEnv(MultistepEnv):
@@ -81,8 +79,8 @@ class ReasoningEvalsEnv(MultistepEnv):
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "max_attempts": Field(default=1, expected="a positive int", valid=is_int(1)),
-        "extractor": Field(default="auto", expected=_EXTRACTORS[0], valid=_EXTRACTORS[1]),
-        "grader": Field(default="auto", expected=_GRADERS[0], valid=_GRADERS[1]),
+        "extractor": _function_field({"auto": None, **EXTRACTORS}),
+        "grader": _function_field(GRADES),
         "grading_timeout_s": Field(default=5.0, expected="a number > 0", valid=is_positive_number),
         "partial_credit": Field(default=False, expected="True or False", valid=is_bool),
         "wrong_penalty": Field(default=0.0, expected="a number >= 0", valid=is_number(0)),
@@ -100,7 +98,9 @@ class ReasoningEvalsEnv(MultistepEnv):
             MissingDependencyError: Grading needs ``math-verify``, which is not installed.
         """
         super().__init__(tokenizer, env_config)
-        check_installed(self.env_config["grader"])
+        needs_algebra = self.env_config["grader"] in ("auto", "math")
+        if needs_algebra and importlib.util.find_spec("math_verify") is None:
+            raise MissingDependencyError("math-verify", SPEC.extra)
 
     def _check_config(self, config: dict[str, Any]) -> None:
         attempts, turns = config["max_attempts"], config["max_steps_per_episode"]
@@ -112,7 +112,16 @@ class ReasoningEvalsEnv(MultistepEnv):
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         if task_data.get("task") is not None:
-            self._check_generated(task_data)
+            item = task_data.get("item")
+            if item is not None and not is_int(0)(item):
+                raise TaskError(f"task_data['item'] must be an int >= 0 or None, got {shown(item)}")
+            both = [name for name in ("question", "answer", "choices") if task_data.get(name) is not None]
+            if both:
+                raise TaskError(f"task_data must not have both a 'task' of reasoning-gym and a {both[0]!r}")
+            try:
+                check_generated(task_data["task"], task_data.get("difficulty"))
+            except ConfigError as error:
+                raise TaskError(f"task_data cannot be played: {sentence_of(error)}") from error
             return
         for name in ("question", "answer"):
             value = task_data.get(name)
@@ -121,18 +130,6 @@ class ReasoningEvalsEnv(MultistepEnv):
         choices = task_data.get("choices")
         if choices is not None:
             _check_choices(choices, task_data["answer"])
-
-    def _check_generated(self, task_data: Mapping[str, Any]) -> None:
-        item = task_data.get("item")
-        if item is not None and not is_int(0)(item):
-            raise TaskError(f"task_data['item'] must be an int >= 0 or None, got {shown(item)}")
-        for name in ("question", "answer", "choices"):
-            if task_data.get(name) is not None:
-                raise TaskError(f"task_data must not have both a 'task' of reasoning-gym and a {name!r}")
-        try:
-            check_generated(task_data["task"], task_data.get("difficulty"))
-        except ConfigError as error:
-            raise TaskError(f"task_data cannot be played: {sentence_of(error)}") from error
 
     def _system_prompt(self) -> str | None:
         extractor = self.env_config["extractor"]
@@ -147,15 +144,20 @@ class ReasoningEvalsEnv(MultistepEnv):
             number = self.rng(session_id).getrandbits(31) if number is None else number
             problem = {"task": task_data["task"], "difficulty": task_data.get("difficulty"), "item": abs(number)}
             item = make_item(**problem)
-            question, gold, choices = item.question, item.solution, None
+            question, gold = item.question, item.solution
+            kind = kind_of(gold, has_choices=False)
+            kind = "text" if kind == "choice" else kind  # a letter may be part of a puzzle
         else:
-            question, choices = task_data["question"], task_data.get("choices")
+            question, choices = task_data["question"], task_data.get("choices") or ()
+            lettered = zip(string.ascii_uppercase, choices, strict=False)
+            question = "\n".join([question, *(f"{letter}. {choice}" for letter, choice in lettered)])
             gold = gold_answer(task_data["answer"])
+            kind = kind_of(gold, has_choices=bool(choices))
         return {
             "problem": problem,
             "gold": gold,
-            "kind": kind_of(gold, has_choices=bool(choices)) if problem is None else _kind_of_generated(gold),
-            "observation": _with_choices(question, choices),
+            "kind": kind,
+            "observation": question,
             "num_attempts": 0,
             "best_score": 0.0,
             "done": False,
@@ -177,7 +179,11 @@ class ReasoningEvalsEnv(MultistepEnv):
         num_left = self.env_config["max_attempts"] - num_attempts
         state = {**state, "num_attempts": num_attempts}
         if answer is None:
-            state["observation"] = f"{self._no_answer(action)} {_attempts(num_left)}"
+            is_cut, extractor = action.finish_reason == "length", self.env_config["extractor"]
+            complaint = "You were cut off before your answer." if is_cut else "No answer was found."
+            if not callable(extractor):
+                complaint += f" {_FORMS[extractor].removeprefix('Then ').capitalize()}"
+            state["observation"] = f"{complaint} {_attempts(num_left)}"
             info = {"success": False, "invalid": True, "num_attempts": num_attempts, "score": 0.0}
             return state, -self.env_config["invalid_penalty"], num_left <= 0, info
         verdict = self._grade(state, answer, action)
@@ -185,19 +191,22 @@ class ReasoningEvalsEnv(MultistepEnv):
         info = {"success": is_right, "answer": canonical(answer), "num_attempts": num_attempts, "score": verdict.score}
         if verdict.note:
             info["grading"] = verdict.note
-        reward = self._reward(state, verdict)
+        gained = float(is_right)
+        if self.env_config["partial_credit"]:
+            gained = max(0.0, verdict.score - state["best_score"])
+        reward = gained - (0.0 if is_right else self.env_config["wrong_penalty"])
         state["best_score"] = max(state["best_score"], verdict.score)
         state["observation"] = f"{WRONG} {_attempts(num_left)}"
         return state, reward, is_right or num_left <= 0, info
 
     def _extract(self, action: Action, kind: Kind, extractors: Mapping[str, Extractor] = EXTRACTORS) -> str | None:
         extractor = self.env_config["extractor"]
-        said = without_thoughts(action.text)
+        text = without_thoughts(action.text)
         if not callable(extractor):
             if extractor == "auto":
-                return extracted(said, kind, is_cut=action.finish_reason == "length", extractors=extractors)
-            return extractors[extractor](said)
-        answer: Any = extractor(said)
+                return extracted(text, kind, is_cut=action.finish_reason == "length", extractors=extractors)
+            return extractors[extractor](text)
+        answer: Any = extractor(text)
         if not (answer is None or isinstance(answer, str)):
             raise EnvError(f"the extractor must return a str or None, got {shown(answer)}")
         return answer or None
@@ -208,19 +217,11 @@ class ReasoningEvalsEnv(MultistepEnv):
             written = None if callable(self.env_config["extractor"]) else self._extract(action, state["kind"], FINDERS)
             return by_generator(state["problem"], readings(written) if written else [answer], limit_s)
         if callable(grader):
-            return by_callable(cast("Callable[[str, str], Any]", grader), answer, state["gold"])
+            value: Any = grader(answer, state["gold"])
+            if not (isinstance(value, bool) or is_fraction(value)):
+                raise EnvError(f"the grader must return True, False or a number in [0, 1], got {shown(value)}")
+            return Verdict(float(value))
         return GRADES[grader](answer, state["gold"], limit_s)
-
-    def _reward(self, state: Mapping[str, Any], verdict: Verdict) -> float:
-        cost: float = 0.0 if verdict.score == 1.0 else self.env_config["wrong_penalty"]
-        if self.env_config["partial_credit"]:
-            return max(0.0, verdict.score - state["best_score"]) - cost
-        return float(verdict.score == 1.0) - cost
-
-    def _no_answer(self, action: Action) -> str:
-        extractor = self.env_config["extractor"]
-        reason = "You were cut off before your answer." if action.finish_reason == "length" else "No answer was found."
-        return reason if callable(extractor) else f"{reason} {_FORMS[extractor].removeprefix('Then ').capitalize()}"
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
@@ -246,18 +247,6 @@ def _check_choices(choices: Any, answer: str) -> None:
     letters = string.ascii_uppercase[: len(choices)]
     if answer.strip() not in [*letters]:
         raise TaskError(f"task_data['answer'] must be the letter of a choice, one of {letters}, got {shown(answer)}")
-
-
-def _kind_of_generated(solution: str | None) -> Kind:
-    kind = kind_of(solution, has_choices=False)
-    return "text" if kind == "choice" else kind  # a letter there may be part of a puzzle
-
-
-def _with_choices(question: str, choices: Sequence[str] | None) -> str:
-    if not choices:
-        return question
-    lines = [f"{letter}. {choice}" for letter, choice in zip(string.ascii_uppercase, choices, strict=False)]
-    return "\n".join([question, *lines])
 
 
 def _attempts(num_left: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 from agentsgym.envs.shared.numbers import SCALE_WORD
@@ -163,32 +164,29 @@ FINDERS: Mapping[str, Extractor] = {
 }
 
 
-def _cleaning(find: Extractor) -> Extractor:
-    def extract(text: str) -> str | None:
-        found = find(text)
-        return None if found is None else cleaned(found)
-
-    return extract
+def _cleaned_by(find: Extractor, text: str) -> str | None:
+    found = find(text)
+    return None if found is None else cleaned(found)
 
 
 #: The same extractors, with the answer's wrapping stripped.
-EXTRACTORS: Mapping[str, Extractor] = {name: _cleaning(find) for name, find in FINDERS.items()}
+EXTRACTORS: Mapping[str, Extractor] = {name: partial(_cleaned_by, find) for name, find in FINDERS.items()}
 _EXPLICIT = ("tag", "boxed", "hashes")
 _AFTER_THEM: Mapping[Kind, tuple[str, ...]] = {"number": ("number",), "choice": ("choice",), "text": ("line",)}
 
 
-def extracted(said: str, kind: Kind, *, is_cut: bool, extractors: Mapping[str, Extractor] = EXTRACTORS) -> str | None:
+def extracted(text: str, kind: Kind, *, is_cut: bool, extractors: Mapping[str, Extractor] = EXTRACTORS) -> str | None:
     """Extract an answer of any form (``"auto"``).
 
     Args:
-        said: The agent's text, after its thoughts.
+        text: The agent's text, after its thoughts.
         kind: The kind of the right answer.
         is_cut: Whether a budget truncated the text: then only an explicit form counts, not the last number so far.
         extractors: :data:`EXTRACTORS`, or :data:`FINDERS` for the answer as written.
     """
     names = _EXPLICIT if is_cut else (*_EXPLICIT, *_AFTER_THEM[kind])
     for name in names:
-        answer = extractors[name](said)
+        answer = extractors[name](text)
         if answer is not None:
             return (letter(answer) or answer) if kind == "choice" else answer
     return None

@@ -19,14 +19,14 @@ from agentsgym.texts import sentence_of, shown
 
 Difficulty = int | Mapping[str, Any] | None
 
-_BY_GLOBAL = "it draws from Python's global generator, so that its problems cannot be made again"
-_BY_HASH = "it draws from sets, whose order is another in every process, so that its problems cannot be made again"
+_BY_GLOBAL = "its problems depend on Python's global generator and cannot be reproduced"
+_BY_HASH = "its problems depend on the order of sets, which differs between processes, and cannot be reproduced"
 
 #: Unsupported generators, with the reason (reasoning-gym 0.1.25).
 UNSOUND: Mapping[str, str] = {
     "codeio": _BY_GLOBAL,
-    "composite": "it has no problems of its own; name the generators that it would be made of",
-    "game_of_life_halting": "it takes any text for the right answer to some of its problems",
+    "composite": "it only combines other generators; name those",
+    "game_of_life_halting": "it accepts any text as the right answer to some of its problems",
     "isomorphic_strings": _BY_HASH,
     "list_functions": _BY_GLOBAL,
     "polynomial_multiplication": _BY_HASH,

@@ -42,15 +42,16 @@ class Grader:
         Raises:
             EnvError: The process cannot be started, or ends twice on one request.
         """
+        package = _PACKAGE[request["kind"]]
         extra_s = _GENERATION_LIMIT_S if request["kind"] == "generated" else 0.0
         with self._lock:
             for is_last in (False, True):
                 try:
-                    self._load(_PACKAGE[request["kind"]])
-                    return self._ask({**request, "limit_s": limit_s}, limit_s + _GRACE_S + extra_s)
+                    process = self._loaded_process(package)
+                    return process.ask({**request, "limit_s": limit_s}, limit_s + _GRACE_S + extra_s)
                 except ChildEndedError as ended:
                     self._end()
-                    gave_up = ended.returncode == 1 and _PACKAGE[request["kind"]] in self._loaded  # by its own watchdog
+                    gave_up = ended.returncode == 1 and package in self._loaded  # by its own watchdog
                     if ended.was_killed or gave_up:
                         return {"score": 0.0, "note": "timeout"}
                     if is_last:
@@ -69,20 +70,16 @@ class Grader:
         if process is not None:
             process.forget()
 
-    def _load(self, package: str) -> None:
+    def _loaded_process(self, package: str) -> ChildProcess:
+        """Return the process, started and with a package imported."""
         if self._process is None:
-            self._process = ChildProcess(_MODULE, "the grader's process")
-            self._loaded = set()
+            self._process, self._loaded = ChildProcess(_MODULE, "the grader's process"), set()
         if package not in self._loaded:
-            reply = self._ask({"kind": "load", "package": package}, _START_LIMIT_S)
+            reply = self._process.ask({"kind": "load", "package": package}, _START_LIMIT_S)
             if reply.get("note"):
                 raise EnvError(f"the grader cannot load {package}: {reply['note']}")
             self._loaded.add(package)
-
-    def _ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        if self._process is None:
-            raise AssertionError
-        return self._process.ask(request, limit_s)
+        return self._process
 
     def _end(self) -> None:
         process, self._process = self._process, None

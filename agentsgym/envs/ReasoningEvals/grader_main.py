@@ -11,9 +11,8 @@ import logging
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from agentsgym.envs.ReasoningEvals import SPEC, generated
@@ -28,16 +27,6 @@ class _TooLongError(BaseException):
     """The alarm; not an Exception, since sympy catches those."""
 
 
-def _on_alarm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # what Python calls a handler with
-    raise _TooLongError
-
-
-def _load(request: Mapping[str, Any]) -> dict[str, Any]:
-    SPEC.load(request["package"])
-    _limit_memory()
-    return {}
-
-
 def _limit_memory() -> None:
     """Limit further memory; libraries may already have reserved far more address space for their threads."""
     if sys.platform != "linux":
@@ -49,42 +38,32 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def _grade_math(request: Mapping[str, Any]) -> dict[str, Any]:
+def _grade_math(gold: str, answer: str) -> float:
     """Compare two expressions; ``math_verify.verify`` takes the reference first."""
     import math_verify  # noqa: PLC0415  # already loaded
 
     untyped: Any = math_verify
     settings = [untyped.LatexExtractionConfig(), untyped.ExprExtractionConfig()]
     with_alarm_alone: dict[str, Any] = {"extraction_mode": "first_match", "parsing_timeout": None}
-    gold, answer = (untyped.parse(f"${request[name]}$", settings, **with_alarm_alone) for name in ("gold", "answer"))
-    if not gold or not answer:
-        return {"score": 0.0}
-    return {"score": float(untyped.verify(gold, answer, timeout_seconds=None))}
-
-
-def _grade_generated(request: Mapping[str, Any]) -> dict[str, Any]:
-    return {"score": generated.score(_item(request), request["answer"])}
-
-
-def _item(request: Mapping[str, Any]) -> generated.Item:
-    return generated.unpacked(request["task"], request["difficulty"], request["entry"])
-
-
-_KINDS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "load": _load,
-    "math": _grade_math,
-    "generated": _grade_generated,
-}
+    parsed = [untyped.parse(f"${text}$", settings, **with_alarm_alone) for text in (gold, answer)]
+    return float(untyped.verify(*parsed, timeout_seconds=None)) if all(parsed) else 0.0
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    if request["kind"] == "generated":
-        _item(request)  # makes and caches the generator before the clock starts
+    kind, item = request["kind"], None
+    if kind == "generated":  # makes and caches the generator before the clock starts
+        item = generated.unpacked(request["task"], request["difficulty"], request["entry"])
     limit_s: float | None = request.get("limit_s")
     try:
         _set_alarm(limit_s)
         try:
-            return _KINDS[request["kind"]](request)
+            if kind == "load":
+                SPEC.load(request["package"])
+                _limit_memory()
+                return {}
+            if item is not None:
+                return {"score": generated.score(item, request["answer"])}
+            return {"score": _grade_math(request["gold"], request["answer"])}
         finally:
             _set_alarm(None)
     except _TooLongError:
@@ -102,16 +81,16 @@ def _set_alarm(limit_s: float | None) -> None:
         faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=2)
 
 
-def _prepare() -> None:
-    if hasattr(signal, "SIGALRM"):
-        signal.signal(signal.SIGALRM, _on_alarm)
-    logging.disable()
-    warnings.simplefilter("ignore")
-
-
 def main() -> None:
     """Serve requests until the input ends."""
-    _prepare()
+
+    def interrupt(*_: Any) -> None:
+        raise _TooLongError
+
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, interrupt)
+    logging.disable()
+    warnings.simplefilter("ignore")
     serve(_answer)
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentsgym.envs.ReasoningEvals import SPEC, generated, grader
+from agentsgym.envs.ReasoningEvals import generated, grader
 from agentsgym.envs.ReasoningEvals.extraction import Kind, brace_depth
 from agentsgym.envs.shared.numbers import as_number, canonical, quantities
-from agentsgym.errors import EnvError, MissingDependencyError
-from agentsgym.fields import is_fraction
-from agentsgym.texts import shown
 
 _MAX_LENGTH = 1000  # of an answer for computer algebra
 _MAX_DEPTH = 20  # of its braces: parsing time explodes with it
@@ -22,8 +18,6 @@ _OPERATORS = re.compile(r"[\d\\^=+*/<>|√π∞\u222a\u2229]")
 _IN_LATEX = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+|\b(?:sqrt|sin|cos|tan|log|exp|ln|pi|inf)\b")
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _APART = re.compile(r"\d\s+\d")  # "10 8" would be parsed as the mixed number 18
-
-
 _EQUALS = re.compile(r"(?<![<>!:])=|\\equiv(?![a-zA-Z])")
 _VALUE = re.compile(r"(?<![_\w{])\d|[\d)}]\s*[-+*/^]|\\(?:d|t)?frac|\\sqrt|\\pi|π|√")  # not a mere name, as in "x_1 ="
 _MAX_SIDES = 4  # each may use an answer's whole time limit
@@ -64,28 +58,29 @@ def by_letter(answer: str, gold: str, limit_s: float) -> Verdict:  # noqa: ARG00
 
 
 def by_number(answer: str, gold: str, limit_s: float) -> Verdict:  # noqa: ARG001
-    """Compare as numbers; anything but a plain number is wrong."""
-    own, right = as_number(answer), as_number(gold)
-    return Verdict(float(own is not None and right is not None and own.equals(right)))
+    """Compare as numbers, of which the answer may have a unit; any other answer is wrong."""
+    right = as_number(gold)
+    return Verdict(float(right is not None and any(one.equals(right) for one in quantities(answer))))
 
 
 def by_math(answer: str, gold: str, limit_s: float) -> Verdict:
     """Compare as expressions, with ``math-verify``; every side of an equation that is a value must be right."""
     answer, gold = _without_dollars(answer), _without_dollars(gold)
-    if len(answer) > _MAX_LENGTH or _APART.search(answer) or not _is_nested_sanely(answer):
+    depth = brace_depth(answer)
+    if len(answer) > _MAX_LENGTH or _APART.search(answer) or depth is None or depth > _MAX_DEPTH:
         return Verdict(0.0)
     *before, _ = sides = _EQUALS.split(answer)
     if len(sides) > len(_EQUALS.split(gold)):  # math-verify compares only the end of such a chain
         if len(sides) > _MAX_SIDES:
             return Verdict(0.0)
         for side in filter(_VALUE.search, before):
-            verdict = by_whatever_fits(side, gold, limit_s)
+            verdict = by_auto(side, gold, limit_s)
             if verdict.score < 1.0:
                 return verdict
     return _verdict(grader.shared.grade({"kind": "math", "answer": answer, "gold": gold}, limit_s))
 
 
-def by_whatever_fits(answer: str, gold: str, limit_s: float) -> Verdict:
+def by_auto(answer: str, gold: str, limit_s: float) -> Verdict:
     """Apply the cheapest grader that can decide."""
     if canonical(answer) == canonical(gold):
         return Verdict(1.0)
@@ -93,7 +88,10 @@ def by_whatever_fits(answer: str, gold: str, limit_s: float) -> Verdict:
         return by_letter(answer, gold, limit_s)
     if (right := as_number(gold)) is not None and (meant := quantities(answer)):
         return Verdict(float(any(one.equals(right) for one in meant)))
-    return by_math(answer, gold, limit_s) if is_mathematical(gold) else Verdict(0.0)
+    if is_mathematical(gold):
+        return by_math(answer, gold, limit_s)
+    own = as_number(answer)  # the right answer may have a unit that the agent's lacks
+    return Verdict(float(own is not None and any(one.equals(own) for one in quantities(gold))))
 
 
 def is_mathematical(gold: str) -> bool:
@@ -123,32 +121,14 @@ def by_generator(task_data: Mapping[str, Any], answers: Sequence[str], limit_s: 
     return max(verdicts, key=lambda verdict: verdict.score)
 
 
-def by_callable(function: Callable[[str, str], Any], answer: str, gold: str) -> Verdict:
-    """Grade with the user's function.
-
-    Raises:
-        EnvError: The function returned neither a bool nor a number in [0, 1].
-    """
-    value = function(answer, gold)
-    if not (isinstance(value, bool) or is_fraction(value)):
-        raise EnvError(f"the grader must return True, False or a number in [0, 1], got {shown(value)}")
-    return Verdict(float(value))
-
-
 #: The graders, by name.
 GRADES: Mapping[str, Grade] = {
-    "auto": by_whatever_fits,
+    "auto": by_auto,
     "text": by_text,
     "number": by_number,
     "choice": by_letter,
     "math": by_math,
 }
-
-
-def check_installed(name: Any) -> None:
-    """Raise :class:`MissingDependencyError` if a grader needs ``math-verify`` and it is not installed."""
-    if name in {"auto", "math"} and importlib.util.find_spec("math_verify") is None:
-        raise MissingDependencyError("math-verify", SPEC.extra)
 
 
 def _verdict(reply: Mapping[str, Any]) -> Verdict:
@@ -158,11 +138,6 @@ def _verdict(reply: Mapping[str, Any]) -> Verdict:
 def _letter(text: str) -> str:
     found = _LETTER.fullmatch(text.strip().upper())
     return found[1] if found else text.strip()
-
-
-def _is_nested_sanely(text: str) -> bool:
-    depth = brace_depth(text)
-    return depth is not None and depth <= _MAX_DEPTH
 
 
 def _without_dollars(text: str) -> str:

@@ -15,7 +15,7 @@ from agentsgym.envs.datasets.sources import Column
 from agentsgym.envs.ReasoningEvals.extraction import gold_answer
 from agentsgym.envs.ReasoningEvals.generated import Difficulty, check_generated, make_item
 from agentsgym.errors import ConfigError
-from agentsgym.fields import Field, is_int, is_strings, require
+from agentsgym.fields import Field, is_int, is_number, is_strings, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
 
@@ -56,11 +56,6 @@ class DatasetOptions(CommonOptions, total=False):
     difficulty: Difficulty
 
 
-def _is_answer(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number or questions.is_text(value)
-
-
 def are_choices(value: Any) -> bool:
     """Whether a value is a list of 2 to 26 texts, which letters can label."""
     return is_strings(value) and 2 <= len(value) <= len(string.ascii_uppercase)
@@ -68,7 +63,11 @@ def are_choices(value: Any) -> bool:
 
 _COLUMNS = {
     "question": questions.QUESTION,
-    "answer": Column(default="answer", valid=_is_answer, expected="a string or a number"),
+    "answer": Column(
+        default="answer",
+        valid=lambda value: is_number()(value) or questions.is_text(value),
+        expected="a string or a number",
+    ),
     "choices": Column(default="choices", valid=are_choices, expected="a list of 2 to 26 strings", is_optional=True),
 }
 
@@ -86,17 +85,13 @@ def task_dataset(
     if settings["data"] is None:
         tasks = _generated_tasks(settings, part)
     elif settings["task"] is None and settings["difficulty"] is None:
-        tasks = _own_tasks(settings, part)
+        questions_read = questions.read(settings, _COLUMNS)
+        for index, row in enumerate(questions_read):
+            row["answer"] = _answer(row, index)
+        tasks = questions.of_part(questions_read, part, settings)
     else:
         raise ConfigError("data cannot be combined with task or difficulty: questions come from one of them")
     return rows_of(tasks, class_path(env_class), env_config, part, settings)
-
-
-def _own_tasks(settings: Mapping[str, Any], part: Part) -> list[dict[str, Any]]:
-    rows = questions.read(settings, _COLUMNS)
-    for index, row in enumerate(rows):
-        row["answer"] = _answer(row, index)
-    return questions.of_part(rows, part, settings)
 
 
 def _answer(row: Mapping[str, Any], index: int) -> str:

@@ -11,7 +11,7 @@ _NOT_UNDERSTOOD = ("No known action matches", "Unknown action")
 
 
 class ScienceWorldEngine:
-    """One active episode; see :class:`agentsgym.envs.shared.engines.Engine`.
+    """One active episode; see :mod:`agentsgym.envs.shared.engines`.
 
     ``start`` takes ``task``, ``variation``, ``simplifications`` (joined by commas), ``gold_path`` and
     ``admissible_commands`` (whether these are computed, which is slow), and ``memory_mb``.
@@ -54,22 +54,17 @@ class ScienceWorldEngine:
         score = round(game.getScore(), 2)  # out of 1, in steps of 0.01; -1 for a failed task
         done = bool(game.getCompleted()) or score < 0
         won = done and score >= 1
-        listed = self._lists_commands and not done
+        commands: list[str] = []
+        if self._lists_commands and not done:
+            commands = sorted(one for one in game.getValidActionObjectCombinations() if not one.startswith("reset"))
+        # The visible objects, the inventory, and the goals met.
+        seen = (game.freeActionLook(), game.freeActionInventory(), game.getGoalProgressStr(), str(score))
         return {
-            "admissible": self._listed() if listed else [],
+            "admissible": commands,
             "policy": [],
             "won": won,
             "lost": done and not won,
             "score": score,
             "progress": max(0.0, score),
-            "key": self._key(score),
+            "key": hashlib.blake2b("\n".join(seen).encode(), digest_size=12).hexdigest(),
         }
-
-    def _listed(self) -> list[str]:
-        return sorted(one for one in self._game.getValidActionObjectCombinations() if not one.startswith("reset"))
-
-    def _key(self, score: float) -> str:
-        """Hash the visible objects, the inventory, and the goals met."""
-        game = self._game
-        seen = (game.freeActionLook(), game.freeActionInventory(), game.getGoalProgressStr(), str(score))
-        return hashlib.blake2b("\n".join(seen).encode(), digest_size=12).hexdigest()

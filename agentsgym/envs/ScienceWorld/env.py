@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.agents.base import Agent
 from agentsgym.agents.exploring import ExploringAgent
-from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
 from agentsgym.envs.ScienceWorld import SPEC
 from agentsgym.envs.ScienceWorld.java import find_java
-from agentsgym.envs.ScienceWorld.tasks import TASKS, DatasetOptions, eval_dataset, train_dataset
-from agentsgym.envs.shared.text_worlds.env import TextWorldBase, engine_fields
+from agentsgym.envs.ScienceWorld.tasks import TASKS, DatasetOptions, task_dataset
+from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields
 from agentsgym.envs.shared.text_worlds.players import ImitationPlayer, RandomPlayer, ReferencePlayer
 from agentsgym.errors import ConfigError, MissingDependencyError, TaskError, did_you_mean
 from agentsgym.fields import Field, is_bool, is_int, is_number, is_strings
@@ -20,6 +19,7 @@ from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
 
 SIMPLIFICATIONS = (
     "easy",
@@ -37,11 +37,6 @@ _COMMANDS = (
 )
 _MB_PER_GAME = 16  # of JVM heap: 11 to 12 are live, the rest is for garbage of each step
 _NEEDS_GOLD = "this player follows the gold path: make the environment with env_config={'gold_path': True}"
-
-
-def _are_simplifications(value: Any) -> bool:
-    names = cast("list[str]", value)
-    return is_strings(value) and all(name in SIMPLIFICATIONS for name in names) and len({*names}) == len(names)
 
 
 class ScienceWorldEnv(TextWorldBase):
@@ -66,20 +61,30 @@ class ScienceWorldEnv(TextWorldBase):
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "simplifications": Field(
-            default=[], expected=f"a list of some of {', '.join(SIMPLIFICATIONS)}", valid=_are_simplifications
+            default=[],
+            expected=f"a list of some of {', '.join(SIMPLIFICATIONS)}",
+            valid=lambda value: is_strings(value) and {*value} <= {*SIMPLIFICATIONS} and len({*value}) == len(value),
         ),
         "gold_path": Field(default=False, expected="True or False", valid=is_bool),
         "failure_score": Field(default=0.0, expected="a number", valid=is_number()),
         "memory_mb": Field(default=1024, expected="an int of at least 256", valid=is_int(256)),
-        **engine_fields(admissible_commands=False, num_processes=2),
+        "admissible_commands": Field(default=False, expected="True or False", valid=is_bool),
+        **process_fields(num_processes=2),
     }
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 100, "error_allowance": 100}
     task_fields: ClassVar[Collection[str] | None] = ("task", "variation")
 
     engine: ClassVar[str] = "agentsgym.envs.ScienceWorld.engine:ScienceWorldEngine"
 
-    def _check_installed(self) -> None:
-        super()._check_installed()
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
+    ) -> None:
+        """Check the configuration and look for Java; arguments and further errors as for the base class.
+
+        Raises:
+            MissingDependencyError: ScienceWorld or Java is not installed.
+        """
+        super().__init__(tokenizer, env_config)
         if find_java() is None:
             raise MissingDependencyError("java", command="apt-get install default-jre-headless, or any Java from 8 on")
 
@@ -113,9 +118,9 @@ class ScienceWorldEnv(TextWorldBase):
         }
 
     def _refusal(self, state: State, command: str) -> str | None:
-        return "The task cannot be begun anew." if command.lower().startswith("reset") else None
+        return "The task cannot be restarted." if command.lower().startswith("reset") else None
 
-    def _paid(self, answer: Mapping[str, Any]) -> float:
+    def _return(self, answer: Mapping[str, Any]) -> float:
         return self.env_config["failure_score"] if answer["score"] < 0 else answer["score"]
 
     def _system_prompt(self) -> str:
@@ -151,8 +156,7 @@ class ScienceWorldEnv(TextWorldBase):
         Raises:
             ConfigError: The configuration or an option is invalid.
         """
-        validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
-        return train_dataset(cls, env_config, options)
+        return task_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
@@ -160,5 +164,4 @@ class ScienceWorldEnv(TextWorldBase):
 
         Arguments and errors are those of :meth:`get_train_dataset`.
         """
-        validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
-        return eval_dataset(cls, env_config, options)
+        return task_dataset(cls, env_config, "eval", options)

@@ -36,6 +36,9 @@ class JavaMachine:
     Args:
         memory_mb: The maximum heap size.
 
+    Attributes:
+        process: The process in which it runs.
+
     Raises:
         EnvError: Java does not start.
     """
@@ -46,7 +49,7 @@ class JavaMachine:
         constants = importlib.import_module("scienceworld.constants")
         java, options = find_java() or "java", [f"-Xmx{memory_mb}m", *_OPTIONS]
         try:
-            port, self._process = py4j.launch_gateway(
+            port, self.process = py4j.launch_gateway(
                 classpath=constants.JAR_PATH,
                 die_on_exit=True,
                 cwd=constants.BASEPATH,
@@ -55,29 +58,24 @@ class JavaMachine:
                 java_path=java,
             )
         except (OSError, ValueError) as error:  # it does not run, or prints something other than its port
-            raise EnvError(f"Java does not start: {_what_java_says([java, *options])}") from error
+            raise EnvError(f"Java does not start: {_complaint([java, *options])}") from error
         parameters = py4j.GatewayParameters(auto_field=True, port=port)
-        self._gateway: Any = py4j.JavaGateway(gateway_parameters=parameters, java_process=self._process)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the JVM is running."""
-        return self._process.poll() is None
+        self._gateway: Any = py4j.JavaGateway(gateway_parameters=parameters, java_process=self.process)
 
     def new_game(self) -> Any:
         """Make the interface of a separate episode."""
         return self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 
 
-def _what_java_says(command: list[str]) -> str:
+def _complaint(command: list[str]) -> str:
     """Run Java once more to capture its error message, in one line."""
-    asked = " ".join(command)
+    called = " ".join(command)
     try:
-        said = subprocess.run([*command, "-version"], capture_output=True, text=True, check=False, timeout=20)
+        done = subprocess.run([*command, "-version"], capture_output=True, text=True, check=False, timeout=20)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        return f"{asked}: {error}"
-    lines = [line.strip() for line in (said.stdout + said.stderr).splitlines() if line.strip()]
-    return f"{asked} -version ends with code {said.returncode} and says: {' '.join(lines)}"
+        return f"{called}: {error}"
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return f"{called} -version ends with code {done.returncode} and prints: {' '.join(lines)}"
 
 
 # Simplifications are global in a JVM, so episodes with different ones use different JVMs.
@@ -88,6 +86,6 @@ def java_machine(simplifications: str, memory_mb: int) -> JavaMachine:
     """Return this process's JVM for some simplifications; a new one if it has died."""
     key = (simplifications, memory_mb)
     machine = _machines.get(key)
-    if machine is None or not machine.is_alive:
+    if machine is None or machine.process.poll() is not None:
         machine = _machines[key] = JavaMachine(memory_mb)
     return machine

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.dataset_rows import class_path
-from agentsgym.envs.datasets.options import SEED_OPTION, checked_options, rows_of
+from agentsgym.envs.datasets.options import SEED_OPTION, Part, checked_options, rows_of
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Field, is_int, is_strings, one_of, or_none
 
@@ -94,38 +95,25 @@ _OPTIONS: Mapping[str, Field] = {
     "size": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
     **SEED_OPTION,
 }
-_EVAL_OPTIONS: Mapping[str, Field] = {
-    **_OPTIONS,
-    "split": Field(default="dev", expected="'dev' or 'test'", valid=one_of("dev", "test")),
-}
+_SPLIT = Field(default="dev", expected="'dev' or 'test'", valid=one_of("dev", "test"))
 
 
-def train_dataset(env_class: type[Any], env_config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> Dataset:
-    """Rows of the training variations.
-
-    Raises:
-        ConfigError: An option is unknown or invalid.
-    """
-    settings = checked_options(options, _OPTIONS)
-    return rows_of(_tasks(settings, "train"), class_path(env_class), env_config, "train", settings)
-
-
-def eval_dataset(env_class: type[Any], env_config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> Dataset:
-    """Rows of the development or test variations.
+def task_dataset(
+    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
+) -> Dataset:
+    """Rows of the training variations, or of the development or test variations.
 
     Raises:
-        ConfigError: An option is unknown or invalid.
+        ConfigError: The configuration or an option is invalid.
     """
-    settings = checked_options(options, _EVAL_OPTIONS)
-    return rows_of(_tasks(settings, settings["split"]), class_path(env_class), env_config, "eval", settings)
-
-
-def _tasks(settings: Mapping[str, Any], split: str) -> list[dict[str, Any]]:
+    validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
+    settings = checked_options(options, _OPTIONS if part == "train" else {**_OPTIONS, "split": _SPLIT})
     names: Sequence[str] = [*TASKS] if settings["tasks"] is None else settings["tasks"]
     for name in names:
         if name not in TASKS:
             raise ConfigError(f"tasks must be names of ScienceWorld tasks, got {name!r}{did_you_mean(name, TASKS)}")
     if not names:
         raise ConfigError("tasks must name at least one of ScienceWorld's tasks, got []")
-    most = settings["num_variations"]
-    return [{"task": name, "variation": number} for name in names for number in TASKS[name].of(split)[:most]]
+    most, split = settings["num_variations"], settings.get("split", "train")
+    tasks = [{"task": name, "variation": number} for name in names for number in TASKS[name].of(split)[:most]]
+    return rows_of(tasks, class_path(env_class), env_config, part, settings)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
-from agentsgym.envs.TextWorld.feedback import opening_text, said_text
 from agentsgym.envs.TextWorld.making import made_game
 
 _VERSION = 8  # of the Z-machine: the first byte of a story file
+_BANNER = re.compile(r"^[ \\_$|/<>]*[\\_$|][ \\_$|/<>]*$\n?", re.M)
+_PROMPT = re.compile(r"\n?>[ ]*(?:-=[^\n]*)?\s*\Z")  # the input prompt, followed by the status line
+_ENDED = re.compile(r"\s*Would you like to RESTART, RESTORE a saved game, QUIT or UNDO the last command\?\s*\Z")
+_GAPS = re.compile(r"\n\s*\n(?:\s*\n)*")
 
 
 class TextWorldEngine:
-    """One active game; see :class:`agentsgym.envs.shared.engines.Engine`.
+    """One active game; see :mod:`agentsgym.envs.shared.engines`.
 
     ``start`` takes ``{"file": path}``, or ``kind``, ``options``, ``seed`` and ``cache_dir`` of a game to generate.
     """
@@ -44,7 +48,7 @@ class TextWorldEngine:
         self._progress = 0.0
         state = self._game
         return {
-            "text": opening_text(state["feedback"]),
+            "text": opening(state["feedback"]),
             "verbs": state["verbs"],
             "walkthrough": list(state.get("extra.walkthrough") or ()),
             "max_score": state["max_score"],
@@ -58,7 +62,7 @@ class TextWorldEngine:
         self._num_moves = state["moves"]
         ended = bool(state["won"] or state["lost"])
         return {
-            "text": said_text(state["feedback"]),
+            "text": narrative(state["feedback"]),
             "understood": ended or self._num_moves != before,
             **self._seen(),
         }
@@ -72,63 +76,58 @@ class TextWorldEngine:
     def _begin(self, path: Path, *, is_made: bool = False) -> None:
         """Open the game, unless it is the previous one, and start it; the file is not needed afterwards."""
         if not is_made or path != self._path:
-            self._open(path)
+            self.close()
+            with path.open("rb") as file:
+                if file.read(1) != bytes([_VERSION]):
+                    raise ValueError(
+                        f"{path} is not a game for version {_VERSION} of the Z-machine (a .z8 file, as written by "
+                        "tw-make)"
+                    )
+            infos = self._textworld.EnvInfos(
+                admissible_commands=True, policy_commands=True, facts=True, won=True, lost=True, score=True,
+                max_score=True, extras=["walkthrough"],
+            )  # fmt: skip
+            self._env = self._textworld.start(str(path), request_infos=infos)
+            self._env.seed(0)  # otherwise a random game is seeded by the clock
+            self._path = path
         self._game = self._env.reset()
-
-    def _open(self, path: Path) -> None:
-        self.close()
-        _check_file(path)
-        infos = self._textworld.EnvInfos(
-            admissible_commands=True, policy_commands=True, facts=True, won=True, lost=True, score=True, max_score=True,
-            extras=["walkthrough"],
-        )  # fmt: skip
-        self._env = self._textworld.start(str(path), request_infos=infos)
-        self._env.seed(0)  # otherwise a random game is seeded by the clock
-        self._path = path
 
     def _seen(self) -> dict[str, Any]:
         state = self._game
-        won, lost = bool(state["won"]), bool(state["lost"])
-        most = state["max_score"] or 1
-        score = 1.0 if won else min(1.0, (state["score"] or 0) / most)
+        won, lost, policy = bool(state["won"]), bool(state["lost"]), list(state["policy_commands"] or ())
+        score = 1.0 if won else min(1.0, (state["score"] or 0) / (state["max_score"] or 1))
+        # The progress is the completed share of the shortest known solution: 1 at the end, negative on a wrong path, 0
+        # if the game can no longer be won, and that of the last state with a known solution otherwise. Without a
+        # solution at the start the score is used instead.
+        if won or not self._first_length:
+            self._progress = score
+        elif lost or state["_game_progression"].failed:
+            self._progress = 0.0
+        elif policy:
+            self._progress = 1 - len(policy) / self._first_length
+        # The facts and the score determine what remains to be done.
+        position = "\n".join([*sorted(map(str, state["_facts"])), str(state["score"])])
         return {
             "admissible": [] if won or lost else state["admissible_commands"],
-            "policy": list(state["policy_commands"] or ()),
+            "policy": policy,
             "won": won,
             "lost": lost,
             "score": score,
-            "progress": self._progressed(score),
-            "key": self._key(),
+            "progress": self._progress,
+            "key": hashlib.blake2b(position.encode(), digest_size=12).hexdigest(),
         }
 
-    def _progressed(self, score: float) -> float:
-        """Return the completed share of the shortest known solution: 1 at the end, negative on a wrong path.
 
-        Without a known solution the score is used instead; a game that can no longer be won has progress 0.
-        """
-        state = self._game
-        if state["won"] or not self._first_length:
-            return score
-        if state["lost"] or state["_game_progression"].failed:
-            self._progress = 0.0
-        elif state["policy_commands"]:
-            self._progress = 1 - len(state["policy_commands"]) / self._first_length
-        return self._progress  # of the last state with a known solution
+def narrative(feedback: str) -> str:
+    r"""Strip the prompt, the status line and superfluous empty lines.
 
-    def _key(self) -> str:
-        """Hash the facts and the score, which determine what remains to be done."""
-        facts = sorted(map(str, self._game["_facts"]))
-        return hashlib.blake2b("\n".join([*facts, str(self._game["score"])]).encode(), digest_size=12).hexdigest()
+    >>> narrative("\nYou can't go that way.\n\n\n>      -= Bedroom =-1/6")
+    "You can't go that way."
+    """
+    text = _ENDED.sub("", _PROMPT.sub("", feedback))
+    return _GAPS.sub("\n\n", text).strip()
 
 
-def _check_file(path: Path) -> None:
-    if not path.is_file():
-        raise ValueError(f"the game {path} does not exist")
-    with path.open("rb") as file:
-        first = file.read(1)
-    if first != bytes([_VERSION]):
-        raise ValueError(
-            f"{path} is not a game for version {_VERSION} of the Z-machine (a .z8 file, as written by tw-make)"
-        )
-    if not path.with_suffix(".json").is_file():
-        raise ValueError(f"{path} must have tw-make's description {path.with_suffix('.json').name} next to it")
+def opening(feedback: str) -> str:
+    """Strip the banner as well."""
+    return narrative(_BANNER.sub("", feedback))

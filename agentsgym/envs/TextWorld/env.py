@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
-from agentsgym.envs.shared.text_worlds.env import TextWorldBase, engine_fields
+from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields
 from agentsgym.envs.TextWorld import SPEC
 from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
 from agentsgym.envs.TextWorld.tasks import DatasetOptions, task_dataset
 from agentsgym.errors import TaskError
-from agentsgym.fields import Field, choice_field, is_fraction, is_int, is_str, or_none
+from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_fraction, is_int, is_str, or_none
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 
@@ -25,10 +24,6 @@ _DIRECTIONS = ("north", "south", "east", "west", "up", "down")
 # In addition to the verbs of a game. Commands to the interpreter are excluded: quit, restart, undo, save, tw-….
 _ALWAYS = {*_DIRECTIONS, *"nsewudilxz", "look", "inventory", "examine", "read", "go", "walk", "get", "pick", "wait"}
 _SEVERAL = re.compile(r"[.;]|\bthen\b", re.I)
-
-
-def _is_options(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(key, str) for key in cast("Mapping[Any, Any]", value))
 
 
 class TextWorldEnv(TextWorldBase):
@@ -52,11 +47,12 @@ class TextWorldEnv(TextWorldBase):
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "kind": choice_field(*KINDS),
-        "options": Field(default={}, expected="a dict of options of the kind", valid=_is_options),
+        "options": Field(default={}, expected="a dict of options of the kind", valid=has_str_keys),
         "reward": choice_field("score", "win"),
         "progress_share": Field(default=0.0, expected="a number in [0, 1]", valid=is_fraction),
         "cache_dir": Field(default=None, expected="a path, '' for none on disk, or None", valid=or_none(is_str)),
-        **engine_fields(admissible_commands=True, num_processes=4),
+        "admissible_commands": Field(default=True, expected="True or False", valid=is_bool),
+        **process_fields(num_processes=4),
     }
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 50, "error_allowance": 50}
     task_fields: ClassVar[Collection[str] | None] = ("game_seed", "file")
@@ -69,7 +65,15 @@ class TextWorldEnv(TextWorldBase):
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         file, seed = task_data.get("file"), task_data.get("game_seed")
         if self.env_config["kind"] == FILES:
-            _check_file(file)
+            if not isinstance(file, str) or not file:
+                raise TaskError(f"task_data['file'] must be the path of a .z8 game, got {shown(file)}")
+            path = Path(file).expanduser()
+            if path.suffix != ".z8" or not path.is_file():
+                raise TaskError(
+                    f"task_data['file'] must be the path of a .z8 game, as tw-make writes it, got {shown(file)}"
+                )
+            if not path.with_suffix(".json").is_file():
+                raise TaskError(f"task_data['file'] = {shown(file)} needs its description {path.stem}.json next to it")
         elif file is not None:
             raise TaskError(
                 "task_data['file'] is only valid for env_config['kind'] = 'files', but this is "
@@ -98,7 +102,7 @@ class TextWorldEnv(TextWorldBase):
             return "Give one command at a time."
         return None
 
-    def _paid(self, answer: Mapping[str, Any]) -> float:
+    def _return(self, answer: Mapping[str, Any]) -> float:
         share: float = self.env_config["progress_share"]
         earned = answer["score"] if self.env_config["reward"] == "score" else float(answer["won"])
         return (1 - share) * earned + share * answer["progress"]
@@ -116,7 +120,7 @@ class TextWorldEnv(TextWorldBase):
         Raises:
             ConfigError: The configuration or an option is invalid, or there are no files.
         """
-        return task_dataset(cls, env_config, cls._checked_kind(env_config), "train", options)
+        return task_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
@@ -124,20 +128,4 @@ class TextWorldEnv(TextWorldBase):
 
         Arguments and errors are those of :meth:`get_train_dataset`.
         """
-        return task_dataset(cls, env_config, cls._checked_kind(env_config), "eval", options)
-
-    @classmethod
-    def _checked_kind(cls, env_config: dict[str, Any] | None) -> str:
-        config = validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
-        checked_game_options(config["kind"], config["options"])
-        return config["kind"]
-
-
-def _check_file(file: Any) -> None:
-    if not isinstance(file, str) or not file:
-        raise TaskError(f"task_data['file'] must be the path of a .z8 game, got {shown(file)}")
-    path = Path(file).expanduser()
-    if path.suffix != ".z8" or not path.is_file():
-        raise TaskError(f"task_data['file'] must be the path of a .z8 game, as tw-make writes it, got {shown(file)}")
-    if not path.with_suffix(".json").is_file():
-        raise TaskError(f"task_data['file'] = {shown(file)} needs its description {path.stem}.json next to it")
+        return task_dataset(cls, env_config, "eval", options)

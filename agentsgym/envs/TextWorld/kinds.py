@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agentsgym.errors import ConfigError, did_you_mean
@@ -21,13 +21,7 @@ def _between(low: int, high: int) -> Field:
     )
 
 
-def _flag() -> Field:
-    return Field(default=False, expected="True or False", valid=is_bool)
-
-
-def _is_num_locations(value: Any) -> bool:
-    return is_int(1)(value) and value in (1, 6, 9, 12)
-
+_FLAG = Field(default=False, expected="True or False", valid=is_bool)
 
 #: The options of each kind, by name; ``files`` are existing games.
 KINDS: Mapping[str, Mapping[str, Field]] = {
@@ -42,11 +36,13 @@ KINDS: Mapping[str, Mapping[str, Field]] = {
     "cooking": {
         "recipe": _between(1, 5),
         "take": Field(default=0, expected="an int from 0 to recipe", valid=is_int(0)),
-        "go": Field(default=1, expected="1, 6, 9 or 12", valid=_is_num_locations),
-        "open": _flag(),
-        "cook": _flag(),
-        "cut": _flag(),
-        "drop": _flag(),
+        "go": Field(
+            default=1, expected="1, 6, 9 or 12", valid=lambda value: is_int(1)(value) and value in (1, 6, 9, 12)
+        ),
+        "open": _FLAG,
+        "cook": _FLAG,
+        "cut": _FLAG,
+        "drop": _FLAG,
         "recipe_seed": Field(default=0, expected="a non-negative int", valid=is_int(0)),
         "split": Field(
             default=None,
@@ -57,7 +53,7 @@ KINDS: Mapping[str, Mapping[str, Field]] = {
     "simple": {
         "rewards": choice_field("dense", "balanced", "sparse"),
         "goal": choice_field("detailed", "brief", "none"),
-        "test": _flag(),
+        "test": _FLAG,
     },
     FILES: {},
 }
@@ -94,8 +90,16 @@ def checked_game_options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if not fields[name].valid(value):
             raise ConfigError(f"env_config['options'][{name!r}] must be {fields[name].expected}, got {shown(value)}")
         options[name] = value
-    if kind in _TOGETHER:
-        _TOGETHER[kind](options)
+    if kind == "cooking":
+        _check_cooking(options)
+    elif kind == "coin_collector":
+        level = options["level"]
+        num_rooms = ((level - 1) // 100 + 1) * ((level - 1) % 100 + 1)
+        if num_rooms > _MOST_ROOMS:
+            raise ConfigError(
+                f"env_config['options']['level'] = {level} has {num_rooms} rooms, and TextWorld makes at most "
+                f"{_MOST_ROOMS}: levels 1 to 100, 101 to 150 and 201 to 233 have no more"
+            )
     return options
 
 
@@ -110,19 +114,3 @@ def _check_cooking(options: Mapping[str, Any]) -> None:
             "env_config['options']['recipe_seed'] requires a 'take' of at least 1, since it draws the ingredients to "
             "find"
         )
-
-
-def _check_coin_collector(options: Mapping[str, Any]) -> None:
-    level = options["level"]
-    num_rooms = ((level - 1) // 100 + 1) * ((level - 1) % 100 + 1)
-    if num_rooms > _MOST_ROOMS:
-        raise ConfigError(
-            f"env_config['options']['level'] = {level} has {num_rooms} rooms, and TextWorld makes at most "
-            f"{_MOST_ROOMS}: levels 1 to 100, 101 to 150 and 201 to 233 have no more"
-        )
-
-
-_TOGETHER: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
-    "cooking": _check_cooking,
-    "coin_collector": _check_coin_collector,
-}

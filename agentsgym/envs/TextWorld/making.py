@@ -70,7 +70,16 @@ def _make(kind: str, options: Mapping[str, Any], seed: int, path: Path) -> None:
     """
     generator = importlib.import_module("textworld.generator")
     try:
-        game, settings = _generated_of_some_seed(kind, options, seed)
+        attempt = 1
+        while True:
+            try:
+                game, settings = _generated(kind, options, seed)
+                break
+            except generator.QuestGenerationError:
+                if attempt == _MOST_TRIES:
+                    raise
+            seed = derive_seed("textworld attempt", seed, attempt) % 2**31
+            attempt += 1
         settings.path = str(path)
         generator.compile_game(game, settings)
     except generator.CouldNotCompileGameError as error:  # its first line is empty
@@ -81,17 +90,6 @@ def _make(kind: str, options: Mapping[str, Any], seed: int, path: Path) -> None:
     for extra in [*path.parent.iterdir()]:
         if extra.suffix not in (".z8", ".json"):
             extra.unlink()  # the source, which is not needed
-
-
-def _generated_of_some_seed(kind: str, options: Mapping[str, Any], seed: int) -> tuple[Any, Any]:
-    """Generate a game; if the quest does not fit on a seed's map, retry with derived seeds."""
-    generator = importlib.import_module("textworld.generator")
-    for attempt in range(1, _MOST_TRIES):
-        try:
-            return _generated(kind, options, seed)
-        except generator.QuestGenerationError:
-            seed = derive_seed("textworld attempt", seed, attempt) % 2**31
-    return _generated(kind, options, seed)
 
 
 def _generated(kind: str, options: Mapping[str, Any], seed: int) -> tuple[Any, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import (
     COMMON_OPTIONS,
@@ -18,7 +19,7 @@ from agentsgym.envs.datasets.options import (
     rows_of,
     task_seed,
 )
-from agentsgym.envs.TextWorld.kinds import FILES
+from agentsgym.envs.TextWorld.kinds import FILES, checked_game_options
 from agentsgym.errors import ConfigError
 from agentsgym.fields import Field, is_int, is_str, is_strings, or_none
 from agentsgym.texts import shown
@@ -44,13 +45,13 @@ class DatasetOptions(CommonOptions, total=False):
     files: Any
 
 
-def _is_files(value: Any) -> bool:
-    return is_str(value) or (is_strings(value) and len(value) > 0)
-
-
 _OF_FILES: Mapping[str, Field] = {
     **COMMON_OPTIONS,
-    "files": Field(default=None, expected="a folder or a list of paths", valid=_is_files),
+    "files": Field(
+        default=None,
+        expected="a folder or a list of paths",
+        valid=lambda value: is_str(value) or (is_strings(value) and len(value) > 0),
+    ),
 }
 _OF_MADE: Mapping[str, Field] = {
     **drawn_options(100),
@@ -59,16 +60,26 @@ _OF_MADE: Mapping[str, Field] = {
 
 
 def task_dataset(
-    env_class: type[Any], env_config: Mapping[str, Any] | None, kind: str, part: Part, options: Mapping[str, Any]
+    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
     """Rows of ``env_class_path``, ``env_config`` and ``task_data``.
 
     Raises:
-        ConfigError: An option is unknown or invalid, or there are no files.
+        ConfigError: The configuration or an option is invalid, or there are no files.
     """
-    if kind == FILES:
+    config = validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
+    checked_game_options(config["kind"], config["options"])
+    if config["kind"] == FILES:
         settings = checked_options(options, _OF_FILES)
-        names = part_of(_found(settings["files"]), part, settings, "files")
+        files: Any = settings["files"]
+        if isinstance(files, str):
+            files = sorted(Path(files).expanduser().rglob("*.z8"))
+            if not files:
+                raise ConfigError(
+                    "files must be a folder of .z8 games or a list of paths; there are none in "
+                    f"{shown(settings['files'])}"
+                )
+        names = part_of([*map(str, files)], part, settings, "files")
         return rows_of([{"file": name} for name in names], class_path(env_class), env_config, part, settings)
     settings = checked_options(options, _OF_MADE)
     num_games: int = settings["num_games"] or settings["size"]
@@ -78,13 +89,3 @@ def task_dataset(
         for row in range(settings["size"])
     ]
     return dataset_of(tasks, class_path(env_class), env_config)
-
-
-def _found(files: Any) -> list[str]:
-    if not isinstance(files, str):
-        return [*cast("Sequence[str]", files)]
-    folder = Path(files).expanduser()
-    found = [str(path) for path in sorted(folder.rglob("*.z8"))]
-    if not found:
-        raise ConfigError(f"files must be a folder of .z8 games or a list of paths; there are none in {shown(files)}")
-    return found

@@ -28,17 +28,17 @@ class ChildEndedError(Exception):
     Attributes:
         was_killed: Whether it was killed for exceeding its time limit.
         returncode: The return code, as for :class:`subprocess.Popen`.
+        how: How it ended, for an error message.
     """
 
     def __init__(self, returncode: int | None, *, was_killed: bool) -> None:
-        super().__init__(f"the process {_how_it_ended(returncode)}")
         self.returncode = returncode
         self.was_killed = was_killed
-
-    @property
-    def how(self) -> str:
-        """The way in which it ended, for an error message."""
-        return _how_it_ended(self.returncode)
+        self.how = f"ended with code {returncode}"
+        if returncode is not None and returncode < 0:
+            with suppress(ValueError):
+                self.how = f"was killed by {signal.Signals(-returncode).name}"
+        super().__init__(f"the process {self.how}")
 
 
 class ChildProcess:
@@ -143,13 +143,6 @@ class ChildProcess:
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
-
-
-def _how_it_ended(returncode: int | None) -> str:
-    if returncode is not None and returncode < 0:
-        with suppress(ValueError):
-            return f"was killed by {signal.Signals(-returncode).name}"
-    return f"ended with code {returncode}"
 
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

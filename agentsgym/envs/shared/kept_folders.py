@@ -9,7 +9,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -49,7 +48,7 @@ def is_whole(folder: Path, what: str) -> bool:
 
 def remove_damaged(folder: Path, what: str, error: BaseException) -> None:
     """Remove a folder that cannot be used, with a warning that includes the reason."""
-    logger.warning("%s in %s cannot be used and is made anew: %s", what, folder, sentence_of(error))
+    logger.warning("%s in %s cannot be used and is made again: %s", what, folder, sentence_of(error))
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -70,16 +69,11 @@ def keep(folder: Path, write: Callable[[Path], None]) -> None:
         write(unfinished)
         checksums = {file.name: _checksum(file) for file in sorted(unfinished.iterdir())}
         (unfinished / _MANIFEST).write_text(json.dumps(checksums))
-        with suppress(FileExistsError):
-            _move(unfinished, folder)
-
-
-def _move(unfinished: Path, folder: Path) -> None:
-    try:
-        unfinished.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise  # otherwise another process was faster, with the same contents
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise  # otherwise another process was faster, with the same contents
 
 
 def _checksum(path: Path) -> str:

@@ -16,8 +16,8 @@ def without_thoughts(text: str) -> str:
     >>> without_thoughts("<think>Is it 3?</think>4"), without_thoughts("<think>Is it 3?"), without_thoughts("4")
     ('4', '', '4')
     """
-    _, closed, said = text.rpartition("</think>")
-    return said if closed or "<think>" not in text else ""
+    _, closed, rest = text.rpartition("</think>")
+    return rest if closed or "<think>" not in text else ""
 
 
 _MAX_LENGTH = 400

@@ -36,7 +36,7 @@ class Job:
         self._is_over.acquire()
 
     def run(self) -> None:
-        """Run the function, in the worker's thread."""
+        """Run the function, in its thread."""
         try:
             self.result = self.work()
         except BaseException as error:  # noqa: BLE001  # foreign code; re-raised in the waiting thread
@@ -46,30 +46,6 @@ class Job:
     def wait(self, limit_s: float | None) -> bool:
         """Wait until it is done; False if that takes longer than ``limit_s``."""
         return self._is_over.acquire(timeout=-1 if limit_s is None else limit_s)
-
-
-class Worker(threading.Thread):
-    """A thread that runs one job after another and ends after an idle period."""
-
-    def __init__(self, runner: Runner) -> None:
-        super().__init__(name="agentsgym-call", daemon=True)
-        self.jobs: SimpleQueue[Job | None] = SimpleQueue()  # None ends the thread
-        self._runner = runner
-
-    def run(self) -> None:
-        """Run jobs until the runner releases the worker."""
-        while True:
-            try:
-                job = self.jobs.get(timeout=_IDLE_S)
-            except Empty:
-                if self._runner.lets_go(self):
-                    return
-                continue
-            if job is None:
-                return
-            job.run()
-            del job  # otherwise its result is held until the next one
-            self._runner.take_back(self)
 
 
 class Runner:
@@ -84,7 +60,7 @@ class Runner:
         self._what, self._limit_name = what, limit_name
         self._is_closed = False
         self._lock = threading.Lock()
-        self._idle: deque[Worker] = deque()
+        self._idle: deque[SimpleQueue[Job | None]] = deque()  # the queues of the idle threads; None ends a thread
         self._given_up: list[Job] = []
 
     def start(self, work: Callable[[], Any]) -> Job:
@@ -95,17 +71,17 @@ class Runner:
         """
         job = Job(work)
         with self._lock:
-            worker = self._idle.pop() if self._idle else None
-            num_stuck = len(self._still_running()) if self._given_up else 0
-        if num_stuck >= MOST_GIVEN_UP:
-            raise EnvError(
-                f"{num_stuck} {self._what} have exceeded {self._limit_name} and are still running: no more are "
-                "started until some of them return (give them their own time limit)"
-            )
-        if worker is None:
-            worker = Worker(self)
-            worker.start()
-        worker.jobs.put(job)
+            self._given_up = [one for one in self._given_up if not one.wait(0)]
+            if len(self._given_up) >= MOST_GIVEN_UP:
+                raise EnvError(
+                    f"{len(self._given_up)} {self._what} have exceeded {self._limit_name} and are still running: no "
+                    "more are started until some of them return (give them their own time limit)"
+                )
+            jobs = self._idle.pop() if self._idle else None
+        if jobs is None:
+            jobs = SimpleQueue[Job | None]()
+            threading.Thread(target=self._serve, args=(jobs,), name="agentsgym-call", daemon=True).start()
+        jobs.put(job)
         return job
 
     def finish(self, job: Job, limit_s: float | None) -> Any:
@@ -122,30 +98,30 @@ class Runner:
             raise job.error
         return job.result
 
-    def take_back(self, worker: Worker) -> None:
-        """Keep an idle worker for the next call."""
-        with self._lock:
-            if not self._is_closed:
-                self._idle.append(worker)
-                return
-        worker.jobs.put(None)
-
-    def lets_go(self, worker: Worker) -> bool:
-        """Whether an idle worker may end; not if it was just assigned a job."""
-        with self._lock:
-            if worker in self._idle:
-                self._idle.remove(worker)
-                return True
-        return False
-
     def close(self) -> None:
         """End the threads: the idle ones now, the others when their calls return."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = [*self._idle], deque()
-        for worker in idle:
-            worker.jobs.put(None)
+        for jobs in idle:
+            jobs.put(None)
 
-    def _still_running(self) -> list[Job]:
-        self._given_up = [job for job in self._given_up if not job.wait(0)]
-        return self._given_up
+    def _serve(self, jobs: SimpleQueue[Job | None]) -> None:
+        """Run one job after another in a thread, which ends after an idle period, or once the runner is closed."""
+        while True:
+            try:
+                job = jobs.get(timeout=_IDLE_S)
+            except Empty:
+                with self._lock:
+                    if jobs in self._idle:  # otherwise it was just assigned a job
+                        self._idle.remove(jobs)
+                        return
+                continue
+            if job is None:
+                return
+            job.run()
+            del job  # otherwise its result is held until the next one
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._idle.append(jobs)

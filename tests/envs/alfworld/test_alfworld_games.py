@@ -71,8 +71,8 @@ def test_the_splits_are_datasets(data: Path) -> None:
 
 
 def test_the_folder_may_be_named_by_the_variable_or_be_the_inner_one(data: Path, monkeypatch: Any) -> None:
-    inner = find_games(data / "json_2.1.1", "train").games
-    assert [f"json_2.1.1/{one.path}" for one in inner] == [one.path for one in find_games(data, "train").games]
+    inner = find_games(data / "json_2.1.1", "train")
+    assert [f"json_2.1.1/{one['game']}" for one in inner] == [one["game"] for one in find_games(data, "train")]
     monkeypatch.setenv("ALFWORLD_DATA", str(data))
     assert len(ALFWorldEnv.get_train_dataset()) == 4
     assert ALFWorldEnv.get_train_dataset()[0]["env_config"] == {}
@@ -89,31 +89,35 @@ def test_what_the_engine_cannot_play_is_left_out_and_counted(data: Path, caplog:
     (write_game(data, "train/no type/trial_T0") / "traj_data.json").write_text("[]")
     with caplog.at_level(logging.INFO):
         found = find_games(data, "train")
-    assert len(found.games) == 4
-    assert found.skipped == {
-        "movable or sliced": 2,
-        "not known to be solvable": 2,
-        "of another task type": 1,
-        "without a game file": 1,
-        "unreadable": 2,
+    assert len(found) == 4
+    [counts] = [one.getMessage() for one in caplog.records if one.levelno == logging.INFO]
+    assert "has 4 games; left out: " in counts
+    assert {*counts.partition("left out: ")[2].split(", ")} == {
+        "2 movable or sliced",
+        "2 not known to be solvable",
+        "1 of another task type",
+        "1 without a game file",
+        "2 unreadable",
     }
-    assert "has 4 games" in caplog.text
-    assert "2 movable or sliced" in caplog.text
 
 
-def test_what_is_noted_is_read_again_when_a_file_changes(data: Path, user_cache: Path) -> None:
+def test_what_is_noted_is_read_again_when_a_file_changes(
+    data: Path, user_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = find_games(data, "train")
     [cache] = (user_cache / "agentsgym" / "alfworld").iterdir()
     assert json.loads(cache.read_text())["trials"]
-    trial = data / Path(first.games[0].path).parent
+    trial = data / Path(first[0]["game"]).parent
     (trial / "traj_data.json").write_text(json.dumps({"task_type": HEAT, "longer": 1}))
-    assert find_games(data, "train").games[0].task_type == HEAT
+    assert find_games(data, "train")[0]["task_type"] == HEAT
     (trial / "game.tw-pddl").write_text(json.dumps({**GAME, "solvable": False}))
-    assert find_games(data, "train").skipped == {"not known to be solvable": 1}
+    with caplog.at_level(logging.INFO):
+        find_games(data, "train")
+    assert "left out: 1 not known to be solvable" in caplog.text
     shutil.rmtree(trial)
-    assert len(find_games(data, "train").games) == 3
+    assert len(find_games(data, "train")) == 3
     write_game(data, "train/new/trial_T0")
-    assert len(find_games(data, "train").games) == 4
+    assert len(find_games(data, "train")) == 4
 
 
 def test_nothing_is_read_twice(data: Path) -> None:
@@ -139,14 +143,14 @@ def test_a_cache_that_cannot_be_written_is_said_and_no_error(
 ) -> None:
     (tmp_path / "a file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
-    assert len(find_games(data, "train").games) == 4
+    assert len(find_games(data, "train")) == 4
     assert "is not kept" in caplog.text
 
 
 def test_missing_data_name_the_command_that_gets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: None
 ) -> None:
-    with pytest.raises(ConfigError, match=r"env_config\['data'\].*no such folder.*`alfworld-download` gets"):
+    with pytest.raises(ConfigError, match=r"env_config\['data'\].*does not exist.*`alfworld-download` gets"):
         ALFWorldEnv(None, {"data": str(tmp_path / "nowhere")})
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "gone"))
     with pytest.raises(ConfigError, match=r"gone \(\$ALFWORLD_DATA\).*`alfworld-download`"):
@@ -207,7 +211,7 @@ def test_tasks_that_cannot_be_played(data: Path, installed: None, path: Any, sen
 
 
 def test_a_task_type_that_there_is_not(data: Path, installed: None) -> None:
-    game = find_games(data, "train").games[0].path
+    game = find_games(data, "train")[0]["game"]
     env = ALFWorldEnv(None, {"data": str(data)})
     env.check_task({"game": game, "task_type": PICK, "seed": 1})
     with pytest.raises(TaskError, match="'task_type'\\] must be one of"):

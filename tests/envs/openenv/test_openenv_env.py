@@ -23,14 +23,14 @@ from agentsgym import (
     make,
 )
 from agentsgym.envs import OpenEnvEnv, OpenEnvServer, register_server
-from agentsgym.envs.OpenEnv import connections, seeds
+from agentsgym.envs.OpenEnv import connections
 from agentsgym.envs.play import prepare_play
 
 
 @pytest.fixture(autouse=True)
 def quick_and_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ports come again: what is remembered of a server is another one's."""
-    monkeypatch.setattr(seeds, "_checked", [])
+    monkeypatch.setattr(connections, "_checked", [])
     monkeypatch.setattr(connections, "_FULL_GRACE_S", 0.05)
 
 
@@ -199,21 +199,21 @@ class Unseeded(CountUp):
 
 
 def test_a_server_that_ignores_seeds_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    with Stub(Unseeded).running() as stub, caplog.at_level(logging.WARNING, logger=seeds.logger.name):
+    with Stub(Unseeded).running() as stub, caplog.at_level(logging.WARNING, logger=connections.logger.name):
         for _ in range(2):
             played(stub, "a")
-    [record] = [one for one in caplog.records if one.name == seeds.logger.name]
+    [record] = [one for one in caplog.records if one.name == connections.logger.name]
     assert "does not respect the seed of a reset" in record.getMessage()
     assert "'game 1' and 'game 2'" in record.getMessage()
 
 
 def test_programs_whose_long_commands_differ_at_the_end_are_each_checked(caplog: pytest.LogCaptureFixture) -> None:
-    with Stub(Unseeded).running() as stub, caplog.at_level(logging.WARNING, logger=seeds.logger.name):
+    with Stub(Unseeded).running() as stub, caplog.at_level(logging.WARNING, logger=connections.logger.name):
         for name in ("one", "two", "one"):
             server = OpenEnvServer(command=["serve", "x" * 200], env={"GAME": name})
-            seeds.check_seed(connections.ServerConnections(server, stub.url), server, "games:Env", {}, str)
+            connections.ServerConnections(server, stub.url).check_seed("games:Env", {}, str)
             server = OpenEnvServer(command=["serve", "x" * 200, name])
-            seeds.check_seed(connections.ServerConnections(server, stub.url), server, "games:Env", {}, str)
+            connections.ServerConnections(server, stub.url).check_seed("games:Env", {}, str)
     assert len(caplog.records) == 4
 
 

@@ -26,7 +26,7 @@ from websockets.sync.server import ServerConnection
 
 from agentsgym import Action, ConfigError, EnvError, EnvProcessPool, ScriptedAgent, StopReason, Trajectory
 from agentsgym.envs import OpenEnvEnv, OpenEnvServer
-from agentsgym.envs.OpenEnv import connections, seeds
+from agentsgym.envs.OpenEnv import connections
 from agentsgym.envs.OpenEnv.conversion import UnreadableActionError, object_in
 from agentsgym.envs.OpenEnv.wire import Connection
 
@@ -37,7 +37,7 @@ UNCHECKED = {"check_seed": False, "check_capacity": False}
 @pytest.fixture(autouse=True)
 def quick_and_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ports come again: what is remembered of a server is another one's."""
-    monkeypatch.setattr(seeds, "_checked", [])
+    monkeypatch.setattr(connections, "_checked", [])
     monkeypatch.setattr(connections, "_FULL_GRACE_S", 0.05)
 
 
@@ -67,11 +67,11 @@ def play(
         ("no JSON {", r"answered 'step' with invalid JSON: 'no JSON \{'"),
         (b"\xff\x00", "answered 'step' with invalid JSON"),
         ("[" * 5000, "answered 'step' with invalid JSON"),
-        ("[1, 2]", r"answered 'step' with what is no answer to it: \[1, 2\] \(is its protocol another version\?\)"),
-        ('{"type": "observation"}', "with what is no answer to it"),
-        (observation(reward="much"), "with what is no answer to it"),
-        (observation(done="no"), "with what is no answer to it"),
-        ('{"type": "observation", "data": {"observation": [], "reward": 1}}', "with what is no answer to it"),
+        ("[1, 2]", r"answered 'step' with an invalid response: \[1, 2\] \(is its protocol another version\?\)"),
+        ('{"type": "observation"}', "with an invalid response"),
+        (observation(reward="much"), "with an invalid response"),
+        (observation(done="no"), "with an invalid response"),
+        ('{"type": "observation", "data": {"observation": [], "reward": 1}}', "with an invalid response"),
         ('{"type": "observation", "data": {"observation": {"text": ""}, "reward": NaN}}', "reward"),
         (
             error("SESSION_ERROR", "the game is gone"),
@@ -80,7 +80,7 @@ def play(
         (error("UNKNOWN_TYPE", "what?"), r"raised: what\? \(UNKNOWN_TYPE\)"),
         ({"type": "error", "data": "bad"}, "'bad'"),
         ({"type": "error"}, "None"),
-        (None, "broke the connection off at 'step'"),
+        (None, "closed the connection at 'step'"),
     ],
 )
 def test_nonsense_fails_its_own_episode_and_no_other(answer: Any, problem: str) -> None:
@@ -113,7 +113,7 @@ def test_a_connection_that_broke_stays_broken() -> None:
         connection = Connection(OpenEnvServer(url=stub.url), stub.url)
         connection.reset({"seed": 1})
         for _ in range(2):
-            with pytest.raises(EnvError, match="broke the connection off at 'step'"):
+            with pytest.raises(EnvError, match="closed the connection at 'step'"):
                 connection.step({"message": "bad"})
         assert stub.num_connections == 1
 
@@ -180,8 +180,8 @@ def test_a_game_that_raises_fails_the_episode_or_refuses_the_action() -> None:
             r"could not create an environment: no GPU \(FACTORY_",
         ),
         (lambda: Stub(lambda: lambda _: error("UNKNOWN_TYPE", "state?")), r"does not know 'state': state\?"),
-        (lambda: Stub(lambda: lambda _: '{"jsonrpc": "2.0"}'), "is no answer to it"),
-        (lambda: Stub(lambda: lambda _: None), "broke the connection off at 'state'"),
+        (lambda: Stub(lambda: lambda _: '{"jsonrpc": "2.0"}'), "an invalid response"),
+        (lambda: Stub(lambda: lambda _: None), "closed the connection at 'state'"),
     ],
 )
 def test_a_server_that_cannot_play_is_a_sentence_before_play(make_stub: Callable[[], Stub], problem: str) -> None:

@@ -80,6 +80,12 @@ LIMIT_S = 20.0  # an answer takes milliseconds; a busy machine is to fail no tes
         ("1,5 million euros", "1.5 million", True),
         ("2", "2 million", False),
         ("2 million", "2", False),
+        ("2 million dollars", "2000000", True),
+        ("2000000", "2 million dollars", True),
+        ("$2 million", "2,000,000 dollars", True),
+        ("2 million dollars", "2", False),
+        ("2", "2 million dollars", False),
+        ("2000000", "2 million or 3 million dollars", False),
         ("2 billion", "2 million", False),
         ("2.5 million", "2 million", False),
         ("15 million", "1,5 million", False),
@@ -96,6 +102,13 @@ LIMIT_S = 20.0  # an answer takes milliseconds; a busy machine is to fail no tes
 )
 def test_auto_accepts_what_is_equal_and_nothing_else(answer: str, gold: str, is_right: bool) -> None:
     assert GRADES["auto"](answer, gold, LIMIT_S).score == is_right
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_right"), [("2 million dollars", True), ("2,000,000", True), ("2 dollars", False), ("dollars", False)]
+)
+def test_a_number_may_have_a_unit(answer: str, is_right: bool) -> None:
+    assert GRADES["number"](answer, "2000000", LIMIT_S).score == is_right
 
 
 @pytest.mark.parametrize("answer", ["2 million", "So it is 2 million.", "It has $2,000,000", "#### 2000000"])

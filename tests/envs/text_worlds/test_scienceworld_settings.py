@@ -9,6 +9,7 @@ import pytest
 
 from agentsgym.envs.ScienceWorld import ScienceWorldEnv
 from agentsgym.envs.ScienceWorld.tasks import TASKS
+from agentsgym.envs.spec import EnvSpec
 from agentsgym.errors import ConfigError, TaskError
 
 
@@ -33,7 +34,8 @@ def test_settings_that_do_not_go_are_refused_in_words(config: dict[str, Any], pr
 @pytest.fixture
 def env(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An environment whose engine is never started, wherever the tests run."""
-    monkeypatch.setattr(ScienceWorldEnv, "_check_installed", lambda self: None)
+    monkeypatch.setattr(ScienceWorldEnv, "spec", EnvSpec())
+    monkeypatch.setattr("agentsgym.envs.ScienceWorld.env.find_java", lambda: "java")
     return partial(ScienceWorldEnv, None)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentsgym.envs.datasets.naming import find_env, known_names
 from agentsgym.envs.spec import EnvSpec
 from agentsgym.envs.TextWorld import TextWorldEnv
-from agentsgym.envs.TextWorld.feedback import opening_text, said_text
+from agentsgym.envs.TextWorld.engine import narrative, opening
 from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
 from agentsgym.errors import ConfigError, TaskError
 
@@ -141,6 +141,6 @@ FEEDBACK = ["", "", *BANNER, "", "Find the coin!", "", "-= Attic =-", "An attic.
 
 
 def test_feedback_is_cut_down_to_what_is_said() -> None:
-    assert opening_text("\n".join(FEEDBACK)) == "Find the coin!\n\n-= Attic =-\nAn attic."
+    assert opening("\n".join(FEEDBACK)) == "Find the coin!\n\n-= Attic =-\nAn attic."
     ended = "\nYou take it.\n\n\n   *** The End ***\n\nWould you like to RESTART, RESTORE a saved game, QUIT or UNDO "
-    assert said_text(f"{ended}the last command?\n>  -= Attic =-0/5") == "You take it.\n\n   *** The End ***"
+    assert narrative(f"{ended}the last command?\n>  -= Attic =-0/5") == "You take it.\n\n   *** The End ***"

@@ -13,15 +13,13 @@ the commands so far.
 from __future__ import annotations
 
 import json
-import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentsgym.envs.shared.engines.processes import EngineProcesses
-from agentsgym.errors import EnvError
 
-STATE = "state_key"
+_STATE = "state_key"
 _BYTES_BESIDE = 400  # the size of a response besides its text: its position, the command, the names
 
 
@@ -42,18 +40,18 @@ class _Game:
 
 
 @dataclass(eq=False, slots=True)
-class _Session:
-    """A session's position, and the commands not yet sent to its engine; None if it has no engine yet."""
+class _Walk:
+    """A session's position, and the commands not yet sent to its engine."""
 
     game: dict[str, Any]
     known: _Game
     position: _Position
-    untold: list[str] = field(default_factory=list[str])
+    unsent: list[str] = field(default_factory=list[str])
     has_engine: bool = False
 
 
-class RememberingProcesses:
-    """Like :class:`~agentsgym.envs.shared.engines.processes.EngineProcesses`, with cached responses.
+class RememberingProcesses(EngineProcesses):
+    """Engine processes whose responses are cached.
 
     An engine may identify the position after each response under ``"state_key"``: equal keys must imply equal responses
     to all later commands. Without keys, only equal commands from the start lead to equal positions.
@@ -63,101 +61,84 @@ class RememberingProcesses:
         num_remembered: The number of responses from the cache.
     """
 
-    def __init__(self, processes: EngineProcesses, max_mb: float) -> None:
+    def __init__(self, engine: str, max_mb: float, **settings: Any) -> None:
         """Start with an empty cache.
 
         Args:
-            processes: The processes in which engines run.
+            engine: The class of the engines, as for :class:`~agentsgym.envs.shared.engines.processes.EngineProcesses`.
             max_mb: The cache limit in megabytes, beyond which the least recently started games are evicted.
+            **settings: Further arguments of that class.
         """
-        self._processes = processes
+        super().__init__(engine, **settings)
         self._max_bytes = int(max_mb * 1e6)
-        self._lock = threading.Lock()
         self._games: OrderedDict[str, _Game] = OrderedDict()
-        self._sessions: dict[str, _Session] = {}
+        self._walks: dict[str, _Walk] = {}
         self.num_asked = self.num_remembered = 0
 
-    @property
-    def pids(self) -> list[int]:
-        """The ids of the running processes."""
-        return self._processes.pids
-
     def begin(self, session_id: str, game: dict[str, Any]) -> dict[str, Any]:
-        """Start an episode; arguments, result and errors as for the processes' own method."""
+        """Start an episode; arguments, result and errors as for the base class."""
         self.end(session_id)
-        known = self._game(json.dumps(game, sort_keys=True))
+        key = json.dumps(game, sort_keys=True)
+        with self._lock:
+            if key in self._games:
+                self._games.move_to_end(key)  # most recently started, evicted last
+            num_bytes = sum(one.num_bytes for one in self._games.values())
+            while num_bytes > self._max_bytes:
+                _, oldest = self._games.popitem(last=False)
+                num_bytes -= oldest.num_bytes
+            known = self._games.setdefault(key, _Game())
         if known.start is not None:
             self.num_remembered += 1
             answer, position = known.start
-            self._sessions[session_id] = _Session(game, known, position)
+            self._walks[session_id] = _Walk(game, known, position)
             return json.loads(answer)
-        given = self._processes.begin(session_id, game)
+        given = super().begin(session_id, game)
         known.start = self._keep(known, given)
-        self._sessions[session_id] = _Session(game, known, known.start[1], has_engine=True)
+        self._walks[session_id] = _Walk(game, known, known.start[1], has_engine=True)
         return given
 
     def step(self, session_id: str, command: str) -> dict[str, Any]:
-        """Run a command; result and errors as for the processes' own method."""
-        session = self._sessions.get(session_id)
-        if session is None:
-            raise EnvError(f"the engine has no game for the session {session_id!r}: it was never started, or has ended")
-        step = session.position.steps.get(command)
-        if step is None:
-            given = self._ask(session_id, session, command)
-            session.position.steps[command] = step = self._keep(session.known, given)
-        else:
+        """Run a command; result and errors as for the base class."""
+        walk = self._walks.get(session_id)
+        if walk is None:
+            return super().step(session_id, command)  # raises: there is no such session
+        if command in walk.position.steps:
             self.num_remembered += 1
-            session.untold.append(command)
-            given = json.loads(step[0])
-        session.position = step[1]
+            walk.unsent.append(command)
+            answer, walk.position = walk.position.steps[command]
+            return json.loads(answer)
+        try:
+            if not walk.has_engine:
+                super().begin(session_id, walk.game)
+                self._walks[session_id] = walk  # beginning ended it
+                walk.has_engine = True
+            for earlier in walk.unsent:
+                super().step(session_id, earlier)
+            walk.unsent.clear()
+            given = super().step(session_id, command)
+        except BaseException:
+            self._walks.pop(session_id, None)
+            raise
+        self.num_asked += 1
+        step = walk.position.steps[command] = self._keep(walk.known, given)
+        walk.position = step[1]
         return given
 
     def end(self, session_id: str) -> None:
         """End a session, if it is active."""
-        session = self._sessions.pop(session_id, None)
-        if session is not None and session.has_engine:
-            self._processes.end(session_id)
-
-    def close(self) -> None:
-        """End all processes."""
-        self._processes.close()
+        self._walks.pop(session_id, None)
+        super().end(session_id)
 
     def forget(self) -> None:
-        """Start afresh in a forked process; the cache is kept."""
-        self._lock = threading.Lock()
-        self._sessions = {}
-        self._processes.forget()
-
-    def _ask(self, session_id: str, session: _Session, command: str) -> dict[str, Any]:
-        try:
-            if not session.has_engine:
-                self._processes.begin(session_id, session.game)
-                session.has_engine = True
-            for earlier in session.untold:
-                self._processes.step(session_id, earlier)
-            session.untold.clear()
-            given = self._processes.step(session_id, command)
-        except BaseException:
-            self._sessions.pop(session_id, None)
-            raise
-        self.num_asked += 1
-        return given
-
-    def _game(self, key: str) -> _Game:
-        with self._lock:
-            if key in self._games:
-                self._games.move_to_end(key)  # most recently started, evicted last
-            num_bytes = sum(game.num_bytes for game in self._games.values())
-            while num_bytes > self._max_bytes:
-                _, oldest = self._games.popitem(last=False)
-                num_bytes -= oldest.num_bytes
-            return self._games.setdefault(key, _Game())
+        """Drop all processes and sessions after a fork; the cache is kept."""
+        super().forget()
+        self._walks = {}
 
     def _keep(self, known: _Game, given: dict[str, Any]) -> tuple[str, _Position]:
         """Cache a response of a game; a position with a known key is reused."""
         answer = json.dumps(given)
         with self._lock:
-            name = given.get(STATE)
+            name = given.get(_STATE)
             position = _Position() if name is None else known.named.setdefault(name, _Position())
             known.num_bytes += len(answer) + _BYTES_BESIDE
         return answer, position

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +46,7 @@ class EngineProcesses:
         """Set up; no process is started.
 
         Args:
-            engine: The class of the engines, as ``"module:Class"``: see :class:`~agentsgym.envs.shared.engines.Engine`.
+            engine: The class of the engines, as ``"module:Class"``: see :mod:`agentsgym.envs.shared.engines`.
             num_processes: The maximum number of processes; more are started if all are full.
             step_timeout_s: The time limit of a command in seconds.
             start_timeout_s: The time limit of loading and starting a game in seconds.
@@ -96,8 +98,13 @@ class EngineProcesses:
         """End a session, if it is active; its engine is reused."""
         with self._lock:
             session = self._sessions.pop(session_id, None)
-            if session is not None:
-                self._leave(session)
+            worker = None if session is None else session.worker
+            if session is None or worker is None:
+                return
+            worker.taken.discard(session.slot)
+            if self._is_worn(worker) and not worker.taken:
+                self._workers = [one for one in self._workers if one is not worker]
+                worker.end()
 
     def close(self) -> None:
         """End all processes; the active sessions continue in new ones."""
@@ -107,7 +114,7 @@ class EngineProcesses:
             worker.end()
 
     def forget(self) -> None:
-        """Start afresh in a forked process; the running processes belong to the parent."""
+        """Drop all processes and sessions after a fork: the running processes belong to the parent."""
         self._lock = threading.Lock()
         workers, self._workers, self._sessions = self._workers, [], {}
         for worker in workers:
@@ -149,34 +156,22 @@ class EngineProcesses:
                 return answer
 
     def _place(self, session: _Session) -> Worker:
-        """Return the session's worker, or another one if that has ended."""
+        """Return the session's worker; if it has none or that one has ended, an idle one, else one with room."""
         with self._lock:
             if session.worker is None or session.worker.is_over:
                 self._workers = [worker for worker in self._workers if not worker.is_over]
-                session.worker = self._choose()
-                session.slot, session.is_begun = session.worker.take_slot(), False
+                most = math.inf if self._max_sessions is None else self._max_sessions
+                roomy = [one for one in self._workers if len(one.taken) < most and not self._is_worn(one)]
+                idle = [worker for worker in roomy if not worker.lock.locked()]
+                if not idle and (not roomy or len(self._workers) < self._num_processes):
+                    idle = [Worker(self._engine)]
+                    self._workers += idle
+                worker = session.worker = min(idle or roomy, key=lambda one: len(one.taken))
+                session.slot = next(slot for slot in itertools.count() if slot not in worker.taken)
+                session.is_begun = False
+                worker.taken.add(session.slot)
+                worker.num_games += 1
             return session.worker
-
-    def _choose(self) -> Worker:
-        open_to_more = [worker for worker in self._workers if not self._is_full(worker)]
-        idle = [worker for worker in open_to_more if not worker.lock.locked()]
-        if not idle and (not open_to_more or len(self._workers) < self._num_processes):
-            idle = [Worker(self._engine)]
-            self._workers += idle
-        return min(idle or open_to_more, key=lambda worker: worker.num_sessions)
-
-    def _is_full(self, worker: Worker) -> bool:
-        is_crowded = self._max_sessions is not None and worker.num_sessions >= self._max_sessions
-        return is_crowded or self._is_worn(worker)
 
     def _is_worn(self, worker: Worker) -> bool:
         return self._max_games is not None and worker.num_games >= self._max_games
-
-    def _leave(self, session: _Session) -> None:
-        worker = session.worker
-        if worker is None:
-            return
-        worker.free_slot(session.slot)
-        if self._is_worn(worker) and not worker.num_sessions:
-            self._workers = [one for one in self._workers if one is not worker]
-            worker.end()

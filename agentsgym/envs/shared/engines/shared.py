@@ -10,13 +10,11 @@ from typing import Any
 from agentsgym.envs.shared.engines.memory import RememberingProcesses
 from agentsgym.envs.shared.engines.processes import EngineProcesses
 
-_shared: dict[tuple[Any, ...], EngineProcesses | RememberingProcesses] = {}
+_shared: dict[tuple[Any, ...], EngineProcesses] = {}
 _shared_lock = threading.Lock()
 
 
-def shared_processes(
-    engine: str, *, remember_mb: float = 0.0, **settings: Any
-) -> EngineProcesses | RememberingProcesses:
+def shared_processes(engine: str, *, remember_mb: float = 0.0, **settings: Any) -> EngineProcesses:
     """Return this process's shared engine processes, made at first use and ended at exit.
 
     An environment calls this at every use and stores nothing, so that it can be pickled and forked.
@@ -29,8 +27,11 @@ def shared_processes(
     key = (engine, remember_mb, *sorted(settings.items()))
     with _shared_lock:
         if key not in _shared:
-            processes = EngineProcesses(engine, **settings)
-            _shared[key] = RememberingProcesses(processes, remember_mb) if remember_mb else processes
+            _shared[key] = (
+                RememberingProcesses(engine, remember_mb, **settings)
+                if remember_mb
+                else EngineProcesses(engine, **settings)
+            )
         return _shared[key]
 
 

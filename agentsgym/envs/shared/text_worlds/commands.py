@@ -21,9 +21,9 @@ def read_command(text: str) -> str | None:
     >>> read_command("I will try.\n> go east."), read_command("<action>open  door</action>"), read_command("<think>Hm")
     ('go east', 'open door', None)
     """
-    said = without_thoughts(text)
-    tagged = _TAGGED.findall(said)
-    for line in reversed((tagged[-1] if tagged else said).splitlines()):
+    text = without_thoughts(text)
+    tagged = _TAGGED.findall(text)
+    for line in reversed((tagged[-1] if tagged else text).splitlines()):
         printable = "".join(char if char.isprintable() else " " for char in line)
         command = " ".join(printable.split()).lstrip("> \"'`*[]").rstrip(". \"'`*[]")
         if command:

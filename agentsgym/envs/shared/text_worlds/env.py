@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
-from agentsgym.envs.shared.engines import EngineProcesses, RememberingProcesses, shared_processes
-from agentsgym.envs.shared.engines.settings import process_fields
+from agentsgym.envs.shared.engines import EngineProcesses, shared_processes
 from agentsgym.envs.shared.text_worlds.commands import listed, read_command
-from agentsgym.fields import Field, is_bool
+from agentsgym.fields import Field, is_int, is_positive_number
 
 NEW_GAME = "A new game begins.\n\n"
 NO_COMMAND = "You said no command. Answer with one command in one line."
+_SECONDS = "a positive number of seconds"
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def engine_fields(*, admissible_commands: bool, num_processes: int) -> dict[str, Field]:
-    """Return the keys of ``env_config`` common to all such environments, with one environment's defaults."""
+def process_fields(num_processes: int) -> dict[str, Field]:
+    """Return the keys of ``env_config`` that configure the engine's processes, with the given default number."""
     return {
-        "admissible_commands": Field(default=admissible_commands, expected="True or False", valid=is_bool),
-        **process_fields(num_processes),
+        "num_processes": Field(default=num_processes, expected="a positive int", valid=is_int(1)),
+        "step_timeout_s": Field(default=60.0, expected=_SECONDS, valid=is_positive_number),
+        "start_timeout_s": Field(default=180.0, expected=_SECONDS, valid=is_positive_number),
     }
 
 
@@ -33,8 +34,9 @@ class TextWorldBase(MultistepEnv):
     """An environment whose episodes run in an engine, in a separate process.
 
     An engine's responses have ``text``, ``admissible`` (the admissible commands; empty if they are not listed),
-    ``policy`` (commands that win from here, if known), ``won``, ``lost``, ``score`` and ``progress`` (1 when won) and
-    ``key``; that of ``start`` also ``walkthrough``, that of ``step`` ``understood``.
+    ``won``, ``lost``, ``score``, ``progress`` (1 when won; None if unknown), ``policy`` (commands that win from here,
+    if known) and ``key``; that of ``start`` also ``walkthrough``, that of ``step`` ``understood``. An environment whose
+    engine gives no ``score`` or ``policy`` overrides what reads them: the step, or the players.
 
     Attributes:
         engine: The engine's class, as ``"module:Class"``.
@@ -52,7 +54,7 @@ class TextWorldBase(MultistepEnv):
             MissingDependencyError: The engine is not installed.
         """
         super().__init__(tokenizer, env_config)
-        self._check_installed()
+        self.spec.check_installed()
         self._name = uuid.uuid4().hex
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -62,16 +64,12 @@ class TextWorldBase(MultistepEnv):
         """Return a session id that is unique among all environments that share the processes."""
         return f"{self._name} {session_id}"
 
-    def _check_installed(self) -> None:
-        self.spec.check_installed()
-
-    def _processes(self) -> EngineProcesses | RememberingProcesses:
-        config = self.env_config
+    def _processes(self) -> EngineProcesses:
         keys = ("num_processes", "step_timeout_s", "start_timeout_s")
-        return shared_processes(self.engine, **{key: config[key] for key in keys}, **self._process_limits())
+        return shared_processes(self.engine, **{key: self.env_config[key] for key in keys}, **self._process_limits())
 
     def _process_limits(self) -> dict[str, Any]:
-        """Return further limits for :class:`~agentsgym.envs.shared.engines.EngineProcesses`."""
+        """Return further arguments of :func:`~agentsgym.envs.shared.engines.shared_processes`."""
         return {}
 
     @abstractmethod
@@ -82,7 +80,7 @@ class TextWorldBase(MultistepEnv):
         """Return why a command is not passed to the engine; None if it is."""
         return None
 
-    def _paid(self, answer: Mapping[str, Any]) -> float:
+    def _return(self, answer: Mapping[str, Any]) -> float:
         """The return so far, from 0 on; a turn's reward is its increase."""
         return answer["score"]
 
@@ -93,7 +91,7 @@ class TextWorldBase(MultistepEnv):
         return {
             "first": answer,
             "answer": answer,
-            "paid": 0.0,
+            "return": 0.0,
             "followed": 0,
             "num_commands": 0,
             "shown": self._shown(answer),
@@ -101,6 +99,7 @@ class TextWorldBase(MultistepEnv):
         }
 
     def _shown(self, answer: Mapping[str, Any]) -> str:
+        """Return what the agent sees of a response: its text and the admissible commands."""
         if not (self.env_config["admissible_commands"] and answer["admissible"]):
             return answer["text"]
         return f"{answer['text']}\n\n{listed(answer['admissible'])}"
@@ -110,28 +109,40 @@ class TextWorldBase(MultistepEnv):
         is_next = step == 0 and config["keep_history"] and config["episodes_per_trial"] > 1
         return f"{NEW_GAME}{state['shown']}" if is_next else state["shown"]
 
+    def _run(self, session_id: str, state: State, command: str) -> State:
+        """Run a command in the engine and return the next state."""
+        answer = self._processes().step(self._in_engine(session_id), command)
+        # The number of walkthrough commands followed so far; None after a command off the walkthrough.
+        followed: int | None = state["followed"]
+        if followed is not None:
+            if [command] == state["first"]["walkthrough"][followed : followed + 1]:
+                followed += 1
+            elif answer["key"] != state["answer"]["key"]:
+                followed = None
+        return {
+            **state,
+            "answer": answer,
+            "followed": followed,
+            "num_commands": state["num_commands"] + 1,
+            "shown": "" if answer["won"] or answer["lost"] else self._shown(answer),
+        }
+
     def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
         command = read_command(action)
         refusal = NO_COMMAND if command is None else self._refusal(state, command)
-        before = state["answer"]
         if command is None or refusal is not None:
-            shown = self._shown({**before, "text": refusal})
-            return {**state, "shown": shown}, 0.0, False, {**_info(before), "invalid": True}
-        answer = self._processes().step(self._in_engine(session_id), command)
-        done = bool(answer["won"] or answer["lost"])
-        info = {**_info(answer), "command": command}
-        if not answer["understood"]:
+            next_state: State = {**state, "shown": self._shown({**state["answer"], "text": refusal})}
+        else:
+            next_state = self._run(session_id, state, command)
+            next_state["return"] = self._return(next_state["answer"])
+        answer: Mapping[str, Any] = next_state["answer"]
+        info: dict[str, Any] = {"success": bool(answer["won"]), "score": answer["score"]}
+        if refusal is None:
+            info["command"] = command
+        if refusal is not None or not answer["understood"]:
             info["invalid"] = True
-        paid = self._paid(answer)
-        next_state = {
-            **state,
-            "paid": paid,
-            "answer": answer,
-            "followed": _followed(state, command, answer),
-            "num_commands": state["num_commands"] + 1,
-            "shown": "" if done else self._shown(answer),
-        }
-        return next_state, paid - state["paid"], done, info
+        done = bool(answer["won"] or answer["lost"])
+        return next_state, next_state["return"] - state["return"], done, info
 
     def _state_key(self, state: State) -> Hashable:
         """The facts of the world and the score, hashed: equal keys imply that the same remains to be done."""
@@ -143,18 +154,3 @@ class TextWorldBase(MultistepEnv):
 
     def _close_episode(self, session_id: str, state: State) -> None:
         self._processes().end(self._in_engine(session_id))
-
-
-def _info(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {"success": bool(answer["won"]), "score": answer["score"]}
-
-
-def _followed(state: State, command: str, answer: Mapping[str, Any]) -> int | None:
-    """The number of walkthrough commands followed so far; None after a command off the walkthrough."""
-    followed: int | None = state["followed"]
-    if followed is None:
-        return None
-    walkthrough: list[str] = state["first"]["walkthrough"]
-    if followed < len(walkthrough) and command == walkthrough[followed]:
-        return followed + 1
-    return followed if answer["key"] == state["answer"]["key"] else None

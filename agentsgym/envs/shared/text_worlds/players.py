@@ -7,9 +7,10 @@ line or in threads.
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.agents.scripted_player import Notes, NotesT, ScriptedPlayer
+from agentsgym.agents.scripted_player import Notes, ScriptedPlayer
 from agentsgym.errors import AgentError
 from agentsgym.types import TurnRequest
 
@@ -20,24 +21,22 @@ _LOOK = "look"
 _HARMLESS = {"go", "examine", "look", "inventory", "open", "close"}  # reversible, and never fails the task
 
 
-class WorldPlayer(ScriptedPlayer[NotesT]):
+class WorldPlayer(ScriptedPlayer[Notes]):
     """Chooses a command based on the session's state.
 
     Args:
         env: The environment.
-        seed: The seed of every conversation's random stream.
+        seed: The seed of every conversation's random notes.generator.
     """
 
     def __init__(self, env: MultistepEnv, seed: int = 0) -> None:
         super().__init__(env, seed)
         self._env = env
 
-    def _state(self, request: TurnRequest) -> dict[str, Any]:
-        """Return the state of a session.
+    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
+        return Notes(generator=generator)
 
-        Raises:
-            AgentError: The session belongs to another process, or to another environment.
-        """
+    def _play(self, request: TurnRequest, notes: Notes) -> str:
         state = self._env.active_states.get(request.session_id)
         if state is None:
             raise AgentError(
@@ -45,33 +44,24 @@ class WorldPlayer(ScriptedPlayer[NotesT]):
                 "is not being played there: use it without a pool or with an EnvThreadPool, in the environment it "
                 "was created for"
             )
-        return state
+        return self._choose(state, notes)
+
+    @abstractmethod
+    def _choose(self, state: dict[str, Any], notes: Notes) -> str:
+        """Choose a command."""
 
 
-class _Player(WorldPlayer[Notes]):
-    """A player without notes beyond the random stream."""
-
-    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
-        return Notes(generator=generator)
-
-    def _play(self, request: TurnRequest, notes: Notes) -> str:
-        return self._choose(self._state(request), notes.generator)
-
-    def _choose(self, state: dict[str, Any], stream: random.Random) -> str:
-        raise NotImplementedError
-
-
-class RandomPlayer(_Player):
+class RandomPlayer(WorldPlayer):
     """Picks each possible command with equal probability."""
 
-    def _choose(self, state: dict[str, Any], stream: random.Random) -> str:
-        return stream.choice(state["answer"]["admissible"] or [_LOOK])
+    def _choose(self, state: dict[str, Any], notes: Notes) -> str:
+        return notes.generator.choice(state["answer"]["admissible"] or [_LOOK])
 
 
-class ReferencePlayer(_Player):
+class ReferencePlayer(WorldPlayer):
     """Follows the walkthrough; off it, the winning commands that the engine provides, if any."""
 
-    def _choose(self, state: dict[str, Any], stream: random.Random) -> str:
+    def _choose(self, state: dict[str, Any], notes: Notes) -> str:
         followed: int | None = state["followed"]
         walkthrough: list[str] = state["first"]["walkthrough"]
         if followed is not None and followed < len(walkthrough):
@@ -85,7 +75,7 @@ class ImitationPlayer(ReferencePlayer):
 
     Args:
         env: The environment.
-        seed: The seed of every conversation's random stream.
+        seed: The seed of every conversation's random notes.generator.
         noise: The probability of another command, in [0, 1].
     """
 
@@ -93,9 +83,9 @@ class ImitationPlayer(ReferencePlayer):
         super().__init__(env, seed)
         self._noise = noise
 
-    def _choose(self, state: dict[str, Any], stream: random.Random) -> str:
+    def _choose(self, state: dict[str, Any], notes: Notes) -> str:
         answer = state["answer"]
         harmless = [command for command in answer["admissible"] if command.split()[0] in _HARMLESS]
-        if answer["policy"] and harmless and stream.random() < self._noise:
-            return stream.choice(harmless)
-        return super()._choose(state, stream)
+        if answer["policy"] and harmless and notes.generator.random() < self._noise:
+            return notes.generator.choice(harmless)
+        return super()._choose(state, notes)
