@@ -175,8 +175,9 @@ def load_policy(name_or_path: str, config: ModelConfig, *, trust_remote_code: bo
 
 
 def quiet_logging() -> None:
-    """Show warnings of libraries, but only errors of transformers."""
+    """Show warnings of libraries, only errors of transformers, and progress where no bar can be shown."""
     logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("agentsgym.observers.learning_curve").setLevel(logging.INFO)
     transformers_logging.set_verbosity_error()
 
 
