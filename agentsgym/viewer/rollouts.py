@@ -66,7 +66,7 @@ def facts(record: StoredRollout) -> list[list[str]]:
         **{f"reward of role {text_of(role)}": paid for role, paid in own.final_rewards.items()},
         "turns": len(own.turns),
         "tokens": len(own.token_ids) or None,
-        "agent tokens": sum(own.agent_token_mask) if own.token_ids else None,
+        "agent tokens": sum(own.agent_token_mask) if len(own.token_ids) else None,
         "played again": own.num_retries or None,
         "errors at the close": own.num_close_errors or None,
         "trained on": {True: "yes", False: "no"}.get(cast("Any", is_trained(record))),
