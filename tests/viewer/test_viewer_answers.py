@@ -27,10 +27,9 @@ from agentsgym.store.rows import record_of
 from agentsgym.tiny import tiny_policy
 from agentsgym.types import StopReason, Trajectory, Turn
 from agentsgym.viewer.answers import Answers
-from agentsgym.viewer.groups import first_difference, group_of
 from agentsgym.viewer.index import environment_label
 from agentsgym.viewer.plain import dumped, entries, number
-from agentsgym.viewer.rollouts import rollout_of
+from agentsgym.viewer.rollouts import first_difference, group_of, rollout_of
 from agentsgym.viewer.token_texts import TokenWriter
 from agentsgym.viewer.turns import turns_of
 
