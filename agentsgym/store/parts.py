@@ -39,7 +39,7 @@ _NUM_READERS: Final = 8
 _OWN_NAME: Final = re.compile(rf"part-v{VERSION}-\d{{8}}T\d{{6}}\.\d{{9}}-\w+-\d+-([1-9]\d*)\{SUFFIX}")
 _MAGIC: Final = b"PAR1"  # begins and ends a parquet file
 _TAIL: Final = struct.Struct("<I4s")  # the end of a parquet file: the size of its footer, and the magic
-_MOST_NAMED: Final = 5  # files in a warning
+_MOST_NAMED: Final = 5  # files, named in a warning
 _REMEDY: Final = "move it out of the folder to read the others"
 
 

@@ -34,7 +34,7 @@ _html_of = deferred("agentsgym.reports.html", "rollouts_html")
 
 
 class RolloutStore(Sequence["Trajectory"]):
-    """The rollouts of a folder, as of the time of opening, in the order in which their parts were written.
+    """The rollouts of a folder, as of when it was opened, in the order in which their parts were written.
 
     Opening reads the names of its files. ``store[i]`` reads the 128 rollouts around it, the most recent of which are
     cached, so that iterating over a store reads everything once. Slices and filters are stores too, and equally lazy.
@@ -102,7 +102,7 @@ class RolloutStore(Sequence["Trajectory"]):
     @overload
     def __getitem__(self, index: slice) -> RolloutStore: ...
     def __getitem__(self, index: int | slice) -> Trajectory | RolloutStore:
-        """Read one rollout; a slice gives a store of those alone."""
+        """Read one rollout; a slice returns a store of these rollouts."""
         if isinstance(index, slice):
             return self._view(self._rows[index])
         return trajectory_of(*self._files.locate(self._row(index)))

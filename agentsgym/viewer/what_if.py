@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 SCALES: Final = get_args(Scale)
 NOTE: Final = (
-    "Not here: turn_gae and bilevel_gae, which need the predictions of a value head, and rae and the baseline "
-    "role_ema, which need averages over earlier batches: neither is stored with rollouts."
+    "Not available: turn_gae and bilevel_gae need the predictions of a value head, and rae and the baseline role_ema "
+    "need averages over earlier batches; neither is stored with rollouts."
 )
 _OF_STATE: Final = {"state", "decay"}  # options of running averages only
 _MOST_KEPT: Final = 64
